@@ -1,0 +1,32 @@
+# Two commands need nothing but Python 3.11+, pip and make:  make demo   make test
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test setup lint bench clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)          ## the problem that one-shot methods solve, on embedded data, in two minutes
+	$(BIN)/osfl demo --out runs/demo
+
+test: $(READY) lint     ## what CI runs
+	$(BIN)/python -m pytest -q
+
+lint: $(READY)
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/mypy
+
+bench: $(READY)         ## the long evidence; writes benchmarks/records/
+	$(BIN)/python -m benchmarks.bench
+
+setup: $(READY)
+
+# Installed again whenever the requirements change; a half-finished install leaves no stamp behind.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,1 @@
+"""Pixels, labels, splits, licences. Nothing about a method."""

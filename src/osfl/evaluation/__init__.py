@@ -1,0 +1,1 @@
+"""Numbers about finished things. No training, no drawing."""

@@ -1,0 +1,78 @@
+"""What a phase costs: seconds, FLOPs, peak memory.
+
+The walk opens a meter around each phase; whoever computes says `spend(flops)`. FLOPs are counted by torch's own counter
+on one step and multiplied by the number of steps, because counting every operation would slow training by tens of per cent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Meter:
+    seconds: float = 0.0
+    flops: float = 0.0
+    peak_bytes: int = 0  # of the whole process: phases of several clients that run at once share it
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, *, seconds: float = 0.0, flops: float = 0.0) -> None:
+        with self._lock:
+            self.seconds += seconds
+            self.flops += flops
+
+    def as_json(self) -> dict[str, float | int]:
+        return {"seconds": round(self.seconds, 4), "flops": int(self.flops), "peak_bytes": self.peak_bytes}
+
+
+_current: ContextVar[Meter | None] = ContextVar("osfl_meter", default=None)
+
+
+def spend(flops: float) -> None:
+    """Book floating point operations on the phase that is running, if any."""
+    meter = _current.get()
+    if meter is not None:
+        meter.add(flops=flops)
+
+
+def refund(seconds: float) -> None:
+    """Book work done earlier and reused now, so that a shared client model costs every method the same."""
+    meter = _current.get()
+    if meter is not None:
+        meter.add(seconds=seconds)
+
+
+@contextlib.contextmanager
+def measure() -> Iterator[Meter]:
+    """Measure what happens inside; workers started inside inherit the meter (see workers.py)."""
+    meter = Meter()
+    token = _current.set(meter)
+    start = time.perf_counter()
+    try:
+        yield meter
+    finally:
+        meter.add(seconds=time.perf_counter() - start)
+        meter.peak_bytes = peak_memory()
+        _current.reset(token)
+
+
+def reset_peak_memory() -> None:
+    """Start a new high-water mark where the system allows it (Linux); elsewhere the mark is that of the process."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """The high-water mark of resident memory in bytes since the last reset."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

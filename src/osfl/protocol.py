@@ -1,0 +1,268 @@
+"""The protocol on one page: what is said in a round, by whom, and what a method has to provide.
+
+    image folder ─► Shards ─client_phase─► Payload ─► Upload ─pack─► bytes ─transport─► inbox(gate)
+                                                                                           │
+    report ◄─ Result ◄─evaluate─ Model ◄─build─ Payload ◄─personalize─ Release ◄─server_phase┘
+
+Each client speaks once. What it says is an `Upload`. This file imports nothing of ours and needs no torch at run time,
+so that the program which meets strangers (`osfl.wire`) stays small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    Tensors: TypeAlias = Mapping[str, torch.Tensor]  # named: "model/head.weight"; never positional lists
+
+ClientId: TypeAlias = str
+Json: TypeAlias = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
+Facts: TypeAlias = Mapping[str, Json]  # small and readable: sample counts, architecture name
+Progress: TypeAlias = Callable[[str, int, int], None]  # (what, done, total)
+Item = TypeVar("Item")
+Out = TypeVar("Out")
+
+
+def canonical(value: Json) -> bytes:
+    """The one spelling of a JSON value: sorted keys, no spaces, ASCII, no NaN. Digests and signatures are taken of it."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def digest_of(value: Json) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+# --- what a round is about -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned: the classes, and images as (channels, height, width)."""
+
+    name: str
+    classes: tuple[str, ...]
+    image: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a receiving desk accepts at most; checked before anything is read into memory."""
+
+    upload_bytes: int = 2 << 30
+    header_bytes: int = 1 << 20
+    facts_bytes: int = 64 << 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Agreed before the round; its digest is the round's name."""
+
+    task: Task
+    method: str
+    settings: Any  # the method's Settings
+    clients: tuple[ClientId, ...]
+    limits: Limits = Limits()
+    seed: int = 0
+    data: Mapping[str, Json] = field(default_factory=dict)  # simulation only: dataset, its digest, partition
+
+    def as_json(self) -> dict[str, Json]:
+        settings = asdict(self.settings) if is_dataclass(self.settings) else dict(self.settings)  # type: ignore[arg-type]
+        return {
+            "version": 1,
+            "task": {"name": self.task.name, "classes": list(self.task.classes), "image": list(self.task.image)},
+            "method": self.method,
+            "settings": settings,
+            "clients": list(self.clients),
+            "limits": asdict(self.limits),
+            "seed": self.seed,
+            "data": dict(self.data),
+        }
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.as_json())
+
+
+# --- what is kept at a client ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images as uint8 (n, channels, height, width) and labels as int64 (n,), both in memory."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def subset(self, index: torch.Tensor) -> Dataset:
+        return Dataset(self.images[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's data. Only its own process sees it."""
+
+    client: ClientId
+    train: Dataset
+    val: Dataset
+    digest: str = ""  # of the images and labels; names work that may be reused on the same data
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Named tensors and what they mean."""
+
+    tensors: Tensors
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The one message of a client. Methods fill the payload; the walk sets sender and round."""
+
+    client: ClientId
+    plan: str
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Release:
+    """What the server gives back: a shared part, and a part of its own for each client that has one."""
+
+    shared: Payload
+    personal: Mapping[ClientId, Payload] = field(default_factory=dict)
+
+    def for_client(self, client: ClientId) -> Payload:
+        """The shared part overlaid with the client's own."""
+        own = self.personal.get(client)
+        if own is None:
+            return self.shared
+        return Payload({**self.shared.tensors, **own.tensors}, {**self.shared.facts, **own.facts})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One line of a contract. A string in `shape` is a free dimension that must agree across tensors:
+    tokens ("n", 5, 768), labels ("n",) with below=7."""
+
+    dtype: str  # as safetensors names it: F32, F16, I64, U8, ...
+    shape: tuple[int | str, ...]
+    required: bool = True
+    below: int | None = None  # integer values must be in [0, below)
+
+
+Contract: TypeAlias = Mapping[str, Field]  # tensor name -> field: exactly what an upload may hold
+
+
+# --- what a method provides ------------------------------------------------------------------------------------------
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _serial(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]
+
+
+def _again(key: Json, make: Callable[[], Payload]) -> Payload:
+    return make()
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that is not data."""
+
+    plan: Plan
+    device: torch.device
+    progress: Progress = _quiet
+    scratch: Path | None = None  # survives a crash; empty when the phase starts for the first time
+    map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
+    once: Callable[[Json, Callable[[], Payload]], Payload] = _again  # reuse work that this key names completely
+
+    def generator(self, *labels: str | int) -> torch.Generator:
+        from osfl.seeds import torch_generator
+
+        return torch_generator(self.plan.seed, *labels)
+
+
+@runtime_checkable
+class Method(Protocol):
+    """One paper, both sides in one file. The constructor stores hyper-parameters; data goes to the verbs."""
+
+    Settings: ClassVar[type]
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]]
+    DEVIATIONS: ClassVar[Sequence[str]]
+
+    def __init__(self, task: Task, settings: Any) -> None: ...
+    def architectures(self) -> Sequence[str]: ...
+    def contract(self, architecture: str) -> Contract: ...
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload: ...
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release: ...
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload: ...
+    def build(self, payload: Payload) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A message that a multi-round reference sends `times` times; its bytes are measured like those of an upload."""
+
+    payload: Payload
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a reference returns: a release, and all that had to travel for it, by client."""
+
+    release: Release
+    up: Mapping[ClientId, Sequence[Exchange]] = field(default_factory=dict)
+    down: Mapping[ClientId, Sequence[Exchange]] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """What one-shot methods are measured against. It may pool data or speak many times, so it exists in simulation only."""
+
+    Settings: ClassVar[type]
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]]
+    DEVIATIONS: ClassVar[Sequence[str]]
+
+    def __init__(self, task: Task, settings: Any) -> None: ...
+    def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated: ...
+    def build(self, payload: Payload) -> nn.Module: ...
+
+
+class Configured:
+    """Stores task and settings. `Settings` defaults equal the paper's; PRESETS name what smaller budgets change."""
+
+    Settings: ClassVar[type]
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "cpu": {}, "smoke": {}}
+    DEVIATIONS: ClassVar[Sequence[str]] = ()  # where we depart from the paper whatever the settings, a sentence each
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        self.task = task
+        self.settings = settings
+
+
+class OneShot(Configured):
+    """The usual one-shot method: one architecture, and the client uses the release as it is."""
+
+    def architectures(self) -> Sequence[str]:
+        return (getattr(self.settings, "architecture", ""),)
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        return release.for_client(shard.client)

@@ -1,0 +1,125 @@
+"""results.json: everything one run found out, with every key explained. Reports are pure functions of it.
+
+The schema carries a version. Adding a key keeps it; renaming, removing or changing the meaning of one raises it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from osfl.errors import RoundError
+
+SCHEMA = 1
+
+
+class Metrics(TypedDict):
+    """How good one classifier is on one set of images; a mean over clients where each client has its own model."""
+
+    accuracy: float  # share of right answers
+    balanced_accuracy: float  # mean of the per-class accuracies over the classes present
+    auroc: float | None  # macro one-vs-rest; None when fewer than two classes are present
+    f1: float  # macro, over the classes present
+    ece: float  # expected calibration error, 15 equal-width bins
+    nll: float  # mean negative log-likelihood
+
+
+class Spread(TypedDict):
+    """One number a client."""
+
+    mean: float
+    std: float  # population standard deviation over clients
+    worst: float
+    worst_client: str
+    values: dict[str, float]  # client -> value
+
+
+class ClientScores(TypedDict):
+    own: Spread  # accuracy on the client's own distribution: per-class accuracy weighted by its class shares, exact;
+    # where clients are domains, on the test images of that domain
+    everyone: Spread  # accuracy on the global test set
+
+
+Scores = TypedDict(
+    "Scores",
+    {
+        "global": Metrics,  # on the global test set
+        "clients": ClientScores,
+        "personalized": bool,  # True: each client has a model of its own and `global` is the mean over them
+        "majority": float,  # share of the most frequent class in the test set: what a constant answer reaches
+        "per_class": dict[str, float | None],  # accuracy by class; None where the test set lacks the class
+        "confusion": list[list[float]],  # rows = truth, columns = answer; counts (mean over clients if personalised)
+    },
+)
+
+
+class Phase(TypedDict):
+    seconds: float  # summed over clients for client phases, as if one worker did everything
+    flops: float  # floating point operations by torch's counter (1 multiply-add = 2), of training and synthesis
+    peak_bytes: int  # high-water mark of resident memory while the phase ran, whole process
+
+
+class Costs(TypedDict):
+    upload_bytes: int  # all clients, as measured on the bundles
+    download_bytes: int  # all clients: each one's release bundle(s)
+    upload_bytes_by_client: dict[str, int]
+    download_bytes_by_client: dict[str, int]
+    messages_per_client: int  # 1 for a one-shot method, the number of rounds for a multi-round reference, 0 for none
+    client_seconds: float  # = phases.client.seconds
+    server_seconds: float  # = phases.server.seconds
+    wall_seconds: float  # from command to report in this process, without what earlier, interrupted processes spent
+    phases: dict[str, Phase]  # client, server, personalize, evaluate
+
+
+class ClientRow(TypedDict):
+    client: str
+    train: int  # images it trains on
+    val: int  # images it keeps for validation
+    class_counts: list[int]  # by class, train and validation together
+
+
+class Result(TypedDict):
+    schema: int
+    method: str
+    preset: str  # paper, cpu, smoke
+    seed: int
+    command: str  # repeats this run
+    plan_digest: str  # the round's name
+    release_digest: str  # of the release manifest: equal digests mean equal bytes
+    models_digest: str  # of all final models, after personalisation
+    task: dict[str, Any]  # name, classes, image
+    data: dict[str, Any]  # dataset, digest, partition, samples, evaluated_on, train_images, test_images, ...
+    clients: list[ClientRow]
+    settings: dict[str, Any]  # every setting of the method, resolved
+    deviations: list[str]  # where this run departs from the paper, a sentence each
+    scores: Scores
+    costs: Costs
+    environment: dict[str, Any]  # versions, device, workers, threads, processor
+    figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_result(path: Path) -> Result:
+    """Read a results.json (or the folder that holds one), or say plainly why not."""
+    path = path / "results.json" if path.is_dir() else path
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RoundError(f"there is no results.json in {path.parent}", fix="Run `osfl run --out DIR` first.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RoundError(f"{path} is not valid JSON: {error}", fix="Delete it and run the same command again.") from None
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        got = value.get("schema") if isinstance(value, dict) else type(value).__name__
+        raise RoundError(
+            f"{path} has another results schema", field="schema", expected=SCHEMA, got=got,
+            fix="Repeat the run with this version of osfl.",
+        )  # fmt: skip
+    return value  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Carrying bytes and receipts. Never looks inside a bundle."""

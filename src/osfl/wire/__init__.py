@@ -1,0 +1,1 @@
+"""Bytes ↔ messages, and saying no. No learning, no network, no torch."""
