@@ -1,0 +1,53 @@
+"""From a name in the table to a module with its first weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from osfl.models.architectures import (
+    Architecture,
+    architecture_for,
+    architectures,
+    architectures_in,
+    check_architecture,
+)
+from osfl.models.cnn import Cnn
+from osfl.models.initial import initialize
+from osfl.models.inputs import to_images, to_input
+from osfl.models.resnet import ResNet
+from osfl.protocol import Task
+
+__all__ = [
+    "architecture_for",
+    "architectures",
+    "architectures_in",
+    "build_model",
+    "check_architecture",
+    "to_images",
+    "to_input",
+]
+
+
+def build_model(architecture: str, task: Task, rng: torch.Generator | None = None) -> nn.Module:
+    """A classifier for the task's images: `.features(x)` and logits by `.forward(x)`, x as `to_input` gives it.
+
+    Every weight is drawn from `rng`; without it they are zeros and ones, to be loaded. Convolutional networks are
+    channels_last (1.3-2.4 times faster on CPUs).
+    """
+    entry, options = check_architecture(architecture, task)
+    with torch.device("meta"):  # no memory, and no draws from the global generator by torch's own defaults
+        model = _construct(entry, options, task.image, len(task.classes))
+    model = model.to_empty(device="cpu")
+    initialize(model, rng)
+    if entry.family != "vit":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _construct(entry: Architecture, options: dict[str, int], image: tuple[int, int, int], classes: int) -> nn.Module:
+    if entry.family == "cnn":
+        return Cnn(image, classes, options["w"])
+    if entry.family == "resnet":
+        return ResNet(image, classes, entry.layers, options["w"], entry.bottleneck)
+    raise AssertionError(entry.family)
