@@ -1,0 +1,136 @@
+"""Files that are whole or absent, whatever happens in between: a crash, a full disk, sixteen writers at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+TEMPORARY = ".tmp"
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # how file systems say "no hard links"
+_ABANDONED_SECONDS = 3600.0
+
+
+def create_once(path: Path, data: bytes | memoryview) -> bool:
+    """Make `path` hold `data`, durably, unless it exists: True for the one writer who made it, False for all others.
+
+    When this returns, whichever file stands there has its name on disk too.
+    """
+    with _temporary(path, data, mode=0o600) as temporary:
+        created = _publish(temporary, path)
+    sync_folder(path.parent)
+    return created
+
+
+def replace_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Make `path` hold `data`, durably; readers see the old or the new content, nothing in between."""
+    with _temporary(path, data, mode=0o666) as temporary:
+        temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line durably. A line that a crash tore earlier is closed first, so that it spoils no other."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        _write_all(descriptor, (b"\n" if torn else b"") + line + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def supports_hard_links(folder: Path) -> bool:
+    """Whether exactly-once rests on the file system (True) or on a lock file (False)."""
+    first = _temporary_name(folder / "probe")
+    second = _temporary_name(folder / "probe")
+    first.touch()
+    try:
+        os.link(first, second)
+        return True
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    finally:
+        first.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporary files of writers that died. Only old ones: a young one may belong to someone writing now."""
+    for leftover in folder.glob(f".*{TEMPORARY}"):
+        with contextlib.suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
+                leftover.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the folder's names on disk; without it a power cut may forget a file whose content is safe."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, data: bytes | memoryview, mode: int) -> Iterator[Path]:
+    """A synced file beside `path`, gone afterwards unless it was renamed."""
+    temporary = _temporary_name(path)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):  # already renamed; or a leftover, which nobody reads and `sweep` removes
+            temporary.unlink()
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _publish(temporary: Path, path: Path) -> bool:
+    """Give the file its final name, if that is free: `os.link` fails when it is not, so no lock is needed."""
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    with _locked(path.parent):
+        if path.exists():
+            return False
+        temporary.rename(path)
+        return True
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone in this folder. The kernel frees the lock of a process that dies; a mere O_EXCL file would stay forever."""
+    import fcntl  # absent on Windows, where hard links exist
+
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

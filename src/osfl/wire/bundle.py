@@ -1,0 +1,150 @@
+"""A bundle: one ordinary .safetensors file that says who speaks, in which round, and what, signed.
+
+Its metadata holds two strings. `manifest` is canonical JSON that lists everything, the sha256 of each tensor included;
+`signature` signs those bytes. The manifest's digest is the identity of what was said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from osfl.protocol import ClientId, Facts, Json, canonical
+from osfl.wire import strict_json
+from osfl.wire.names import is_tensor_name
+from osfl.wire.signing import SIGNATURE_DIGITS, SigningKey
+
+FORMAT = 1
+FACTS_DEPTH = 4
+WIDTH = MappingProxyType(  # bytes an element, by safetensors' name
+    {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U32": 4, "U16": 2, "U8": 1}
+    | {"BOOL": 1}
+)
+Kind: TypeAlias = Literal["upload", "release", "personal"]
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor as bytes: little-endian, row by row."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    def __post_init__(self) -> None:
+        if self.dtype not in WIDTH:
+            raise ValueError(f"no bundle holds {self.dtype}; known are {', '.join(WIDTH)}")
+        expected, got = nbytes(self.dtype, self.shape), memoryview(self.data).nbytes
+        if got != expected:
+            raise ValueError(f"{self.dtype} {list(self.shape)} takes {expected} bytes, not {got}")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a file said, once it was believed."""
+
+    kind: Kind
+    client: ClientId  # the sender of an upload, the receiver of a personal part, "" for a release to all
+    plan: str  # digest: the round
+    tensors: Mapping[str, RawTensor]
+    facts: Facts
+    made_from: Mapping[str, str]  # digests of what a release was made from, by client; empty for uploads
+    digest: str  # sha256 of the manifest: equal digests mean that the same was said
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a manifest says about one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    def as_json(self) -> Json:
+        return {"dtype": self.dtype, "shape": list(self.shape), "sha256": self.sha256}
+
+
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return WIDTH[dtype] * math.prod(shape)
+
+
+def pack(
+    kind: Kind,
+    client: ClientId,
+    plan: str,
+    tensors: Mapping[str, RawTensor],
+    facts: Facts,
+    key: SigningKey,
+    *,
+    made_from: Mapping[str, str] = _NOTHING,
+) -> bytes:
+    """The file. The same message and key give the same bytes."""
+    lines = {name: Line(t.dtype, t.shape, hashlib.sha256(t.data).hexdigest()) for name, t in tensors.items()}
+    manifest = manifest_bytes(kind, client, plan, lines, facts, made_from)
+    head = header_bytes(manifest.decode(), key.sign(manifest), lines)
+    return b"".join([head, *(tensors[name].data for name in data_order(lines))])
+
+
+def size_of(
+    kind: Kind,
+    client: ClientId,
+    plan: str,
+    tensors: Mapping[str, RawTensor],
+    facts: Facts,
+    *,
+    made_from: Mapping[str, str] = _NOTHING,
+) -> int:
+    """The exact length of the packed file, without hashing or copying a tensor: digests have a fixed length."""
+    lines = {name: Line(t.dtype, t.shape, "0" * 64) for name, t in tensors.items()}
+    manifest = manifest_bytes(kind, client, plan, lines, facts, made_from)
+    head = header_bytes(manifest.decode(), "0" * SIGNATURE_DIGITS, lines)
+    return len(head) + sum(nbytes(line.dtype, line.shape) for line in lines.values())
+
+
+def manifest_bytes(
+    kind: str, client: str, plan: str, lines: Mapping[str, Line], facts: Facts, made_from: Mapping[str, str]
+) -> bytes:
+    if bad := [name for name in lines if not is_tensor_name(name)]:
+        raise ValueError(f"tensor names are 1 to 200 printable ASCII characters, not {bad[0]!r}")
+    strict_json.check(plain := dict(facts), depth=FACTS_DEPTH)  # else canonical() would rewrite what it does not know
+    return canonical(
+        {
+            "format": FORMAT,
+            "kind": kind,
+            "client": client,
+            "plan": plan,
+            "tensors": {name: line.as_json() for name, line in lines.items()},
+            "facts": plain,
+            "made_from": dict(made_from),
+        }
+    )
+
+
+def header_bytes(manifest: str, signature: str, lines: Mapping[str, Line]) -> bytes:
+    """The beginning of the file up to the first tensor: a length and JSON, padded with spaces to 8 bytes."""
+    entries: dict[str, Json] = {
+        name: {"dtype": lines[name].dtype, "shape": list(lines[name].shape), "data_offsets": list(span)}
+        for name, span in offsets(lines).items()
+    }
+    text = canonical({"__metadata__": {"manifest": manifest, "signature": signature}, **entries})
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def data_order(lines: Mapping[str, Line]) -> list[str]:
+    """Widest elements first, then by name: every tensor starts at a multiple of its width, as fast readers wish."""
+    return sorted(lines, key=lambda name: (-WIDTH[lines[name].dtype], name))
+
+
+def offsets(lines: Mapping[str, Line]) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies after the header, without gaps."""
+    spans, end = {}, 0
+    for name in data_order(lines):
+        start, end = end, end + nbytes(lines[name].dtype, lines[name].shape)
+        spans[name] = (start, end)
+    return spans

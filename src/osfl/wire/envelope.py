@@ -1,0 +1,102 @@
+"""The outside of a bundle: its length, its header, and whether header, manifest and length tell the same story."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from osfl.errors import Rejected
+from osfl.protocol import Json, Limits, canonical
+from osfl.wire import strict_json
+from osfl.wire.bundle import Line, RawTensor, header_bytes, offsets
+from osfl.wire.contract import REPACK
+from osfl.wire.names import shown
+from osfl.wire.source import Source
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A header that could be read; nothing in it is believed yet."""
+
+    size: int  # of the whole file
+    head: bytes  # length and header exactly as they came
+    entries: dict[str, Json]  # the header without its metadata: what safetensors readers see
+    manifest_text: str
+    manifest: Json
+    signature: str
+
+    def slices(self, data: memoryview, lines: Mapping[str, Line]) -> dict[str, RawTensor]:
+        """The tensors as windows on `data`."""
+        body, spans = data[len(self.head) :], offsets(lines)
+        return {
+            name: RawTensor(line.dtype, line.shape, body[slice(*spans[name])]) for name, line in sorted(lines.items())
+        }
+
+
+def read_envelope(file: Source, limits: Limits) -> Envelope:
+    """Size, header length, header JSON, metadata keys; a manifest that is JSON."""
+    if not 8 <= file.size <= limits.upload_bytes:
+        expected, fix = f"8 to {limits.upload_bytes} bytes", "The plan sets the limit; copy the client's file again."
+        raise _no("size", "the file is too small or too large", expected, file.size, fix)
+    length = int.from_bytes(file.head(8), "little")
+    most = min(limits.header_bytes, file.size - 8)
+    if length > most:
+        raise _no("header length", "the header is too long", f"at most {most} bytes", length, REPACK)
+    head = file.head(8 + length)
+    header = _parsed(head[8:], "header")
+    manifest, signature = _metadata(header)
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    return Envelope(file.size, head, entries, manifest, _parsed(manifest.encode(), "manifest"), signature)
+
+
+def _parsed(text: bytes, field: str) -> dict[str, Json]:
+    try:
+        value = strict_json.parse(text)
+    except ValueError as error:
+        raise _no(field, f"the {field} cannot be used: {error}", "strict JSON", text[:80], REPACK) from None
+    if not isinstance(value, dict):
+        raise _no(field, f"the {field} is not an object", "an object", value, REPACK)
+    return value
+
+
+def _metadata(header: dict[str, Json]) -> tuple[str, str]:
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict) or metadata.keys() != {"manifest", "signature"}:
+        got = sorted(metadata) if isinstance(metadata, dict) else metadata
+        raise _no("metadata", "the metadata has other keys", "manifest and signature", got, REPACK)
+    manifest, signature = metadata["manifest"], metadata["signature"]
+    if not isinstance(manifest, str) or not isinstance(signature, str):
+        raise _no("metadata", "the metadata holds something else than text", "two strings", metadata, REPACK)
+    return manifest, signature
+
+
+def check_layout(envelope: Envelope, lines: Mapping[str, Line]) -> None:
+    """What safetensors readers see is what was signed: the same tensors, back to back, filling the file."""
+    if envelope.entries.keys() != lines.keys():
+        odd = sorted(envelope.entries.keys() ^ lines.keys())
+        raise _no("header", "header and manifest list different tensors", "the same tensors", odd, REPACK)
+    spans = offsets(lines)
+    for name, line in sorted(lines.items()):
+        entry = envelope.entries[name]
+        wanted = {"dtype": line.dtype, "shape": list(line.shape), "data_offsets": list(spans[name])}
+        for key, value in wanted.items():
+            got = entry.get(key) if isinstance(entry, dict) else entry
+            if got != value:
+                reason = f"the header's {key} of tensor '{name}' does not fit the manifest"
+                raise _no(f"{name}.{key}", reason, value, got, REPACK)
+    expected = len(envelope.head) + max((end for _, end in spans.values()), default=0)
+    if envelope.size != expected:
+        fix = "The file was cut off or something was added; copy it again from the client."
+        raise _no("size", "the tensors do not fill the file", f"{expected} bytes", envelope.size, fix)
+
+
+def check_canonical(envelope: Envelope, lines: Mapping[str, Line]) -> None:
+    """The one spelling of this message; another one would be a second file with the same meaning."""
+    if canonical(envelope.manifest) != envelope.manifest_text.encode():
+        raise _no("manifest", "the manifest is not in canonical form", "canonical JSON", "another spelling", REPACK)
+    if header_bytes(envelope.manifest_text, envelope.signature, lines) != envelope.head:
+        raise _no("header", "the header is not in canonical form", "canonical JSON", "another spelling", REPACK)
+
+
+def _no(field: str, reason: str, expected: object, got: object, fix: str) -> Rejected:
+    return Rejected(reason, field=field, expected=expected, got=shown(got), fix=fix)

@@ -1,0 +1,190 @@
+"""The one door: every check on a bundle, in order, stopping at the first no.
+
+size → header length → header JSON → metadata keys → enrolled client → signature → version, client, round → contract →
+offsets → hashes → finite values → facts → canonical form. Only the length and a bounded header are read before the
+signature is known to be good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from osfl.errors import Rejected, UsageError
+from osfl.protocol import ClientId, Contract, Json, Limits, canonical
+from osfl.wire.bundle import FORMAT, WIDTH, Bundle, Line, RawTensor
+from osfl.wire.contract import REPACK, check_contract, read_lines
+from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
+from osfl.wire.facts import architecture_of, check_facts, check_well_known
+from osfl.wire.names import check_client_id, is_client_id, is_digest, shown
+from osfl.wire.signing import VerifyKey
+from osfl.wire.source import BytesLike, opened
+from osfl.wire.values import check_hashes, check_values
+
+UNKNOWN = "unknown sender"
+RELEASE_LIMITS = Limits(upload_bytes=1 << 40, header_bytes=64 << 20, facts_bytes=16 << 20)  # may hold every upload
+_KEYS = {"format", "kind", "client", "plan", "tensors", "facts", "made_from"}
+
+
+class ReleaseRejected(Rejected):
+    """A release or personal part that the server did not sign for this round; nothing of it was used."""
+
+    title = "Release rejected from"
+
+
+@dataclass(frozen=True)
+class Desk:
+    """All that the receiving side has to know; worked out once, when the round opens."""
+
+    plan: str  # digest of the plan: the round
+    enrolled: Mapping[ClientId, str]  # client -> public key
+    contracts: Mapping[str, Contract]  # architecture -> what its uploads hold; the single key "" needs no fact
+    classes: int
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for client, key in self.enrolled.items():
+            check_client_id(client)
+            VerifyKey(key)
+        if len(set(self.enrolled.values())) != len(self.enrolled):
+            raise UsageError("two clients share one key", field="enrolled", fix="Make a key for each with `osfl keys`.")
+        for contract in self.contracts.values():
+            if unknown := [name for name, promised in contract.items() if promised.dtype not in WIDTH]:
+                raise UsageError(f"no bundle can hold the dtype of '{unknown[0]}'", field="contract", fix="Use F32.")
+
+
+def accept(source: BytesLike | Path, desk: Desk) -> Bundle:
+    """The upload, if every check says yes; `Rejected` otherwise."""
+    return open_upload(source, desk)[0]
+
+
+def open_upload(source: BytesLike | Path, desk: Desk) -> tuple[Bundle, memoryview]:
+    """The same, with the file's bytes as they were checked."""
+    with _blaming(UNKNOWN), opened(source) as file:
+        envelope = read_envelope(file, desk.limits)
+        client = _enrolled(envelope.manifest, desk)
+        with _blaming(client):
+            _check_signature(envelope, VerifyKey(desk.enrolled[client]))
+            manifest = _check_round(envelope.manifest, {"upload"}, desk.plan)
+            contract = desk.contracts[architecture_of(manifest["facts"], desk.contracts)]
+            lines = read_lines(manifest["tensors"])
+            check_contract(lines, contract)
+            check_layout(envelope, lines)
+            data = file.whole()
+            tensors = _check_tensors(data, envelope, lines, contract)
+            check_facts(manifest["facts"], desk.limits.facts_bytes)
+            check_well_known(manifest["facts"], desk.classes)
+            check_canonical(envelope, lines)
+            return _bundle(envelope, tensors), data
+
+
+def verify_release(
+    source: BytesLike | Path,
+    server_public_hex: str,
+    plan: str,
+    client: ClientId | None = None,
+    limits: Limits = RELEASE_LIMITS,
+) -> Bundle:
+    """A release, or the personal part of `client`, if the server signed it for this round; else `ReleaseRejected`."""
+    try:
+        with _blaming("server"), opened(source) as file:
+            envelope = read_envelope(file, limits)
+            _check_signature(envelope, VerifyKey(server_public_hex))
+            manifest = _check_round(envelope.manifest, {"release", "personal"}, plan)
+            _check_receiver(manifest, client)
+            lines = read_lines(manifest["tensors"])
+            check_layout(envelope, lines)
+            tensors = _check_tensors(file.whole(), envelope, lines, {})
+            check_facts(manifest["facts"], limits.facts_bytes)
+            check_canonical(envelope, lines)
+            return _bundle(envelope, tensors)
+    except Rejected as no:
+        raise ReleaseRejected(
+            no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=no.fix
+        ) from None
+
+
+@contextlib.contextmanager
+def _blaming(client: str) -> Iterator[None]:
+    """Refusals inside name this client, unless they already name one."""
+    try:
+        yield
+    except Rejected as no:
+        no.client = no.client or client
+        raise
+
+
+def _enrolled(manifest: Json, desk: Desk) -> ClientId:
+    client = manifest.get("client") if isinstance(manifest, dict) else None
+    if isinstance(client, str) and client in desk.enrolled:
+        return client
+    raise Rejected(
+        "no such client is enrolled in this round",
+        client=client if is_client_id(client) else UNKNOWN,
+        field="client", expected="an enrolled client", got=shown(client),
+        fix="Enrol the client's public key before the round opens, or send this to the round that it was made for.",
+    )  # fmt: skip
+
+
+def _check_signature(envelope: Envelope, key: VerifyKey) -> None:
+    if not key.verify(envelope.manifest_text.encode(), envelope.signature):
+        raise Rejected(
+            "the signature is not by the key known for this name",
+            field="signature", expected=f"a signature by {key.hex}", got=shown(envelope.signature),
+            fix="Sign with the key whose public half is enrolled; a copy of the file may also have been changed.",
+        )  # fmt: skip
+
+
+def _check_round(manifest: Json, kinds: Collection[str], plan: str) -> dict[str, Json]:
+    """Version, form, kind and round, in this order; the manifest is an object, or there would be no client in it."""
+    if not isinstance(manifest, dict) or type(version := manifest.get("format")) is not int or version != FORMAT:
+        got = manifest.get("format") if isinstance(manifest, dict) else manifest
+        raise _no("format", "the format version is another", FORMAT, got, "Use the same version of osfl on both sides.")
+    if manifest.keys() != _KEYS:
+        raise _no("manifest", "the manifest has other keys", ", ".join(sorted(_KEYS)), sorted(manifest), REPACK)
+    if manifest["kind"] not in sorted(kinds):
+        fix = "Clients send uploads, the server sends releases; give the other file."
+        raise _no("kind", "it is another kind of bundle", " or ".join(sorted(kinds)), manifest["kind"], fix)
+    if manifest["plan"] != plan:
+        fix = "Train with the plan.toml of this round; a plan that changed in any way is another round."
+        raise _no("plan", "it was made for another round", plan, manifest["plan"], fix)
+    _check_made_from(manifest["made_from"], empty="upload" in kinds)
+    return manifest
+
+
+def _check_made_from(value: Json, empty: bool) -> None:
+    if not isinstance(value, dict) or not all(map(is_digest, value.values())) or (empty and value):
+        expected = "{}" if empty else "digests by name"
+        raise _no("made_from", "the list of what it was made from is wrong", expected, value, REPACK)
+
+
+def _check_receiver(manifest: dict[str, Json], client: ClientId | None) -> None:
+    """A release is for all; a personal part names its one receiver."""
+    receiver = manifest["client"]
+    right = receiver == "" if manifest["kind"] == "release" else is_client_id(receiver) and client in (None, receiver)
+    if not right:
+        expected = "''" if manifest["kind"] == "release" else client or "a client's name"
+        fix = "Ask the server for the part that was made for this client."
+        raise _no("client", "it was made for another receiver", expected, receiver, fix)
+
+
+def _check_tensors(
+    data: memoryview, envelope: Envelope, lines: Mapping[str, Line], contract: Contract
+) -> dict[str, RawTensor]:
+    tensors = envelope.slices(data, lines)
+    check_hashes(tensors, lines)
+    check_values(tensors, contract)
+    return tensors
+
+
+def _bundle(envelope: Envelope, tensors: Mapping[str, RawTensor]) -> Bundle:
+    said = envelope.manifest
+    digest = hashlib.sha256(canonical(said)).hexdigest()
+    return Bundle(said["kind"], said["client"], said["plan"], tensors, said["facts"], said["made_from"], digest)
+
+
+def _no(field: str, reason: str, expected: object, got: object, fix: str) -> Rejected:
+    return Rejected(reason, field=field, expected=expected, got=shown(got), fix=fix)

@@ -1,0 +1,127 @@
+"""The inbox of a round: one upload a client, exactly once, safe on disk before it is acknowledged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from osfl.errors import Rejected, RoundError
+from osfl.protocol import ClientId
+from osfl.wire import atomic
+from osfl.wire.bundle import Bundle
+from osfl.wire.gate import Desk, open_upload
+from osfl.wire.names import check_client_id
+from osfl.wire.source import BytesLike
+
+JOURNAL = "rejected.jsonl"
+_JOURNAL_BYTES = 16 << 20  # strangers can be refused as often as they like, but not fill the disk with it
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The acknowledgement: this upload is on disk and stays."""
+
+    client: ClientId
+    digest: str
+    bytes: int
+    path: Path
+
+
+class Inbox:
+    """A folder with `<client>.safetensors` files; the folder is the state, so a new process just continues."""
+
+    def __init__(self, folder: Path, desk: Desk) -> None:
+        self.folder, self.desk = folder, desk
+        with _storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic.sweep(folder)
+
+    def receive(self, source: BytesLike | Path) -> Receipt:
+        """Check, store durably, then acknowledge. The same upload again gets the same receipt."""
+        try:
+            bundle, data = open_upload(source, self.desk)
+            receipt = Receipt(bundle.client, bundle.digest, data.nbytes, self.path(bundle.client))
+            if self._store(receipt.path, data):
+                return receipt
+            del bundle, data  # before the standing one is read: never two in memory
+            return self._agreed(receipt)
+        except Rejected as no:
+            self._journal(no)
+            raise
+
+    def uploads(self) -> list[Receipt]:
+        """Everything acknowledged so far, by client, checked again; other files in the folder are nobody's upload."""
+        present = [client for client in sorted(self.desk.enrolled) if self.path(client).exists()]
+        return [self._stored(client)[1] for client in present]
+
+    def bundle(self, client: ClientId) -> Bundle:
+        """What a client said, checked again."""
+        if not self.path(client).exists():
+            raise RoundError(
+                "nothing has been received from this client", client=client, field="inbox",
+                fix="Receive its upload first with `osfl receive`.",
+            )  # fmt: skip
+        return self._stored(client)[0]
+
+    def path(self, client: ClientId) -> Path:
+        return self.folder / f"{check_client_id(client)}.safetensors"
+
+    def _stored(self, client: ClientId) -> tuple[Bundle, Receipt]:
+        path = self.path(client)
+        try:
+            bundle, data = open_upload(path, self.desk)
+        except Rejected as no:
+            raise _damaged(client, path, no.reason) from None
+        if bundle.client != client:
+            raise _damaged(client, path, f"it is an upload of '{bundle.client}'")
+        return bundle, Receipt(client, bundle.digest, data.nbytes, path)
+
+    def _store(self, path: Path, data: memoryview) -> bool:
+        """True if this call made the file; on disk with its name, whoever made it."""
+        with _storing(path):
+            if path.exists():
+                atomic.sync_folder(self.folder)  # the process that stored it may not have come that far
+                return False
+            return atomic.create_once(path, data)
+
+    def _agreed(self, receipt: Receipt) -> Receipt:
+        """The receipt once more, if it is for the upload that stands."""
+        standing = self._stored(receipt.client)[1]
+        if standing.digest == receipt.digest:
+            return standing
+        raise Rejected(
+            "this client has already sent a different upload, and the first one stands",
+            client=receipt.client, field="upload", expected=standing.digest, got=receipt.digest,
+            fix="A client speaks once a round. To replace what it said, open a new round.",
+        )  # fmt: skip
+
+    def _journal(self, no: Rejected) -> None:
+        """Remember a refusal beside the inbox; trouble here must not hide the refusal itself."""
+        path = self.folder.parent / JOURNAL
+        with contextlib.suppress(OSError):
+            if path.exists() and path.stat().st_size > _JOURNAL_BYTES:
+                return
+            entry = {"time": round(time.time(), 3), **no.as_json()}
+            atomic.append_line(path, json.dumps(entry, ensure_ascii=True).encode())
+
+
+@contextlib.contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RoundError(
+            f"the inbox cannot store {path.name}", field="inbox", expected="a writable disk", got=error.strerror,
+            fix="Nothing was acknowledged. Make room or repair the disk, then receive it again.",
+        ) from error  # fmt: skip
+
+
+def _damaged(client: ClientId, path: Path, why: str) -> RoundError:
+    return RoundError(
+        f"the stored upload is damaged: {why}", client=client, field="inbox",
+        fix=f"Move {path.name} out of the inbox and receive the client's file again.",
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Who said it: Ed25519 keys, their files, and signatures as lower-case hex."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from osfl.errors import UsageError
+from osfl.wire.names import shown
+
+SIGNATURE_DIGITS = 128
+_KEY = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE = re.compile(r"[0-9a-f]{128}")  # one spelling only: upper-case digits would be a second one
+
+
+class VerifyKey:
+    """The public half, known to everyone who must recognise the signer."""
+
+    def __init__(self, public_hex: str) -> None:
+        if not isinstance(public_hex, str) or not _KEY.fullmatch(public_hex):
+            raise UsageError(
+                f"{shown(public_hex)} is not a public key",
+                field="key",
+                fix="A public key is 64 lower-case hex digits, as printed by `osfl keys`.",
+            )
+        self.hex = public_hex
+        self._key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_hex))
+
+    def verify(self, data: bytes, signature_hex: str) -> bool:
+        if not _SIGNATURE.fullmatch(signature_hex):
+            return False
+        try:
+            self._key.verify(bytes.fromhex(signature_hex), data)
+        except InvalidSignature:
+            return False
+        return True
+
+
+class SigningKey:
+    """The private half; it never leaves its owner."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> SigningKey:
+        """The key that these 32 bytes are; simulations derive them so that a run repeats byte for byte."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @property
+    def public_hex(self) -> str:
+        return self._key.public_key().public_bytes_raw().hex()
+
+    @property
+    def verify_key(self) -> VerifyKey:
+        return VerifyKey(self.public_hex)
+
+    def sign(self, data: bytes) -> str:
+        return self._key.sign(data).hex()
+
+    def save(self, path: Path) -> None:
+        """Write a PEM file that only its owner can read; never over an existing one."""
+        pem = self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise _key_error(path, "exists already", "Keep it (a new key is a new identity) or name another.") from None
+        except OSError as error:
+            raise _key_error(path, f"cannot be written: {error.strerror}", "Name a folder you can write to.") from None
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, path: Path) -> SigningKey:
+        try:
+            mode, pem = path.stat().st_mode, path.read_bytes()
+        except OSError as error:
+            raise _key_error(path, f"cannot be read: {error.strerror}", "Make one with `osfl keys`.") from None
+        if os.name == "posix" and mode & 0o077:
+            raise _key_error(path, f"can be read by others (mode {mode & 0o777:o})", f"Run: chmod 600 {path}")
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise _key_error(path, "is not an unencrypted PEM key", "Make one with `osfl keys`.") from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise _key_error(path, "is not an Ed25519 key", "Make one with `osfl keys`.")
+        return cls(key)
+
+
+def _key_error(path: Path, problem: str, fix: str) -> UsageError:
+    return UsageError(f"the key file {path} {problem}", field="key", fix=fix)
