@@ -1,0 +1,112 @@
+"""What an opened dataset is: parts of images in memory, who they belong to, and what was wrong with the files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from osfl.protocol import Dataset, canonical
+
+if TYPE_CHECKING:
+    from osfl.data.catalog import Sheet
+
+Names = npt.NDArray[np.str_]
+Indices = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that was wrong with a file (or with the whole dataset), and what was done about it."""
+
+    path: str  # as the user would find it: relative to the folder, the archive or the CSV
+    what: str
+    done: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images that are used for one purpose, in a fixed order."""
+
+    dataset: Dataset
+    domains: Names | None = None  # (n,) where each image was taken or drawn: a site, a style
+    groups: Names | None = None  # (n,) whom it shows: images of one patient must not be split up
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def labels(self) -> Indices:
+        labels: Indices = self.dataset.labels.numpy()
+        return labels
+
+    def subset(self, index: Indices) -> Part:
+        pick = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
+        domains = None if self.domains is None else self.domains[index]
+        groups = None if self.groups is None else self.groups[index]
+        return Part(self.dataset.subset(pick), domains, groups)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset as opened: its test part is fixed here, before anything is known of clients or seeds."""
+
+    name: str
+    classes: tuple[str, ...]
+    image: tuple[int, int, int]  # (channels, height, width)
+    train: Part
+    test: Part
+    val: Part | None = None
+    digest: str = ""  # of geometry, pixels, labels, domains and groups
+    sheet: Sheet | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+def part_of(images: Pixels, labels: Iterable[int], domains: Names | None = None, groups: Names | None = None) -> Part:
+    """A part from arrays; images are (n, channels, height, width)."""
+    tensor = torch.from_numpy(np.ascontiguousarray(images))
+    target = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+    return Part(Dataset(tensor, target), domains, groups)
+
+
+def content_digest(dataset: Dataset) -> str:
+    """sha256 of shape, pixels and labels: equal exactly when the images and labels are."""
+    digest = hashlib.sha256(canonical(list(dataset.images.shape)))
+    pixels: Pixels = dataset.images.contiguous().numpy()
+    digest.update(pixels.reshape(-1).data if len(dataset) else b"")  # no copy: datasets can be large
+    digest.update(dataset.labels.numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def source_digest(classes: Sequence[str], parts: Iterable[Part | None]) -> str:
+    """Of everything that can change a result: classes, geometry, content of each part, domains and groups."""
+    facts: list[object] = [list(classes)]
+    for part in parts:
+        if part is None:
+            facts.append(None)
+            continue
+        names = [None if column is None else column.tolist() for column in (part.domains, part.groups)]
+        facts.append([content_digest(part.dataset), *names])
+    return hashlib.sha256(canonical(facts)).hexdigest()
+
+
+def finish(
+    name: str,
+    classes: Sequence[str],
+    train: Part,
+    val: Part | None,
+    test: Part,
+    sheet: Sheet | None = None,
+    problems: Iterable[Problem] = (),
+) -> Source:
+    """A source with its digest taken."""
+    _, channels, height, width = train.dataset.images.shape
+    digest = source_digest(classes, (train, val, test))
+    image = (int(channels), int(height), int(width))
+    return Source(name, tuple(classes), image, train, test, val, digest, sheet, tuple(problems))
