@@ -1,0 +1,97 @@
+"""Several runs as one table of numbers: mean and spread over seeds, by method. Pure; drawing is done in reports."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osfl.result import Result
+
+SCHEMA = 1
+
+# By their place in results.json; scripts look them up under the same dotted names.
+METRICS = (
+    "scores.global.accuracy", "scores.global.balanced_accuracy", "scores.global.auroc", "scores.global.f1",
+    "scores.global.ece", "scores.global.nll", "scores.clients.own.mean", "scores.clients.own.std",
+    "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
+    "costs.download_bytes", "costs.messages_per_client", "costs.client_seconds", "costs.server_seconds",
+    "costs.wall_seconds",
+)  # fmt: skip
+
+
+def summarize(
+    results: Sequence[Result], *, labels: Sequence[str] = (), command: str = "", paths: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Group runs by method and take mean and sample standard deviation over seeds.
+
+    Runs that differ in more than the seed (data, clients, preset, settings) are never averaged: each such group has a
+    name of its own, the method followed by what sets it apart, unless `labels` name the groups.
+    """
+    names = list(labels) or group_names(results)
+    groups: dict[str, list[Result]] = {}
+    for name, result in zip(names, results, strict=True):
+        groups.setdefault(name, []).append(result)
+    places = list(paths) or [f"{result['method']}/seed{result['seed']}" for result in results]
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "data": _common_data(results),
+        "methods": {name: {metric: over_seeds(metric, group) for metric in METRICS} for name, group in groups.items()},
+        "runs": [
+            {"method": name, "seed": result["seed"], "path": place}
+            for name, result, place in zip(names, results, places, strict=True)
+        ],
+    }
+
+
+def over_seeds(metric: str, group: Sequence[Result]) -> dict[str, Any]:
+    """One metric over the runs of a group; a value that does not exist (None) is left out and not counted."""
+    found = [_value(metric, result) for result in group]
+    values = [float(value) for value in found if value is not None]
+    mean = statistics.fmean(values) if values else None
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": mean, "std": std if values else None, "n": len(values), "values": values}
+
+
+def _value(metric: str, result: Mapping[str, Any]) -> float | None:
+    found: Any = result
+    for key in metric.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, (int, float)) else None
+
+
+# --- which runs belong together --------------------------------------------------------------------------------------
+
+
+def group_names(results: Sequence[Result]) -> list[str]:
+    """The method, and in brackets what differs: data among all runs, preset and settings among runs of the method."""
+    data = [_data_facts(result) for result in results]
+    own = [{"preset": result["preset"], **result["settings"]} for result in results]
+    names = []
+    for index, result in enumerate(results):
+        peers = [own[i] for i, other in enumerate(results) if other["method"] == result["method"]]
+        parts = [str(data[index][key]) for key in _differing(data) if key in data[index]]
+        parts += [f"{key}={own[index].get(key)}" for key in _differing(peers)]
+        names.append(f"{result['method']} ({', '.join(parts)})" if parts else result["method"])
+    return names
+
+
+def _data_facts(result: Result) -> dict[str, Any]:
+    data = result["data"]
+    facts = {key: data[key] for key in ("dataset", "partition", "samples", "evaluated_on") if data.get(key) is not None}
+    return {**facts, "clients": f"{len(result['clients'])} clients"}
+
+
+def _differing(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = {key: None for fact in facts for key in fact}  # a set that keeps the order
+    return [key for key in keys if any(fact.get(key) != facts[0].get(key) for fact in facts)]
+
+
+def _common_data(results: Sequence[Result]) -> dict[str, Any]:
+    """What all runs share; keys that differ are left out, so a reader never sees one run's value for all."""
+    if not results:
+        return {}
+    facts = [{**result["data"], "clients": len(result["clients"])} for result in results]
+    differing = _differing(facts)
+    return {key: value for key, value in facts[0].items() if key not in differing}

@@ -1,0 +1,97 @@
+"""The columns of a comparison, shared by the page and the markdown table, and which value of each is marked best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from osfl.reports.words import NOTHING, count, decimal, percent, seconds, size
+
+POOLED = "centralized"  # trains on all images in one place: the bar to reach, so it never wins a column
+
+
+@dataclass(frozen=True)
+class Column:
+    metric: str
+    title: str
+    words: Callable[[float | None], str]
+    best: Callable[..., float] | None = None  # max, min, or no best
+    sent_only: bool = False  # the cheapest of those that sent anything; sending nothing is no saving
+
+
+COLUMNS = (
+    Column("scores.global.accuracy", "Accuracy", percent, max),
+    Column("scores.global.auroc", "AUROC", decimal, max),
+    Column("scores.clients.own.mean", "Own mean", percent, max),
+    Column("scores.clients.own.worst", "Worst client", percent, max),
+    Column("costs.upload_bytes", "Up", size, min, sent_only=True),
+    Column("costs.download_bytes", "Down", size, min, sent_only=True),
+    Column("costs.messages_per_client", "Messages", count),
+    Column("costs.client_seconds", "Client time", seconds, min),
+    Column("costs.server_seconds", "Server time", seconds),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    spread: str = ""  # "± 1.2 %", only where there is more than one run
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str
+    cells: tuple[Cell, ...]
+    runs: int
+
+
+Methods = Mapping[str, Mapping[str, Mapping[str, Any]]]  # comparison["methods"]
+
+
+def mean(methods: Methods, method: str, metric: str) -> float | None:
+    value = methods[method].get(metric, {}).get("mean")
+    return None if value is None else float(value)
+
+
+def shown_columns(methods: Methods) -> list[Column]:
+    """Columns that at least one method has a value for."""
+    return [column for column in COLUMNS if any(mean(methods, name, column.metric) is not None for name in methods)]
+
+
+def table_rows(methods: Methods) -> list[Row]:
+    columns = shown_columns(methods)
+    best = {column.metric: _best(methods, column) for column in columns}
+    return [
+        Row(name, tuple(_cell(methods, name, column, best[column.metric]) for column in columns), _runs(methods[name]))
+        for name in methods
+    ]
+
+
+def _runs(metrics: Mapping[str, Mapping[str, Any]]) -> int:
+    return max((int(entry.get("n") or 0) for entry in metrics.values()), default=0)
+
+
+def _best(methods: Methods, column: Column) -> float | None:
+    """The winning value; None where fewer than two take part, for then nothing was won."""
+    if column.best is None:
+        return None
+    found = [mean(methods, name, column.metric) for name in methods if not is_pooled(name)]
+    values = [value for value in found if value is not None and (value > 0 or not column.sent_only)]
+    return column.best(values) if len(values) > 1 else None
+
+
+def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Cell:
+    entry = methods[name].get(column.metric, {})
+    value, std = entry.get("mean"), entry.get("std")
+    if value is None:
+        return Cell(NOTHING)
+    spread = f"± {column.words(std)}" if std and (entry.get("n") or 0) > 1 else ""
+    # Compared as shown: two values that read the same are both best.
+    wins = best is not None and not is_pooled(name) and column.words(value) == column.words(best)
+    return Cell(column.words(value), spread, wins)
+
+
+def is_pooled(method: str) -> bool:
+    return method.split(" (")[0] == POOLED

@@ -1,0 +1,142 @@
+"""Several methods on one page: one table, and accuracy against what it costs to send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
+from osfl.reports.plots import Point, bars, heatmap, scatter
+from osfl.reports.rendering import both, fact_rows, render, write_text
+from osfl.reports.words import many, percent, size
+from osfl.result import Result
+
+ACCURACY, OWN, UP = "scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes"
+
+
+def write_comparison(comparison: dict[str, Any], results: Sequence[Result], folder: Path) -> Path:
+    """Write `folder/index.html` from `summarize(results)`; the results themselves add the label map and the majority line."""
+    methods: Methods = comparison["methods"]
+    page = render(
+        "comparison.html", heading=_heading(comparison), chips=_chips(comparison), lede=_lede(methods),
+        reading=reading_help(comparison, results), columns=shown_columns(methods), rows=table_rows(methods),
+        accuracy_chart=_bars(methods, _majority(methods)), cost_chart=_scatter(methods), label_chart=_labels(results),
+        runs=comparison.get("runs", []), data=fact_rows(comparison.get("data", {})), command=comparison.get("command", ""),
+    )  # fmt: skip
+    return write_text(folder / "index.html", page)
+
+
+def _heading(comparison: Mapping[str, Any]) -> str:
+    dataset = comparison.get("data", {}).get("dataset")
+    what = many(len(comparison["methods"]), "method").replace("\N{NO-BREAK SPACE}", " ")
+    return f"{what} on {dataset}" if dataset else f"{what} compared"
+
+
+def _lede(methods: Methods) -> str:
+    runs = max((entry.get("n") or 0 for metrics in methods.values() for entry in metrics.values()), default=0)
+    if runs > 1:
+        return f"Means over up to {many(runs, 'seed')}; ± is the sample standard deviation over seeds."
+    return "One seed each: differences of a few points may be chance."
+
+
+def _chips(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
+    data = comparison.get("data", {})
+    keys = ("dataset", "partition", "clients", "samples", "evaluated_on", "train_images", "test_images")
+    return [(key.replace("_", " "), str(data[key])) for key in keys if data.get(key) is not None]
+
+
+# --- reading help ----------------------------------------------------------------------------------------------------
+
+
+def reading_help(comparison: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
+    """Plain sentences that say what the table shows; every number is one of the table's."""
+    methods: Methods = comparison["methods"]
+    found = {name: mean(methods, name, ACCURACY) for name in methods}
+    scores = {name: value for name, value in found.items() if value is not None}
+    rivals = {name: value for name, value in scores.items() if not is_pooled(name)}
+    sentences = [_leader(rivals, scores), _cheapest(methods, rivals), _caution(comparison, results)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _leader(rivals: Mapping[str, float], scores: Mapping[str, float]) -> str:
+    if not rivals:
+        return ""
+    best = max(rivals, key=lambda name: rivals[name])
+    pooled = next((name for name in scores if is_pooled(name)), None)
+    text = f"{best} has the highest accuracy on the global test set, {percent(rivals[best])}"
+    if pooled:
+        text += f"; training on all images in one place ({pooled}) reaches {percent(scores[pooled])}"
+    return text + "."
+
+
+def _cheapest(methods: Methods, rivals: Mapping[str, float]) -> str:
+    costs = {name: mean(methods, name, UP) or 0.0 for name in rivals}
+    sending = {name: cost for name, cost in costs.items() if cost > 0}
+    if len(sending) < 2:
+        return ""
+    name = min(sending, key=lambda name: (sending[name], -rivals[name]))
+    return f"Of those that send anything, {name} uploads least, {size(sending[name])}, and reaches {percent(rivals[name])}."
+
+
+def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
+    data = comparison.get("data", {})
+    if comparison["methods"] and data and ("dataset" not in data or "partition" not in data):
+        return "These runs were not made on the same data: compare only rows that say the same in brackets."
+    personal = dict.fromkeys(result["method"] for result in results if result["scores"]["personalized"])
+    if personal:
+        return f"For {', '.join(personal)}, accuracy on the global test set is the mean over the clients' own models."
+    return ""
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def _majority(methods: Methods) -> tuple[str, float] | None:
+    """The constant-answer line, where all methods share one."""
+    values = {mean(methods, name, "scores.majority") for name in methods}
+    value = values.pop() if len(values) == 1 else None
+    return None if value is None else ("always the most frequent class", value)
+
+
+def _bars(methods: Methods, line: tuple[str, float] | None) -> Markup:
+    groups = {name: [_with_error(methods, name, metric) for metric in (ACCURACY, OWN)] for name in methods}
+    series = ("global test set", "own distribution, mean over clients")
+    what = "Accuracy of each method on the global test set and on the clients' own distributions"
+    return both(lambda width: bars(groups, series, what=what, width=width, reference=line), "Accuracy by method")
+
+
+def _with_error(methods: Methods, name: str, metric: str) -> tuple[float | None, float | None]:
+    return mean(methods, name, metric), methods[name].get(metric, {}).get("std")
+
+
+def _scatter(methods: Methods) -> Markup:
+    points = []
+    for name in methods:
+        (value, error), cost = _with_error(methods, name, ACCURACY), mean(methods, name, UP)
+        if value is not None and cost is not None:
+            points.append(Point(name, cost, value, error, kind=1 if is_pooled(name) else 0))
+    if not points:
+        return Markup("")
+
+    def draw(width: float) -> str:
+        return scatter(
+            points, what="Accuracy against uploaded bytes, by method", width=width, y_words=lambda v: percent(v, 0),
+            x_words=size, x_label="bytes uploaded by all clients (log scale)", y_label="accuracy on the global test set",
+        )  # fmt: skip
+
+    return both(draw, "Accuracy against bytes")
+
+
+def _labels(results: Sequence[Result]) -> Markup:
+    """The label map, if all runs hold the same labels at the same clients."""
+    maps = [[(row["client"], row["class_counts"]) for row in result["clients"]] for result in results]
+    if not maps or any(other != maps[0] for other in maps):
+        return Markup("")
+    names, counts = [client for client, _ in maps[0]], [row for _, row in maps[0]]
+    classes = [str(name) for name in results[0]["task"]["classes"]]
+    words = {"row_title": "client", "column_title": "class", "unit": "images"}
+    what = "Label counts by client and class"
+    return both(lambda width: heatmap(names, classes, counts, what=what, width=width, **words), what)

@@ -1,0 +1,80 @@
+"""Lines over a common x, and histograms over common bins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from osfl.reports.axes import Frame, draw_axes, linear, room_for
+from osfl.reports.svg import canvas, color, legend, number, tag, title
+from osfl.reports.words import compact
+
+_DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines differ by dash as well as by colour
+_HEIGHT = 230.0
+
+
+def lines(
+    x: Sequence[float], series: Mapping[str, Sequence[float | None]], *, what: str, width: float = 860,
+    x_label: str = "", y_label: str = "",
+) -> str:  # fmt: skip
+    """One line a series; None leaves a gap."""
+    values = [value for row in series.values() for value in row if value is not None]
+    frame, parts = _framed(list(x), values, list(series), width, x_label, y_label)
+    for index, (name, row) in enumerate(series.items()):
+        pieces = [_stroke(frame, piece, index) for piece in _pieces(x, row)]
+        parts.append(tag("g", *pieces, title(name)))
+    return canvas(width, frame.bottom + 52, what, *parts)
+
+
+def histogram(
+    bins: Sequence[float], series: Mapping[str, Sequence[float]], *, what: str, width: float = 860,
+    x_label: str = "", y_label: str = "count",
+) -> str:  # fmt: skip
+    """Steps over bin edges (one edge more than values), see-through so that series may lie over each other."""
+    values = [0.0, *(value for row in series.values() for value in row)]
+    frame, parts = _framed(list(bins), values, list(series), width, x_label, y_label)
+    for index, (name, row) in enumerate(series.items()):
+        corners = [(bins[0], 0.0)]
+        for left, right, value in zip(bins, bins[1:], row, strict=False):
+            corners += [(left, value), (right, value)]
+        corners.append((corners[-1][0], 0.0))
+        shape = {"fill": color(index), "fill_opacity": 0.28, "stroke": color(index), "stroke_width": 1.6}
+        parts.append(tag("polygon", title(name), points=_points(frame, corners), **shape))
+    return canvas(width, frame.bottom + 52, what, *parts)
+
+
+def _framed(
+    x: Sequence[float], y: Sequence[float], names: list[str], width: float, x_label: str, y_label: str
+) -> tuple[Frame, list[str]]:
+    head, top = legend(names, 0, 14, width)
+    across, up = linear(x, 8 if width > 500 else 4), linear(y)
+    y_names = [compact(mark) for mark in up.marks]
+    left = room_for(y_names)
+    frame = Frame(left, top + 26, width - left - 20, _HEIGHT, across, up)
+    return frame, head + draw_axes(frame, [compact(mark) for mark in across.marks], y_names, x_label, y_label)
+
+
+def _pieces(x: Sequence[float], row: Sequence[float | None]) -> list[list[tuple[float, float]]]:
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for at, value in zip(x, row, strict=False):
+        if value is None:
+            pieces.append([])
+        else:
+            pieces[-1].append((at, value))
+    return [piece for piece in pieces if piece]
+
+
+def _stroke(frame: Frame, piece: list[tuple[float, float]], index: int) -> str:
+    if len(piece) == 1:  # a line of one point would not be seen
+        x, y = frame.at(*piece[0])
+        return tag("circle", cx=x, cy=y, r=3, fill=color(index))
+    dash = _DASHES[index // 2 % len(_DASHES)]
+    look = {"stroke_dasharray": dash} if dash else {}
+    points = _points(frame, piece)
+    return tag(
+        "polyline", points=points, fill="none", stroke=color(index), stroke_width=2, stroke_linejoin="round", **look
+    )
+
+
+def _points(frame: Frame, corners: Sequence[tuple[float, float]]) -> str:
+    places = (frame.at(*corner) for corner in corners)
+    return " ".join(f"{number(x)},{number(y)}" for x, y in places)

@@ -1,0 +1,92 @@
+"""What a method wants shown: `result["figures"]` maps a title to one of four kinds, drawn without knowing the method.
+
+    {"kind": "gallery", "images": [{"png": <base64>, "caption": "class 3"}, ...]}
+    {"kind": "heatmap", "rows": [...], "columns": [...], "values": [[...]]}      optional: row_title, column_title, unit
+    {"kind": "lines", "x": [...], "series": {name: [... or None]}}               optional: x_label, y_label
+    {"kind": "histogram", "bins": [n + 1 edges], "series": {name: [n counts]}}   optional: x_label, y_label
+
+Each may have a "note", a sentence shown above it. A figure that is not of these forms costs a sentence, never the report.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from osfl.reports.plots import heatmap, histogram, lines
+from osfl.reports.rendering import both
+
+View = dict[str, Any]
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def figure_views(figures: Mapping[str, Any]) -> list[View]:
+    """Each figure as what the template shows: a chart, a gallery, or the reason why there is none."""
+    return [_view(title, figure) for title, figure in figures.items()]
+
+
+def _view(title: str, figure: Any) -> View:
+    view: View = {"title": title, "note": "", "problem": "", "chart": "", "images": []}
+    try:
+        kind = figure["kind"]
+        if kind not in _KINDS:
+            raise ValueError(f"its kind is '{kind}', known are {', '.join(_KINDS)}")
+        return {**view, "note": figure.get("note", ""), **_KINDS[kind](title, figure)}
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        return {**view, "problem": reason}
+
+
+def _gallery(title: str, figure: Mapping[str, Any]) -> View:
+    images = [{"png": _checked_png(image["png"]), "caption": image.get("caption", "")} for image in figure["images"]]
+    return {"images": images}
+
+
+def _checked_png(text: str) -> str:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    if not data.startswith(_PNG):
+        raise ValueError("an image is not a PNG in base64")
+    return text
+
+
+def _heatmap(title: str, figure: Mapping[str, Any]) -> View:
+    rows, columns = [str(name) for name in figure["rows"]], [str(name) for name in figure["columns"]]
+    values = figure["values"]
+    if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
+        raise ValueError(f"its values are not {len(rows)} rows of {len(columns)}")
+    words = _chosen(figure, "row_title", "column_title", "unit")
+    return {"chart": both(lambda width: heatmap(rows, columns, values, what=title, width=width, **words), title)}
+
+
+def _lines(title: str, figure: Mapping[str, Any]) -> View:
+    x, series = figure["x"], _series(figure, len(figure["x"]))
+    words = _chosen(figure, "x_label", "y_label")
+    return {"chart": both(lambda width: lines(x, series, what=title, width=width, **words), title)}
+
+
+def _histogram(title: str, figure: Mapping[str, Any]) -> View:
+    bins, series = figure["bins"], _series(figure, len(figure["bins"]) - 1)
+    words = _chosen(figure, "x_label", "y_label")
+    return {"chart": both(lambda width: histogram(bins, series, what=title, width=width, **words), title)}
+
+
+def _series(figure: Mapping[str, Any], length: int) -> dict[str, Any]:
+    series = {str(name): row for name, row in figure["series"].items()}
+    wrong = [name for name, row in series.items() if len(row) != length]
+    if wrong or length < 1:
+        raise ValueError(f"series {wrong} do not have {length} values")
+    return series
+
+
+def _chosen(figure: Mapping[str, Any], *keys: str) -> dict[str, str]:
+    return {key: str(figure[key]) for key in keys if key in figure}
+
+
+_KINDS: dict[str, Callable[[str, Mapping[str, Any]], View]] = {
+    "gallery": _gallery, "heatmap": _heatmap, "lines": _lines, "histogram": _histogram,
+}  # fmt: skip

@@ -1,0 +1,64 @@
+"""Templates to text: always escaped, always from inside the package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+WIDE, NARROW = 860.0, 300.0  # a desktop column, and a phone of 360 px less its margins
+
+
+def render(template: str, **values: Any) -> str:
+    environment = Environment(
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template(template).render(version=_version(), **values)
+
+
+def _source(name: str) -> str:
+    return (files("osfl.reports") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _version() -> str:
+    try:
+        return version("osfl")
+    except PackageNotFoundError:  # run from a source tree
+        return ""
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Whole or not at all; what cannot be written as UTF-8 becomes a question mark rather than a failure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_bytes(text.encode("utf-8", errors="replace"))
+    temporary.replace(path)
+    return path
+
+
+def both(draw: Callable[[float], str], name: str) -> Markup:
+    """A drawing in two widths; the page shows the one that fits, so that text keeps its size on a phone."""
+    views = (
+        f'<div class="{kind}">{_box(draw(width), name)}</div>' for kind, width in (("wide", WIDE), ("narrow", NARROW))
+    )
+    return Markup("".join(views))  # drawings escape their own texts
+
+
+def _box(drawing: str, name: str) -> str:
+    return Markup('<div class="scroll" role="region" tabindex="0" aria-label="{}">{}</div>').format(
+        name, Markup(drawing)
+    )
+
+
+def fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Settings and the like as (name, text); nested values as JSON."""
+    return [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in facts.items()
+    ]

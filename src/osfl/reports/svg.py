@@ -1,0 +1,120 @@
+"""The alphabet of the drawings: tags, texts that know how wide they are, and the palette.
+
+Drawings are inline SVG without a namespace or script. Colours are CSS variables with a fallback, and text uses currentColor,
+so the page's light and dark themes both apply.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+
+Attribute = str | int | float
+
+# Paul Tol's "bright" scheme, reordered so that neighbours also differ in lightness: told apart by colour-blind readers too.
+PALETTE = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#33a5c9", "#b8a12b", "#cc3311", "#777777")
+_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # never allowed in XML
+_NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}/ -·"), set("mwMW@%—")
+
+
+def color(index: int) -> str:
+    """The colour of a series: the page may override it for the dark theme."""
+    place = index % len(PALETTE)
+    return f"var(--s{place + 1},{PALETTE[place]})"
+
+
+def escape(text: object) -> str:
+    """Text that is harmless in HTML and legal in XML, whatever a client called itself."""
+    return html.escape(_ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", str(text)))
+
+
+def number(value: float) -> str:
+    """A coordinate, short and the same on every machine."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def tag(name: str, *children: str, **attributes: Attribute) -> str:
+    """One element; children are SVG already, attributes are escaped (`stroke_width` is written stroke-width)."""
+    parts = [name]
+    for key, value in attributes.items():
+        shown = number(value) if isinstance(value, float) else str(value)
+        parts.append(f'{key.rstrip("_").replace("_", "-")}="{escape(shown)}"')
+    return f"<{' '.join(parts)}>{''.join(children)}</{name}>"
+
+
+def title(text: str) -> str:
+    """The tooltip of the element it is put in."""
+    return tag("title", escape(text))
+
+
+def width_of(text: str, size: float) -> float:
+    """About how many pixels a text takes in a system font; errs on the wide side, so that nothing overlaps."""
+    return size * sum(_em(char) for char in text)
+
+
+def _em(char: str) -> float:
+    if char in _NARROW:
+        return 0.38
+    if char in _WIDE:
+        return 0.95
+    if unicodedata.combining(char):
+        return 0.0
+    if unicodedata.east_asian_width(char) in "WF" or ord(char) > 0x2190:
+        return 1.05
+    return 0.72 if char.isupper() else 0.6
+
+
+def fit(text: str, size: float, room: float) -> str:
+    """The text, cut with an ellipsis to the room there is."""
+    if width_of(text, size) <= room:
+        return text
+    while text and width_of(text + "…", size) > room:
+        text = text[:-1]
+    return text.rstrip() + "…"
+
+
+def label(
+    x: float, y: float, text: str, *, size: float = 12, anchor: str = "start", room: float | None = None,
+    upright: bool = False, class_: str = "",
+) -> str:  # fmt: skip
+    """A text at a point; cut to `room` with the whole text as tooltip; `upright` reads from bottom to top."""
+    shown = text if room is None else fit(text, size, room)
+    attributes: dict[str, Attribute] = {
+        "x": x,
+        "y": y,
+        "font_size": size,
+        "text_anchor": anchor,
+        "fill": "currentColor",
+    }
+    if upright:
+        attributes["transform"] = f"rotate(-90 {number(x)} {number(y)})"
+    if class_:
+        attributes["class_"] = class_
+    return tag("text", escape(shown), title(text) if shown != text else "", **attributes)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str = "axis", **more: Attribute) -> str:
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_, stroke="currentColor", **more)
+
+
+def canvas(width: float, height: float, what: str, *children: str, scales: bool = True) -> str:
+    """The drawing itself. One that `scales` fills its column; one that does not keeps its size and scrolls in its box."""
+    return tag(
+        "svg", *children, class_="plot" if scales else "plot natural", role="img", aria_label=what,
+        viewBox=f"0 0 {number(width)} {number(height)}", width=float(width), height=float(height),
+    )  # fmt: skip
+
+
+def legend(names: list[str], x: float, y: float, width: float, size: float = 12) -> tuple[list[str], float]:
+    """Swatches with names, in as many rows as they need; returns the elements and the y below them."""
+    parts, left = [], x
+    for index, name in enumerate(names):
+        shown = fit(name, size, min(260, width - 20))
+        step = width_of(shown, size) + 34
+        if left > x and left + step - 16 > x + width:
+            left, y = x, y + size + 8
+        parts.append(tag("rect", x=left, y=y - size + 2, width=11, height=11, rx=2, fill=color(index)))
+        parts.append(label(left + 17, y, name, size=size, room=min(260, width - 20)))
+        left += step
+    return parts, y + size + 6

@@ -1,0 +1,63 @@
+"""Numbers as people read them. Only wording: nothing is computed that results.json does not hold."""
+
+from __future__ import annotations
+
+_NBSP = "\N{NO-BREAK SPACE}"
+NOTHING = "–"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    return NOTHING if value is None else f"{100 * value:.{digits}f}{_NBSP}%"
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """Thousands apart by a thin space: 12 345."""
+    return NOTHING if value is None else f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    place = 0
+    while abs(value) >= 999.5 and place < len(units) - 1:
+        value, place = value / 1000, place + 1
+    digits = 0 if place == 0 or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f}{_NBSP}{units[place]}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units, as networks and disks are sold: 1.24 MB is 1,240,000 bytes."""
+    return NOTHING if value is None else _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def flops(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return _scaled(value, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if value < 100:
+        return f"{value:.{2 if value < 10 else 1}f}{_NBSP}s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 100:
+        return f"{minutes}{_NBSP}min {rest:02d}{_NBSP}s"
+    return f"{minutes // 60}{_NBSP}h {minutes % 60:02d}{_NBSP}min"
+
+
+def compact(value: float) -> str:
+    """A number for a small cell: 1.2k rather than 1234, 0.25 rather than 0.2500."""
+    if abs(value) >= 999.5:
+        return _scaled(value, ("", "k", "M", "G", "T")).replace(_NBSP, "")
+    if value == int(value):
+        return str(int(value))
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2g}"
+
+
+def many(number: int, one: str, more: str = "") -> str:
+    """1 client, 5 clients."""
+    return f"{count(number)}{_NBSP}{one if number == 1 else more or one + 's'}"
