@@ -30,7 +30,8 @@ class OsflError(Exception):
         text = f"{self.title}{who}: {self.reason}"
         if self.expected is not None:
             text += f" (expected {self.expected}, got {self.got})" if self.got is not None else f" (expected {self.expected})"
-        return f"{text.rstrip('.')}.\n{self.fix}" if self.fix else f"{text.rstrip('.')}."
+        sentence = text if text.endswith(("?", "!", ".")) else f"{text}."
+        return f"{sentence}\n{self.fix}" if self.fix else sentence
 
     def as_json(self) -> dict[str, object]:
         """The same facts for scripts (`--format json`)."""

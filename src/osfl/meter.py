@@ -42,8 +42,8 @@ def spend(flops: float) -> None:
         meter.add(flops=flops)
 
 
-def refund(seconds: float) -> None:
-    """Book work done earlier and reused now, so that a shared client model costs every method the same."""
+def book(seconds: float) -> None:
+    """Book seconds that this phase did not spend now (a client model trained earlier), or take some off (negative)."""
     meter = _current.get()
     if meter is not None:
         meter.add(seconds=seconds)

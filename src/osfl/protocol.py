@@ -208,6 +208,7 @@ class Method(Protocol):
     DEVIATIONS: ClassVar[Sequence[str]]
 
     def __init__(self, task: Task, settings: Any) -> None: ...
+    def problems(self, clients: int) -> Sequence[str]: ...
     def architectures(self) -> Sequence[str]: ...
     def contract(self, architecture: str) -> Contract: ...
     def client_phase(self, shard: Shard, ctx: Context) -> Payload: ...
@@ -231,6 +232,8 @@ class Simulated:
     release: Release
     up: Mapping[ClientId, Sequence[Exchange]] = field(default_factory=dict)
     down: Mapping[ClientId, Sequence[Exchange]] = field(default_factory=dict)
+    client_seconds: float = 0.0  # of the work that clients would have done; the rest is the server's
+    client_flops: float = 0.0
 
 
 @runtime_checkable
@@ -242,6 +245,7 @@ class Reference(Protocol):
     DEVIATIONS: ClassVar[Sequence[str]]
 
     def __init__(self, task: Task, settings: Any) -> None: ...
+    def problems(self, clients: int) -> Sequence[str]: ...
     def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated: ...
     def build(self, payload: Payload) -> nn.Module: ...
 
@@ -256,6 +260,10 @@ class Configured:
     def __init__(self, task: Task, settings: Any) -> None:
         self.task = task
         self.settings = settings
+
+    def problems(self, clients: int) -> Sequence[str]:
+        """What is wrong with these settings for a round of so many clients, a sentence each; asked before it starts."""
+        return ()
 
 
 class OneShot(Configured):

@@ -1,0 +1,153 @@
+"""How good finished classifiers are: on the global test set, and on each client's own distribution.
+
+The own-distribution score is exact: per-class accuracy on the global test set weighted by the client's class shares,
+with no resampling noise; where clients are domains, accuracy on the test images of that domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from osfl.models.inputs import to_input
+from osfl.protocol import ClientId, Dataset
+from osfl.result import Metrics, Scores, Spread
+
+Floats = NDArray[np.float64]
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+CHUNK = 256  # fixed, so that the answers do not depend on the number of workers
+
+
+def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, map: Map) -> Floats:
+    """Class probabilities (images, classes); chunks of images go to the workers."""
+    model.to(device).eval()
+
+    def answer(chunk: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(to_input(chunk, device)).double().softmax(-1).cpu()
+
+    return torch.cat(map(answer, images.split(CHUNK))).numpy()
+
+
+def metrics(probability: Floats, labels: NDArray[np.int64]) -> Metrics:
+    answers = probability.argmax(1)
+    recalls = [r for r in per_class_accuracy(answers, labels, probability.shape[1]) if r is not None]
+    likelihood = probability[np.arange(len(labels)), labels]
+    return {
+        "accuracy": float((answers == labels).mean()),
+        "balanced_accuracy": float(np.mean(recalls)),
+        "auroc": auroc(probability, labels),
+        "f1": f1(answers, labels),
+        "ece": calibration_error(probability, labels),
+        "nll": float(-np.log(np.clip(likelihood, 1e-12, None)).mean()),
+    }
+
+
+def per_class_accuracy(answers: NDArray[Any], labels: NDArray[Any], classes: int) -> list[float | None]:
+    """None for a class that the labels lack."""
+    return [float((answers[labels == c] == c).mean()) if (labels == c).any() else None for c in range(classes)]
+
+
+def auroc(probability: Floats, labels: NDArray[np.int64]) -> float | None:
+    """Macro one-vs-rest over the classes present; None when fewer than two are."""
+    present = np.unique(labels)
+    if len(present) < 2:
+        return None
+    return float(np.mean([roc_auc_score(labels == c, probability[:, c]) for c in present]))
+
+
+def f1(answers: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Macro F1 over the classes present in the labels."""
+    scores = []
+    for c in np.unique(labels):
+        hits = int(((answers == c) & (labels == c)).sum())
+        scores.append(2 * hits / (int((answers == c).sum()) + int((labels == c).sum())))
+    return float(np.mean(scores))
+
+
+def calibration_error(probability: Floats, labels: NDArray[np.int64], bins: int = 15) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy over equal-width bins."""
+    confidence, right = probability.max(1), probability.argmax(1) == labels
+    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [abs(right[bin_of == b].mean() - confidence[bin_of == b].mean()) * (bin_of == b).mean() for b in set(bin_of)]
+    return float(sum(gaps))
+
+
+def own_accuracy(recall: Sequence[float | None], counts: Sequence[int]) -> float:
+    """Expected accuracy when images come with this client's class shares; classes the test set lacks drop out."""
+    known = [(r, n) for r, n in zip(recall, counts, strict=True) if r is not None and n > 0]
+    total = sum(n for _, n in known)
+    return float(sum(r * n for r, n in known) / total) if total else 0.0
+
+
+def score(
+    models: Mapping[ClientId, nn.Module],
+    test: Dataset,
+    classes: Sequence[str],
+    counts: Mapping[ClientId, Sequence[int]],
+    *,
+    device: torch.device,
+    map: Map,
+    domains: Mapping[ClientId, NDArray[np.bool_]] | None = None,
+) -> Scores:
+    """All scores of a round. Clients that share one model object share its evaluation.
+
+    `domains`: for each client, which test images are of its domain, where clients are domains.
+    """
+    labels = test.labels.numpy()
+    answered: dict[int, Floats] = {}
+    for model in models.values():
+        if id(model) not in answered:
+            answered[id(model)] = probabilities(model, test.images, device, map)
+    by_client = {client: answered[id(model)] for client, model in models.items()}
+    recalls = {client: per_class_accuracy(p.argmax(1), labels, len(classes)) for client, p in by_client.items()}
+    if domains is None:
+        own = {client: own_accuracy(recalls[client], counts[client]) for client in models}
+    else:
+        own = {c: float((p.argmax(1) == labels)[domains[c]].mean()) for c, p in by_client.items()}
+    unique = list(answered.values())
+    everyone = {client: float((p.argmax(1) == labels).mean()) for client, p in by_client.items()}
+    return {
+        "global": _mean([metrics(p, labels) for p in unique]),
+        "clients": {"own": spread(own), "everyone": spread(everyone)},
+        "personalized": len(unique) > 1,
+        "majority": float(np.bincount(labels).max() / len(labels)),
+        "per_class": {name: _mean_of([_recall(p, labels, c) for p in unique]) for c, name in enumerate(classes)},
+        "confusion": np.mean([confusion(p.argmax(1), labels, len(classes)) for p in unique], axis=0).tolist(),
+    }
+
+
+def confusion(answers: NDArray[Any], labels: NDArray[Any], classes: int) -> Floats:
+    """Counts; rows = truth, columns = answer."""
+    return np.bincount(labels * classes + answers, minlength=classes**2).reshape(classes, classes).astype(float)
+
+
+def spread(values: Mapping[ClientId, float]) -> Spread:
+    worst = min(values, key=lambda client: (values[client], client))
+    numbers = np.array(list(values.values()))
+    return {
+        "mean": float(numbers.mean()),
+        "std": float(numbers.std()),
+        "worst": values[worst],
+        "worst_client": worst,
+        "values": dict(values),
+    }
+
+
+def _recall(probability: Floats, labels: NDArray[Any], c: int) -> float | None:
+    return per_class_accuracy(probability.argmax(1), labels, probability.shape[1])[c]
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _mean(rows: Sequence[Metrics]) -> Metrics:
+    return {key: _mean_of([row[key] for row in rows]) for key in rows[0]}  # type: ignore[literal-required, return-value]

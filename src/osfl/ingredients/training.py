@@ -1,0 +1,197 @@
+"""Training a classifier on one client's images: the settings that methods share, the loop, and a client's local model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.errors import TrainingError
+from osfl.meter import spend
+from osfl.models.build import architecture_for, build_model
+from osfl.models.flops import training_flops
+from osfl.models.inputs import to_input
+from osfl.models.naming import load_named, named
+from osfl.protocol import Context, Dataset, Payload, Shard, Task
+
+Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains; defaults are those of FedISCA's clients, which FedBiCross inherits (ResNet-18, 100 epochs)."""
+
+    architecture: str = "resnet18"  # `osfl ls architectures`; "client-01:cnn,*:resnet18" gives clients their own
+    epochs: int = 100  # passes over the client's images
+    batch_size: int = 128
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 1e-3
+    momentum: float = 0.9  # SGD only
+    weight_decay: float = 5e-4
+    schedule: Literal["steps", "cosine", "constant"] = "steps"  # steps: times 0.1 at half and three quarters
+    augment: Literal["none", "flip", "flip+crop"] = "none"  # random mirror; crop = shift by up to an eighth
+    clip: float = 0.0  # largest gradient norm; 0 = do not clip
+
+
+# A small network for two cores: 28 px, a few thousand images, half a minute for five clients.
+CPU_TRAINING = {
+    "architecture": "cnn-w16", "epochs": 20, "batch_size": 64, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
+}  # fmt: skip
+SMOKE_TRAINING = {
+    "architecture": "cnn-w4", "epochs": 1, "batch_size": 32, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
+}  # fmt: skip
+TRAINING_PRESETS = {"paper": {}, "cpu": CPU_TRAINING, "smoke": SMOKE_TRAINING}
+
+
+def training_problems(settings: Training) -> list[str]:
+    """Settings that cannot train anything, a sentence each."""
+    low = {"epochs": 1, "batch_size": 2, "momentum": 0, "weight_decay": 0, "clip": 0}
+    found = [
+        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
+        for name, least in low.items()
+        if not getattr(settings, name) >= least
+    ]
+    if not (settings.lr > 0 and math.isfinite(settings.lr)):
+        found.append(f"setting 'lr': expected a positive number, got {settings.lr}")
+    return found
+
+
+def fit(
+    model: nn.Module,
+    data: Dataset,
+    settings: Training,
+    rng: torch.Generator,
+    *,
+    device: torch.device | None = None,
+    adjust: Adjust | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Train in place with cross-entropy; returns the number of steps. `rng` decides order and augmentation."""
+    device = device or torch.device("cpu")
+    model.to(device).train()
+    optimizer = _optimizer(model, settings)
+    steps = 0
+    for epoch in range(settings.epochs):
+        _set_lr(optimizer, settings.lr * decay(settings.schedule, epoch, settings.epochs))
+        total = torch.zeros((), device=device)
+        for index in batches(len(data), settings.batch_size, rng):
+            inputs = to_input(augment(data.images[index], settings.augment, rng), device)
+            loss = functional.cross_entropy(model(inputs), data.labels[index].to(device))
+            step(model, optimizer, loss, clip=settings.clip, adjust=adjust)
+            total += loss.detach()
+            steps += 1
+        if not math.isfinite(float(total)):  # once an epoch: asking at each step would stall a GPU
+            raise TrainingError(
+                "the training loss is not finite", field="lr", got=settings.lr,
+                fix="Lower it (`--set lr=...`) or clip gradients (`--set clip=5`).",
+            )  # fmt: skip
+        if progress is not None:
+            progress(epoch + 1, settings.epochs)
+    spend(training_flops(model, tuple(data.images.shape[1:])) * len(data) * settings.epochs)
+    model.eval()
+    return steps
+
+
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, *, clip: float = 0.0,
+    adjust: Adjust | None = None,
+) -> None:  # fmt: skip
+    """One optimiser step; `adjust` may correct the gradients first (FedProx, SCAFFOLD, FedDyn)."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if adjust is not None:
+        adjust(model)
+    if clip > 0:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+
+
+def batches(count: int, size: int, rng: torch.Generator) -> Sequence[torch.Tensor]:
+    """A random order cut into batches of at most size + 1: a last batch of one image would have no variance for BatchNorm."""
+    order = torch.randperm(count, generator=rng)
+    if count == 1:
+        return [order.repeat(2)]
+    parts = list(order.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def augment(images: torch.Tensor, how: str, rng: torch.Generator) -> torch.Tensor:
+    """Random mirror and shift of uint8 images (batch, channels, height, width)."""
+    if how == "none":
+        return images
+    mirrored = torch.rand(len(images), generator=rng) < 0.5
+    images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    return images if how == "flip" else _shift(images, rng)
+
+
+def _shift(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Each image moved by up to an eighth of its side, the border repeated."""
+    height, width = images.shape[-2:]
+    reach = max(1, height // 8)
+    padded = functional.pad(images.float(), (reach,) * 4, mode="replicate").to(images.dtype)
+    down, right = torch.randint(0, 2 * reach + 1, (2, len(images)), generator=rng)
+    rows = (torch.arange(height) + down[:, None])[:, None, :, None]
+    columns = (torch.arange(width) + right[:, None])[:, None, None, :]
+    which = torch.arange(len(images))[:, None, None, None]
+    return padded[which, torch.arange(images.shape[1])[None, :, None, None], rows, columns]
+
+
+def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def decay(schedule: str, done: int, total: int) -> float:
+    """Factor on the learning rate when `done` of `total` epochs (or rounds) are over."""
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done / total))
+    if schedule == "steps":
+        return float(0.1 ** ((done >= total * 0.5) + (done >= total * 0.75)))
+    return 1.0
+
+
+def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> Payload:
+    """The client's own classifier, trained from the initialisation that all clients of an architecture share.
+
+    Named completely by data, settings and seed, so that `compare` trains it once for all methods that upload it.
+    """
+    recipe = {field.name: getattr(settings, field.name) for field in fields(Training)}
+    architecture = recipe["architecture"] = architecture_for(settings.architecture, shard.client)
+
+    def train() -> Payload:
+        model = build_model(architecture, task, ctx.generator("init", architecture))
+        try:
+            fit(
+                model, shard.train, settings, ctx.generator("local", shard.client), device=ctx.device,
+                progress=lambda done, total: ctx.progress(f"{shard.client} trains", done, total),
+            )  # fmt: skip
+        except TrainingError as error:
+            error.client = shard.client
+            raise
+        return Payload(named(model, "model"), {"architecture": architecture, "samples": len(shard.train)})
+
+    key = {"what": "local model", "client": shard.client, "data": shard.digest, "recipe": recipe,
+           "seed": ctx.plan.seed, "task": asdict(task)}  # fmt: skip
+    return ctx.once(key, train)
+
+
+def classifier(payload: Payload, task: Task, prefix: str = "model") -> nn.Module:
+    """The other way round: a payload's named tensors as a network in evaluation mode."""
+    model = build_model(str(payload.facts["architecture"]), task)
+    load_named(model, payload.tensors, prefix)
+    return model.eval()

@@ -1,0 +1,39 @@
+"""Centralised — one model trained on everybody's images; the upper reference that no site may reach for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from osfl.ingredients.training import TRAINING_PRESETS, Training, classifier, local_model, training_problems
+from osfl.protocol import Configured, Context, Dataset, Exchange, Payload, Release, Shard, Simulated, digest_of
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    pass
+
+
+class Centralized(Configured):
+    Settings = Settings
+    PRESETS = TRAINING_PRESETS
+
+    def problems(self, clients: int) -> list[str]:
+        return training_problems(self.settings)
+
+    def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated:
+        everyone = sorted(shards, key=lambda shard: shard.client)
+        union = Shard("everyone", pool([s.train for s in everyone]), pool([s.val for s in everyone]),
+                      digest_of([s.digest for s in everyone]))  # fmt: skip
+        images = {s.client: [Exchange(Payload({"images": s.train.images, "labels": s.train.labels}))] for s in everyone}
+        return Simulated(Release(local_model(union, self.task, self.settings, ctx)), up=images)
+
+    def build(self, payload: Payload) -> nn.Module:
+        return classifier(payload, self.task)
+
+
+def pool(parts: Sequence[Dataset]) -> Dataset:
+    return Dataset(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))

@@ -1,0 +1,36 @@
+"""FedProx — multi-round FedAvg whose clients are held near the server's model.
+
+Paper: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. The local objective gains
+(mu/2)·||w - w_server||², over parameters only, not BN buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from osfl.ingredients.rounds import MultiRound, Rounds, State, mean_model, parameters_of
+from osfl.ingredients.training import Adjust
+
+
+@dataclass(frozen=True)
+class Settings(Rounds):
+    mu: float = 0.01  # pull towards the server's model; 0.01 for Dirichlet, 0.1 for single-class silos
+
+
+class FedProx(MultiRound):
+    Settings = Settings
+
+    def adjust(self, state: State, client: str) -> Adjust | None:
+        def pull(model: nn.Module) -> None:
+            for name, parameter in parameters_of(model).items():
+                if parameter.grad is not None:
+                    parameter.grad += self.settings.mu * (parameter.detach() - state[name].to(parameter.device))
+
+        return pull if self.settings.mu else None  # mu = 0 is FedAvg bit for bit
+
+    def merge(self, state: State, clients: Mapping[str, State], samples: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        return mean_model(clients, samples)

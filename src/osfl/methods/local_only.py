@@ -1,0 +1,42 @@
+"""Local only — each client trains on its own images and says nothing; what every method should beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from osfl.ingredients.training import TRAINING_PRESETS, Training, classifier, local_model, training_problems
+from osfl.protocol import Context, Contract, OneShot, Payload, Release, Shard, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    pass
+
+
+class LocalOnly(OneShot):
+    Settings = Settings
+    PRESETS = TRAINING_PRESETS
+
+    def problems(self, clients: int) -> list[str]:
+        return training_problems(self.settings)
+
+    def architectures(self) -> Sequence[str]:
+        return ("",)
+
+    def contract(self, architecture: str) -> Contract:
+        return {}
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        return Payload({})
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        return Release(Payload({}))
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        return local_model(shard, self.task, self.settings, ctx)
+
+    def build(self, payload: Payload) -> nn.Module:
+        return classifier(payload, self.task)

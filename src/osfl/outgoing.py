@@ -1,0 +1,85 @@
+"""What a client refuses to send. Any doubt means refuse: after the upload it is too late.
+
+The gate at the other end checks the same contract, but a site must not rely on a stranger for its own secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from osfl.errors import Withheld
+from osfl.protocol import Contract, Field, Limits, Payload, Shard, Task, canonical
+from osfl.storage import to_raw
+
+MODELS_ONLY = "This is a mistake in the method, not in your data; please report it."
+
+
+def check_outgoing(payload: Payload, contract: Contract, shard: Shard, task: Task, limits: Limits) -> None:
+    """Raise Withheld unless the payload is exactly what the contract announces and holds no image of the shard."""
+    for name in payload.tensors:
+        if name not in contract:
+            raise Withheld(f"tensor {name!r} is not in the contract", client=shard.client, field=name, fix=MODELS_ONLY)
+    for name, field in contract.items():
+        if name in payload.tensors:
+            _check_tensor(name, payload.tensors[name], field, shard)
+        elif field.required:
+            raise Withheld(f"tensor {name!r} is missing", client=shard.client, field=name, fix=MODELS_ONLY)
+    _check_size(payload, shard, limits)
+    _check_no_image(payload, shard, task)
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, field: Field, shard: Shard) -> None:
+    raw = to_raw({name: tensor})[name]
+    fits = len(raw.shape) == len(field.shape) and all(
+        isinstance(want, str) or want == have for want, have in zip(field.shape, raw.shape, strict=True)
+    )
+    if raw.dtype != field.dtype or not fits:
+        raise Withheld(
+            f"tensor {name!r} is not as agreed", client=shard.client, field=name,
+            expected=f"{field.dtype} {list(field.shape)}", got=f"{raw.dtype} {list(raw.shape)}", fix=MODELS_ONLY,
+        )  # fmt: skip
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise Withheld(
+            f"tensor {name!r} holds values that are not finite", client=shard.client, field=name,
+            fix="Training diverged; lower the learning rate (`--set lr=...`) and run again.",
+        )  # fmt: skip
+
+
+def _check_size(payload: Payload, shard: Shard, limits: Limits) -> None:
+    facts = len(canonical(dict(payload.facts)))
+    if facts > limits.facts_bytes:
+        raise Withheld("the facts are too long", client=shard.client, field="facts",
+                       expected=f"at most {limits.facts_bytes} bytes", got=facts, fix=MODELS_ONLY)  # fmt: skip
+    total = sum(tensor.numel() * tensor.element_size() for tensor in payload.tensors.values())
+    if total > limits.upload_bytes:
+        raise Withheld(
+            "the upload is larger than the plan allows", client=shard.client, field="limits.upload_bytes",
+            expected=f"at most {limits.upload_bytes} bytes", got=total,
+            fix="Choose a smaller architecture, or agree on a larger limit in the plan.",
+        )  # fmt: skip
+
+
+def _check_no_image(payload: Payload, shard: Shard, task: Task) -> None:
+    """No row of any tensor may be a training image, whatever its scale: compared after standardising each row."""
+    pixels = task.image[0] * task.image[1] * task.image[2]
+    known: set[bytes] | None = None
+    for name, tensor in payload.tensors.items():
+        if tensor.ndim < 2 or tensor.numel() == 0 or tensor[0].numel() != pixels:
+            continue
+        known = known if known is not None else _prints(shard.train.images) | _prints(shard.val.images)
+        if known & _prints(tensor):
+            raise Withheld(f"tensor {name!r} contains an image of yours", client=shard.client, field=name,
+                           expected="no raw sample in an upload", got="a training image", fix=MODELS_ONLY)  # fmt: skip
+
+
+def _prints(images: torch.Tensor) -> set[bytes]:
+    """A fingerprint of each row that does not change with brightness or contrast; constant rows have none."""
+    if not len(images):
+        return set()
+    rows = images.reshape(len(images), -1).double()
+    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    varied = (high > low).squeeze(1)
+    scaled = ((rows - low) / (high - low).clamp_min(1e-12) * 64).round().to(torch.uint8)[varied]
+    return {hashlib.sha256(row.numpy().tobytes()).digest() for row in scaled}

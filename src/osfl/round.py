@@ -1,0 +1,214 @@
+"""The round folder: what is on disk is the state. To resume, run the same command again.
+
+    plan.json  contract.json  enrolled.json   agreed when the round opened
+    inbox/  rejected.jsonl                    uploads that passed the gate; refusals and why
+    journal.jsonl                             what each finished phase cost
+    release.safetensors  personal/            what the server gave back, signed
+    models/                                   what clients made of it (in a simulation)
+    scratch/                                  checkpoints of unfinished phases
+    results.json  report/  model_card.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from osfl.errors import RoundError
+from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
+from osfl.result import Result, read_result
+from osfl.storage import from_raw, load_payload, save_payload, to_raw
+from osfl.wire.atomic import append_line, replace_atomically
+from osfl.wire.bundle import Bundle, pack
+from osfl.wire.gate import Desk, verify_release
+from osfl.wire.inbox import Inbox
+from osfl.wire.signing import SigningKey
+
+
+@dataclass(frozen=True)
+class Round:
+    """One opened round folder."""
+
+    folder: Path
+    plan: Plan
+    desk: Desk
+    server_key: SigningKey
+
+    @property
+    def inbox(self) -> Inbox:
+        return Inbox(self.folder / "inbox", self.desk)
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "scratch"
+
+    # --- uploads ---
+
+    def delivered(self) -> dict[ClientId, int]:
+        """Clients whose upload is safe in the inbox, with its size in bytes."""
+        return {receipt.client: receipt.bytes for receipt in self.inbox.uploads()}
+
+    def uploads(self) -> tuple[list[Upload], dict[ClientId, str]]:
+        """Every upload, sorted by client, and the digests that the release will name as its origin."""
+        bundles = [self.inbox.bundle(receipt.client) for receipt in self.inbox.uploads()]
+        uploads = [Upload(b.client, b.plan, _payload(b)) for b in bundles]
+        return uploads, {bundle.client: bundle.digest for bundle in bundles}
+
+    # --- release ---
+
+    def publish(self, release: Release, made_from: Mapping[ClientId, str]) -> None:
+        """Sign and write the release; its shared part comes last and lists all others, so that it stands for the whole."""
+        (self.folder / "personal").mkdir(exist_ok=True)
+        origin = {f"upload/{client}": digest for client, digest in made_from.items()}
+        for client in sorted(release.personal):
+            data = self._signed("personal", client, release.personal[client], {})
+            replace_atomically(self.folder / "personal" / f"{client}.safetensors", data)
+            origin[f"personal/{client}"] = self._verified(data).digest
+        replace_atomically(self.folder / "release.safetensors", self._signed("release", "", release.shared, origin))
+
+    def _signed(self, kind: Any, client: str, payload: Payload, made_from: Mapping[str, str]) -> bytes:
+        return pack(kind, client, self.plan.digest, to_raw(payload.tensors), dict(payload.facts), self.server_key,
+                    made_from=made_from)  # fmt: skip
+
+    def _verified(self, data: bytes | Path) -> Bundle:
+        return verify_release(data, self.server_key.public_hex, self.plan.digest)
+
+    def release(self) -> tuple[Release, str] | None:
+        """The published release and its digest, or None before the server phase has finished."""
+        path = self.folder / "release.safetensors"
+        if not path.exists():
+            return None
+        shared = self._verified(path)
+        personal = {}
+        for name, digest in shared.made_from.items():
+            kind, _, client = name.partition("/")
+            if kind == "personal":
+                own = self._verified(self.folder / "personal" / f"{client}.safetensors")
+                if own.digest != digest:
+                    raise RoundError(f"personal/{client}.safetensors is not the one that the release names",
+                                     client=client, expected=digest, got=own.digest,
+                                     fix="Delete release.safetensors and run the same command again.")  # fmt: skip
+                personal[client] = _payload(own)
+        return Release(_payload(shared), personal), shared.digest
+
+    def release_bytes(self, client: ClientId) -> int:
+        """What this client downloads; a release that says nothing costs nothing."""
+        shared = self.folder / "release.safetensors"
+        own = self.folder / "personal" / f"{client}.safetensors"
+        nothing = not self._verified(shared).tensors and not own.exists()
+        return 0 if nothing else shared.stat().st_size + (own.stat().st_size if own.exists() else 0)
+
+    # --- models that clients made of the release ---
+
+    def model(self, client: ClientId) -> Payload | None:
+        return load_payload(self.folder / "models" / f"{client}.safetensors")
+
+    def keep_model(self, client: ClientId, payload: Payload) -> None:
+        save_payload(self.folder / "models" / f"{client}.safetensors", payload)
+
+    # --- journal and results ---
+
+    def note(self, phase: str, client: ClientId = "", **facts: Json) -> None:
+        append_line(self.folder / "journal.jsonl", canonical({"phase": phase, "client": client, **facts}))
+
+    def journal(self) -> dict[tuple[str, ClientId], dict[str, Any]]:
+        """The last note of each phase and client; a line torn by a crash is passed over."""
+        notes: dict[tuple[str, ClientId], dict[str, Any]] = {}
+        path = self.folder / "journal.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
+                note = json.loads(line)
+                notes[note["phase"], note["client"]] = note
+        return notes
+
+    def finished(self) -> Result | None:
+        """The result, if this very release was evaluated already."""
+        if not (self.folder / "results.json").exists():
+            return None
+        result, release = read_result(self.folder), self.release()
+        return result if release is not None and release[1] == result["release_digest"] else None
+
+    def tidy(self) -> None:
+        """A finished round needs no checkpoints."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _payload(bundle: Bundle) -> Payload:
+    return Payload(from_raw(bundle.tensors), dict(bundle.facts))
+
+
+@contextlib.contextmanager
+def open_round(
+    folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled: Mapping[ClientId, str], server_key: SigningKey
+) -> Iterator[Round]:
+    """Open a new round here, or continue the one that has this very plan. One process at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        agreed = {
+            "contract.json": {name: {t: asdict(f) for t, f in contract.items()} for name, contract in contracts.items()},
+            "enrolled.json": {"clients": dict(enrolled), "server": server_key.public_hex},
+            "plan.json": plan.as_json(),  # last: a folder with a plan is a round
+        }
+        _same_plan(folder, plan)
+        for name, content in agreed.items():
+            if not (folder / name).exists():
+                replace_atomically(folder / name, json.dumps(content, indent=1, sort_keys=True).encode())
+        (folder / "inbox").mkdir(exist_ok=True)
+        desk = Desk(plan.digest, dict(enrolled), contracts, len(plan.task.classes), plan.limits)
+        yield Round(folder, plan, desk, server_key)
+
+
+def _same_plan(folder: Path, plan: Plan) -> None:
+    """Refuse a folder that holds another round, saying what differs."""
+    if not (folder / "plan.json").exists():
+        return
+    there, here = json.loads((folder / "plan.json").read_text()), json.loads(canonical(plan.as_json()))
+    different = _differences(there, here)
+    if different:
+        raise RoundError(
+            f"{folder} holds another round; different: {', '.join(different)}", field="out",
+            fix="Choose another --out, or repeat the command that made it (see its results.json), or delete the folder.",
+        )  # fmt: skip
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted({*there, *here}):
+        a, b = there.get(key), here.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} ({a!r} there, {b!r} now)")
+    return found
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two processes in one round folder would do everything twice; the second is told."""
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RoundError(f"another process is working in {folder}", fix="Wait for it, or choose another --out.") from None
+    finally:
+        os.close(descriptor)
+
+
+def simulated_key(seed: int, who: str) -> SigningKey:
+    """Keys of simulated sites are derived, not secret: a simulation must repeat byte for byte. Real sites generate theirs."""
+    return SigningKey.from_seed(hashlib.sha256(canonical(["osfl simulated key", seed, who])).digest())
+
+
+def contracts_of(method: Any) -> dict[str, Contract]:
+    """What an upload may hold, for each architecture that the plan allows; worked out once, when the round opens."""
+    names: Sequence[str] = method.architectures()
+    return {name: method.contract(name) for name in names}

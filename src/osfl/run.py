@@ -1,0 +1,353 @@
+"""One round from top to bottom; the only file that sees every stage.
+
+    plan → shards → client phases → bytes → gate → inbox → server phase → personalisation → build → evaluation
+    → results.json → report
+
+The round folder is the state. Kill the process anywhere and call `run` again with the same words: it continues to the
+same digest, and no finished client phase is repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from osfl.environment import describe_environment, device_named
+from osfl.evaluation.comparison import summarize
+from osfl.evaluation.scores import score
+from osfl.meter import measure, reset_peak_memory
+from osfl.outgoing import check_outgoing
+from osfl.plan import deviations, plan_from
+from osfl.protocol import ClientId, Context, Exchange, Payload, Progress, Release, Shard, Task, digest_of
+from osfl.registry import is_reference, load
+from osfl.reports.comparison import write_comparison
+from osfl.reports.model_card import write_model_card
+from osfl.reports.page import write_report
+from osfl.result import SCHEMA, Costs, Phase, Result, write_json
+from osfl.round import Round, contracts_of, open_round, simulated_key
+from osfl.simulation import Federation, Simulation, for_methods, prepare
+from osfl.storage import Shelf, load_payload, payload_digest, to_raw
+from osfl.transports.memory import deliver
+from osfl.wire.bundle import pack, size_of
+from osfl.workers import Workers, compute_threads, default_workers
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How to compute, which never changes what is computed (on one machine)."""
+
+    workers: int | None = None  # clients at once; default one a core
+    device: str = "cpu"
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def run(
+    simulation: Simulation,
+    out: Path | str,
+    *,
+    machine: Machine = Machine(),
+    progress: Progress = _quiet,
+    shelf: Path | None = None,
+    references: Sequence[Result] = (),
+) -> Result:
+    """Simulate one round in `out`, or continue it. `shelf`: where client models are shared with other methods."""
+    started = time.perf_counter()
+    out = Path(out)
+    federation = prepare(simulation)
+    plan = federation.plan
+    method = load(plan.method)(plan.task, plan.settings)
+    contracts = {} if is_reference(method) else contracts_of(method)
+    enrolled = {client: simulated_key(plan.seed, client).public_hex for client in plan.clients}
+    with open_round(out, plan, contracts, enrolled, simulated_key(plan.seed, "server")) as round:
+        finished = round.finished()
+        if finished is not None:
+            return finished
+        workers = Workers(machine.workers)
+        ctx = Context(plan, device_named(machine.device), progress, round.scratch, workers.map,
+                      Shelf(shelf or round.scratch / "shelf").once)  # fmt: skip
+        with compute_threads(default_workers()):  # inside operations, outside the worker pool; never depends on --workers
+            traffic = _release(method, federation, round, ctx)
+            payloads = _personalization(method, federation.shards, round, ctx)
+            result = _evaluation(method, federation, payloads, traffic, round, ctx)
+        result |= {"preset": simulation.preset, "command": simulation.command(str(out)),
+                   "environment": describe_environment(machine.device, workers.count)}  # fmt: skip
+        result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
+        write_report(result, out / "report", references)
+        write_model_card(result, out)
+        write_json(out / "results.json", result)  # last: a folder with results is complete
+        round.tidy()
+        return result
+
+
+# --- to a release --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that travelled, by client, and how often each client spoke."""
+
+    up: Mapping[ClientId, int]
+    down: Mapping[ClientId, int]
+    messages: int
+
+
+def _release(method: Any, federation: Federation, round: Round, ctx: Context) -> Traffic:
+    """Everything up to release.safetensors, which is left alone if it is there."""
+    if is_reference(method):
+        return _reference(method, federation.shards, round, ctx)
+    speaks = any(round.desk.contracts.values())  # a method whose contract is empty says nothing, and costs nothing
+    if speaks:
+        _client_phases(method, federation.shards, round, ctx)
+    if round.release() is None:
+        _server_phase(method, round, ctx)
+    up = round.delivered() if speaks else dict.fromkeys(ctx.plan.clients, 0)
+    return Traffic(up, {client: round.release_bytes(client) for client in ctx.plan.clients}, int(speaks))
+
+
+def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> None:
+    """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
+    waiting = [shard for shard in shards if shard.client not in round.delivered()]
+    done = len(shards) - len(waiting)
+    spoken: list[ClientId] = []
+    reset_peak_memory()
+
+    def speak(shard: Shard) -> None:
+        with measure() as meter:
+            payload = method.client_phase(shard, ctx)
+        bundle = _bundle(payload, shard, round)
+        round.note("client", shard.client, **meter.as_json())
+        deliver(bundle, round.inbox)
+        spoken.append(shard.client)
+        ctx.progress("clients", done + len(spoken), len(shards))
+
+    ctx.progress("clients", done, len(shards))
+    ctx.map(speak, waiting)
+
+
+def _bundle(payload: Payload, shard: Shard, round: Round) -> bytes:
+    contract = round.desk.contracts[payload.facts.get("architecture", "") if "" not in round.desk.contracts else ""]
+    check_outgoing(payload, contract, shard, round.plan.task, round.plan.limits)
+    key = simulated_key(round.plan.seed, shard.client)
+    return pack("upload", shard.client, round.plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
+
+
+def _server_phase(method: Any, round: Round, ctx: Context) -> None:
+    """The server sees uploads, never shards."""
+    uploads, made_from = round.uploads()
+    reset_peak_memory()
+    ctx.progress("server", 0, 1)
+    with measure() as meter:
+        release = method.server_phase(uploads, ctx)
+    round.note("server", **meter.as_json())
+    round.publish(release, made_from)
+    ctx.progress("server", 1, 1)
+
+
+def _reference(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> Traffic:
+    """References may pool data or speak often; what they would send is measured like an upload."""
+    note = round.journal().get(("server", ""))
+    if round.release() is None or note is None:
+        reset_peak_memory()
+        with measure() as meter:
+            simulated = method.simulate(shards, ctx)
+        everyone = round.plan.clients
+        traffic = {
+            "up": {c: _measured(simulated.up.get(c, ()), c, round) for c in everyone},
+            "down": {c: _measured(simulated.down.get(c, ()), c, round) for c in everyone},
+            "messages": max((e.times for sent in simulated.up.values() for e in sent), default=0),
+        }
+        round.note("client", peak_bytes=meter.peak_bytes, seconds=simulated.client_seconds, flops=simulated.client_flops)
+        round.note("server", **meter.as_json(), **traffic)
+        round.publish(simulated.release, {})
+        note = traffic
+    return Traffic(note["up"], note["down"], note["messages"])
+
+
+def _measured(sent: Sequence[Exchange], client: ClientId, round: Round) -> int:
+    """Bytes of the bundles that these messages would be."""
+    return sum(
+        e.times * size_of("upload", client, round.plan.digest, to_raw(e.payload.tensors), dict(e.payload.facts))
+        for e in sent
+    )
+
+
+# --- from a release to a result ---------------------------------------------------------------------------------------
+
+
+def _personalization(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> Mapping[ClientId, Payload]:
+    """What each client makes of the release; clients that take it as it is share one object."""
+    published = round.release()
+    assert published is not None
+    release = published[0]
+    if is_reference(method):
+        return {shard.client: release.for_client(shard.client) for shard in shards}
+    reset_peak_memory()
+    finished: list[ClientId] = []
+
+    def personalize(shard: Shard) -> Payload:
+        kept = round.model(shard.client)
+        if kept is not None:
+            return kept
+        with measure() as meter:
+            payload: Payload = method.personalize(release, shard, ctx)
+        if payload is not release.shared:
+            round.note("personalize", shard.client, **meter.as_json())
+            round.keep_model(shard.client, payload)
+            finished.append(shard.client)
+            ctx.progress("personalize", len(finished), len(shards))
+        return payload
+
+    return dict(zip([s.client for s in shards], ctx.map(personalize, shards), strict=True))
+
+
+def _evaluation(
+    method: Any, federation: Federation, payloads: Mapping[ClientId, Payload], traffic: Traffic, round: Round, ctx: Context
+) -> Result:
+    built: dict[int, nn.Module] = {}
+    for payload in payloads.values():
+        if id(payload) not in built:
+            built[id(payload)] = method.build(payload)
+    models = {client: built[id(payload)] for client, payload in payloads.items()}
+    plan, classes = federation.plan, federation.plan.task.classes
+    reset_peak_memory()
+    ctx.progress("evaluate", 0, 1)
+    with measure() as meter:
+        scores = score(models, federation.test, classes, federation.counts,
+                       device=ctx.device, map=ctx.map, domains=federation.domains)  # fmt: skip
+    round.note("evaluate", **meter.as_json())
+    ctx.progress("evaluate", 1, 1)
+    published = round.release()
+    assert published is not None
+    described = plan.as_json()
+    return {
+        "schema": SCHEMA,
+        "method": plan.method,
+        "preset": "",
+        "seed": plan.seed,
+        "command": "",
+        "plan_digest": plan.digest,
+        "release_digest": published[1],
+        "models_digest": digest_of({client: payload_digest(payload) for client, payload in payloads.items()}),
+        "task": described["task"],
+        "data": _data(federation),
+        "clients": [
+            {"client": s.client, "train": len(s.train), "val": len(s.val), "class_counts": list(federation.counts[s.client])}
+            for s in federation.shards
+        ],
+        "settings": described["settings"],
+        "deviations": deviations(type(method), plan.settings),
+        "scores": scores,
+        "costs": _costs(traffic, round),
+        "environment": {},
+    }
+
+
+def _data(federation: Federation) -> dict[str, Any]:
+    sheet = federation.source.sheet
+    about = {"title": sheet.title, "source": sheet.source, "licence": sheet.licence} if sheet else {}
+    images = sum(len(shard.train) + len(shard.val) for shard in federation.shards)
+    return {**federation.plan.data, **about, "train_images": images, "test_images": len(federation.test)}
+
+
+def _costs(traffic: Traffic, round: Round) -> Costs:
+    phases: dict[str, Phase] = {}
+    for name in ("client", "server", "personalize", "evaluate"):
+        notes = [note for (phase, _), note in round.journal().items() if phase == name]
+        phases[name] = {
+            "seconds": round_seconds(sum(note["seconds"] for note in notes)),
+            "flops": sum(note["flops"] for note in notes),
+            "peak_bytes": max((note["peak_bytes"] for note in notes), default=0),
+        }
+    return {
+        "upload_bytes": sum(traffic.up.values()),
+        "download_bytes": sum(traffic.down.values()),
+        "upload_bytes_by_client": dict(traffic.up),
+        "download_bytes_by_client": dict(traffic.down),
+        "messages_per_client": traffic.messages,
+        "client_seconds": phases["client"]["seconds"],
+        "server_seconds": phases["server"]["seconds"],
+        "wall_seconds": 0.0,
+        "phases": phases,
+    }
+
+
+def round_seconds(seconds: float) -> float:
+    return float(f"{seconds:.4f}")
+
+
+# --- several methods, and finished models -----------------------------------------------------------------------------
+
+
+def compare(
+    simulation: Simulation,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path | str,
+    *,
+    machine: Machine = Machine(),
+    progress: Progress = _quiet,
+) -> dict[str, Any]:
+    """Several methods on the same shards. Each client model is trained once and shared by all that upload it."""
+    out = Path(out)
+    variants = dict(zip(methods, for_methods(simulation, methods), strict=True))
+    results: list[tuple[str, Result]] = []
+    for seed in seeds:
+        for label, variant in variants.items():
+            where = f"{label} seed {seed}"
+            progress(where, len(results), len(seeds) * len(variants))
+            result = run(replace(variant, seed=seed), out / label / f"seed{seed}", machine=machine,
+                         progress=lambda what, done, total, w=where: progress(f"{w}: {what}", done, total),
+                         shelf=out / "shelf")  # fmt: skip
+            results.append((label, result))
+            progress(where, len(results), len(seeds) * len(variants))
+    comparison = summarize(
+        [result for _, result in results], labels=[label for label, _ in results],
+        paths=[f"{label}/seed{result['seed']}" for label, result in results],
+        command=_compare_command(simulation, methods, seeds, out),
+    )  # fmt: skip
+    for label, result in results:  # again, now that every reference is known
+        others = [r for other, r in results if other != label and r["seed"] == result["seed"]]
+        write_report(result, out / label / f"seed{result['seed']}" / "report", others)
+    write_json(out / "comparison.json", comparison)
+    write_comparison(comparison, [result for _, result in results], out / "report")
+    return comparison
+
+
+def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path) -> str:
+    words = simulation.command(str(out)).replace("osfl run --method", "osfl compare --methods", 1)
+    return words.replace(f"--seed {simulation.seed}", f"--seeds {','.join(map(str, seeds))}", 1)
+
+
+def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.Module, Task]:
+    """A finished round's classifier, ready for evaluation; `client` picks one where each has its own."""
+    import json
+
+    from osfl.errors import RoundError
+
+    folder = Path(folder)
+    if not (folder / "results.json").exists():
+        raise RoundError(f"{folder} holds no finished round", field="run", fix="Run `osfl run --out DIR` first.")
+    plan = plan_from(json.loads((folder / "plan.json").read_text()), str(folder / "plan.json"))
+    method = load(plan.method)(plan.task, plan.settings)
+    contracts = {} if is_reference(method) else contracts_of(method)
+    keys = json.loads((folder / "enrolled.json").read_text())["clients"]
+    with open_round(folder, plan, contracts, keys, simulated_key(plan.seed, "server")) as round:
+        published = round.release()
+    assert published is not None
+    own = sorted(path.stem for path in (folder / "models").glob("*.safetensors"))
+    if own and client not in own:
+        raise RoundError(f"each client has a model of its own here, and {client!r} is none of them" if client else
+                         "each client has a model of its own here", field="client",
+                         expected=" or ".join(own), got=client or "nothing", fix=f"Add --client {own[0]}.")  # fmt: skip
+    payload = load_payload(folder / "models" / f"{client}.safetensors") if own else published[0].for_client(client or "")
+    assert payload is not None
+    return method.build(payload).eval(), plan.task

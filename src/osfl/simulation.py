@@ -1,0 +1,112 @@
+"""What `osfl run` is asked for, and the first steps of its walk: words → plan, dataset → shards and a test set."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osfl.data import Source, assign, class_counts, domain_clients, evaluation_part, make_shards, open_dataset
+from osfl.data import parse_partition, take_stratified
+from osfl.data.views import with_train
+from osfl.errors import UsageError
+from osfl.plan import check_plan, resolve_settings
+from osfl.protocol import ClientId, Dataset, Plan, Shard, Task
+from osfl.registry import load
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One simulated federation. The same words on the command line give the same digests."""
+
+    method: str
+    dataset: str = "digits"
+    clients: int | None = None  # None: 5, or as many as the partition dictates (silos, domains)
+    partition: str = "dirichlet:0.1"
+    preset: str = "cpu"
+    seed: int = 0
+    changes: Mapping[str, Any] = field(default_factory=dict)  # --set key=value
+    samples: int | None = None  # use so many training images, stratified
+    image_size: int | None = None
+    channels: int | None = None
+    evaluate_on: Literal["test", "val"] = "test"  # val: for choosing settings without touching the test set
+
+    def command(self, out: str) -> str:
+        """The words that repeat this run."""
+        words = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
+        words += ["--clients", str(self.clients)] if self.clients is not None else []
+        words += ["--partition", self.partition, "--preset", self.preset, "--seed", str(self.seed)]
+        for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
+            words += [name, str(value)] if value is not None else []
+        words += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
+        for key, value in self.changes.items():
+            words += ["--set", f"{key}={value}"]
+        return shlex.join([*words, "--out", out])
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A simulation made concrete: the plan, every client's shard, and the images to judge by."""
+
+    plan: Plan
+    shards: Sequence[Shard]
+    test: Dataset
+    counts: Mapping[ClientId, Sequence[int]]  # class counts of each client, training and validation together
+    domains: Mapping[ClientId, NDArray[np.bool_]] | None  # which test images are of a client's domain
+    source: Source
+
+
+def prepare(simulation: Simulation) -> Federation:
+    """From words to shards. Settings are checked first, so that a typing mistake costs no decoding of images."""
+    settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
+    partition = parse_partition(simulation.partition)
+    source = open_source(simulation.dataset, simulation.image_size, simulation.channels)
+    train, judged = evaluation_part(source, simulation.evaluate_on)
+    if simulation.samples is not None:
+        train = take_stratified(train, simulation.samples)
+    used = with_train(source, train)
+    clients = simulation.clients
+    if clients is None and partition.kind not in ("silos", "domains"):
+        clients = 5
+    assignment = assign(partition, train.labels, clients, simulation.seed, train.domains)
+    shards = make_shards(used, assignment, seed=simulation.seed)
+    task = Task(source.name, source.classes, source.image)
+    data = {"dataset": source.name, "digest": used.digest, "partition": simulation.partition,
+            "samples": simulation.samples, "evaluated_on": simulation.evaluate_on}  # fmt: skip
+    plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), seed=simulation.seed, data=data)
+    check_plan(plan)
+    counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
+    domains = None
+    if partition.kind == "domains" and judged.domains is not None and train.domains is not None:
+        client_of = domain_clients(sorted(set(train.domains.tolist())))
+        domains = {client: judged.domains == name for name, client in client_of.items()}
+    return Federation(plan, shards, judged.dataset, counts, domains, source)
+
+
+@lru_cache(maxsize=2)
+def open_source(dataset: str, size: int | None, channels: int | None) -> Source:
+    """Opened once for all methods and seeds of a comparison."""
+    return open_dataset(dataset, size=size, channels=channels)
+
+
+def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulation]:
+    """The same federation for several methods; `name@key=value` is a variant. A setting goes to all that have it."""
+    variants, taken = [], set()
+    for label in methods:
+        name, _, words = label.partition("@")
+        fields = load(name).Settings.__dataclass_fields__
+        mine = {key: value for key, value in simulation.changes.items() if key in fields}
+        taken |= mine.keys()
+        extra = dict(word.split("=", 1) for word in words.split("@") if "=" in word)
+        variants.append(replace(simulation, method=name, changes={**mine, **extra}))
+    unknown = [key for key in simulation.changes if key not in taken]
+    if unknown:
+        raise UsageError([f"none of these methods has a setting {key!r}" for key in unknown], field="set")
+    for variant in variants:  # all mistakes before the first method starts
+        resolve_settings(load(variant.method), variant.preset, variant.changes)
+    return variants
