@@ -13,9 +13,11 @@ from osfl.models.architectures import (
     check_architecture,
 )
 from osfl.models.cnn import Cnn
+from osfl.models.efficientnet import EfficientNetLite
 from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
 from osfl.models.resnet import ResNet
+from osfl.models.vit import Vit, VitShape
 from osfl.protocol import Task
 
 __all__ = [
@@ -38,7 +40,8 @@ def build_model(architecture: str, task: Task, rng: torch.Generator | None = Non
     entry, options = check_architecture(architecture, task)
     with torch.device("meta"):  # no memory, and no draws from the global generator by torch's own defaults
         model = _construct(entry, options, task.image, len(task.classes))
-    model = model.to_empty(device="cpu")
+    # what to_empty does, without importing sympy for it (half a second)
+    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
     initialize(model, rng)
     if entry.family != "vit":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -50,4 +53,6 @@ def _construct(entry: Architecture, options: dict[str, int], image: tuple[int, i
         return Cnn(image, classes, options["w"])
     if entry.family == "resnet":
         return ResNet(image, classes, entry.layers, options["w"], entry.bottleneck)
-    raise AssertionError(entry.family)
+    if entry.family == "vit":
+        return Vit(image, classes, VitShape(options["p"], options["w"], options["d"], options["h"], entry.layer_scale))
+    return EfficientNetLite(image, classes)

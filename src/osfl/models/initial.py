@@ -11,7 +11,7 @@ from torch import nn
 
 @runtime_checkable
 class StartsItself(Protocol):
-    """A module with parameters of its own, which says how they begin."""
+    """A module that says itself how its parameters begin."""
 
     def initialize(self, rng: torch.Generator | None) -> None: ...
 
@@ -26,14 +26,14 @@ def initialize(model: nn.Module, rng: torch.Generator | None) -> None:
 
 @torch.no_grad()
 def _initialize_one(name: str, module: nn.Module, rng: torch.Generator | None) -> None:
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, StartsItself):
+        module.initialize(rng)
+    elif isinstance(module, nn.Conv2d):
         _conv(module, rng)
     elif isinstance(module, nn.Linear):
         _uniform(module, rng)
     elif isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
         _norm(module)
-    elif isinstance(module, StartsItself):
-        module.initialize(rng)
     else:  # a new kind of layer must not begin with whatever was in memory
         raise AssertionError(f"no rule to initialize {type(module).__name__} at '{name}'")
 

@@ -1,0 +1,135 @@
+"""Several classifiers as one: how their answers are combined, and how to ask them all quickly.
+
+Averaging logits and averaging probabilities are different teachers, so the mode is always named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from osfl.errors import TrainingError, UsageError
+from osfl.meter import spend
+from osfl.models.flops import forward_flops
+from osfl.models.folding import freeze
+from osfl.models.inputs import to_input
+from osfl.workers import Workers
+
+Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+
+MODES: Mapping[str, str] = {
+    "logits": "mean of logits",
+    "probabilities": "mean of probabilities",
+    "size": "mean of probabilities, weighted by the number of training images",
+    "class_count": "mean of probabilities, each class weighted by who has seen how much of it",
+}
+_FLOOR = -27.631  # log 1e-12: what a class gets that no member may vote for; finite, so that losses stay finite
+
+
+def check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise UsageError(f"unknown ensemble mode '{mode}'", field="mode", fix=f"Choose one of {', '.join(MODES)}.")
+
+
+def weights_for(mode: str, counts: torch.Tensor) -> torch.Tensor:
+    """Voting weights from label counts (members, classes): (members,), or (members, classes) for `class_count`."""
+    check_mode(mode)
+    counts = counts.to(torch.float64)
+    if mode == "size":
+        return counts.sum(1)
+    return counts if mode == "class_count" else torch.ones(len(counts), dtype=torch.float64)
+
+
+class Ensemble(nn.Module):
+    """Members of any architectures; `forward` gives the mean of logits, or log-probabilities in the other modes.
+
+    `weights` has one number a member, or one a member and class; only their proportions over the members matter.
+    """
+
+    weights: torch.Tensor
+
+    def __init__(self, members: Sequence[nn.Module], mode: str = "logits", weights: torch.Tensor | None = None) -> None:
+        super().__init__()
+        check_mode(mode)
+        self.mode = mode
+        self.members = nn.ModuleList(members)  # a plain list would escape eval(), to() and modules()
+        self.register_buffer("weights", _shares(mode, weights, len(members)))
+
+    @classmethod
+    def from_counts(cls, members: Sequence[nn.Module], mode: str, counts: torch.Tensor) -> Ensemble:
+        """An ensemble in one of the MODES, given each member's label counts (members, classes)."""
+        return cls(members, mode, weights_for(mode, counts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _combine(torch.stack([member(x) for member in self.members]), self.mode, self.weights)
+
+
+def combine(logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Members' logits (members, batch, classes) as one: mean logits or log-probabilities, (batch, classes), finite."""
+    check_mode(mode)
+    return _combine(logits, mode, _shares(mode, weights, len(logits)))
+
+
+def _combine(logits: torch.Tensor, mode: str, shares: torch.Tensor) -> torch.Tensor:
+    shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
+    if mode == "logits":
+        return (shares * logits).sum(0)
+    return _mix(logits.log_softmax(-1), shares)
+
+
+def _shares(mode: str, weights: torch.Tensor | None, members: int) -> torch.Tensor:
+    """Weights as shares of one over the members; a class that nobody has keeps zeros."""
+    if weights is None:
+        if mode in ("size", "class_count"):
+            raise TrainingError(f"the ensemble mode '{mode}' needs weights", field="weights", fix="Pass label counts.")
+        weights = torch.ones(members)
+    weights = weights.detach().to(torch.float64)
+    total = weights.sum(0)
+    fits = weights.ndim in (1, 2) and len(weights) == members
+    if not fits or not weights.isfinite().all() or (weights < 0).any() or not (total > 0).any():
+        raise TrainingError(
+            f"ensemble weights of shape {list(weights.shape)} do not suit {members} members",
+            field="weights",
+            expected="finite, not negative, not all zero, one row a member",
+            fix="Check the sample counts that the clients reported.",
+        )
+    return (weights / total.where(total > 0, 1.0)).to(torch.float32)
+
+
+def _mix(log_p: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """log of the weighted mean of probabilities, renormalized per sample over the classes that anyone has seen."""
+    seen = (shares > 0).any(0).flatten().expand(log_p.shape[-1])
+    votes = (log_p + shares.log())[..., seen]  # a member without a vote adds exp(-inf) = 0
+    mixed = votes.logsumexp(0).log_softmax(-1)
+    if bool(seen.all()):
+        return mixed
+    # below every class that has votes, so that an unseen class is never predicted
+    floor = mixed.detach().amin(-1, keepdim=True).clamp(max=0.0) + _FLOOR
+    return floor.repeat(1, log_p.shape[-1]).index_copy(1, seen.nonzero().flatten(), mixed)
+
+
+# --- asking frozen members quickly ---------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def fast_logits(
+    members: Sequence[nn.Module], images: torch.Tensor, *, map: Map | None = None, batch: int = 256
+) -> torch.Tensor:
+    """Logits of every member for every image, (members, images, classes); members in parallel, frozen and folded.
+
+    `images` are uint8, or floats in [-1, 1]. The same batches go through one compute thread a member, so the result
+    has the same bits for any number of workers.
+    """
+    inputs = images if images.dtype == torch.uint8 else to_input(images)  # uint8 stays small until its batch comes
+    shape = tuple(images.shape[1:])
+
+    @torch.no_grad()  # gradients are switched off per thread, and this runs in others
+    def ask(member: nn.Module) -> torch.Tensor:
+        teacher = freeze(member)
+        spend(forward_flops(teacher, shape) * len(images))
+        return torch.cat([teacher(to_input(part)) for part in torch.split(inputs, batch)])
+
+    return torch.stack((map or Workers().map)(ask, members))
