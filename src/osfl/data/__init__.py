@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from osfl.data.catalog import Sheet, sheets
     from osfl.data.opening import open_dataset
     from osfl.data.partition import Partition, assign, domain_clients, parse_partition
-    from osfl.data.source import Part, Problem, Source
+    from osfl.data.source import Part, Problem, Source, summarize
     from osfl.data.views import (
         class_counts,
         evaluation_part,
@@ -27,7 +27,7 @@ _HOMES = {
     "catalog": ("Sheet", "sheets"),
     "opening": ("open_dataset",),
     "partition": ("Partition", "assign", "domain_clients", "parse_partition"),
-    "source": ("Part", "Problem", "Source"),
+    "source": ("Part", "Problem", "Source", "summarize"),
     "views": (
         "class_counts",
         "evaluation_part",
@@ -56,6 +56,7 @@ __all__ = [
     "open_dataset",
     "parse_partition",
     "sheets",
+    "summarize",
     "take_stratified",
     "with_train",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ MOST_CLASSES = 10_000
 TEST_SHARE = 0.2
 
 
-def open_npz(path: Path, sheet: Sheet | None, size: int | None, channels: int | None) -> Source:
+def open_npz(
+    path: Path, sheet: Sheet | None, size: int | None, channels: int | None, problems: Iterable[Problem] = ()
+) -> Source:
     """Open one `.npz`; every mistake in it is named in one error."""
-    return from_arrays(path.stem, read_npz(path), sheet, size, channels)
+    return from_arrays(path.stem, read_npz(path), sheet, size, channels, problems)
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -43,10 +45,17 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         ) from None
 
 
-def from_arrays(name: str, arrays: Arrays, sheet: Sheet | None, size: int | None, channels: int | None) -> Source:
+def from_arrays(
+    name: str,
+    arrays: Arrays,
+    sheet: Sheet | None,
+    size: int | None,
+    channels: int | None,
+    problems: Iterable[Problem] = (),
+) -> Source:
     """A source from images (n, h, w[, c]) and labels (n,) or (n, 1); a missing test part is cut by class."""
     _check(name, arrays, None if sheet is None else len(sheet.classes))
-    problems: list[Problem] = []
+    problems = list(problems)
     height, width = arrays["train_images"].shape[1:3]
     if size is None and height != width:
         size = max(height, width)

@@ -100,7 +100,8 @@ BRAIN = Sheet(
     channels=1,
     layout="zip",
     files=(File("brain-mri-subset.zip", sha256="43d0bfa95137738f03571fa0209e88cb67bd2d255608348ae9aa1dc4da4426e9"),),
-    notes="Always read as grey: whether a file is grey or RGB depends on its class and would give the answer away.",
+    notes="Always read as grey: whether a file is grey or RGB depends on its class and would give the answer away. "
+    "19 training images are also in the test part, as in the original.",
     ethics="Patients are not identified, so slices of one patient may be in several parts. " + PATIENTS,
 )
 
@@ -115,9 +116,7 @@ CHEST = Sheet(
     size=64,
     channels=1,
     layout="zip",
-    files=(
-        File("chest-xray-448-subset.zip", sha256="3e366edc96aba711a555d5ddd62e5c6cedc4308f546b1d65fbcc66bbf7e1a3b7"),
-    ),
+    files=(File("chest-xray-448-subset.zip", sha256="3e366edc96aba711a555d5ddd62e5c6cedc4308f546b1d65fbcc66bbf7e1a3b7"),),
     group="patient",
     group_pattern=r"(person\d+|IM-\d+)",
     notes="The official test part is whole. Validation splits keep the images of a patient together.",
@@ -135,9 +134,7 @@ BLOODCELLS_360 = Sheet(
     size=64,
     channels=3,
     layout="zip",
-    files=(
-        File("bloodcells-360-subset.zip", sha256="4e0aa81b5172172fb11ffe4fd8fda47f3d66791b06bd80dce1798cd8261fe2e5"),
-    ),
+    files=(File("bloodcells-360-subset.zip", sha256="4e0aa81b5172172fb11ffe4fd8fda47f3d66791b06bd80dce1798cd8261fe2e5"),),
     notes="60 images a class, a fifth of them the test part. The same images are in bloodcells-28.",
     ethics=BLOODCELLS.ethics,
 )

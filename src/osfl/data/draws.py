@@ -64,9 +64,7 @@ def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> Shares:
     return np.asarray(np.arange(n) == rng.integers(n), dtype=np.float64)
 
 
-def per_client(
-    labels: Indices, n: int, alpha: float, sigma: float, rng: np.random.Generator, *, least: int
-) -> list[Indices]:
+def per_client(labels: Indices, n: int, alpha: float, sigma: float, rng: np.random.Generator, *, least: int) -> list[Indices]:
     """Each client fills its size from its own class mixture; a class that is used up leaves the mixtures.
 
     The clients take one image each in turn. One after the other, the last would get only what the first left over.

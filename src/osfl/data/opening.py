@@ -2,39 +2,81 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from osfl.data.arrays import open_npz
 from osfl.data.catalog import Sheet, nearest, sheets
+from osfl.data.classic import open_classic
 from osfl.data.embedded import open_digits
+from osfl.data.folders import open_images, open_table
 from osfl.data.geometry import check_geometry
+from osfl.data.places import data_folder, obtain
 from osfl.data.source import Source
 from osfl.errors import DataError, UsageError
+from osfl.protocol import Progress
+
+SUFFIXES = (".npz", ".zip", ".csv")
 
 
-def open_dataset(name_or_path: str, *, size: int | None = None, channels: int | None = None) -> Source:
+def _quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def open_dataset(
+    name_or_path: str, *, size: int | None = None, channels: int | None = None, progress: Progress = _quiet
+) -> Source:
     """Open a named dataset (`osfl ls datasets`) or a path to .npz, a folder, .zip or .csv."""
     check_geometry(size, channels)
     sheet = sheets().get(name_or_path)
-    if sheet is not None and sheet.layout == "embedded":
+    if sheet is not None:
+        return _open_named(sheet, size, channels, progress)
+    return _open_path(_resolve(name_or_path), size, channels, progress)
+
+
+def _open_named(sheet: Sheet, size: int | None, channels: int | None, progress: Progress) -> Source:
+    if sheet.refused:
+        raise DataError(f"'{sheet.name}' cannot be used: {sheet.refused}", field="dataset", fix="See osfl ls datasets.")
+    if sheet.layout == "embedded":
         return open_digits(sheet, size, channels)
-    path = _find(name_or_path, sheet)
-    return open_npz(path, sheet, size, channels)
+    if sheet.layout not in ("npz", "zip"):
+        return open_classic(sheet, size, channels, progress)
+    path, doubts = obtain(sheet, sheet.files[0], progress)
+    if sheet.layout == "zip":
+        return open_images(path, sheet, size, channels, progress, doubts)
+    return open_npz(path, sheet, size, channels, doubts)
 
 
-def data_folder() -> Path | None:
-    """OSFL_DATA, or ../shared/data where that exists."""
-    folder = Path(os.environ.get("OSFL_DATA") or Path("..") / "shared" / "data")
-    return folder if folder.is_dir() else None
+def _open_path(path: Path, size: int | None, channels: int | None, progress: Progress) -> Source:
+    if path.is_dir() or path.suffix.lower() == ".zip":
+        return open_images(path, None, size, channels, progress, [])
+    if path.suffix.lower() == ".csv":
+        return open_table(path, size, channels, progress)
+    if path.suffix.lower() == ".npz":
+        return open_npz(path, None, size, channels)
+    raise UsageError(
+        f"'{path.name}' is no kind of dataset that is known", field="dataset", fix="Give .npz, .zip, .csv or a folder."
+    )
 
 
-def _find(name: str, sheet: Sheet | None) -> Path:
+def _resolve(name: str) -> Path:
+    """A path as given, or a file or folder of that name under OSFL_DATA."""
     folder = data_folder()
-    candidates = [Path(name)] + ([folder / f"{name}.npz"] if folder else [])
-    for path in candidates:
-        if path.is_file():
+    under = [folder / f"{name}{suffix}" for suffix in ("", *SUFFIXES)] if folder and name else []
+    for path in (Path(name), *under):
+        if name and path.exists():
             return path
-    if sheet:
-        raise DataError(f"'{name}' is not here")
-    raise UsageError(f"no dataset '{name}'", field="dataset", fix=", ".join(nearest(name, list(sheets()))))
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> UsageError:
+    if "/" in name or name.endswith(SUFFIXES):
+        return UsageError(f"there is no file or folder '{name}'", field="dataset", fix="Check the path.")
+    folder = data_folder()
+    held = [path.stem for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES] if folder else []
+    close = nearest(name, list(dict.fromkeys([*sheets(), *held])))
+    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    return UsageError(
+        f"there is no dataset '{name}'",
+        field="dataset",
+        fix=f"{meant}See osfl ls datasets, or give a path: ./images, data.npz, data.zip, table.csv.",
+    )

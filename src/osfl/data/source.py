@@ -68,6 +68,17 @@ class Source:
     problems: tuple[Problem, ...] = ()
 
 
+def summarize(problems: Iterable[Problem], examples: int = 3) -> list[str]:
+    """One line for each kind of problem, with how many files it met and the first of them."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        kinds.setdefault((problem.what, problem.done), []).append(problem.path)
+    return [
+        f"{what}: {len(paths)} × {done} ({', '.join(paths[:examples])}{', …' if len(paths) > examples else ''})"
+        for (what, done), paths in kinds.items()
+    ]
+
+
 def part_of(images: Pixels, labels: Iterable[int], domains: Names | None = None, groups: Names | None = None) -> Part:
     """A part from arrays; images are (n, channels, height, width)."""
     tensor = torch.from_numpy(np.ascontiguousarray(images))

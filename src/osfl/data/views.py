@@ -15,9 +15,7 @@ from osfl.errors import UsageError
 from osfl.protocol import ClientId, Shard, digest_of
 
 
-def make_shards(
-    source: Source, assignment: Mapping[ClientId, Indices], *, seed: int, val_fraction: float = 0.1
-) -> list[Shard]:
+def make_shards(source: Source, assignment: Mapping[ClientId, Indices], *, seed: int, val_fraction: float = 0.1) -> list[Shard]:
     """A shard for each client, in the order of their names; validation is cut from the client's own images."""
     return [
         make_shard(source.train.subset(assignment[client]), client, seed=seed, val_fraction=val_fraction)

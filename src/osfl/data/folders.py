@@ -1,0 +1,145 @@
+"""Image folders, zips and CSV tables to a source: arrange, decode, cut a test part if there is none, report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from osfl.data.arrays import TEST_SHARE, absent_classes
+from osfl.data.catalog import Sheet
+from osfl.data.gallery import Gallery, gallery
+from osfl.data.layout import SKIPPED, Item, arrange, class_names, read_table
+from osfl.data.source import Indices, Names, Part, Problem, Source, finish, part_of
+from osfl.data.split import hold_out_mask, strata_of
+from osfl.data.tree import open_tree, read_file, stamp
+from osfl.errors import DataError
+from osfl.protocol import Progress
+
+DEFAULT_SIZE = 64
+
+
+def open_images(
+    path: Path, sheet: Sheet | None, size: int | None, channels: int | None, progress: Progress, doubts: Sequence[Problem]
+) -> Source:
+    """A folder or zip of images; classes, parts and domains are folders."""
+    with open_tree(path) as tree:
+        items, problems = arrange(tree.stamps, sheet.group_pattern if sheet else "")
+        stamps = [tree.stamps[item.name] for item in items]
+        size, channels = _geometry(sheet, size, channels)
+        pictures = gallery([item.name for item in items], stamps, tree.read, size, channels, progress)
+    return _source(path.stem, items, pictures, sheet, [*doubts, *problems], channels)
+
+
+def open_table(path: Path, size: int | None, channels: int | None, progress: Progress) -> Source:
+    """A CSV of `path,label[,split][,domain][,group]`; paths are relative to the CSV's folder."""
+    try:
+        items, problems = read_table(path.read_text(encoding="utf-8"), path.name)
+    except UnicodeDecodeError:
+        raise DataError(f"'{path.name}' is not UTF-8 text", field="file", fix="Save it as UTF-8 CSV.") from None
+    size, channels = _geometry(None, size, channels)
+    files = [path.parent / item.name for item in items]
+    read: Callable[[str], bytes] = lambda name: read_file(path.parent / name)  # noqa: E731
+    stamps = [stamp(file) for file in files]
+    pictures = gallery([item.name for item in items], stamps, read, size, channels, progress)
+    return _source(path.stem, items, pictures, None, problems, channels)
+
+
+def _geometry(sheet: Sheet | None, size: int | None, channels: int | None) -> tuple[int, int | None]:
+    return size or (sheet.size if sheet else DEFAULT_SIZE), channels or (sheet.channels if sheet else None)
+
+
+def _source(
+    name: str, items: list[Item], pictures: Gallery, sheet: Sheet | None, problems: list[Problem], channels: int | None
+) -> Source:
+    items = [items[i] for i in pictures.kept]
+    problems = [*problems, *pictures.problems]
+    known = set(sheet.classes) if sheet else {item.label for item in items}
+    problems += [Problem(i.name, f"unknown class '{i.label}'", SKIPPED) for i in items if i.label not in known]
+    use = np.array([n for n, item in enumerate(items) if item.label in known], dtype=np.int64)
+    if not len(use):
+        raise _nothing(name, problems)
+    problems += _doubles(items, pictures) + _shapes(items, pictures, channels)
+    classes = sheet.classes if sheet else class_names(items)
+    whole, parts = _whole([items[i] for i in use], pictures, use, classes)
+    train, val, test = _parts(name, whole, parts)
+    problems += absent_classes(name, classes, train)
+    return finish(sheet.name if sheet else name, classes, train, val, test, sheet, problems)
+
+
+def _nothing(name: str, problems: Sequence[Problem]) -> DataError:
+    seen = "; ".join(f"{p.path}: {p.what}" for p in problems[:3])
+    return DataError(
+        f"'{name}' holds no usable image" + (f" ({seen})" if seen else ""),
+        field="dataset",
+        fix="Expected class/*, train|test/class/* or domain/class/* with PNG, JPEG, TIFF, BMP, GIF, WEBP or PPM files.",
+    )
+
+
+def _whole(items: list[Item], pictures: Gallery, use: Indices, classes: Sequence[str]) -> tuple[Part, Names]:
+    """All images as one part, and the name of the part each belongs to."""
+    number = {label: i for i, label in enumerate(classes)}
+    labels = [number[item.label] for item in items]
+    images = pictures.images if len(use) == len(pictures.images) else pictures.images[use]
+    parts = np.array([item.part for item in items], dtype=np.str_)
+    return part_of(images, labels, _column(i.domain for i in items), _column(i.group or i.name for i in items)
+                   if any(i.group for i in items) else None), parts  # fmt: skip
+
+
+def _column(values: Iterable[str]) -> Names | None:
+    column = np.array(list(values), dtype=np.str_)
+    return column if np.any(column != "") else None
+
+
+def _parts(name: str, whole: Part, parts: Names) -> tuple[Part, Part | None, Part]:
+    """(train, val, test); without a test part a fifth of each class and domain, whole patients, always the same."""
+    train, val, test = (np.flatnonzero(np.isin(parts, names)) for names in (("", "train"), ("val",), ("test",)))
+    if not len(test):
+        pool = whole.subset(train)
+        held = hold_out_mask(strata_of(pool.labels, pool.domains), TEST_SHARE, 0, "test", groups=pool.groups)
+        train, test = train[~held], train[held]
+    if not len(train) or not len(test):
+        raise DataError(
+            f"'{name}' has {len(train)} training and {len(test)} test images",
+            field="dataset",
+            fix="Each class needs at least two images, or give train/ and test/ folders.",
+        )
+    return whole.subset(train), whole.subset(val) if len(val) else None, whole.subset(test)
+
+
+def _doubles(items: list[Item], pictures: Gallery) -> list[Problem]:
+    """The same file under two classes is a wrong label; in training and test it makes scores too good."""
+    places: dict[bytes, list[Item]] = defaultdict(list)
+    for item, content in zip(items, pictures.content, strict=True):
+        places[content.tobytes()].append(item)
+    problems = []
+    for same in (found for found in places.values() if len(found) > 1):
+        first, *others = same
+        for other in others:
+            if other.label != first.label:
+                problems.append(Problem(other.name, f"the same image as {first.name}, another class", "kept"))
+            elif other.part != first.part:
+                problems.append(Problem(other.name, f"the same image as {first.name}, another part", "kept"))
+    return problems
+
+
+def _shapes(items: list[Item], pictures: Gallery, channels: int | None) -> list[Problem]:
+    """Geometry that was changed for many files at once: one line each."""
+    size, n = pictures.images.shape[-1], len(items)
+    problems = []
+    if pictures.oblong.any():
+        what = f"{int(pictures.oblong.sum())} of {n} images are not square"
+        problems.append(Problem("(all)", what, f"resized to {size} × {size}, aspect ratio not kept"))
+    if channels is None and pictures.color.any() and not pictures.color.all():
+        what = f"{int((~pictures.color).sum())} of {n} images are grey, the others in colour ({_by_class(items, pictures)})"
+        problems.append(Problem("(all)", what, "all read as RGB; where it depends on the class, ask for 1 channel"))
+    return problems
+
+
+def _by_class(items: list[Item], pictures: Gallery) -> str:
+    """Share of grey images in each class: a model can learn the file format instead of the picture."""
+    labels = np.array([item.label for item in items])
+    shares = {label: 1 - float(pictures.color[labels == label].mean()) for label in class_names(items)}
+    return "grey: " + ", ".join(f"{label} {share:.0%}" for label, share in list(shares.items())[:6])

@@ -1,0 +1,154 @@
+"""What a file's place says about it: its class, its part, its domain, its patient. Pure functions of names.
+
+class/*          train|val|test/class/*          domain/class/*          train|test/domain/class/*
+class/patient/*  (when the inner folders are different ones in each outer folder)
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import PurePosixPath
+
+from osfl.data.decode import SUFFIXES
+from osfl.data.source import Problem
+from osfl.errors import DataError
+
+PARTS = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+SKIPPED = "left out"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image file and what is known of it."""
+
+    name: str
+    label: str
+    part: str = ""  # train, val or test; empty when the dataset has no parts
+    domain: str = ""
+    group: str = ""
+
+
+def arrange(names: Iterable[str], group_pattern: str = "") -> tuple[list[Item], list[Problem]]:
+    """Items from names in a folder or zip, sorted; whatever does not fit is a problem."""
+    images, problems = _images(names)
+    rows = _without_wrapper([(name, list(PurePosixPath(name).parts[:-1])) for name in images])
+    splits = bool(rows) and all(folders and folders[0].lower() in PARTS for _, folders in rows)
+    inner = [(name, folders[1:] if splits else folders) for name, folders in rows]
+    depth = _usual_depth(inner)
+    items = []
+    for (name, folders), (_, outer) in zip(inner, rows, strict=True):
+        if len(folders) != depth:
+            what = "not inside a class folder" if not folders else f"{len(folders)} folders deep, others {depth}"
+            problems.append(Problem(name, what, SKIPPED))
+            continue
+        part = PARTS[outer[0].lower()] if splits else ""
+        items.append(Item(name, folders[-1], part, folders[0] if depth == 2 else ""))
+    if depth == 2 and not _shared(items):
+        items = [replace(item, label=item.domain, domain="", group=f"{item.domain}/{item.label}") for item in items]
+        problems.append(Problem("(all)", "inner folders differ from class to class", "taken as groups, e.g. patients"))
+    return [with_group(item, group_pattern) for item in items], problems
+
+
+def _images(names: Iterable[str]) -> tuple[list[str], list[Problem]]:
+    images: list[str] = []
+    problems = []
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            problems.append(Problem(name, "a name that points outside", SKIPPED))
+        elif path.suffix.lower() not in SUFFIXES:
+            problems.append(Problem(name, "not an image file", SKIPPED))
+        else:
+            images.append(name)
+    return images, problems
+
+
+def _without_wrapper(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Drop a single folder around everything (archives often have one), unless it is a part or the only class."""
+    tops = {folders[0] if folders else "" for _, folders in rows}
+    if len(tops) != 1 or tops <= {""} or {top.lower() for top in tops} <= set(PARTS):
+        return rows
+    if Counter(len(folders) for _, folders in rows).most_common(1)[0][0] < 2:
+        return rows
+    return _without_wrapper([(name, folders[1:]) for name, folders in rows])
+
+
+def _usual_depth(rows: Sequence[tuple[str, list[str]]]) -> int:
+    depths = Counter(len(folders) for _, folders in rows if 1 <= len(folders) <= 2)
+    return depths.most_common(1)[0][0] if depths else 1
+
+
+def _shared(items: Sequence[Item]) -> bool:
+    """Whether classes repeat from domain to domain; else the inner folders are something else."""
+    pairs = {(item.domain, item.label) for item in items}
+    seen = Counter(label for _, label in pairs)
+    return len({domain for domain, _ in pairs}) < 2 or sum(n > 1 for n in seen.values()) * 2 >= len(seen)
+
+
+def with_group(item: Item, pattern: str) -> Item:
+    """The group a sheet's pattern finds in the file name; a file without one is a group of its own."""
+    if not pattern:
+        return item
+    found = re.search(pattern, PurePosixPath(item.name).name)
+    return replace(item, group=f"{item.label}/{found.group(1)}" if found else item.name)
+
+
+def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
+    """Rows of `path,label[,split][,domain][,group]`; a bad row is a problem, a bad header an error."""
+    reader = csv.DictReader(StringIO(text.lstrip("\ufeff")))
+    header = [column.strip().lower() for column in reader.fieldnames or []]
+    if not {"path", "label"} <= set(header):
+        raise DataError(
+            f"'{where}' lacks the columns 'path' and 'label'",
+            field="header",
+            expected="path,label[,split][,domain][,group]",
+            got=",".join(header) or "an empty file",
+        )
+    reader.fieldnames = header
+    items, problems = [], []
+    for number, row in enumerate(reader, start=2):
+        values = {key: (value or "").strip() for key, value in row.items() if isinstance(value, str) and key}
+        item, problem = _row(values, f"{where}:{number}")
+        items += [item] if item else []
+        problems += [problem] if problem else []
+    return _once(items, problems), problems
+
+
+def _row(values: Mapping[str, str], where: str) -> tuple[Item | None, Problem | None]:
+    path, label, split = values.get("path", ""), values.get("label", ""), values.get("split", "").lower()
+    if not path or not label:
+        return None, Problem(where, "no path" if not path else "no label", SKIPPED)
+    if split and split not in PARTS:
+        return None, Problem(where, f"unknown split '{split}'", SKIPPED)
+    return Item(path, label, PARTS.get(split, ""), values.get("domain", ""), values.get("group", "")), None
+
+
+def _once(items: Sequence[Item], problems: list[Problem]) -> list[Item]:
+    """A path that is listed again is used once; with another label it is a contradiction and is not used at all."""
+    labels: dict[str, set[str]] = {}
+    for item in items:
+        labels.setdefault(item.name, set()).add(item.label)
+    kept: dict[str, Item] = {}
+    for item in items:
+        if len(labels[item.name]) > 1:
+            problems.append(Problem(item.name, f"listed with labels {' and '.join(sorted(labels[item.name]))}", SKIPPED))
+        elif item.name in kept:
+            problems.append(Problem(item.name, "listed twice", "used once"))
+        else:
+            kept[item.name] = item
+    return [kept[name] for name in sorted(kept)]
+
+
+def class_names(items: Iterable[Item]) -> tuple[str, ...]:
+    """Sorted; as numbers where all are."""
+    labels = {item.label for item in items}
+    numeric = all(label.isdecimal() for label in labels)
+    return tuple(sorted(labels, key=lambda label: (int(label) if numeric else 0, label)))
