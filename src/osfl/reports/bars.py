@@ -8,7 +8,7 @@ from osfl.reports.svg import canvas, color, label, legend, line, tag, title, wid
 from osfl.reports.words import percent
 
 Value = tuple[float | None, float | None]  # (share, error); None where it does not exist
-_BAR, _GAP, _NUMBER = 13, 14, 60  # height of a bar, space between groups, room for a number at its right
+_BAR, _GAP, _NUMBER = 16, 14, 62  # height of a bar, space between groups, room for a number at its right
 
 
 def bars(
@@ -17,22 +17,23 @@ def bars(
 ) -> str:  # fmt: skip
     """One group a name, one bar a series. On a narrow drawing the names stand above their bars."""
     stacked = width < 500
-    names = 0.0 if stacked else min(240, max((width_of(name, 13) for name in groups), default=0)) + 14
+    names = 0.0 if stacked else min(240, max((1.1 * width_of(name, 13) for name in groups), default=0)) + 14
     span = width - names - _NUMBER
     head, top = legend(list(series), 0, 14, width)
     if reference:
         head += _reference(reference, names, top + 8, span)
         top += 22
-    parts, y = [], top + 4
+    parts, stretches, y = [], [] if stacked else [(top - 2, top + 4)], top + 4
     for name, values in groups.items():
         if stacked:
             y += 17
         parts += _group(name, values, series, (names, y, span), stacked, faint=strong is not None and name != strong)
+        stretches.append((y, y + len(series) * _BAR + (0 if stacked else _GAP)))  # never through a name above its bars
         y += len(series) * _BAR + _GAP
     rail = _marks(names, top, y - 4, span)
     if reference:
         x = names + span * _clip(reference[1])
-        rail.append(line(x, top - 2, x, y - 4, "reference", stroke_dasharray="5 4"))
+        rail += [line(x, start, x, end, "reference", stroke_dasharray="5 3") for start, end in stretches]
     return canvas(width, y + 18, what, *head, *rail, *parts)
 
 
@@ -51,7 +52,11 @@ def _group(
     left, top, span = place
     middle = top + len(series) * _BAR / 2 + 4
     at = (0.0, top - 5) if stacked else (0.0, middle)
-    parts = [label(*at, name, size=13, room=(left + span if stacked else left - 12), class_="" if faint else "strong")]
+    parts = [
+        label(
+            *at, name, size=13, room=0.9 * (left + span if stacked else left - 12), class_="value" if faint else "value strong"
+        )
+    ]
     for index, (value, error) in enumerate(values):
         spot = (left, top + index * _BAR, span)
         parts.append(tag("g", *_bar(value, error, spot, index), title(_words(name, series[index], value, error))))
@@ -65,16 +70,16 @@ def _words(name: str, series: str, value: float | None, error: float | None) -> 
 def _bar(value: float | None, error: float | None, place: tuple[float, float, float], index: int) -> list[str]:
     left, top, span = place
     if value is None:
-        return [label(left + 6, top + 10, "not available", size=11, class_="muted")]
+        return [label(left + 6, top + 12, "not available", size=11, class_="muted")]
     end = left + span * _clip(value)
-    shape = tag("rect", x=left, y=top + 1, width=max(1.0, end - left), height=_BAR - 2, rx=2, fill=color(index))
+    shape = tag("rect", x=left, y=top + 1, width=max(1.0, end - left), height=_BAR - 2.5, rx=2, fill=color(index))
     parts, right = [shape], end
     if error:
         low, right = left + span * _clip(value - error), left + span * _clip(value + error)
         y = top + _BAR / 2
         parts += [line(low, y, right, y, "whisker")]
         parts += [line(x, y - 3, x, y + 3, "whisker") for x in (low, right)]
-    parts.append(label(right + 6, top + 11, percent(value), size=11.5, class_="value"))
+    parts.append(label(right + 6, top + 12, percent(value), size=11.5, class_="value"))
     return parts
 
 

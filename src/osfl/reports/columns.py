@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,5 +94,6 @@ def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Ce
     return Cell(column.words(value), spread, wins)
 
 
-def is_pooled(method: str) -> bool:
-    return method.split(" (")[0] == POOLED
+def is_pooled(label: str) -> bool:
+    """Labels are `method`, `method@key=value` or `method (what sets it apart)`."""
+    return re.split("[@ ]", label, maxsplit=1)[0] == POOLED

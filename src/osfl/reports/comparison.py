@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
-from osfl.reports.rendering import both, fact_rows, render, write_text
+from osfl.reports.rendering import fact_rows, render, responsive, write_text
 from osfl.reports.words import many, percent, size
 from osfl.result import Result
 
@@ -105,7 +105,7 @@ def _bars(methods: Methods, line: tuple[str, float] | None) -> Markup:
     groups = {name: [_with_error(methods, name, metric) for metric in (ACCURACY, OWN)] for name in methods}
     series = ("global test set", "own distribution, mean over clients")
     what = "Accuracy of each method on the global test set and on the clients' own distributions"
-    return both(lambda width: bars(groups, series, what=what, width=width, reference=line), "Accuracy by method")
+    return responsive(lambda width: bars(groups, series, what=what, width=width, reference=line), "Accuracy by method")
 
 
 def _with_error(methods: Methods, name: str, metric: str) -> tuple[float | None, float | None]:
@@ -127,7 +127,7 @@ def _scatter(methods: Methods) -> Markup:
             x_words=size, x_label="bytes uploaded by all clients (log scale)", y_label="accuracy on the global test set",
         )  # fmt: skip
 
-    return both(draw, "Accuracy against bytes")
+    return responsive(draw, "Accuracy against bytes")
 
 
 def _labels(results: Sequence[Result]) -> Markup:
@@ -139,4 +139,4 @@ def _labels(results: Sequence[Result]) -> Markup:
     classes = [str(name) for name in results[0]["task"]["classes"]]
     words = {"row_title": "client", "column_title": "class", "unit": "images"}
     what = "Label counts by client and class"
-    return both(lambda width: heatmap(names, classes, counts, what=what, width=width, **words), what)
+    return responsive(lambda width: heatmap(names, classes, counts, what=what, width=width, root=True, **words), what)

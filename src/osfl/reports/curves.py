@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from osfl.reports.axes import Frame, draw_axes, linear, room_for
-from osfl.reports.svg import canvas, color, legend, number, tag, title
+from osfl.reports.svg import Attribute, canvas, color, legend, number, tag, title
 from osfl.reports.words import compact
 
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines differ by dash as well as by colour
@@ -37,7 +37,7 @@ def histogram(
         for left, right, value in zip(bins, bins[1:], row, strict=False):
             corners += [(left, value), (right, value)]
         corners.append((corners[-1][0], 0.0))
-        shape = {"fill": color(index), "fill_opacity": 0.28, "stroke": color(index), "stroke_width": 1.6}
+        shape: dict[str, Attribute] = {"fill": color(index), "fill_opacity": 0.28, "stroke": color(index), "stroke_width": 1.6}
         parts.append(tag("polygon", title(name), points=_points(frame, corners), **shape))
     return canvas(width, frame.bottom + 52, what, *parts)
 
@@ -70,9 +70,7 @@ def _stroke(frame: Frame, piece: list[tuple[float, float]], index: int) -> str:
     dash = _DASHES[index // 2 % len(_DASHES)]
     look = {"stroke_dasharray": dash} if dash else {}
     points = _points(frame, piece)
-    return tag(
-        "polyline", points=points, fill="none", stroke=color(index), stroke_width=2, stroke_linejoin="round", **look
-    )
+    return tag("polyline", points=points, fill="none", stroke=color(index), stroke_width=2, stroke_linejoin="round", **look)
 
 
 def _points(frame: Frame, corners: Sequence[tuple[float, float]]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from osfl.reports.plots import heatmap, histogram, lines
-from osfl.reports.rendering import both
+from osfl.reports.rendering import responsive
 
 View = dict[str, Any]
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -60,19 +60,19 @@ def _heatmap(title: str, figure: Mapping[str, Any]) -> View:
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise ValueError(f"its values are not {len(rows)} rows of {len(columns)}")
     words = _chosen(figure, "row_title", "column_title", "unit")
-    return {"chart": both(lambda width: heatmap(rows, columns, values, what=title, width=width, **words), title)}
+    return {"chart": responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **words), title)}
 
 
 def _lines(title: str, figure: Mapping[str, Any]) -> View:
     x, series = figure["x"], _series(figure, len(figure["x"]))
     words = _chosen(figure, "x_label", "y_label")
-    return {"chart": both(lambda width: lines(x, series, what=title, width=width, **words), title)}
+    return {"chart": responsive(lambda width: lines(x, series, what=title, width=width, **words), title)}
 
 
 def _histogram(title: str, figure: Mapping[str, Any]) -> View:
     bins, series = figure["bins"], _series(figure, len(figure["bins"]) - 1)
     words = _chosen(figure, "x_label", "y_label")
-    return {"chart": both(lambda width: histogram(bins, series, what=title, width=width, **words), title)}
+    return {"chart": responsive(lambda width: histogram(bins, series, what=title, width=width, **words), title)}
 
 
 def _series(figure: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _series(figure: Mapping[str, Any], length: int) -> dict[str, Any]:
     return series
 
 
-def _chosen(figure: Mapping[str, Any], *keys: str) -> dict[str, str]:
+def _chosen(figure: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: str(figure[key]) for key in keys if key in figure}
 
 

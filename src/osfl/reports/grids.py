@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
-from osfl.reports.svg import canvas, fit, label, line, tag, title, width_of
-from osfl.reports.words import compact, count, percent
+from osfl.reports.grid_layout import Layout, exact, headings, plan_grid
+from osfl.reports.svg import canvas, label, tag, title, width_of
+from osfl.reports.words import percent
 
 HEAT = "var(--heat,#14559b)"
 _INK_FLIPS = 0.62  # from this strength on, text in a cell is written in the page's opposite ink
-_SMALLEST = 5.0
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the cells are."""
-
-    left: float
-    top: float
-    cell: float  # width of a cell
-    row: float  # height of a cell
-
-    def at(self, row: int, column: int) -> tuple[float, float]:
-        return self.left + column * self.cell, self.top + row * self.row
+_RIGHT = 62.0  # room for the column of accuracies beside a confusion matrix
 
 
 def heatmap(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str, width: float = 860,
-    row_title: str = "", column_title: str = "", unit: str = "",
+    row_title: str = "", column_title: str = "", unit: str = "", root: bool = False,
 ) -> str:  # fmt: skip
-    """Values by row and column; colour runs from nothing at zero to full at the largest value."""
-    top_value = max((abs(value) for row in values for value in row), default=0) or 1.0
-    layout = _layout(rows, columns, width)
-    parts = _headings(rows, columns, layout, row_title, column_title)
-    words = _cell_text(values, layout)
+    """Values by row and column; colour runs from nothing at zero to full at the largest value. With `root` it follows
+    the square root, so that small counts are still told from none beside a large one."""
+    top = max((abs(value) for row in values for value in row), default=0) or 1.0
+    layout = plan_grid(rows, columns, values, width, titled=bool(column_title))
+    parts = headings(rows, columns, layout, row_title, column_title)
     for r, row in enumerate(values):
         for c, value in enumerate(row):
-            tip = f"{rows[r]}, {columns[c]}: {_exact(value)} {unit}".rstrip()
-            parts.append(_cell(layout, r, c, abs(value) / top_value, words(value), tip))
+            strength = math.sqrt(abs(value) / top) if root else abs(value) / top
+            tip = f"{rows[r]}, {columns[c]}: {exact(value)} {unit}".rstrip()
+            parts.append(_cell(layout, (r, c), strength, layout.words(value), tip))
     bottom = layout.at(len(rows), 0)[1]
-    parts += _scale(layout.left, bottom + 18, "0", f"{_exact(top_value)} {unit}".rstrip())
-    return canvas(_right(layout, columns), bottom + 44, what, *parts, scales=False)
+    middle = exact(round(top / 4)) if root and top >= 8 else ""
+    scale, right = _scale(layout.left, bottom + 16, ("0", middle, f"{exact(top)} {unit}".rstrip()))
+    return canvas(max(layout.at(0, len(columns))[0] + 1, right), bottom + 46, what, *parts, *scale, scales=False)
 
 
 def confusion(
@@ -49,114 +39,53 @@ def confusion(
     right: Sequence[float | None] = (),
 ) -> str:  # fmt: skip
     """Rows are the truth, columns the answer; colour is the share of the row. `right` adds each row's accuracy."""
-    layout = _layout(names, names, width - (58 if right else 0))
-    parts = _headings(names, names, layout, "true class", "answer")
-    words = _cell_text(counts, layout)
+    layout = plan_grid(names, names, counts, width - (_RIGHT if right else 0))
+    parts = headings(names, names, layout, "truth", "answer")
     for r, row in enumerate(counts):
         total = sum(row) or 1.0
         for c, value in enumerate(row):
-            if value or layout.cell >= 16:  # with a hundred classes, empty cells are left to the background
-                tip = f"{names[r]} answered as {names[c]}: {_exact(value)} ({percent(value / total)} of the row)"
-                parts.append(_cell(layout, r, c, value / total, words(value), tip))
+            if value or layout.cell >= 12:  # with a hundred classes, empty cells are left to the background
+                tip = f"{names[r]} answered as {names[c]}: {exact(value)} ({percent(value / total)} of the row)"
+                parts.append(_cell(layout, (r, c), value / total, layout.words(value), tip))
     bottom, edge = layout.at(len(names), 0)[1], layout.at(0, len(names))[0]
-    parts.append(_outline(layout, len(names)))
-    if right and layout.row >= 12:
-        parts.append(label(edge + 10, layout.top - 8, "right", size=11, class_="muted"))
-        parts += [label(edge + 10, _base(layout, r), percent(v), size=11) for r, v in enumerate(right)]
-    parts += _scale(layout.left, bottom + 18, "0 % of the row", "100 %")
-    return canvas(_right(layout, names) + (58 if right else 0), bottom + 44, what, *parts, scales=False)
+    if right and layout.row >= 14:
+        parts.append(label(edge + 8, layout.top - 8, "right", size=11, class_="muted"))
+        parts += [label(edge + 8, layout.base(r), percent(v), size=11.5) for r, v in enumerate(right)]
+        edge += _RIGHT
+    scale, end = _scale(layout.left, bottom + 16, ("0\N{NO-BREAK SPACE}%", "", "100\N{NO-BREAK SPACE}%"))
+    return canvas(max(edge + 1, end), bottom + 46, what, _frame(layout, len(names)), *parts, *scale, scales=False)
 
 
-def _layout(rows: Sequence[str], columns: Sequence[str], width: float) -> Layout:
-    """Cells as large as the width allows, within reason; small ones make the drawing wider than asked, and it scrolls."""
-    names = min(160 if width > 500 else 84, max((width_of(name, 12) for name in rows), default=0)) + 12
-    cell = (width - names - 4) / max(1, len(columns))
-    smallest = 24.0 if len(columns) <= 30 else _SMALLEST
-    cell = min(64.0, max(smallest, cell))
-    square = len(rows) > 30 or len(columns) > 30
-    row = max(_SMALLEST, cell) if square else 26.0
-    lying = all(width_of(name, 11) <= cell - 4 for name in columns)
-    top = 38.0 if lying else 38.0 + min(110, max(width_of(name, 11) for name in columns))
-    return Layout(max(names, 70.0), top, cell, row)
-
-
-def _right(layout: Layout, columns: Sequence[str]) -> float:
-    return max(layout.at(0, len(columns))[0] + 4, layout.left + 210)
-
-
-def _base(layout: Layout, row: int) -> float:
-    return layout.at(row, 0)[1] + layout.row / 2 + 4
-
-
-def _headings(
-    rows: Sequence[str], columns: Sequence[str], layout: Layout, row_title: str, column_title: str
-) -> list[str]:
-    """Names along both sides; where lines are too close, only every n-th is named."""
-    parts = [label(0, layout.top - 8, row_title, size=11, class_="muted", room=layout.left - 4)] if row_title else []
-    if column_title:
-        parts.append(label(layout.left, 12, column_title, size=11, class_="muted"))
-    every = max(1, round(13 / layout.row + 0.49))
-    for r in range(0, len(rows), every):
-        parts.append(label(layout.left - 8, _base(layout, r), rows[r], anchor="end", room=layout.left - 12))
-    lying = all(width_of(name, 11) <= layout.cell - 4 for name in columns)
-    every = 1 if lying else max(1, round(13 / layout.cell + 0.49))
-    for c in range(0, len(columns), every):
-        middle = layout.at(0, c)[0] + layout.cell / 2
-        if lying:
-            parts.append(label(middle, layout.top - 8, columns[c], size=11, anchor="middle"))
-        else:
-            parts.append(label(middle + 4, layout.top - 7, columns[c], size=11, upright=True, room=layout.top - 26))
-    return parts
-
-
-def _cell_text(values: Sequence[Sequence[float]], layout: Layout) -> Callable[[float], str]:
-    """How numbers are written in cells: in full where the widest fits, else shortened, else not at all."""
-    everything = [value for row in values for value in row]
-    for words in (_exact, compact):
-        if layout.row >= 18 and all(width_of(words(value), 11) <= layout.cell - 1 for value in everything):
-            return words
-    return lambda value: ""
-
-
-def _exact(value: float) -> str:
-    if value == int(value):
-        return count(value)
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
-
-
-def _cell(layout: Layout, row: int, column: int, strength: float, text: str, tip: str) -> str:
-    x, y = layout.at(row, column)
-    gap = 1.0 if layout.cell >= 12 else 0.0
+def _cell(layout: Layout, place: tuple[int, int], strength: float, text: str, tip: str) -> str:
+    x, y = layout.at(*place)
+    gap = 1.5 if layout.cell >= 12 else 0.0
     shape = tag(
-        "rect", x=x, y=y, width=layout.cell - gap, height=layout.row - gap, class_="cell" if gap else "dot",
-        fill=HEAT, fill_opacity=round(0.03 * bool(gap) + 0.97 * strength, 3),
+        "rect", x=x, y=y, width=layout.cell - gap, height=layout.row - gap, rx=2 if gap else 0,
+        fill=HEAT, fill_opacity=round((0.04 if gap else 0.0) + 0.96 * strength, 3),
     )  # fmt: skip
     ink = "onheat" if strength >= _INK_FLIPS else "zero" if strength == 0 else ""
-    words = label(x + (layout.cell - gap) / 2, y + layout.row / 2 + 3.5, text, size=11, anchor="middle", class_=ink)
-    return tag("g", shape, words if text else "", title(tip))
+    middle = (x + (layout.cell - gap) / 2, y + (layout.row - gap) / 2 + 0.36 * layout.size)
+    words = label(*middle, text, size=layout.size, anchor="middle", class_=ink) if text else ""
+    return tag("g", shape, words, title(tip))
 
 
-def _outline(layout: Layout, count_: int) -> str:
-    width, height = layout.cell * count_, layout.row * count_
-    return tag(
-        "rect",
-        x=layout.left,
-        y=layout.top,
-        width=width,
-        height=height,
-        fill="none",
-        class_="grid",
-        stroke="currentColor",
-    )
+def _frame(layout: Layout, count: int) -> str:
+    """A border around dots, which would float without it; cells with gaps need none."""
+    if layout.cell >= 12:
+        return ""
+    side = {"width": layout.cell * count, "height": layout.row * count}
+    return tag("rect", x=layout.left, y=layout.top, fill="none", class_="grid", stroke="currentColor", **side)
 
 
-def _scale(x: float, y: float, low: str, high: str) -> list[str]:
-    """The colour scale, from none to full."""
-    low = fit(low, 11, 90)
-    start = x + width_of(low, 11) + 4
+def _scale(x: float, y: float, marks: tuple[str, str, str]) -> tuple[list[str], float]:
+    """The colour scale with what its ends (and its middle) stand for; returns the x where it ends too."""
+    low, middle, high = marks
+    start = x + width_of(low, 11) + 8
     steps = [
-        tag("rect", x=start + 12 * i, y=y, width=12, height=10, fill=HEAT, fill_opacity=round(0.03 + 0.97 * i / 7, 3))
-        for i in range(8)
+        tag("rect", x=start + 15 * i, y=y, width=15, height=12, fill=HEAT, fill_opacity=round(0.04 + 0.96 * i / 8, 3))
+        for i in range(9)
     ]
-    ends = [label(x, y + 9, low, size=11, class_="muted"), label(start + 102, y + 9, high, size=11, class_="muted")]
-    return [*steps, line(start, y + 10.5, start + 96, y + 10.5, "grid"), *ends]
+    texts = [label(x, y + 10, low, size=11, class_="muted"), label(start + 143, y + 10, high, size=11, class_="muted")]
+    if middle:
+        texts.append(label(start + 67.5, y + 26, middle, size=11, anchor="middle", class_="muted"))
+    return steps + texts, start + 147 + width_of(high, 11)

@@ -16,9 +16,7 @@ def comparison_markdown(comparison: Mapping[str, Any]) -> str:
     for row in table_rows(methods):
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
         spreads = [f" {cell.spread}" if cell.spread else "" for cell in row.cells]
-        rows.append(
-            [safe(row.method), *(text + spread for text, spread in zip(cells, spreads, strict=True)), str(row.runs)]
-        )
+        rows.append([safe(row.method), *(text + spread for text, spread in zip(cells, spreads, strict=True)), str(row.runs)])
     return table(["Method", *(column.title for column in shown_columns(methods)), "Seeds"], rows)
 
 
@@ -30,9 +28,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
+    padded = [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True))]
     return f"| {' | '.join(padded)} |\n"
 
 

@@ -31,7 +31,8 @@ def _model(result: Result) -> str:
     kind = "one model for each client" if result["scores"]["personalized"] else "one model for all clients"
     lines = [
         f"Made with the method {code(result['method'])} of OSFL, preset {code(result['preset'])}, seed {result['seed']}.",
-        f"{kind.capitalize()}; an image (channels × height × width: {image}) goes in, one of {count(len(classes))} classes comes out.",
+        f"{kind.capitalize()}: an image of {image} (channels × height × width) goes in, "
+        f"one of {count(len(classes))} classes comes out.",
         f"Classes: {', '.join(safe(name) for name in classes)}.",
     ]
     return f"# Model card: {safe(result['method'])} on {safe(_dataset(result))}\n\n{_bullets(lines)}"
@@ -106,9 +107,7 @@ def _costs(result: Result) -> str:
 
 def _privacy(result: Result) -> str:
     if result["method"] == "centralized":
-        text = (
-            "All images were pooled in one place: this model is a reference, and offers no privacy between the clients."
-        )
+        text = "All images were pooled in one place: this model is a reference, and offers no privacy between the clients."
     elif result["costs"]["upload_bytes"] == 0:
         text = "Nothing was uploaded."
     else:
@@ -120,9 +119,7 @@ def _privacy(result: Result) -> str:
     audits: Any = result.get("audits")
     if isinstance(audits, Mapping) and audits:
         lines = [f"{safe(key)}: {safe(value)}" for key, value in fact_rows(audits)]
-        return (
-            f"## Privacy\n\n{text} Audit results are lower bounds of what an attacker could find:\n\n{_bullets(lines)}"
-        )
+        return f"## Privacy\n\n{text} Audit results are lower bounds of what an attacker could find:\n\n{_bullets(lines)}"
     return f"## Privacy\n\n{text} No privacy audit was run on this model, so nothing is claimed about how much.\n"
 
 

@@ -12,13 +12,12 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-WIDE, NARROW = 860.0, 300.0  # a desktop column, and a phone of 360 px less its margins
+# The width inside a panel on a desktop, on half a screen or a tablet, and on a phone of 360 px; style.css picks one.
+WIDTHS = {"wide": 890.0, "medium": 570.0, "narrow": 300.0}
 
 
 def render(template: str, **values: Any) -> str:
-    environment = Environment(
-        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    environment = Environment(loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template(template).render(version=_version(), **values)
 
 
@@ -42,23 +41,12 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def both(draw: Callable[[float], str], name: str) -> Markup:
-    """A drawing in two widths; the page shows the one that fits, so that text keeps its size on a phone."""
-    views = (
-        f'<div class="{kind}">{_box(draw(width), name)}</div>' for kind, width in (("wide", WIDE), ("narrow", NARROW))
-    )
-    return Markup("".join(views))  # drawings escape their own texts
-
-
-def _box(drawing: str, name: str) -> str:
-    return Markup('<div class="scroll" role="region" tabindex="0" aria-label="{}">{}</div>').format(
-        name, Markup(drawing)
-    )
+def responsive(draw: Callable[[float], str], name: str) -> Markup:
+    """A drawing in every width; the page shows the one that fits, so that text keeps its size on a phone."""
+    box = Markup('<div class="{} scroll" role="region" tabindex="0" aria-label="{}">{}</div>')  # drawings escape their texts
+    return Markup("").join(box.format(kind, name, Markup(draw(width))) for kind, width in WIDTHS.items())
 
 
 def fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Settings and the like as (name, text); nested values as JSON."""
-    return [
-        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        for key, value in facts.items()
-    ]
+    return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for key, value in facts.items()]

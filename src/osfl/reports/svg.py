@@ -1,7 +1,7 @@
 """The alphabet of the drawings: tags, texts that know how wide they are, and the palette.
 
-Drawings are inline SVG without a namespace or script. Colours are CSS variables with a fallback, and text uses currentColor,
-so the page's light and dark themes both apply.
+Drawings are inline SVG without a namespace or script. Colours are CSS variables with a fallback, and text uses
+currentColor, so the page's light and dark themes both apply.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import unicodedata
 
 Attribute = str | int | float
 
-# Paul Tol's "bright" scheme, reordered so that neighbours also differ in lightness: told apart by colour-blind readers too.
+# Hues after Paul Tol's schemes, ordered so that neighbours also differ in lightness: colour-blind readers tell them apart.
 PALETTE = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#33a5c9", "#b8a12b", "#cc3311", "#777777")
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # never allowed in XML
-_NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}/ -·"), set("mwMW@%—")
+_NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}/ -·"), set("mwMW@%—<>&+=~#")
 
 
 def color(index: int) -> str:
@@ -54,15 +54,16 @@ def width_of(text: str, size: float) -> float:
 
 
 def _em(char: str) -> float:
+    """Widths of DejaVu Sans, the widest of the usual system fonts."""
     if char in _NARROW:
-        return 0.38
+        return 0.4
     if char in _WIDE:
-        return 0.95
+        return 0.98
     if unicodedata.combining(char):
         return 0.0
     if unicodedata.east_asian_width(char) in "WF" or ord(char) > 0x2190:
         return 1.05
-    return 0.72 if char.isupper() else 0.6
+    return 0.77 if char.isupper() else 0.64
 
 
 def fit(text: str, size: float, room: float) -> str:
@@ -74,24 +75,33 @@ def fit(text: str, size: float, room: float) -> str:
     return text.rstrip() + "…"
 
 
+def wrap(text: str, size: float, room: float, most: int = 3) -> list[str]:
+    """The text on up to `most` lines, broken between words; what is left over is cut."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if width_of(longer, size) <= room or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
+    return [fit(line, size, room) for line in lines]
+
+
 def label(
     x: float, y: float, text: str, *, size: float = 12, anchor: str = "start", room: float | None = None,
-    upright: bool = False, class_: str = "",
+    upright: bool = False, class_: str = "", tip: str = "",
 ) -> str:  # fmt: skip
     """A text at a point; cut to `room` with the whole text as tooltip; `upright` reads from bottom to top."""
     shown = text if room is None else fit(text, size, room)
-    attributes: dict[str, Attribute] = {
-        "x": x,
-        "y": y,
-        "font_size": size,
-        "text_anchor": anchor,
-        "fill": "currentColor",
-    }
+    tip = text if shown != text else tip
+    look: dict[str, Attribute] = {"x": x, "y": y, "font_size": size, "text_anchor": anchor, "fill": "currentColor"}
     if upright:
-        attributes["transform"] = f"rotate(-90 {number(x)} {number(y)})"
+        look["transform"] = f"rotate(-90 {number(x)} {number(y)})"
     if class_:
-        attributes["class_"] = class_
-    return tag("text", escape(shown), title(text) if shown != text else "", **attributes)
+        look["class_"] = class_
+    return tag("text", escape(shown), title(tip) if tip else "", **look)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str = "axis", **more: Attribute) -> str:
@@ -99,7 +109,7 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str = "axis", **mor
 
 
 def canvas(width: float, height: float, what: str, *children: str, scales: bool = True) -> str:
-    """The drawing itself. One that `scales` fills its column; one that does not keeps its size and scrolls in its box."""
+    """The drawing itself. One that `scales` fills its column; one that does not keeps its size and may scroll."""
     return tag(
         "svg", *children, class_="plot" if scales else "plot natural", role="img", aria_label=what,
         viewBox=f"0 0 {number(width)} {number(height)}", width=float(width), height=float(height),

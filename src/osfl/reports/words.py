@@ -41,6 +41,8 @@ def flops(value: float | None) -> str:
 def seconds(value: float | None) -> str:
     if value is None:
         return NOTHING
+    if value == 0:
+        return f"0{_NBSP}s"
     if value < 100:
         return f"{value:.{2 if value < 10 else 1}f}{_NBSP}s"
     minutes, rest = divmod(round(value), 60)
@@ -50,12 +52,11 @@ def seconds(value: float | None) -> str:
 
 
 def compact(value: float) -> str:
-    """A number for a small cell: 1.2k rather than 1234, 0.25 rather than 0.2500."""
-    if abs(value) >= 999.5:
-        return _scaled(value, ("", "k", "M", "G", "T")).replace(_NBSP, "")
-    if value == int(value):
-        return str(int(value))
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2g}"
+    """A number for a small cell or an axis: 1.34k rather than 1341, 0.25 rather than 0.2500."""
+    for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 0.9995 * factor:
+            return f"{value / factor:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 def many(number: int, one: str, more: str = "") -> str:

@@ -1,0 +1,126 @@
+"""The sections of a run's page that say how good the model is: against references, by client, by class."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from osfl.reports.plots import bars, confusion, heatmap
+from osfl.reports.rendering import responsive
+from osfl.reports.words import count, decimal, percent, size
+from osfl.result import Result
+
+
+def judged_on(result: Result) -> str:
+    """The images that all scores are about; settings are chosen on validation images."""
+    return "global validation set" if result["data"].get("evaluated_on") == "val" else "global test set"
+
+
+# --- against references ----------------------------------------------------------------------------------------------
+
+
+def accuracy_section(result: Result, references: Sequence[Result]) -> dict[str, Any]:
+    runs = [result, *(other for other in references if other != result)]
+    groups = dict(zip(_run_names(runs), map(_bar_pair, runs), strict=True))
+    line = ("always the most frequent class", result["scores"]["majority"])
+    series = (judged_on(result), "own distribution, mean over clients")
+    what = "Accuracy of this run and its references, on all images and on the clients' own distributions"
+
+    def draw(width: float) -> str:
+        return bars(groups, series, what=what, width=width, reference=line, strong=next(iter(groups)))
+
+    return {"accuracy_chart": responsive(draw, "Accuracy"), "accuracy_hint": _accuracy_hint(runs), **_scores(result)}
+
+
+def _run_names(runs: Sequence[Result]) -> list[str]:
+    """Method names, this run first; references that share one also show their seed, and a position if need be."""
+    methods = Counter(run["method"] for run in runs[1:])
+    names = [f"{run['method']}, seed {run['seed']}" if methods[run["method"]] > 1 else run["method"] for run in runs]
+    names[0] = f"{runs[0]['method']} (this run)"
+    return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
+
+
+def _bar_pair(run: Result) -> list[tuple[float | None, float | None]]:
+    own = run["scores"]["clients"]["own"]
+    return [(run["scores"]["global"]["accuracy"], None), (own["mean"], own["std"])]
+
+
+def _accuracy_hint(runs: Sequence[Result]) -> str:
+    text = "Whiskers are the standard deviation over clients. The dashed line is what a constant answer reaches."
+    personal = [name for name, run in zip(_run_names(runs), runs, strict=True) if run["scores"]["personalized"]]
+    if personal:
+        text += f" For {', '.join(personal)}, global accuracy is the mean over the clients' own models."
+    return text if len(runs) > 1 else text + " No reference run was given."
+
+
+def _scores(result: Result) -> dict[str, Any]:
+    metrics = result["scores"]["global"]
+    auroc = "one class against the rest" if metrics["auroc"] is not None else "needs images of two classes"
+    rows = [
+        ("Accuracy", percent(metrics["accuracy"]), "share of right answers"),
+        ("Balanced accuracy", percent(metrics["balanced_accuracy"]), "every class counts the same"),
+        ("AUROC", decimal(metrics["auroc"]), auroc),
+        ("F1", decimal(metrics["f1"]), "macro over classes"),
+        ("Calibration error", decimal(metrics["ece"]), "15 bins, 0 is best"),
+        ("Log-likelihood loss", decimal(metrics["nll"]), "mean, lower is better"),
+    ]
+    whose = "mean over the clients' own models" if result["scores"]["personalized"] else "the released model"
+    return {"scores": rows, "scores_title": f"All scores on the {judged_on(result)}: {whose}"}
+
+
+# --- by client and by class ------------------------------------------------------------------------------------------
+
+
+def clients_section(result: Result) -> dict[str, Any]:
+    names, classes = [row["client"] for row in result["clients"]], [str(name) for name in result["task"]["classes"]]
+    counts = [row["class_counts"] for row in result["clients"]]
+    what = f"Heat map of label counts: {len(names)} clients by {len(classes)} classes"
+
+    def draw(width: float) -> str:
+        return heatmap(
+            names, classes, counts, what=what, width=width, root=True, unit="images",
+            row_title="client", column_title="class",
+        )  # fmt: skip
+
+    spread = result["scores"]["clients"]
+    whose = "its own model" if result["scores"]["personalized"] else "the released model"
+    hint = (
+        f"Accuracy of {whose} on the client's own distribution (per-class accuracy weighted by its shares of the classes; "
+        f"where clients are domains, on images of its domain) and on the {judged_on(result)}."
+    )
+    return {
+        "label_chart": responsive(draw, "Labels over clients"), "clients_hint": hint, "judged": judged_on(result), "clients": _client_rows(result),
+        "own_spread": f"{percent(spread['own']['mean'])} ± {percent(spread['own']['std'])}",
+        "everyone_spread": f"{percent(spread['everyone']['mean'])} ± {percent(spread['everyone']['std'])}",
+    }  # fmt: skip
+
+
+def _client_rows(result: Result) -> list[dict[str, str]]:
+    scores, up = result["scores"]["clients"], result["costs"]["upload_bytes_by_client"]
+    own = scores["own"]["values"]
+    best, worst = max(own.values(), default=0), min(own.values(), default=0)
+    rows = []
+    for row in result["clients"]:
+        name, value = row["client"], own.get(row["client"])
+        mark = "" if best == worst else "best" if value == best else "worst" if value == worst else ""
+        rows.append({
+            "client": name, "train": count(row["train"]), "val": count(row["val"]), "own": percent(value), "mark": mark,
+            "everyone": percent(scores["everyone"]["values"].get(name)),
+            "up": size(up.get(name, 0)), "exact": f"{count(up.get(name, 0))} bytes",
+        })  # fmt: skip
+    return rows
+
+
+def confusion_section(result: Result) -> dict[str, Any]:
+    scores, names = result["scores"], [str(name) for name in result["task"]["classes"]]
+    right = [scores["per_class"].get(name) for name in names]
+    what = f"Confusion matrix over {len(names)} classes"
+
+    def draw(width: float) -> str:
+        return confusion(names, scores["confusion"], what=what, width=width, right=right)
+
+    hint = "Rows are the truth, columns the answer; colour is the share of the row, the diagonal is right."
+    if scores["personalized"]:
+        hint += " Counts are the mean over the clients' own models."
+    return {"confusion_chart": responsive(draw, "Confusion matrix"), "confusion_hint": hint}
