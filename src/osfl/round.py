@@ -116,7 +116,7 @@ class Round:
 
     # --- journal and results ---
 
-    def note(self, phase: str, client: ClientId = "", **facts: Json) -> None:
+    def note(self, phase: str, facts: Mapping[str, Json], client: ClientId = "") -> None:
         append_line(self.folder / "journal.jsonl", canonical({"phase": phase, "client": client, **facts}))
 
     def journal(self) -> dict[tuple[str, ClientId], dict[str, Any]]:

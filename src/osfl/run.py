@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from osfl.environment import describe_environment, device_named
@@ -24,7 +23,7 @@ from osfl.evaluation.scores import score
 from osfl.meter import measure, reset_peak_memory
 from osfl.outgoing import check_outgoing
 from osfl.plan import deviations, plan_from
-from osfl.protocol import ClientId, Context, Exchange, Payload, Progress, Release, Shard, Task, digest_of
+from osfl.protocol import ClientId, Context, Exchange, Payload, Progress, Shard, Task, digest_of
 from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
@@ -57,12 +56,23 @@ def run(
     machine: Machine = Machine(),
     progress: Progress = _quiet,
     shelf: Path | None = None,
-    references: Sequence[Result] = (),
 ) -> Result:
     """Simulate one round in `out`, or continue it. `shelf`: where client models are shared with other methods."""
+    about = {"preset": simulation.preset, "command": simulation.command(str(out))}
+    return walk(prepare(simulation), Path(out), about, machine=machine, progress=progress, shelf=shelf)
+
+
+def walk(
+    federation: Federation,
+    out: Path,
+    about: Mapping[str, Any],
+    *,
+    machine: Machine = Machine(),
+    progress: Progress = _quiet,
+    shelf: Path | None = None,
+) -> Result:
+    """From shards to a report. `about` goes into the result: preset and command."""
     started = time.perf_counter()
-    out = Path(out)
-    federation = prepare(simulation)
     plan = federation.plan
     method = load(plan.method)(plan.task, plan.settings)
     contracts = {} if is_reference(method) else contracts_of(method)
@@ -78,10 +88,10 @@ def run(
             traffic = _release(method, federation, round, ctx)
             payloads = _personalization(method, federation.shards, round, ctx)
             result = _evaluation(method, federation, payloads, traffic, round, ctx)
-        result |= {"preset": simulation.preset, "command": simulation.command(str(out)),
-                   "environment": describe_environment(machine.device, workers.count)}  # fmt: skip
+            environment = describe_environment(machine.device, workers.count)
+        result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
-        write_report(result, out / "report", references)
+        write_report(result, out / "report")
         write_model_card(result, out)
         write_json(out / "results.json", result)  # last: a folder with results is complete
         round.tidy()
@@ -124,7 +134,7 @@ def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Cont
         with measure() as meter:
             payload = method.client_phase(shard, ctx)
         bundle = _bundle(payload, shard, round)
-        round.note("client", shard.client, **meter.as_json())
+        round.note("client", meter.as_json(), shard.client)
         deliver(bundle, round.inbox)
         spoken.append(shard.client)
         ctx.progress("clients", done + len(spoken), len(shards))
@@ -147,7 +157,7 @@ def _server_phase(method: Any, round: Round, ctx: Context) -> None:
     ctx.progress("server", 0, 1)
     with measure() as meter:
         release = method.server_phase(uploads, ctx)
-    round.note("server", **meter.as_json())
+    round.note("server", meter.as_json())
     round.publish(release, made_from)
     ctx.progress("server", 1, 1)
 
@@ -165,8 +175,9 @@ def _reference(method: Any, shards: Sequence[Shard], round: Round, ctx: Context)
             "down": {c: _measured(simulated.down.get(c, ()), c, round) for c in everyone},
             "messages": max((e.times for sent in simulated.up.values() for e in sent), default=0),
         }
-        round.note("client", peak_bytes=meter.peak_bytes, seconds=simulated.client_seconds, flops=simulated.client_flops)
-        round.note("server", **meter.as_json(), **traffic)
+        spent = {"seconds": simulated.client_seconds, "flops": simulated.client_flops, "peak_bytes": meter.peak_bytes}
+        round.note("client", spent)
+        round.note("server", {**meter.as_json(), **traffic})
         round.publish(simulated.release, {})
         note = traffic
     return Traffic(note["up"], note["down"], note["messages"])
@@ -200,7 +211,7 @@ def _personalization(method: Any, shards: Sequence[Shard], round: Round, ctx: Co
         with measure() as meter:
             payload: Payload = method.personalize(release, shard, ctx)
         if payload is not release.shared:
-            round.note("personalize", shard.client, **meter.as_json())
+            round.note("personalize", meter.as_json(), shard.client)
             round.keep_model(shard.client, payload)
             finished.append(shard.client)
             ctx.progress("personalize", len(finished), len(shards))
@@ -223,7 +234,7 @@ def _evaluation(
     with measure() as meter:
         scores = score(models, federation.test, classes, federation.counts,
                        device=ctx.device, map=ctx.map, domains=federation.domains)  # fmt: skip
-    round.note("evaluate", **meter.as_json())
+    round.note("evaluate", meter.as_json())
     ctx.progress("evaluate", 1, 1)
     published = round.release()
     assert published is not None
@@ -303,12 +314,10 @@ def compare(
     for seed in seeds:
         for label, variant in variants.items():
             where = f"{label} seed {seed}"
-            progress(where, len(results), len(seeds) * len(variants))
             result = run(replace(variant, seed=seed), out / label / f"seed{seed}", machine=machine,
-                         progress=lambda what, done, total, w=where: progress(f"{w}: {what}", done, total),
-                         shelf=out / "shelf")  # fmt: skip
+                         progress=_within(progress, where), shelf=out / "shelf")  # fmt: skip
             results.append((label, result))
-            progress(where, len(results), len(seeds) * len(variants))
+            progress(f"{where} done", len(results), len(seeds) * len(variants))
     comparison = summarize(
         [result for _, result in results], labels=[label for label, _ in results],
         paths=[f"{label}/seed{result['seed']}" for label, result in results],
@@ -320,6 +329,10 @@ def compare(
     write_json(out / "comparison.json", comparison)
     write_comparison(comparison, [result for _, result in results], out / "report")
     return comparison
+
+
+def _within(progress: Progress, where: str) -> Progress:
+    return lambda what, done, total: progress(f"{where}: {what}", done, total)
 
 
 def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path) -> str:

@@ -11,8 +11,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from osfl.data import Source, assign, class_counts, domain_clients, evaluation_part, make_shards, open_dataset
-from osfl.data import parse_partition, take_stratified
+from osfl.data import (
+    Source,
+    assign,
+    class_counts,
+    domain_clients,
+    evaluation_part,
+    make_shards,
+    open_dataset,
+    parse_partition,
+    take_stratified,
+)
 from osfl.data.views import with_train
 from osfl.errors import UsageError
 from osfl.plan import check_plan, resolve_settings
@@ -96,7 +105,8 @@ def open_source(dataset: str, size: int | None, channels: int | None) -> Source:
 
 def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulation]:
     """The same federation for several methods; `name@key=value` is a variant. A setting goes to all that have it."""
-    variants, taken = [], set()
+    variants: list[Simulation] = []
+    taken: set[str] = set()
     for label in methods:
         name, _, words = label.partition("@")
         fields = load(name).Settings.__dataclass_fields__

@@ -30,9 +30,10 @@ def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, 
 
     def answer(chunk: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            return model(to_input(chunk, device)).double().softmax(-1).cpu()
+            logits: torch.Tensor = model(to_input(chunk, device))
+            return logits.double().softmax(-1).cpu()
 
-    return torch.cat(map(answer, images.split(CHUNK))).numpy()
+    return torch.cat(map(answer, torch.split(images, CHUNK))).numpy()
 
 
 def metrics(probability: Floats, labels: NDArray[np.int64]) -> Metrics:

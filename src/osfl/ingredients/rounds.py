@@ -16,7 +16,14 @@ from torch import nn
 
 from osfl.ingredients.averaging import average
 from osfl.ingredients.training import (
-    CPU_TRAINING, SMOKE_TRAINING, Adjust, Training, classifier, fit, decay, training_problems,
+    CPU_TRAINING,
+    SMOKE_TRAINING,
+    Adjust,
+    Training,
+    classifier,
+    decay,
+    fit,
+    training_problems,
 )  # fmt: skip
 from osfl.meter import Meter, book, measure
 from osfl.models.build import build_model

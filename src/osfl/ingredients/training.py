@@ -116,7 +116,7 @@ def batches(count: int, size: int, rng: torch.Generator) -> Sequence[torch.Tenso
     order = torch.randperm(count, generator=rng)
     if count == 1:
         return [order.repeat(2)]
-    parts = list(order.split(size))
+    parts = list(torch.split(order, size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts

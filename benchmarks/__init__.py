@@ -1,0 +1,1 @@
+"""The long evidence: `make bench` runs it all and writes benchmarks/records/."""

@@ -1,0 +1,38 @@
+"""Median vote — the server passes all models on, and each class gets the median of the clients' probabilities."""
+
+import torch
+from torch import nn
+
+from osfl.ingredients.training import TRAINING_PRESETS, Training, classifier, local_model
+from osfl.models.build import build_model
+from osfl.models.naming import contract_of
+from osfl.protocol import OneShot, Payload, Release
+
+
+class Median(nn.Module):
+    def __init__(self, members):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x):
+        votes = torch.stack([member(x).softmax(-1) for member in self.members])
+        return votes.quantile(0.5, dim=0).clamp_min(1e-6).log()
+
+
+class MedianVote(OneShot):
+    Settings = Training
+    PRESETS = TRAINING_PRESETS
+
+    def contract(self, architecture):
+        return contract_of(build_model(architecture, self.task), "model")
+
+    def client_phase(self, shard, ctx):
+        return local_model(shard, self.task, self.settings, ctx)
+
+    def server_phase(self, uploads, ctx):
+        tensors = {f"{u.client}/{name}": tensor for u in uploads for name, tensor in u.payload.tensors.items()}
+        return Release(Payload(tensors, {"members": {u.client: dict(u.payload.facts) for u in uploads}}))
+
+    def build(self, payload):
+        members = payload.facts["members"]
+        return Median([classifier(Payload(payload.tensors, members[c]), self.task, f"{c}/model") for c in sorted(members)])
