@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from osfl.reports.svg import canvas, color, label, legend, line, tag, title, width_of
+from osfl.reports.svg import canvas, color, fit_middle, label, legend, line, tag, title, width_of
 from osfl.reports.words import percent
 
 Value = tuple[float | None, float | None]  # (share, error); None where it does not exist
 _BAR, _GAP, _NUMBER = 16, 14, 62  # height of a bar, space between groups, room for a number at its right
+_BOLDER = 1.12  # how much wider bold text is
 
 
 def bars(
@@ -17,7 +18,7 @@ def bars(
 ) -> str:  # fmt: skip
     """One group a name, one bar a series. On a narrow drawing the names stand above their bars."""
     stacked = width < 500
-    names = 0.0 if stacked else min(240, max((1.1 * width_of(name, 13) for name in groups), default=0)) + 14
+    names = 0.0 if stacked else min(240, max((_BOLDER * width_of(name, 13) for name in groups), default=0)) + 14
     span = width - names - _NUMBER
     head, top = legend(list(series), 0, 14, width)
     if reference:
@@ -27,7 +28,7 @@ def bars(
     for name, values in groups.items():
         if stacked:
             y += 17
-        parts += _group(name, values, series, (names, y, span), stacked, faint=strong is not None and name != strong)
+        parts += _group(name, values, series, (names, y, span), stacked, bold=name == strong)
         stretches.append((y, y + len(series) * _BAR + (0 if stacked else _GAP)))  # never through a name above its bars
         y += len(series) * _BAR + _GAP
     rail = _marks(names, top, y - 4, span)
@@ -42,21 +43,13 @@ def _clip(share: float) -> float:
 
 
 def _group(
-    name: str,
-    values: Sequence[Value],
-    series: Sequence[str],
-    place: tuple[float, float, float],
-    stacked: bool,
-    faint: bool,
+    name: str, values: Sequence[Value], series: Sequence[str], place: tuple[float, float, float], stacked: bool, bold: bool
 ) -> list[str]:
     left, top, span = place
     middle = top + len(series) * _BAR / 2 + 4
     at = (0.0, top - 5) if stacked else (0.0, middle)
-    parts = [
-        label(
-            *at, name, size=13, room=0.9 * (left + span if stacked else left - 12), class_="value" if faint else "value strong"
-        )
-    ]
+    shown = fit_middle(name, 13, (left + span if stacked else left - 12) / _BOLDER)
+    parts = [label(*at, shown, size=13, tip=name, class_="value strong" if bold else "value")]
     for index, (value, error) in enumerate(values):
         spot = (left, top + index * _BAR, span)
         parts.append(tag("g", *_bar(value, error, spot, index), title(_words(name, series[index], value, error))))

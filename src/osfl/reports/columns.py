@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from osfl.reports.words import NOTHING, count, decimal, percent, seconds, size
+from osfl.reports.words import NOTHING, PERCENT, count, decimal, percent, seconds, size
 
 POOLED = "centralized"  # trains on all images in one place: the bar to reach, so it never wins a column
 
@@ -37,7 +37,7 @@ COLUMNS = (
 @dataclass(frozen=True)
 class Cell:
     text: str
-    spread: str = ""  # "± 1.2 %", only where there is more than one run
+    spread: str = ""  # "± 1.2", in the unit of the value, only where there is more than one run
     best: bool = False
 
 
@@ -75,12 +75,12 @@ def _runs(metrics: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def _best(methods: Methods, column: Column) -> float | None:
-    """The winning value; None where fewer than two take part, for then nothing was won."""
+    """The winning value; None where fewer than two take part or all read the same, for then nothing was won."""
     if column.best is None:
         return None
     found = [mean(methods, name, column.metric) for name in methods if not is_pooled(name)]
     values = [value for value in found if value is not None and (value > 0 or not column.sent_only)]
-    return column.best(values) if len(values) > 1 else None
+    return column.best(values) if len({column.words(value) for value in values}) > 1 else None
 
 
 def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Cell:
@@ -88,7 +88,7 @@ def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Ce
     value, std = entry.get("mean"), entry.get("std")
     if value is None:
         return Cell(NOTHING)
-    spread = f"± {column.words(std)}" if std and (entry.get("n") or 0) > 1 else ""
+    spread = f"± {column.words(std).removesuffix(PERCENT)}" if std and (entry.get("n") or 0) > 1 else ""
     # Compared as shown: two values that read the same are both best.
     wins = best is not None and not is_pooled(name) and column.words(value) == column.words(best)
     return Cell(column.words(value), spread, wins)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
-from osfl.reports.words import many, percent, size
+from osfl.reports.words import many, percent, size, size_mark
 from osfl.result import Result
 
 ACCURACY, OWN, UP = "scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes"
@@ -124,7 +124,7 @@ def _scatter(methods: Methods) -> Markup:
     def draw(width: float) -> str:
         return scatter(
             points, what="Accuracy against uploaded bytes, by method", width=width, y_words=lambda v: percent(v, 0),
-            x_words=size, x_label="bytes uploaded by all clients (log scale)", y_label="accuracy on the global test set",
+            x_words=size_mark, x_label="uploaded bytes (log scale)", y_label="accuracy on the global test set",
         )  # fmt: skip
 
     return responsive(draw, "Accuracy against bytes")

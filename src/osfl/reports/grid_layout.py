@@ -49,7 +49,8 @@ def plan_grid(
     dots = len(columns) > _MANY
     smallest = _DOT if dots else max(15.0, _widest(compact, 9, values) + 2)
     cell = min(88.0, max(smallest, (width - left - 2) / max(1, len(columns))))
-    row = max(_DOT, min(cell, 26.0)) if dots or len(rows) > _MANY else 28.0
+    row = 28.0 if not dots else 16.0 if len(rows) <= _MANY else max(_DOT, cell)
+    row = min(row, 16.0) if len(rows) > _MANY else row
     words, size = _number_style(values, cell) if row >= 15 else (_nothing, 9.0)
     wrapped = [wrap(name, _LYING_SIZE, cell - 3) for name in columns]
     lying = not any(line.endswith("…") for lines in wrapped for line in lines[:2])  # only a third line may be cut

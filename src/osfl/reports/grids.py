@@ -9,8 +9,8 @@ from osfl.reports.grid_layout import Layout, exact, headings, plan_grid
 from osfl.reports.svg import canvas, label, tag, title, width_of
 from osfl.reports.words import percent
 
-HEAT = "var(--heat,#14559b)"
-_INK_FLIPS = 0.62  # from this strength on, text in a cell is written in the page's opposite ink
+HEAT = "var(--heat,#0a3190)"
+_INK_FLIPS = 0.62  # from here on the opposite ink reads better: both have a contrast above 4.2 there, light and dark
 _RIGHT = 62.0  # room for the column of accuracies beside a confusion matrix
 
 
@@ -61,12 +61,17 @@ def _cell(layout: Layout, place: tuple[int, int], strength: float, text: str, ti
     gap = 1.5 if layout.cell >= 12 else 0.0
     shape = tag(
         "rect", x=x, y=y, width=layout.cell - gap, height=layout.row - gap, rx=2 if gap else 0,
-        fill=HEAT, fill_opacity=round((0.04 if gap else 0.0) + 0.96 * strength, 3),
+        fill=HEAT, fill_opacity=round(_opacity(strength, dot=not gap), 3),
     )  # fmt: skip
-    ink = "onheat" if strength >= _INK_FLIPS else "zero" if strength == 0 else ""
+    ink = "onheat" if strength >= _INK_FLIPS else "zero" if strength == 0 else "oncell"
     middle = (x + (layout.cell - gap) / 2, y + (layout.row - gap) / 2 + 0.36 * layout.size)
     words = label(*middle, text, size=layout.size, anchor="middle", class_=ink) if text else ""
     return tag("g", shape, words, title(tip))
+
+
+def _opacity(strength: float, dot: bool) -> float:
+    """Cells are tinted even when empty, to be seen as cells; a dot is not, but shows from the first count on."""
+    return (0.12 + 0.88 * strength if strength else 0.0) if dot else 0.04 + 0.96 * strength
 
 
 def _frame(layout: Layout, count: int) -> str:

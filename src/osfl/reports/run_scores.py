@@ -90,7 +90,8 @@ def clients_section(result: Result) -> dict[str, Any]:
         f"where clients are domains, on images of its domain) and on the {judged_on(result)}."
     )
     return {
-        "label_chart": responsive(draw, "Labels over clients"), "clients_hint": hint, "judged": judged_on(result), "clients": _client_rows(result),
+        "label_chart": responsive(draw, "Labels over clients"), "clients_hint": hint, "judged": judged_on(result),
+        "clients": _client_rows(result),
         "own_spread": f"{percent(spread['own']['mean'])} ± {percent(spread['own']['std'])}",
         "everyone_spread": f"{percent(spread['everyone']['mean'])} ± {percent(spread['everyone']['std'])}",
     }  # fmt: skip

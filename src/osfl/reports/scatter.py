@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from osfl.reports.axes import Frame, draw_axes, linear, logarithmic, room_for
-from osfl.reports.svg import canvas, color, fit, label, line, tag, title, width_of
+from osfl.reports.svg import canvas, color, fit_middle, label, line, tag, title, width_of
 from osfl.reports.words import compact
 
+_NAME_ROOM = 32  # pixels of width a name needs on average; where there is less, points are numbered
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -30,11 +31,26 @@ def scatter(
     up = linear([p.y for p in points])
     y_names = [y_words(mark) for mark in up.marks]
     left = room_for(y_names)
-    height = max(300.0, 15.0 * len(points) if width > 500 else 17.0 * len(points))
-    frame = Frame(left, 34, width - left - 20, height, across, up)
+    frame = Frame(left, 34, width - left - 34, max(300.0, 14.0 * len(points)), across, up)
     parts = draw_axes(frame, [x_words(mark) for mark in across.marks], y_names, x_label, y_label)
     parts += [_mark(frame, point, f"{point.name}: {y_words(point.y)} at {x_words(point.x)}") for point in points]
-    return canvas(width, frame.bottom + 52, what, *parts, *_names(frame, points))
+    if len(points) * _NAME_ROOM <= width:
+        return canvas(width, frame.bottom + 52, what, *parts, *_names(frame, points, [p.name for p in points]))
+    parts += _names(frame, points, [str(index + 1) for index in range(len(points))])
+    key, bottom = _key(points, frame.bottom + 66, width)
+    return canvas(width, bottom, what, *parts, *key)
+
+
+def _key(points: Sequence[Point], top: float, width: float) -> tuple[list[str], float]:
+    """The names behind the numbers, in columns."""
+    columns = max(2, int(width // 200))
+    rows, room = -(-len(points) // columns), width / columns
+    parts = []
+    for index, point in enumerate(points):
+        text = fit_middle(f"{index + 1}\N{NO-BREAK SPACE} {point.name}", 11.5, room - 10)
+        place = (index // rows * room, top + index % rows * 18)
+        parts.append(label(*place, text, size=11.5, tip=point.name))
+    return parts, top + rows * 18
 
 
 def _mark(frame: Frame, point: Point, tip: str) -> str:
@@ -52,20 +68,20 @@ def _mark(frame: Frame, point: Point, tip: str) -> str:
     return tag("g", *parts, title(tip))
 
 
-def _names(frame: Frame, points: Sequence[Point]) -> list[str]:
+def _names(frame: Frame, points: Sequence[Point], names: Sequence[str]) -> list[str]:
     """Each name takes the nearest free place; a thin line leads to it when that is not close."""
     dots = [frame.at(point.x, point.y) for point in points]
     taken: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in dots]
     parts = []
-    for point, (x, y) in zip(points, dots, strict=True):
-        text = fit(point.name, 11.5, min(180, frame.width * 0.42))
+    for point, name, (x, y) in zip(points, names, dots, strict=True):
+        text = fit_middle(name, 11.5, min(180, frame.width * 0.42))
         box = _free_place(frame, (x, y), width_of(text, 11.5), taken)
         if box is None:  # the tooltip still names the point
             continue
         taken.append(box)
         if abs(box[1] + 7 - y) > 12:
             parts.append(line(x, y, box[0] if box[0] > x else box[2], box[1] + 8, "leader"))
-        parts.append(label(box[0] + 1, box[3] - 3.5, text, size=11.5, class_="value"))
+        parts.append(label(box[0] + 1, box[3] - 3.5, text, size=11.5, class_="value", tip=point.name))
     return parts
 
 

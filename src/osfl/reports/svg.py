@@ -75,6 +75,14 @@ def fit(text: str, size: float, room: float) -> str:
     return text.rstrip() + "…"
 
 
+def fit_middle(text: str, size: float, room: float) -> str:
+    """Cut in the middle: names of methods and their variants often differ only at the end."""
+    if width_of(text, size) <= room:
+        return text
+    shorter = (f"{text[: kept - kept // 3]}…{text[len(text) - kept // 3 :]}" for kept in range(len(text) - 1, 2, -1))
+    return next((short for short in shorter if width_of(short, size) <= room), "…")
+
+
 def wrap(text: str, size: float, room: float, most: int = 3) -> list[str]:
     """The text on up to `most` lines, broken between words; what is left over is cut."""
     lines = [""]

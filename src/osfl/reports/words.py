@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 _NBSP = "\N{NO-BREAK SPACE}"
+PERCENT = f"{_NBSP}%"
 NOTHING = "–"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    return NOTHING if value is None else f"{100 * value:.{digits}f}{_NBSP}%"
+    return NOTHING if value is None else f"{100 * value:.{digits}f}{PERCENT}"
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
@@ -30,6 +33,11 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
 def size(value: float | None) -> str:
     """Bytes in decimal units, as networks and disks are sold: 1.24 MB is 1,240,000 bytes."""
     return NOTHING if value is None else _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def size_mark(value: float) -> str:
+    """Bytes at a mark of an axis: 10 MB rather than 10.0 MB."""
+    return re.sub(r"\.0+(?=\D)", "", size(value))
 
 
 def flops(value: float | None) -> str:
