@@ -1,0 +1,77 @@
+"""`osfl compare`: several methods on the same shards, in one table and one picture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.progress import by_run, telling
+from osfl.cli.summary import show_comparison
+from osfl.cli.words import Mistakes, Words, names, numbers, rehearse, understand, with_smoke
+
+EXAMPLES = (
+    "osfl compare --methods local_only,fedavg,ensemble --smoke",
+    "osfl compare --methods fedavg,ensemble --seeds 0,1 --smoke --out runs/two",
+    "osfl compare --methods fedavg,ensemble@combine=size --smoke --out runs/size",
+)
+
+Methods = Annotated[
+    str,
+    typer.Option("--methods", "-m", metavar="A,B,C", rich_help_panel=options.WHAT,
+                 help="Names of `osfl ls methods`; ensemble@combine=size is a variant."),
+]  # fmt: skip
+Seeds = Annotated[
+    str, typer.Option("--seeds", "-s", metavar="0,1,2", rich_help_panel=options.WHAT, help="One run a method and seed.")
+]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="DIR", help="Gets a folder METHOD/seedS for each run, and report/.")
+]
+
+
+def compare(
+    methods: Methods,
+    dataset: options.Dataset = "digits",
+    clients: options.Clients = None,
+    partition: options.Partition = "dirichlet:0.1",
+    preset: options.Preset = "cpu",
+    seeds: Seeds = "0",
+    out: Out = Path("runs/compare"),
+    changes: options.Changes = None,
+    smoke: options.Smoke = False,
+    samples: options.Samples = None,
+    image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    evaluate_on: options.EvaluateOn = "test",
+    workers: options.Workers = None,
+    device: options.Device = "cpu",
+    format: options.Format = "text",
+) -> None:
+    """Run several methods on the same shards and show them side by side.
+
+    A client model that several methods upload is trained once. A setting goes to every method that has it.
+    """
+    from osfl.run import Machine
+    from osfl.run import compare as walk
+
+    mistakes, asked, chosen = Mistakes(), [], [0]
+    with mistakes.noted():
+        asked = names(methods, "--methods")
+    with mistakes.noted():
+        chosen = numbers(seeds, "--seeds")
+    words = Words(asked or names(methods.split(",")[0], "--methods"), dataset, clients, partition,
+                  with_smoke(preset, smoke), chosen[0], changes or (), samples, image_size, channels, evaluate_on,
+                  device)  # fmt: skip
+    with mistakes.noted():
+        simulation = understand(words)
+    mistakes.check()
+    with telling(format == "json") as progress:
+        rehearse(simulation, asked)
+        comparison = walk(simulation, asked, chosen, out, machine=Machine(workers, device), progress=by_run(progress))
+    if format == "json":
+        sys.stdout.write((out / "comparison.json").read_text(encoding="utf-8"))
+    else:
+        show_comparison(comparison, out / "report" / "index.html")

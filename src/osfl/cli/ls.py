@@ -1,0 +1,139 @@
+"""`osfl ls`: what can be named elsewhere, with a line about each. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import answers, escape, put_json, say
+
+EXAMPLES = ("osfl ls", "osfl ls methods", "osfl ls datasets --format json")
+What: TypeAlias = Literal["methods", "datasets", "architectures", "partitions", "presets"]
+Rows: TypeAlias = list[dict[str, Any]]
+
+PARTITIONS = {
+    "iid": "equal shares, shuffled",
+    "dirichlet:0.1": "each class spread over the clients by Dir(0.1), the usual label skew; small is skewed",
+    "dirichlet-client:0.3": "each client draws its own class mixture; sizes are equal",
+    "dirichlet-client:0.3:0.5": "the same, and client sizes are log-normal with sigma 0.5",
+    "classes:3": "each client holds three classes",
+    "silos": "one class a client",
+    "domains": "one domain (site, style) a client",
+}
+PRESETS = {
+    "cpu": "small networks and short training, for two cores; the default",
+    "paper": "the settings that were published; wants a GPU for most methods",
+    "smoke": "one pass through everything in seconds; numbers mean nothing",
+}
+
+
+def ls(
+    what: Annotated[What | None, typer.Argument(help="One list; all of them if left out.", show_default=False)] = None,
+    format: options.Format = "text",
+) -> None:
+    """List methods, datasets, architectures, partitions and presets."""
+    listed = {name: rows() for name, rows in _LISTS.items() if what in (None, name)}
+    if format == "json":
+        put_json(listed[what] if what else listed)
+        return
+    for name, rows in listed.items():
+        if not what:
+            say(f"[bold]{name}[/]")
+        _show(name, rows)
+
+
+def _methods() -> Rows:
+    from osfl.registry import describe, names
+
+    return [{"name": name, "description": describe(name)} for name in names()]
+
+
+def _described(table: Mapping[str, str]) -> Rows:
+    return [{"name": name, "description": text} for name, text in table.items()]
+
+
+def _architectures() -> Rows:
+    from osfl.models.architectures import architectures
+
+    return _described(architectures())
+
+
+def _datasets() -> Rows:
+    from osfl.data.catalog import sheets
+
+    return [
+        {"name": sheet.name, "description": sheet.title, "source": sheet.source, "licence": sheet.licence,
+         "classes": list(sheet.classes), "counts": dict(sheet.counts), "image": list(sheet.native), "size": sheet.size,
+         "domains": list(sheet.domains), "available": _available(sheet), "notes": sheet.notes, "ethics": sheet.ethics}
+        for sheet in sheets().values()
+    ]  # fmt: skip
+
+
+def _available(sheet: Any) -> str:
+    """yes; download: it is fetched when it is used; no: the user has to bring the files; refused: it cannot be used."""
+    from osfl.data.places import find_file
+
+    if sheet.refused:
+        return "refused"
+    if sheet.layout == "embedded" or all(find_file(sheet, file.name) for file in sheet.files):
+        return "yes"
+    return "download" if all(file.url for file in sheet.files) else "no"
+
+
+_LISTS: Mapping[What, Callable[[], Rows]] = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "architectures": _architectures,
+    "partitions": lambda: _described(PARTITIONS),
+    "presets": lambda: _described(PRESETS),
+}
+
+
+# --- as tables ---------------------------------------------------------------------------------------------------------
+
+
+def _show(name: str, rows: Rows) -> None:
+    from rich.table import Table
+
+    if name == "datasets":
+        _show_datasets(rows)
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(ratio=1)
+    for row in rows:
+        table.add_row(escape(row["name"]), escape(row["description"]))
+    answers().print(table)
+    say()
+
+
+_HERE = {"yes": "[green]here[/]", "download": "fetched when used", "no": "not here", "refused": "[red]cannot be used[/]"}
+
+
+def _show_datasets(rows: Rows) -> None:
+    """Three lines a dataset: what it is called and holds, what it shows, who made it and what is allowed."""
+    from rich.padding import Padding
+
+    console = answers()
+    for row in _folded(rows):
+        channels, height, width = row["image"]
+        facts = (f"{len(row['classes'])} classes", f"{sum(row['counts'].values()):,} images",
+                 f"{width} × {height} {'grey' if channels == 1 else 'RGB'}", _HERE[row["available"]])  # fmt: skip
+        console.print(f"[cyan]{escape(row['name'])}[/]  {', '.join(facts)}")
+        console.print(Padding(escape(row["description"]), (0, 0, 0, 2)))
+        console.print(Padding(escape(f"{row['licence']} · {row['source']}"), (0, 0, 0, 2)), style="dim")
+    say("\nAny .npz, .zip, .csv or folder of images can be used by its path; --format json shows the whole sheets.")
+
+
+def _folded(rows: Rows) -> Rows:
+    """The larger versions of a dataset in one line with it: bloodmnist, _64, _128, _224."""
+    known = {row["name"]: {**row} for row in rows}
+    for name in list(known):
+        base, _, size = name.rpartition("_")
+        if base in known and size.isdecimal():
+            known[base]["name"] += f", _{size}"
+            del known[name]
+    return list(known.values())

@@ -1,0 +1,85 @@
+"""The command line: words in, calls out. Users' mistakes are messages, ours are tracebacks.
+
+Nothing heavy is imported here or by the verbs' files: `osfl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import click
+import typer
+
+from osfl.cli import compare, demo, ls, run
+from osfl.cli.options import examples
+from osfl.cli.terminal import INTERRUPTED, complain, wants_json
+from osfl.errors import OsflError
+
+EXAMPLES = ("osfl demo", "osfl ls methods", "osfl run --method ensemble --smoke")
+
+app = typer.Typer(
+    name="osfl", rich_markup_mode="rich", pretty_exceptions_enable=False, no_args_is_help=True, suggest_commands=False,
+    context_settings={"help_option_names": ["-h", "--help"]}, epilog=examples(EXAMPLES),
+)  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from osfl import __version__
+
+        print(f"osfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def osfl(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """One-shot federated learning: sites train one image classifier together, and each speaks exactly once."""
+
+
+VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+    "demo": (demo.demo, demo.EXAMPLES),
+    "run": (run.run, run.EXAMPLES),
+    "compare": (compare.compare, compare.EXAMPLES),
+    "ls": (ls.ls, ls.EXAMPLES),
+}
+for verb, (function, shown) in VERBS.items():
+    app.command(verb, epilog=examples(shown))(function)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run one command and leave with its exit code: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    sys.exit(answer(sys.argv[1:] if words is None else words))
+
+
+def answer(words: list[str]) -> int:
+    as_json = wants_json(words)
+    try:
+        code = app(args=words, prog_name="osfl", standalone_mode=False)
+    except click.ClickException as error:
+        return _misused(error, as_json)
+    except OsflError as error:
+        complain(str(error), error.as_json(), as_json)
+        return error.exit_code
+    if code == 130:  # click's name for Ctrl-C
+        complain(INTERRUPTED, {"error": "Interrupted", "reason": INTERRUPTED}, as_json)
+    return int(code or 0)
+
+
+def _misused(error: click.ClickException, as_json: bool) -> int:
+    """Words that the parser does not know; click has suggestions already."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "osfl"
+    if type(error).__name__ == "NoArgsIsHelpError":  # `osfl` alone: the help has been printed
+        print(error.format_message())
+        return error.exit_code
+    reason, fix = error.format_message(), f"See `{command} --help`."
+    complain(f"Cannot start: {reason}\n{fix}", {"error": "UsageError", "reason": reason, "fix": fix}, as_json)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

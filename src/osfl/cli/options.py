@@ -1,0 +1,109 @@
+"""The options that verbs share, each explained once. Types only: nothing heavy is imported to describe a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import typer
+
+Answer: TypeAlias = Literal["text", "json"]
+
+
+def complete_methods(incomplete: str) -> list[tuple[str, str]]:
+    from osfl.registry import describe, names
+
+    return [(name, describe(name)) for name in names() if name.startswith(incomplete)]
+
+
+def complete_datasets(incomplete: str) -> list[tuple[str, str]]:
+    from osfl.data.catalog import sheets
+
+    return [(name, sheet.title) for name, sheet in sheets().items() if name.startswith(incomplete)]
+
+
+def complete_partitions(incomplete: str) -> list[str]:
+    known = ("iid", "dirichlet:0.1", "dirichlet-client:0.3", "classes:3", "silos", "domains")
+    return [name for name in known if name.startswith(incomplete)]
+
+
+WHAT, HOW = "What is simulated", "How it is computed"
+
+Method = Annotated[
+    str | None,
+    typer.Option("--method", "-m", metavar="NAME", autocompletion=complete_methods, rich_help_panel=WHAT,
+                 help="How the sites learn together; see `osfl ls methods`."),
+]  # fmt: skip
+Dataset = Annotated[
+    str,
+    typer.Option("--dataset", "-d", metavar="NAME|PATH", autocompletion=complete_datasets, rich_help_panel=WHAT,
+                 help="A name of `osfl ls datasets`, or a path to .npz, .zip, .csv or a folder."),
+]  # fmt: skip
+Clients = Annotated[
+    int | None,
+    typer.Option("--clients", "-n", metavar="N", min=1, rich_help_panel=WHAT, show_default=False,
+                 help="How many sites; default 5, or as many as the partition dictates."),
+]  # fmt: skip
+Partition = Annotated[
+    str,
+    typer.Option("--partition", "-p", metavar="KIND", autocompletion=complete_partitions, rich_help_panel=WHAT,
+                 help="Who holds which images; see `osfl ls partitions`."),
+]  # fmt: skip
+Preset = Annotated[
+    str,
+    typer.Option("--preset", metavar="cpu|paper|smoke", rich_help_panel=WHAT,
+                 help="Settings by intent: two cores, as published, or a trial of everything."),
+]  # fmt: skip
+Smoke = Annotated[
+    bool, typer.Option("--smoke", rich_help_panel=WHAT, help="The same as --preset smoke: everything, in seconds.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", "-s", metavar="S", rich_help_panel=WHAT, help="All randomness is derived from it.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=WHAT, show_default=False,
+                 help="Change one setting of the method, such as epochs=2; repeatable."),
+]  # fmt: skip
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", metavar="N", min=1, rich_help_panel=WHAT, show_default=False,
+                 help="Use so many training images, class shares kept."),
+]  # fmt: skip
+ImageSize = Annotated[
+    int | None,
+    typer.Option("--image-size", metavar="PX", rich_help_panel=WHAT, show_default=False,
+                 help="Side of the images in pixels; default: the dataset's."),
+]  # fmt: skip
+Channels = Annotated[
+    int | None,
+    typer.Option("--channels", metavar="1|3", rich_help_panel=WHAT, show_default=False,
+                 help="1 is grey, 3 is RGB; default: the dataset's."),
+]  # fmt: skip
+EvaluateOn = Annotated[
+    Literal["test", "val"],
+    typer.Option("--evaluate-on", rich_help_panel=WHAT,
+                 help="val: choose settings without touching the test set."),
+]  # fmt: skip
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", "-w", metavar="W", min=1, rich_help_panel=HOW, show_default=False,
+                 help="Clients at once; default one a core. Never changes a result."),
+]  # fmt: skip
+Device = Annotated[
+    str, typer.Option("--device", metavar="cpu|cuda|mps|auto", rich_help_panel=HOW, help="Where to compute.")
+]
+Format = Annotated[
+    Answer,
+    typer.Option("--format", rich_help_panel=HOW, help="json: one JSON value on stdout, also for failures."),
+]  # fmt: skip
+PlanFile = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="plan.toml", rich_help_panel=WHAT, show_default=False,
+                 help="Take method, data, settings and seed from a plan that `osfl new` wrote."),
+]  # fmt: skip
+
+
+def examples(commands: tuple[str, ...]) -> str:
+    """The end of a help page: commands that work as they stand."""
+    return "\n\n".join(["[bold]Commands that work as they stand:[/]", *(f"[cyan]$ {command}[/]" for command in commands)])

@@ -1,0 +1,87 @@
+"""What finished runs look like in a terminal. Every number is one of results.json or comparison.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osfl.cli.terminal import answers, escape, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from osfl.result import Result
+
+# The columns that fit 80 characters; the report has them all.
+_SHOWN = ("scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
+          "costs.upload_bytes", "costs.download_bytes", "costs.messages_per_client")  # fmt: skip
+
+
+def show_run(result: Result, out: Path, *, finished_before: bool = False) -> None:
+    """A run in a dozen lines."""
+    from rich.table import Table
+
+    data = result["data"]
+    say(f"[bold]{result['method']}[/] on [bold]{escape(str(data.get('dataset', '')))}[/]: {len(result['clients'])} clients, "
+        f"{escape(str(data.get('partition', '')))}, preset {result['preset']}, seed {result['seed']}")  # fmt: skip
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", style="bold")
+    table.add_column(style="dim")
+    for row in _facts(result):
+        table.add_row(*row)
+    answers().print(table)
+    say()
+    say(f"Results  {out / 'results.json'}")
+    say(f"Report   {out / 'report' / 'index.html'}")
+    if finished_before:
+        say("[dim]This round was finished before; nothing was computed again.[/]")
+
+
+def _facts(result: Result) -> list[tuple[str, str, str]]:
+    from osfl.reports.words import decimal, many, percent, seconds, size
+
+    scores, costs = result["scores"], result["costs"]
+    own, metrics = scores["clients"]["own"], scores["global"]
+    sent = costs["messages_per_client"]
+    whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
+    return [
+        ("Accuracy", percent(metrics["accuracy"]), f"{whose}; always one class: {percent(scores['majority'])}"),
+        ("AUROC", decimal(metrics["auroc"]), "macro, one class against the rest"),
+        ("Own distribution", percent(own["mean"]), "mean over clients, each on the classes it holds"),
+        ("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
+        ("Sent up", size(costs["upload_bytes"]), f"by all clients, {many(sent, 'message')} each"),
+        ("Sent down", size(costs["download_bytes"]), "to all clients"),
+        ("Client time", seconds(costs["client_seconds"]), "summed over clients"),
+        ("Server time", seconds(costs["server_seconds"]), f"{seconds(costs['wall_seconds'])} from command to report"),
+    ]
+
+
+def comparison_table(comparison: Mapping[str, Any]) -> Table:
+    """Methods as rows; the best of a column is green (training in one place does not compete)."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from osfl.reports.columns import shown_columns, table_rows
+
+    columns = shown_columns(comparison["methods"])
+    shown = [index for index, column in enumerate(columns) if column.metric in _SHOWN]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Method", overflow="fold", min_width=13)
+    for index in shown:
+        table.add_column(columns[index].title.replace("Messages", "Msgs"), justify="right", no_wrap=columns[index].title != "Worst client")
+    for row in table_rows(comparison["methods"]):
+        cells = [row.cells[index] for index in shown]
+        texts = [f"{cell.text}\n{cell.spread}".strip() for cell in cells]
+        styled = [f"[bold green]{text}[/]" if c.best else text for text, c in zip(texts, cells, strict=True)]
+        table.add_row(escape(row.method), *styled)
+    return table
+
+
+def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
+    seeds = len({run["seed"] for run in comparison["runs"]})
+    answers().print(comparison_table(comparison))
+    if seeds > 1:
+        say(f"[dim]Mean ± sample standard deviation over {seeds} seeds.[/]")
+    say(f"Report  {report}")

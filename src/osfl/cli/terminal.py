@@ -1,0 +1,56 @@
+"""Where words go: answers to stdout, everything else to stderr; with `--format json` stdout holds one JSON value only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = "Interrupted: run the same command again to continue."
+
+
+def answers() -> Console:
+    """Plain text where stdout is not a terminal; no guessing at what deserves a colour."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def errors() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def say(text: str = "") -> None:
+    """One line that is never broken, so that paths and commands can be copied."""
+    answers().print(text, soft_wrap=True)
+
+
+def put_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def wants_json(words: list[str]) -> bool:
+    """Whether failures belong on stdout as JSON; asked before (and even if not) the words can be parsed."""
+    return "--format=json" in words or ("--format", "json") in pairwise(words)
+
+
+def complain(text: str, facts: dict[str, object], as_json: bool) -> None:
+    """A user's mistake: one clear message on stderr, or its facts on stdout for scripts. Never a traceback."""
+    if as_json:
+        put_json(facts)
+        return
+    head, _, rest = text.replace(": \n", ":\n").partition(":")
+    errors().print(f"[bold red]{escape(head)}:[/]{escape(rest)}", soft_wrap=True)
+
+
+def escape(text: str) -> str:
+    """Text that holds square brackets, shown as it is."""
+    from rich.markup import escape as escaped
+
+    return escaped(text)

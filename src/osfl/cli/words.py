@@ -1,0 +1,208 @@
+"""From words to a Simulation, with every mistake in one message instead of one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from osfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.protocol import Plan
+    from osfl.simulation import Simulation
+
+PRESETS = ("cpu", "paper", "smoke")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the options of run, compare, check, estimate and new say; nothing of it is checked yet."""
+
+    methods: Sequence[str]  # `run` has one; `name@key=value` is a variant
+    dataset: str = "digits"
+    clients: int | None = None
+    partition: str = "dirichlet:0.1"
+    preset: str = "cpu"
+    seed: int = 0
+    changes: Sequence[str] = ()  # --set
+    samples: int | None = None
+    image_size: int | None = None
+    channels: int | None = None
+    evaluate_on: Literal["test", "val"] = "test"
+    device: str = "cpu"
+
+
+@dataclass
+class Mistakes:
+    """Collects what `UsageError`s say, and raises them as one."""
+
+    problems: list[str] = field(default_factory=list)
+    fixes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        try:
+            yield
+        except UsageError as error:
+            self.problems += [problem for problem in error.problems if problem not in self.problems]
+            if error.fix and error.fix not in self.fixes:
+                self.fixes.append(error.fix)
+
+    def check(self) -> None:
+        if self.problems:
+            raise UsageError(self.problems, fix="\n".join(self.fixes) or None)
+
+
+def understand(words: Words) -> Simulation:
+    """The simulation that these words ask for (of the first method), or all that is wrong with them."""
+    from osfl.data.geometry import check_geometry
+    from osfl.data.partition import parse_partition
+    from osfl.environment import device_named
+    from osfl.plan import parse_changes
+    from osfl.simulation import Simulation, open_source
+
+    mistakes, changes = Mistakes(), {}
+    with mistakes.noted():
+        changes = parse_changes(words.changes)
+    simulation = Simulation(
+        words.methods[0] if words.methods else "", words.dataset, words.clients, words.partition, words.preset, words.seed,
+        changes, words.samples, words.image_size, words.channels, words.evaluate_on,
+    )  # fmt: skip
+    _methods(simulation, words, mistakes)
+    with mistakes.noted():
+        parse_partition(words.partition)
+    with mistakes.noted():
+        device_named(words.device)
+    with mistakes.noted():
+        check_geometry(words.image_size, words.channels)
+    if mistakes.problems and _unheard_of(words.dataset):  # else it is opened by the walk, which may take a while
+        with mistakes.noted():
+            open_source(words.dataset, words.image_size, words.channels)
+    mistakes.check()
+    return simulation
+
+
+def _methods(simulation: Simulation, words: Words, mistakes: Mistakes) -> None:
+    """Names, preset and settings of all methods; without a known method only the preset's name can be checked."""
+    from osfl.plan import resolve_settings
+    from osfl.registry import load
+    from osfl.simulation import for_methods
+
+    if not words.methods:
+        with mistakes.noted():
+            raise UsageError("--method is missing", field="method", fix="`osfl ls methods` lists them: --method ensemble.")
+    known = 0
+    for label in words.methods:
+        with mistakes.noted():
+            load(label.partition("@")[0])
+            known += 1
+    with mistakes.noted():
+        if known < len(words.methods) or not words.methods:
+            _preset(words.preset)
+        elif len(words.methods) == 1 and "@" not in words.methods[0]:
+            resolve_settings(load(words.methods[0]), words.preset, simulation.changes)
+        else:
+            for_methods(simulation, words.methods)
+
+
+def _preset(name: str) -> None:
+    from osfl.registry import nearest
+
+    if name not in PRESETS:
+        raise UsageError(f"there is no preset {name!r}.{nearest(name, PRESETS)}", fix=f"Presets: {', '.join(PRESETS)}.")
+
+
+def _unheard_of(dataset: str) -> bool:
+    from osfl.data.catalog import sheets
+    from osfl.data.places import data_folder
+
+    folder = data_folder()
+    files = folder.glob(f"{dataset}.*") if folder and "/" not in dataset else ()
+    return dataset not in sheets() and not Path(dataset).exists() and not any(files)
+
+
+def rehearse(simulation: Simulation, methods: Sequence[str]) -> None:
+    """Every plan of a comparison is checked before the first method starts; the dataset is opened once."""
+    from osfl.simulation import for_methods, prepare
+
+    mistakes = Mistakes()
+    for variant in for_methods(simulation, methods):
+        with mistakes.noted():
+            prepare(variant)
+    mistakes.check()
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """`0,1,2` as numbers, each once."""
+    try:
+        found = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        found = []
+    if not found or len(set(found)) != len(found):
+        raise UsageError(f"{option} {text!r}: expected different whole numbers, such as {option} 0,1,2", field="seeds")
+    return found
+
+
+def names(text: str, option: str) -> list[str]:
+    """`a,b,c` as names, each once."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise UsageError(f"{option}: {', '.join(twice)} is named twice", field="methods", fix="Name each method once.")
+    return found
+
+
+# --- plans as words ----------------------------------------------------------------------------------------------------
+
+
+def from_plan(path: Path) -> tuple[Simulation, Plan]:
+    """A plan.toml that says where its shards come from, as a simulation of it."""
+    from osfl.plan import read_plan
+
+    plan = read_plan(path)
+    if not plan.data.get("dataset"):
+        raise UsageError(
+            f"{path} says nothing about data, so its shards cannot be simulated", field="data",
+            fix="Write it with `osfl new --dataset NAME`, or give --method and --dataset instead of --plan.",
+        )  # fmt: skip
+    return _simulated(plan), plan
+
+
+def _simulated(plan: Plan) -> Simulation:
+    from osfl.registry import load
+    from osfl.simulation import Simulation
+
+    paper, data = load(plan.method).Settings(), plan.data
+    settings = plan.as_json()["settings"]
+    changes: dict[str, Any] = {k: v for k, v in settings.items() if getattr(plan.settings, k) != getattr(paper, k)}
+    fixed = str(data.get("partition", "")) in ("silos", "domains")  # these name the number of clients themselves
+    return Simulation(
+        plan.method, str(data["dataset"]), None if fixed else len(plan.clients), str(data.get("partition", "iid")), "paper",
+        plan.seed, changes, data.get("samples"), plan.task.image[1], plan.task.image[0], data.get("evaluated_on", "test"),
+    )  # fmt: skip
+
+
+def same_plan(plan: Plan, found: Plan, path: Path) -> None:
+    """The shards here must be those that the plan was written for."""
+    there, here = plan.as_json(), found.as_json()
+    different = [key for key in ("task", "clients", "data", "limits") if there[key] != here[key]]
+    if different:
+        raise UsageError(
+            [f"{path}: [{key}] is {there[key]!r}, but the data here give {here[key]!r}" for key in different], field="plan",
+            fix="The dataset or the plan changed since `osfl new` wrote it: write it again with --force.",
+        )  # fmt: skip
+
+
+def default_out(simulation: Simulation) -> Path:
+    """runs/ensemble-digits-dirichlet-0.1-seed0"""
+    parts = (simulation.method, Path(simulation.dataset).stem, simulation.partition.replace(":", "-"))
+    return Path("runs") / f"{'-'.join(parts)}-seed{simulation.seed}"
+
+
+def with_smoke(preset: str, smoke: bool) -> str:
+    return "smoke" if smoke else preset
+
+
