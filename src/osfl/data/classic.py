@@ -122,8 +122,12 @@ def _open_svhn(sheet: Sheet, progress: Progress) -> tuple[dict[str, Array], list
 def read_svhn(path: Path) -> tuple[Array, Array]:
     """X is (32, 32, 3, n), y is 1..10 where 10 means the digit zero."""
     from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io.matlab import MatReadError  # type: ignore[import-untyped]
 
-    content = loadmat(path, variable_names=["X", "y"])
+    try:
+        content = loadmat(path, variable_names=["X", "y"])
+    except (MatReadError, NotImplementedError, TypeError, KeyError) as error:
+        raise ValueError(f"'{path.name}': {error}") from None
     if "X" not in content or "y" not in content:
         raise ValueError(f"'{path.name}' holds no X and y")
     labels = np.asarray(content["y"]).reshape(-1).astype(np.int64)

@@ -16,7 +16,7 @@ MOST_PIXELS = 80_000_000  # below the size at which Pillow begins to warn
 OBLONG = 1.05  # sides that differ more than this are worth telling
 
 # Formats that are plain pixels. Others (EPS, PDF) are programs that Pillow would have another program run.
-FORMATS = ("PNG", "JPEG", "MPO", "TIFF", "BMP", "GIF", "WEBP", "PPM")
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "PPM")
 SUFFIXES = {
     ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
     ".webp": "WEBP", ".ppm": "PPM", ".pgm": "PPM",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import numpy as np
 import numpy.typing as npt
@@ -22,38 +23,36 @@ def per_class(
 
     Where that never happens (many clients, strong skew) the draw with the largest smallest client is used.
     """
-    best: list[Indices] = []
-    size = -1
+    values, counts = np.unique(labels, return_counts=True)
+    best, size = np.zeros((len(values), n), dtype=np.int64), -1
     for _ in range(REDRAWS):
-        parts = _one_draw(labels, n, alpha, rng, balance_cap)
-        smallest = min(len(part) for part in parts)
-        if smallest > size:
-            best, size = parts, smallest
+        drawn = _counts(counts, n, alpha, rng, balance_cap)
+        if (smallest := int(drawn.sum(axis=0).min())) > size:
+            best, size = drawn, smallest
         if size >= least:
-            return best
+            break
     if size < min(least, SMALLEST):
         raise DataError(
             f"dirichlet:{alpha:g} leaves one of {n} clients without images in each of {REDRAWS} draws",
             field="partition",
             fix="Use fewer clients, a larger concentration, more samples, or dirichlet-client (clients of equal size).",
         )
-    return best
+    shuffled = [rng.permutation(np.flatnonzero(labels == value)) for value in values]
+    chunks = [np.split(members, np.cumsum(row)[:-1]) for members, row in zip(shuffled, best, strict=True)]
+    return [np.concatenate(own) for own in zip(*chunks, strict=True)]
 
 
-def _one_draw(labels: Indices, n: int, alpha: float, rng: np.random.Generator, balance_cap: bool) -> list[Indices]:
-    parts: list[list[Indices]] = [[] for _ in range(n)]
-    sizes = np.zeros(n)
-    for value in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == value))
+def _counts(counts: Indices, n: int, alpha: float, rng: np.random.Generator, balance_cap: bool) -> Indices:
+    """How many images of each class go to each client, (classes, n): cuts at ⌊cumsum(p) · n_c⌋."""
+    drawn = np.zeros((len(counts), n), dtype=np.int64)
+    for row, count in zip(drawn, counts, strict=True):
         shares = dirichlet(alpha, n, rng)
         if balance_cap:  # a client that already holds an equal share gets nothing of later classes
-            capped = shares * (sizes < len(labels) / n)
+            capped = shares * (drawn.sum(axis=0) < counts.sum() / n)
             shares = capped / capped.sum() if capped.sum() > 0 else shares
-        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-        for client, chunk in enumerate(np.split(members, cuts)):
-            parts[client].append(chunk)
-            sizes[client] += len(chunk)
-    return [np.concatenate(chunks) for chunks in parts]
+        cuts = np.floor(np.cumsum(shares)[:-1] * count).astype(np.int64)
+        row[:] = np.diff(cuts, prepend=0, append=count)
+    return drawn
 
 
 def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> Shares:
@@ -74,22 +73,23 @@ def per_client(labels: Indices, n: int, alpha: float, sigma: float, rng: np.rand
     mixtures = [dirichlet(alpha, len(values), rng) for _ in range(n)]
     sizes = client_sizes(len(labels), n, sigma, rng, least)
     parts: list[list[int]] = [[] for _ in range(n)]
-    waiting = list(range(n))
+    steps, waiting = _steps(mixtures, pools), list(range(n))
     while waiting:
-        for client in waiting:
-            parts[client].append(pools[_next_class(mixtures[client], pools, rng)].pop())
+        for client, u in zip(waiting, rng.random(len(waiting)), strict=True):
+            below = math.nextafter(steps[client][-1], 0)
+            pool = pools[bisect_right(steps[client], min(u * steps[client][-1], below))]
+            parts[client].append(pool.pop())
+            if not pool:
+                steps = _steps(mixtures, pools)
         waiting = [client for client in waiting if len(parts[client]) < sizes[client]]
     return [np.array(part, dtype=np.int64) for part in parts]
 
 
-def _next_class(mixture: Shares, pools: list[list[int]], rng: np.random.Generator) -> int:
-    left = np.array([len(pool) for pool in pools])
-    weights = np.where(left > 0, mixture, 0.0)
-    if weights.sum() <= 0:  # all its classes are used up: any image that is left
-        weights = left.astype(np.float64)
-    steps = np.cumsum(weights)
-    chosen = int(np.searchsorted(steps, rng.random() * steps[-1], side="right"))
-    return min(chosen, int(np.flatnonzero(weights)[-1]))
+def _steps(mixtures: list[Shares], pools: list[list[int]]) -> list[list[float]]:
+    """Cumulated weights of the classes that are left; a client whose classes are all used up takes any image."""
+    left = np.array([len(pool) for pool in pools], dtype=np.float64)
+    weights = [np.where(left > 0, mixture, 0.0) for mixture in mixtures]
+    return [np.cumsum(w if w.sum() > 0 else left).tolist() for w in weights]
 
 
 def client_sizes(images: int, n: int, sigma: float, rng: np.random.Generator, least: int) -> Indices:

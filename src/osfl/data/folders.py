@@ -116,12 +116,11 @@ def _doubles(items: list[Item], pictures: Gallery) -> list[Problem]:
         places[content.tobytes()].append(item)
     problems = []
     for same in (found for found in places.values() if len(found) > 1):
-        first, *others = same
-        for other in others:
-            if other.label != first.label:
-                problems.append(Problem(other.name, f"the same image as {first.name}, another class", "kept"))
-            elif other.part != first.part:
-                problems.append(Problem(other.name, f"the same image as {first.name}, another part", "kept"))
+        for item in same[1:]:
+            elsewhere = [(other.name, "class") for other in same if other.label != item.label]
+            elsewhere += [(other.name, "part") for other in same if other.part != item.part and item.part != "test"]
+            for name, kind in elsewhere[:1]:
+                problems.append(Problem(item.name, f"the same image as {name}, another {kind}", "kept"))
     return problems
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import PIL
+from PIL import Image
 
 from osfl.data.decode import BROKEN, Decoded, Unusable, decode, full_scale
 from osfl.data.layout import SKIPPED
@@ -72,6 +73,7 @@ def _decode_all(
             return f"unreadable: {error}"
 
     outcomes = []
+    Image.init()  # loads the readers once, before the threads would do so together
     with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
         warnings.simplefilter("ignore")  # Pillow warns of what the report says anyway
         for outcome in pool.map(one, names):

@@ -81,8 +81,8 @@ def summarize(problems: Iterable[Problem], examples: int = 3) -> list[str]:
 
 def part_of(images: Pixels, labels: Iterable[int], domains: Names | None = None, groups: Names | None = None) -> Part:
     """A part from arrays; images are (n, channels, height, width)."""
-    tensor = torch.from_numpy(np.ascontiguousarray(images))
-    target = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+    tensor = torch.from_numpy(np.require(images, requirements=["C", "W"]))  # copies what is read-only: torch cannot
+    target = torch.from_numpy(np.array(labels, dtype=np.int64))
     return Part(Dataset(tensor, target), domains, groups)
 
 

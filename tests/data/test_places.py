@@ -1,0 +1,148 @@
+"""Where files come from: names, OSFL_DATA, downloads that are checked, and the cache of decoded images."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from osfl.data import open_dataset, sheets
+from osfl.data.catalog import File
+from osfl.data.places import download
+from osfl.errors import DataError, UsageError
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("typo, meant", [("digit", "digits"), ("bloodcell-28", "bloodcells-28"), ("pacs", "pacs-subset"),
+                                         ("cifar-10", "cifar10"), ("BloodMNIST", "bloodmnist")])  # fmt: skip
+def test_a_misspelt_name_is_answered_with_the_nearest(typo: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_dataset(typo)
+    assert meant in str(caught.value) and "give a path" in str(caught.value)
+
+
+def test_paths_that_are_not_there_or_not_data(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no file or folder"):
+        open_dataset("./nowhere/images")
+    with pytest.raises(UsageError, match="no dataset ''"):
+        open_dataset("")
+    (tmp_path / "x.pt").write_bytes(b"")
+    with pytest.raises(UsageError, match="no kind of dataset"):
+        open_dataset(str(tmp_path / "x.pt"))
+
+
+def test_a_sheet_without_its_file_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        open_dataset("pacs-subset")
+    assert "OSFL_DATA" in str(caught.value) and str(tmp_path / "data") in str(caught.value)
+
+
+def test_multi_label_is_refused_before_any_download() -> None:
+    with pytest.raises(DataError, match="several findings"):
+        open_dataset("chestmnist")
+
+
+def test_sheets_are_complete() -> None:
+    assert len([name for name in sheets() if "mnist" in name]) == 12 * 4 + 1
+    for name, sheet in sheets().items():
+        assert sheet.name == name and sheet.title and sheet.source and sheet.licence and sheet.counts, name
+        assert len(set(sheet.classes)) == len(sheet.classes) > 1, name
+        assert all(file.md5 or file.sha256 for file in sheet.files), name
+        assert sheet.layout == "embedded" or sheet.files, name
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "import sys; from osfl.data import sheets; sheets(); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "x.bin").write_bytes(b"content")
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "www"))) as served:
+        thread = threading.Thread(target=served.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+        thread.join()
+
+
+def test_a_download_is_checked_before_it_gets_its_name(tmp_path: Path, server: str) -> None:
+    target = tmp_path / "cache" / "x.bin"
+    md5 = hashlib.md5(b"content", usedforsecurity=False).hexdigest()
+    with pytest.raises(DataError, match="damaged or was changed"):
+        download(File("x.bin", f"{server}/x.bin", md5="0" * 32), target, _quiet)
+    assert list(target.parent.iterdir()) == []
+    steps: list[int] = []
+    download(File("x.bin", f"{server}/x.bin", md5=md5), target, lambda what, done, total: steps.append(done))
+    assert target.read_bytes() == b"content" and steps == [7] and len(list(target.parent.iterdir())) == 1
+
+
+def test_offline_and_unhashed_downloads_say_what_to_do(tmp_path: Path, server: str) -> None:
+    for url in (f"{server}/missing.bin", "http://127.0.0.1:9/x.bin", "nonsense"):
+        with pytest.raises(DataError, match="put it in the folder that OSFL_DATA names"):
+            download(File("x.bin", url, md5="0" * 32), tmp_path / "x.bin", _quiet)
+    with pytest.raises(DataError, match="no published hash"):
+        download(File("x.bin", f"{server}/x.bin"), tmp_path / "x.bin", _quiet)
+    assert not (tmp_path / "x.bin").exists()
+
+
+def test_a_named_file_that_differs_is_used_and_reported(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    images, labels = np.zeros((10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8) % 2
+    np.savez(
+        tmp_path / "data" / "breastmnist.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels
+    )
+    source = open_dataset("breastmnist")
+    assert source.sheet is sheets()["breastmnist"] and source.classes == ("malignant", "normal, benign")
+    assert "hash differs" in source.problems[0].what
+    labels[:] = 2
+    np.savez(tmp_path / "data" / "breastmnist.npz", train_images=images, train_labels=labels)
+    with pytest.raises(DataError, match=r"expected 0\.\.1"):
+        open_dataset("breastmnist")
+
+
+def test_decoded_images_are_reused_and_rebuilt(image_folder, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    root = image_folder(*(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    first = open_dataset(str(root), size=8)
+    (stored,) = (own_cache / "decoded").iterdir()
+    monkeypatch.setattr("osfl.data.gallery.decode", None)  # would fail if it were called
+    assert open_dataset(str(root), size=8).digest == first.digest
+    monkeypatch.undo()
+    monkeypatch.setenv("OSFL_CACHE", str(own_cache))
+    whole = stored.read_bytes()
+    for damaged in (whole[:100], whole[:1000] + b"\xff" + whole[1001:], b""):
+        stored.write_bytes(damaged)
+        assert open_dataset(str(root), size=8).digest == first.digest
+        assert stored.read_bytes() == whole
+
+
+def test_a_changed_file_or_size_is_decoded_again(image_folder, own_cache: Path) -> None:  # type: ignore[no-untyped-def]
+    root = image_folder(*(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    digests = {open_dataset(str(root), size=8).digest, open_dataset(str(root), size=9).digest}
+    (root / "a" / "0.png").write_bytes((root / "b" / "4.png").read_bytes())
+    digests.add(open_dataset(str(root), size=8).digest)
+    assert len(digests) == 3 and len(list((own_cache / "decoded").iterdir())) == 3
+
+
+def test_no_cache_is_no_problem(image_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "file"))
+    assert len(open_dataset(str(image_folder("a/0.png", "a/1.png")), size=8).train) == 1
