@@ -66,7 +66,7 @@ def all_figures() -> dict[str, Any]:
 def sample_result(
     method: str = "ensemble", clients: int = 5, classes: int = 8, seed: int = 0, accuracy: float = 0.78, odd: bool = False,
     auroc: float | None = 0.954, personalized: bool = False, messages: int = 1, upload: int = 1_243_392,
-    figures: bool = False, **replaced: Any,
+    figures: bool | dict[str, Any] = False, **replaced: Any,
 ) -> Result:  # fmt: skip
     """A run with label skew; `odd` gives clients, classes and settings names that try to break a page."""
     rng = random.Random(f"{clients}/{classes}")
@@ -94,8 +94,8 @@ def sample_result(
                      "milestones": [10, 15], **({HOSTILE: HOSTILE} if odd else {})},
         "deviations": ["20 local epochs instead of 200 (preset cpu).", "ResNet-18 with 16 channels in the first stage."],
         "scores": {
-            "global": {"accuracy": accuracy, "balanced_accuracy": accuracy - 0.04, "auroc": auroc and 0.5 + auroc * accuracy / 2, "f1": accuracy - 0.05,
-                       "ece": 0.083, "nll": 0.71},
+            "global": {"accuracy": accuracy, "balanced_accuracy": accuracy - 0.04, "f1": accuracy - 0.05, "ece": 0.083,
+                       "auroc": auroc and 0.5 + auroc * accuracy / 2, "nll": 0.71},
             "clients": {"own": _spread(own),
                         "everyone": _spread({name: accuracy - 0.01 * i * personalized for i, name in enumerate(names)})},
             "personalized": personalized, "majority": 0.195,
@@ -114,7 +114,7 @@ def sample_result(
                         "threads": 1, "processor": "x86_64, 2 cores"},
     }  # fmt: skip
     if figures:
-        result["figures"] = all_figures()
+        result["figures"] = all_figures() if figures is True else figures
     return {**result, **replaced}  # type: ignore[return-value]
 
 
@@ -133,12 +133,12 @@ def _spread(values: dict[str, float]) -> dict[str, Any]:
     return {"mean": mean, "std": std, "worst": values[worst], "worst_client": worst, "values": values}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sample() -> Sampler:
     return sample_result
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def demo_runs() -> Callable[..., list[Result]]:
     return sample_runs
 
@@ -151,9 +151,7 @@ def sample_runs(methods: int = 5, seeds: int = 3, **more: Any) -> list[Result]:
              "deepinversion", "dafl", "dense", "coboosting", "fedftg", "fedisca", "fedpft", "fedcgs", "fedlmg"]  # fmt: skip
     extra += [f"another_method_with_a_long_name_{index}" for index in range(8)]
     for index, name in enumerate(extra):
-        plan.append(
-            (name, 0.55 + 0.35 * ((index * 37) % 100) / 100, 1, [1_243_392, 96_000, 4_800_000][index % 3], False)
-        )
+        plan.append((name, 0.55 + 0.35 * ((index * 37) % 100) / 100, 1, [1_243_392, 96_000, 4_800_000][index % 3], False))
     return [
         sample_result(name, accuracy=score + 0.01 * ((seed * 7) % 3 - 1), messages=messages, upload=up, personalized=own,
                       seed=seed, **more)

@@ -80,7 +80,8 @@ def group_names(results: Sequence[Result]) -> list[str]:
 def _data_facts(result: Result) -> dict[str, Any]:
     data = result["data"]
     facts = {key: data[key] for key in ("dataset", "partition", "samples", "evaluated_on") if data.get(key) is not None}
-    return {**facts, "clients": f"{len(result['clients'])} clients"}
+    clients = len(result["clients"])
+    return {**facts, "clients": f"{clients} client{'s' if clients != 1 else ''}"}
 
 
 def _differing(facts: Sequence[Mapping[str, Any]]) -> list[str]:

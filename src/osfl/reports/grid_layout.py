@@ -48,7 +48,7 @@ def plan_grid(
     left = max(46.0, min(names, 150 if width > 500 else 78) + 10)
     dots = len(columns) > _MANY
     smallest = _DOT if dots else max(15.0, _widest(compact, 9, values) + 2)
-    cell = min(88.0, max(smallest, (width - left - 2) / max(1, len(columns))))
+    cell = min(88.0, max(smallest, (width - left - 6) / max(1, len(columns))))
     row = 28.0 if not dots else 16.0 if len(rows) <= _MANY else max(_DOT, cell)
     row = min(row, 16.0) if len(rows) > _MANY else row
     words, size = _number_style(values, cell) if row >= 15 else (_nothing, 9.0)

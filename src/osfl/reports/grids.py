@@ -31,7 +31,7 @@ def heatmap(
     bottom = layout.at(len(rows), 0)[1]
     middle = exact(round(top / 4)) if root and top >= 8 else ""
     scale, right = _scale(layout.left, bottom + 16, ("0", middle, f"{exact(top)} {unit}".rstrip()))
-    return canvas(max(layout.at(0, len(columns))[0] + 1, right), bottom + 46, what, *parts, *scale, scales=False)
+    return canvas(max(layout.at(0, len(columns))[0] + 6, right), bottom + 46, what, *parts, *scale, scales=False)
 
 
 def confusion(
@@ -53,7 +53,7 @@ def confusion(
         parts += [label(edge + 8, layout.base(r), percent(v), size=11.5) for r, v in enumerate(right)]
         edge += _RIGHT
     scale, end = _scale(layout.left, bottom + 16, ("0\N{NO-BREAK SPACE}%", "", "100\N{NO-BREAK SPACE}%"))
-    return canvas(max(edge + 1, end), bottom + 46, what, _frame(layout, len(names)), *parts, *scale, scales=False)
+    return canvas(max(edge + 6, end), bottom + 46, what, _frame(layout, len(names)), *parts, *scale, scales=False)
 
 
 def _cell(layout: Layout, place: tuple[int, int], strength: float, text: str, tip: str) -> str:

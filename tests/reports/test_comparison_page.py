@@ -1,0 +1,76 @@
+"""The comparison page and its markdown twin."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from osfl.evaluation.comparison import summarize
+from osfl.reports.columns import shown_columns, table_rows
+from osfl.reports.comparison import reading_help, write_comparison
+from osfl.reports.markdown import comparison_markdown, safe
+
+
+def page_of(results, folder, comparison=None) -> str:
+    comparison = comparison or summarize(results, command="osfl compare --methods <a>,b")
+    return write_comparison(comparison, results, folder).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("methods", [1, 2, 5, 25])
+def test_the_page_holds_every_method_and_is_self_contained(demo_runs, tmp_path, methods) -> None:
+    results = demo_runs(methods, seeds=2)
+    text = page_of(results, tmp_path)
+    assert all(f">{result['method']}</th>" in text for result in results)
+    assert not re.search(r"https?://|<script|<link|@import", text)
+    assert "osfl compare --methods &lt;a&gt;,b" in text
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(svg)
+
+
+def test_one_seed_and_missing_values_are_no_problem(tmp_path) -> None:
+    accuracy = {"mean": 0.5, "std": None, "n": 1, "values": [0.5]}
+    auroc = {"mean": None, "std": None, "n": 0, "values": []}
+    methods = {"a": {"scores.global.accuracy": accuracy, "scores.global.auroc": auroc}, "b": {}}
+    comparison = {"schema": 1, "command": "", "data": {}, "methods": methods, "runs": []}
+    text = page_of([], tmp_path, comparison)
+    assert "50.0\xa0%" in text and "±" not in text.replace("± is the", "")
+
+
+def test_the_best_is_marked_but_never_the_pooled_reference_nor_saying_nothing(demo_runs) -> None:
+    methods = summarize(demo_runs(5, seeds=3))["methods"]
+    titles = [column.title for column in shown_columns(methods)]
+    best = {
+        (row.method, title) for row in table_rows(methods) for title, cell in zip(titles, row.cells, strict=True) if cell.best
+    }
+    assert ("fedavg_rounds", "Accuracy") in best and ("ensemble", "Up") in best and ("fedavg", "Up") in best
+    assert not any(method == "centralized" for method, _ in best) and ("local_only", "Up") not in best
+
+
+def test_reading_help_names_the_best_and_the_bar(demo_runs) -> None:
+    results = demo_runs(5, seeds=1)
+    first = reading_help(summarize(results), results)[0]
+    assert "fedavg_rounds has the highest" in first and "82.0\xa0%" in first and "90.0\xa0%" in first
+
+
+def test_runs_on_different_data_are_not_compared_silently(sample) -> None:
+    other = sample("fedavg")
+    other["data"]["partition"] = "iid"
+    results = [sample("fedavg"), other]
+    comparison = summarize(results)
+    assert list(comparison["methods"]) == ["fedavg (dirichlet:0.1)", "fedavg (iid)"]
+    assert any("not made on the same data" in sentence for sentence in reading_help(comparison, results))
+
+
+def test_output_is_the_same_every_time(demo_runs, tmp_path) -> None:
+    assert page_of(demo_runs(), tmp_path / "a") == page_of(demo_runs(), tmp_path / "b")
+
+
+def test_markdown_has_a_row_a_method_and_escapes_names(demo_runs, sample) -> None:
+    table = comparison_markdown(summarize(demo_runs(5)))
+    rows = table.splitlines()
+    assert len(rows) == 2 + 5 and len({row.count(" | ") for row in rows}) == 1 and "**83.0\xa0%**" in table
+    hostile = comparison_markdown(summarize([sample("a|b<script>\nc")]))
+    assert "<script>" not in hostile and "a\\|b" in hostile and len(hostile.splitlines()) == 3
+    assert safe("[x](javascript:y)").startswith("\\[x\\]")

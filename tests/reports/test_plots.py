@@ -1,0 +1,87 @@
+"""Drawings: legal XML, escaped, the same every time, and with nothing lost at the edges of what they are given."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from osfl.reports.plots import Point, bars, confusion, heatmap, histogram, lines, scatter
+from osfl.reports.svg import fit, fit_middle, width_of, wrap
+
+WIDTHS = (300.0, 570.0, 890.0)
+HOSTILE = '</svg><script>alert(1)</script>&"\x00\ud800'
+
+
+def drawings(name: str = "plain", width: float = 890) -> dict[str, str]:
+    pair = [(0.5, 0.1), (None, None)]
+    points = [Point(name, 0, 0.4), Point("b", 1e6, 0.9, 0.02), Point("c", 1e6, 0.9, kind=1)]
+    return {
+        "bars": bars({name: pair, "b": pair}, ["one", name], what=name, width=width, reference=(name, 0.1), strong=name),
+        "heatmap": heatmap([name, "b"], [name, "d", "e"], [[0, 1, 2.5], [4, 1e6, 3]], what=name, width=width, unit=name),
+        "confusion": confusion([name, "b"], [[5, 1], [0, 0]], what=name, width=width, right=[0.83, None]),
+        "lines": lines([0, 1, 2], {name: [1, None, 3], "b": [2, 2, 2]}, what=name, width=width, x_label=name),
+        "histogram": histogram([0, 1, 2], {name: [1, 4], "b": [0, 0]}, what=name, width=width, x_label=name),
+        "scatter": scatter(points, what=name, width=width, x_label=name, y_label=name),
+    }
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["plain", HOSTILE, "x" * 300, "血液 🩸 Größe", ""])
+def test_drawings_are_xml_whatever_the_names(name: str, width: float) -> None:
+    for svg in drawings(name, width).values():
+        root = ElementTree.fromstring(svg)
+        assert root.attrib["role"] == "img" and "aria-label" in root.attrib
+        assert not list(root.iter("script"))
+
+
+def test_drawings_are_the_same_every_time() -> None:
+    assert drawings() == drawings()
+
+
+def test_drawings_follow_the_theme() -> None:
+    for svg in drawings().values():
+        assert "currentColor" in svg and "var(--" in svg
+
+
+def test_cells_show_counts_and_drop_them_when_there_are_too_many() -> None:
+    assert {"1", "5"} <= set(texts(drawings()["confusion"]))
+    many = [f"c{index}" for index in range(100)]
+    counts = [[float(r == c) * 7 for c in range(100)] for r in range(100)]
+    shown = texts(confusion(many, counts, what="many"))
+    assert "7" not in shown and "c0" in shown
+
+
+def test_a_confusion_row_without_images_is_drawn() -> None:
+    assert "0.0" not in texts(confusion(["a", "b"], [[0, 0], [0, 3]], what="w"))
+
+
+def test_a_missing_bar_says_so() -> None:
+    assert "not available" in texts(drawings()["bars"])
+
+
+def test_scatter_keeps_a_place_for_zero_and_numbers_what_it_cannot_name() -> None:
+    assert "0" in texts(drawings()["scatter"])
+    points = [Point(f"method {index}", 10.0**index, index / 25) for index in range(25)]
+    shown = texts(scatter(points, what="many", width=300))
+    assert "25" in shown and any(text.endswith("method 24") for text in shown)
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [1.0], [0.3, 0.3]])
+def test_axes_hold_for_few_values(values: list[float]) -> None:
+    points = [Point("a", 0, value) for value in values]
+    ElementTree.fromstring(scatter(points, what="few"))
+    ElementTree.fromstring(lines(list(range(len(values))), {"a": values}, what="few"))
+
+
+def test_texts_are_cut_to_their_room() -> None:
+    assert fit("short", 12, 100) == "short"
+    assert fit("a rather long name", 12, 60).endswith("…")
+    assert fit_middle("method@epochs=20", 12, 80).endswith("20")
+    assert all(width_of(cut, 12) <= 60 for cut in (fit("w" * 40, 12, 60), fit_middle("w" * 40, 12, 60)))
+    assert wrap("two words", 12, 40) == ["two", "words"]
+    assert len(wrap("one two three four five six", 12, 40)) == 3
