@@ -47,13 +47,15 @@ def plan_grid(
     names = max((width_of(name, _NAME_SIZE) for name in rows), default=0)
     left = max(46.0, min(names, 150 if width > 500 else 78) + 10)
     dots = len(columns) > _MANY
-    smallest = _DOT if dots else max(15.0, _widest(compact, 9, values) + 2)
+    smallest = _DOT if dots else max(15.0, _widest(_short, 9, values) + 2)
     cell = min(88.0, max(smallest, (width - left - 6) / max(1, len(columns))))
     row = 28.0 if not dots else 16.0 if len(rows) <= _MANY else max(_DOT, cell)
     row = min(row, 16.0) if len(rows) > _MANY else row
     words, size = _number_style(values, cell) if row >= 15 else (_nothing, 9.0)
     wrapped = [wrap(name, _LYING_SIZE, cell - 3) for name in columns]
-    lying = not any(line.endswith("…") for lines in wrapped for line in lines[:2])  # only a third line may be cut
+    flat = all(len(lines) == 1 for lines in wrapped)
+    cut = any(line.endswith("…") for lines in wrapped for line in lines[: 1 if flat else 2])  # only a third line may be
+    lying = not cut and (flat or cell >= 50)
     tallest = max((width_of(name, _NAME_SIZE) for name in columns), default=0)
     top = (26.0 if titled else 10.0) + (14 * max(map(len, wrapped), default=1) if lying else min(112.0, tallest + 4))
     return Layout(left, top, cell, row, words, size, lying)
@@ -65,10 +67,14 @@ def _widest(words: Words, size: float, values: Sequence[Sequence[float]]) -> flo
 
 def _number_style(values: Sequence[Sequence[float]], cell: float) -> tuple[Words, float]:
     """In full where the widest number fits, else smaller, else shortened, else not at all."""
-    for words, size in ((exact, 12.0), (exact, 10.5), (exact, 9.0), (compact, 10.0), (compact, 9.0)):
+    for words, size in ((exact, 12.0), (exact, 10.5), (exact, 9.0), (_short, 10.0), (_short, 9.0)):
         if _widest(words, size, values) <= cell - 2:
             return words, size
     return _nothing, 9.0
+
+
+def _short(value: float) -> str:
+    return compact(value, digits=2)
 
 
 def _nothing(value: float) -> str:

@@ -7,6 +7,7 @@ import re
 _NBSP = "\N{NO-BREAK SPACE}"
 PERCENT = f"{_NBSP}%"
 NOTHING = "–"
+_THOUSANDS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -59,12 +60,11 @@ def seconds(value: float | None) -> str:
     return f"{minutes // 60}{_NBSP}h {minutes % 60:02d}{_NBSP}min"
 
 
-def compact(value: float) -> str:
+def compact(value: float, digits: int = 3) -> str:
     """A number for a small cell or an axis: 1.34k rather than 1341, 0.25 rather than 0.2500."""
-    for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= 0.9995 * factor:
-            return f"{value / factor:.3g}{unit}"
-    return f"{value:.3g}"
+    unit, factor = next((pair for pair in _THOUSANDS if abs(value) >= 0.9995 * pair[1]), ("", 1.0))
+    scaled = value / factor
+    return (f"{scaled:.0f}" if abs(scaled) >= 100 else f"{scaled:.{digits}g}") + unit
 
 
 def many(number: int, one: str, more: str = "") -> str:
