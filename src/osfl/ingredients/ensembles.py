@@ -116,7 +116,7 @@ def _mix(log_p: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def fast_logits(
-    members: Sequence[nn.Module], images: torch.Tensor, *, map: Map | None = None, batch: int = 128
+    members: Sequence[nn.Module], images: torch.Tensor, *, map: Map | None = None, batch: int = 64
 ) -> torch.Tensor:
     """Logits of every member for every image, (members, images, classes); members in parallel, frozen and folded.
 

@@ -1,7 +1,7 @@
 """Frozen teachers: evaluation mode, no gradients for the weights, batch norm folded into the convolutions.
 
 A folded teacher has no batch-norm layers, so it serves to predict. To invert a model by its batch-norm statistics, keep
-the model itself. Blocks of ours say what may be folded (`folds = (("conv1", "bn1"), ...)`); others are left as they are.
+the model itself. Our blocks say what may be folded (`folds = (("conv1", "bn1"), ...)`); others are left as they are.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ def freeze(model: nn.Module, fold: bool = True) -> nn.Module:
     """A copy that only predicts: same outputs to about 1e-6, 1.04-1.3 times faster; the original stays untouched."""
     if is_frozen(model):
         return model
-    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    teacher = copy.deepcopy(model).eval()
     if fold:
         for module in list(teacher.modules()):
             for conv, norm in getattr(module, "folds", ()):
                 _fold(module, conv, norm)
+    teacher.eval().requires_grad_(False)  # the layers that folding put in as well
     return teacher.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 

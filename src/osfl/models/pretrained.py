@@ -69,7 +69,7 @@ def load_pretrained(model: nn.Module, name: str) -> None:
     """Load a known set of weights into a model of its architecture; the classifier keeps its own first weights."""
     known = KNOWN[name]
     tensors = read_weights(weights_path(name), known.sha256)
-    _expect_usual_range(tensors, known)
+    expect_usual_range(tensors, known)
     _load(model, tensors, name, own_head=True)
 
 
@@ -111,7 +111,7 @@ def _load(model: nn.Module, tensors: dict[str, torch.Tensor], prefix: str, own_h
     load_named(model, {f"{prefix}/{key}": value for key, value in tensors.items()}, prefix)
 
 
-def _expect_usual_range(tensors: dict[str, torch.Tensor], known: Weights) -> None:
+def expect_usual_range(tensors: dict[str, torch.Tensor], known: Weights) -> None:
     """Fold the file's own normalization into its first layer, so that it takes images in [-1, 1] like every model here.
 
     With x = 2u - 1, (u - mean) / dev = x / (2 dev) + (0.5 - mean) / dev: linear, and exact where nothing is padded.

@@ -47,7 +47,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu_(self.bn1(self.conv1(x)))
-        return F.relu_(self.bn2(self.conv2(y)) + self.shortcut(x))
+        return F.relu_(self.bn2(self.conv2(y)).add_(self.shortcut(x)))
 
 
 class Bottleneck(nn.Module):
@@ -69,7 +69,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu_(self.bn1(self.conv1(x)))
         y = F.relu_(self.bn2(self.conv2(y)))
-        return F.relu_(self.bn3(self.conv3(y)) + self.shortcut(x))
+        return F.relu_(self.bn3(self.conv3(y)).add_(self.shortcut(x)))
 
 
 class ResNet(nn.Module):
