@@ -54,6 +54,26 @@ def test_reading_help_names_the_best_and_the_bar(demo_runs) -> None:
     assert "fedavg_rounds has the highest" in first and "82.0\xa0%" in first and "90.0\xa0%" in first
 
 
+def test_ties_in_bytes_are_named_together(demo_runs) -> None:
+    results = demo_runs(3, seeds=1)
+    assert reading_help(summarize(results), results)[1].startswith("ensemble, fedavg upload least, 6.22\xa0MB")
+
+
+def test_the_label_map_says_which_seed_it_shows(demo_runs, sample, tmp_path) -> None:
+    assert "the same in every run" in page_of(demo_runs(2), tmp_path)
+    results = [*demo_runs(2, seeds=1), sample("ensemble", clients=20, seed=5)]
+    assert "together, with seed 0" in page_of(results, tmp_path)
+    assert "Which labels" not in page_of([sample(), sample("fedavg", clients=20)], tmp_path)
+
+
+def test_validation_is_not_called_test(demo_runs, tmp_path) -> None:
+    results = demo_runs(3, seeds=1)
+    for result in results:
+        result["data"]["evaluated_on"] = "val"
+    text = page_of(results, tmp_path)
+    assert "global validation set" in text and "global test set" not in text
+
+
 def test_runs_on_different_data_are_not_compared_silently(sample) -> None:
     other = sample("fedavg")
     other["data"]["partition"] = "iid"

@@ -91,6 +91,7 @@ def test_personalized_methods_say_whose_accuracy_it_is(sample, tmp_path) -> None
 def test_messages_decide_how_the_run_is_called(sample, tmp_path) -> None:
     assert "spoke exactly once" in page_of(sample(), tmp_path)
     assert "no message was sent" in page_of(sample("local_only", messages=0), tmp_path)
+    assert "brought together" in page_of(sample("centralized"), tmp_path)
     assert "not a one-shot method" in page_of(sample("fedavg_rounds", messages=20), tmp_path)
 
 
@@ -122,6 +123,11 @@ def test_the_same_result_gives_the_same_bytes(sample, tmp_path) -> None:
 def test_deviations_are_listed_or_their_absence_said(sample, tmp_path) -> None:
     assert "20 local epochs" in page_of(sample(), tmp_path)
     assert "None recorded" in page_of(sample(deviations=[]), tmp_path)
+
+
+def test_names_that_fit_are_not_cut(sample, tmp_path) -> None:
+    text = page_of(sample(clients=20, classes=10), tmp_path)
+    assert text.count(">site-19</text>") == 3  # the label map in three widths
 
 
 def test_a_best_and_a_worst_client_are_marked_unless_all_are_equal(sample, tmp_path) -> None:

@@ -56,6 +56,12 @@ def test_cells_show_counts_and_drop_them_when_there_are_too_many() -> None:
     assert "7" not in shown and "c0" in shown
 
 
+@pytest.mark.parametrize("name", ["client-04", "st-mary", "lymphocyte", "a", "site 7"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_row_names_that_fit_are_not_cut(name: str, width: float) -> None:
+    assert texts(heatmap([name], ["a", "b"], [[1, 2]], what="w", width=width)).count(name) >= 1
+
+
 def test_a_confusion_row_without_images_is_drawn() -> None:
     assert "0.0" not in texts(confusion(["a", "b"], [[0, 0], [0, 3]], what="w"))
 

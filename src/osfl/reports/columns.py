@@ -20,6 +20,10 @@ class Column:
     best: Callable[..., float] | None = None  # max, min, or no best
     sent_only: bool = False  # the cheapest of those that sent anything; sending nothing is no saving
 
+    @property
+    def is_cost(self) -> bool:
+        return self.metric.startswith("costs.")
+
 
 COLUMNS = (
     Column("scores.global.accuracy", "Accuracy", percent, max),
@@ -37,7 +41,7 @@ COLUMNS = (
 @dataclass(frozen=True)
 class Cell:
     text: str
-    spread: str = ""  # "± 1.2", in the unit of the value, only where there is more than one run
+    spread: str = ""  # "± 1.2", in the unit of the value, only for scores of more than one run
     best: bool = False
 
 
@@ -88,7 +92,8 @@ def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Ce
     value, std = entry.get("mean"), entry.get("std")
     if value is None:
         return Cell(NOTHING)
-    spread = f"± {column.words(std).removesuffix(PERCENT)}" if std and (entry.get("n") or 0) > 1 else ""
+    told = std and (entry.get("n") or 0) > 1 and not column.is_cost  # the spread of costs would crowd out the table
+    spread = f"± {column.words(std).removesuffix(PERCENT)}" if told else ""
     # Compared as shown: two values that read the same are both best.
     wins = best is not None and not is_pooled(name) and column.words(value) == column.words(best)
     return Cell(column.words(value), spread, wins)

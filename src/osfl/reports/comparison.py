@@ -11,7 +11,7 @@ from markupsafe import Markup
 from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
-from osfl.reports.words import many, percent, size, size_mark
+from osfl.reports.words import judged_on, many, percent, size, size_mark
 from osfl.result import Result
 
 ACCURACY, OWN, UP = "scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes"
@@ -20,11 +20,13 @@ ACCURACY, OWN, UP = "scores.global.accuracy", "scores.clients.own.mean", "costs.
 def write_comparison(comparison: dict[str, Any], results: Sequence[Result], folder: Path) -> Path:
     """Write `folder/index.html` from `summarize(results)`; the results themselves add the label map and the majority line."""
     methods: Methods = comparison["methods"]
+    judged = judged_on(comparison.get("data", {}))
     page = render(
         "comparison.html", heading=_heading(comparison), chips=_chips(comparison), lede=_lede(methods),
         reading=reading_help(comparison, results), columns=shown_columns(methods), rows=table_rows(methods),
-        accuracy_chart=_bars(methods, _majority(methods)), cost_chart=_scatter(methods), label_chart=_labels(results),
+        accuracy_chart=_bars(methods, judged), cost_chart=_scatter(methods, judged), judged=judged,
         runs=comparison.get("runs", []), data=fact_rows(comparison.get("data", {})), command=comparison.get("command", ""),
+        **_labels(results),
     )  # fmt: skip
     return write_text(folder / "index.html", page)
 
@@ -36,10 +38,11 @@ def _heading(comparison: Mapping[str, Any]) -> str:
 
 
 def _lede(methods: Methods) -> str:
-    runs = max((entry.get("n") or 0 for metrics in methods.values() for entry in metrics.values()), default=0)
-    if runs > 1:
-        return f"Means over up to {many(runs, 'seed')}; ± is the sample standard deviation over seeds."
-    return "One seed each: differences of a few points may be chance."
+    runs = {entry.get("n") or 0 for metrics in methods.values() for entry in metrics.values()} - {0}
+    if not runs or max(runs) == 1:
+        return "One seed each: differences of a few points may be chance."
+    upto = "" if len(runs) == 1 else "up to "
+    return f"Means over {upto}{many(max(runs), 'seed')}; ± is the sample standard deviation over seeds."
 
 
 def _chips(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -54,19 +57,20 @@ def _chips(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
 def reading_help(comparison: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
     """Plain sentences that say what the table shows; every number is one of the table's."""
     methods: Methods = comparison["methods"]
+    judged = judged_on(comparison.get("data", {}))
     found = {name: mean(methods, name, ACCURACY) for name in methods}
     scores = {name: value for name, value in found.items() if value is not None}
     rivals = {name: value for name, value in scores.items() if not is_pooled(name)}
-    sentences = [_leader(rivals, scores), _cheapest(methods, rivals), _caution(comparison, results)]
+    sentences = [_leader(rivals, scores, judged), _cheapest(methods, rivals), _caution(comparison, results)]
     return [sentence for sentence in sentences if sentence]
 
 
-def _leader(rivals: Mapping[str, float], scores: Mapping[str, float]) -> str:
+def _leader(rivals: Mapping[str, float], scores: Mapping[str, float], judged: str) -> str:
     if not rivals:
         return ""
     best = max(rivals, key=lambda name: rivals[name])
     pooled = next((name for name in scores if is_pooled(name)), None)
-    text = f"{best} has the highest accuracy on the global test set, {percent(rivals[best])}"
+    text = f"{best} has the highest accuracy on the {judged}, {percent(rivals[best])}"
     if pooled:
         text += f"; training on all images in one place ({pooled}) reaches {percent(scores[pooled])}"
     return text + "."
@@ -77,8 +81,12 @@ def _cheapest(methods: Methods, rivals: Mapping[str, float]) -> str:
     sending = {name: cost for name, cost in costs.items() if cost > 0}
     if len(sending) < 2:
         return ""
-    name = min(sending, key=lambda name: (sending[name], -rivals[name]))
-    return f"Of those that send anything, {name} uploads least, {size(sending[name])}, and reaches {percent(rivals[name])}."
+    least = size(min(sending.values()))
+    cheap = [name for name in sending if size(sending[name]) == least]  # as read in the table
+    best = max(cheap, key=lambda name: rivals[name])
+    if len(cheap) == 1:
+        return f"Of those that send anything, {best} uploads least, {least}, and reaches {percent(rivals[best])}."
+    return f"{', '.join(cheap)} upload least, {least}; the best of them, {best}, reaches {percent(rivals[best])}."
 
 
 def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
@@ -87,7 +95,7 @@ def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
         return "These runs were not made on the same data: compare only rows that say the same in brackets."
     personal = dict.fromkeys(result["method"] for result in results if result["scores"]["personalized"])
     if personal:
-        return f"For {', '.join(personal)}, accuracy on the global test set is the mean over the clients' own models."
+        return f"For {', '.join(personal)}, accuracy on the {judged_on(data)} is the mean over the clients' own models."
     return ""
 
 
@@ -101,18 +109,20 @@ def _majority(methods: Methods) -> tuple[str, float] | None:
     return None if value is None else ("always the most frequent class", value)
 
 
-def _bars(methods: Methods, line: tuple[str, float] | None) -> Markup:
+def _bars(methods: Methods, judged: str) -> Markup:
     groups = {name: [_with_error(methods, name, metric) for metric in (ACCURACY, OWN)] for name in methods}
-    series = ("global test set", "own distribution, mean over clients")
-    what = "Accuracy of each method on the global test set and on the clients' own distributions"
-    return responsive(lambda width: bars(groups, series, what=what, width=width, reference=line), "Accuracy by method")
+    series = (judged, "own distribution, mean over clients")
+    what = f"Accuracy of each method on the {judged} and on the clients' own distributions"
+    return responsive(
+        lambda width: bars(groups, series, what=what, width=width, reference=_majority(methods)), "Accuracy by method"
+    )
 
 
 def _with_error(methods: Methods, name: str, metric: str) -> tuple[float | None, float | None]:
     return mean(methods, name, metric), methods[name].get(metric, {}).get("std")
 
 
-def _scatter(methods: Methods) -> Markup:
+def _scatter(methods: Methods, judged: str) -> Markup:
     points = []
     for name in methods:
         (value, error), cost = _with_error(methods, name, ACCURACY), mean(methods, name, UP)
@@ -124,19 +134,24 @@ def _scatter(methods: Methods) -> Markup:
     def draw(width: float) -> str:
         return scatter(
             points, what="Accuracy against uploaded bytes, by method", width=width, y_words=lambda v: percent(v, 0),
-            x_words=size_mark, x_label="uploaded bytes (log scale)", y_label="accuracy on the global test set",
+            x_words=size_mark, x_label="uploaded bytes (log scale)", y_label=f"accuracy on the {judged}",
         )  # fmt: skip
 
     return responsive(draw, "Accuracy against bytes")
 
 
-def _labels(results: Sequence[Result]) -> Markup:
-    """The label map, if all runs hold the same labels at the same clients."""
+def _labels(results: Sequence[Result]) -> dict[str, Any]:
+    """The label map of the first seed, if all its runs hold the same labels at the same clients."""
     maps = [[(row["client"], row["class_counts"]) for row in result["clients"]] for result in results]
-    if not maps or any(other != maps[0] for other in maps):
-        return Markup("")
+    same_seed = [found for found, result in zip(maps, results, strict=True) if result["seed"] == results[0]["seed"]]
+    if not maps or any(other != maps[0] for other in same_seed):
+        return {"label_chart": "", "label_note": ""}
+    note = ", the same in every run" if maps.count(maps[0]) == len(maps) else f", with seed {results[0]['seed']}"
     names, counts = [client for client, _ in maps[0]], [row for _, row in maps[0]]
     classes = [str(name) for name in results[0]["task"]["classes"]]
-    words = {"row_title": "client", "column_title": "class", "unit": "images"}
-    what = "Label counts by client and class"
-    return responsive(lambda width: heatmap(names, classes, counts, what=what, width=width, root=True, **words), what)
+    words = {"row_title": "client", "column_title": "class", "unit": "images", "what": "Label counts by client and class"}
+
+    def draw(width: float) -> str:
+        return heatmap(names, classes, counts, width=width, root=True, **words)
+
+    return {"label_chart": responsive(draw, words["what"]), "label_note": note}

@@ -90,7 +90,7 @@ def headings(rows: Sequence[str], columns: Sequence[str], layout: Layout, row_ti
         parts.append(label(layout.left, 11, column_title, size=11, class_="muted"))
     for r in range(0, len(rows), _every(layout.row)):
         place = (layout.left - 8, layout.base(r))
-        parts.append(label(*place, rows[r], size=_NAME_SIZE, anchor="end", room=layout.left - 10))
+        parts.append(label(*place, rows[r], size=_NAME_SIZE, anchor="end", room=layout.left - 8))
     return parts + (_lying_names(columns, layout) if layout.lying else _standing_names(columns, layout))
 
 

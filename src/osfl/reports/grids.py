@@ -87,10 +87,10 @@ def _scale(x: float, y: float, marks: tuple[str, str, str]) -> tuple[list[str], 
     low, middle, high = marks
     start = x + width_of(low, 11) + 8
     steps = [
-        tag("rect", x=start + 15 * i, y=y, width=15, height=12, fill=HEAT, fill_opacity=round(0.04 + 0.96 * i / 8, 3))
+        tag("rect", x=start + 12 * i, y=y, width=12, height=12, fill=HEAT, fill_opacity=round(0.04 + 0.96 * i / 8, 3))
         for i in range(9)
     ]
-    texts = [label(x, y + 10, low, size=11, class_="muted"), label(start + 143, y + 10, high, size=11, class_="muted")]
+    texts = [label(x, y + 10, low, size=11, class_="muted"), label(start + 116, y + 10, high, size=11, class_="muted")]
     if middle:
-        texts.append(label(start + 67.5, y + 26, middle, size=11, anchor="middle", class_="muted"))
-    return steps + texts, start + 147 + width_of(high, 11)
+        texts.append(label(start + 54, y + 26, middle, size=11, anchor="middle", class_="muted"))
+    return steps + texts, start + 120 + width_of(high, 11)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from osfl.reports.columns import POOLED
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, write_text
-from osfl.reports.words import count, decimal, flops, many, percent, seconds, size
+from osfl.reports.words import count, decimal, flops, judged_on, many, percent, seconds, size
 from osfl.result import Result
 
 
@@ -49,7 +50,8 @@ def _use(result: Result) -> str:
 
 
 def _data(result: Result) -> str:
-    facts = dict(fact_rows({"dataset": _dataset(result), **result["data"]}))
+    known = {key: value for key, value in result["data"].items() if value is not None}
+    facts = dict(fact_rows({"dataset": _dataset(result), **known}))
     licence = facts.pop("licence", None) or facts.pop("license", None)
     lines = [f"{safe(key.replace('_', ' '))}: {safe(value)}" for key, value in facts.items()]
     lines.append(
@@ -87,7 +89,7 @@ def _evaluation(result: Result) -> str:
     ]
     classes = [[safe(name), percent(value)] for name, value in scores["per_class"].items()]
     return (
-        f"## Evaluation\n\nOn the global test set, {whose}:\n\n{table(['Score', 'Value'], rows)}\n{_bullets(lines)}\n"
+        f"## Evaluation\n\nOn the {judged_on(result['data'])}, {whose}:\n\n{table(['Score', 'Value'], rows)}\n{_bullets(lines)}\n"
         f"### By class\n\n{table(['Class', 'Accuracy'], classes)}"
     )
 
@@ -106,7 +108,7 @@ def _costs(result: Result) -> str:
 
 
 def _privacy(result: Result) -> str:
-    if result["method"] == "centralized":
+    if result["method"] == POOLED:
         text = "All images were pooled in one place: this model is a reference, and offers no privacy between the clients."
     elif result["costs"]["upload_bytes"] == 0:
         text = "Nothing was uploaded."

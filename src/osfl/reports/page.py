@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from osfl.reports.columns import POOLED
 from osfl.reports.figures import figure_views
 from osfl.reports.rendering import fact_rows, render, write_text
-from osfl.reports.run_scores import accuracy_section, clients_section, confusion_section, judged_on
-from osfl.reports.words import count, flops, many, percent, seconds, size
+from osfl.reports.run_scores import accuracy_section, clients_section, confusion_section
+from osfl.reports.words import count, flops, judged_on, many, percent, seconds, size
 from osfl.result import Result
 
 _PHASES = {
@@ -44,6 +45,8 @@ def _head(result: Result) -> dict[str, Any]:
 
 def _lede(result: Result) -> str:
     clients, messages = many(len(result["clients"]), "client"), result["costs"]["messages_per_client"]
+    if result["method"] == POOLED:
+        return f"A reference, not a federation: the images of {clients} were brought together and trained on in one place."
     if messages == 1:
         return f"{clients} trained together, and each of them spoke exactly once."
     if messages == 0:
@@ -56,7 +59,7 @@ def _tiles(result: Result) -> list[dict[str, str]]:
     own, sent = scores["clients"]["own"], costs["messages_per_client"]
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
     return [
-        _tile("Global accuracy", percent(scores["global"]["accuracy"]), f"{whose}, on the {judged_on(result)}"),
+        _tile("Global accuracy", percent(scores["global"]["accuracy"]), f"{whose}, on the {judged_on(result['data'])}"),
         _tile("Own-distribution accuracy", percent(own["mean"]), "mean over clients, each judged by its own mix of classes"),
         _tile("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
         _tile("Uploaded", size(costs["upload_bytes"]), f"by all clients together, {many(sent, 'message')} each"),
@@ -96,10 +99,11 @@ def _costs(result: Result) -> dict[str, Any]:
 
 
 def _record(result: Result) -> dict[str, Any]:
+    facts = {key: value for key, value in result["data"].items() if value is not None}
     task = {f"task {key}": value for key, value in result["task"].items()}
     digests = [(key, result[key]) for key in ("plan_digest", "release_digest", "models_digest")]
     return {
         "figures": figure_views(result.get("figures", {})), "deviations": result["deviations"],
-        "settings": fact_rows(result["settings"]), "data": fact_rows({**task, **result["data"]}),
+        "settings": fact_rows(result["settings"]), "data": fact_rows({**task, **facts}),
         "environment": fact_rows(result["environment"]), "digests": digests, "command": result["command"],
     }  # fmt: skip

@@ -8,13 +8,8 @@ from typing import Any
 
 from osfl.reports.plots import bars, confusion, heatmap
 from osfl.reports.rendering import responsive
-from osfl.reports.words import count, decimal, percent, size
+from osfl.reports.words import count, decimal, judged_on, percent, size
 from osfl.result import Result
-
-
-def judged_on(result: Result) -> str:
-    """The images that all scores are about; settings are chosen on validation images."""
-    return "global validation set" if result["data"].get("evaluated_on") == "val" else "global test set"
 
 
 # --- against references ----------------------------------------------------------------------------------------------
@@ -24,7 +19,7 @@ def accuracy_section(result: Result, references: Sequence[Result]) -> dict[str, 
     runs = [result, *(other for other in references if other != result)]
     groups = dict(zip(_run_names(runs), map(_bar_pair, runs), strict=True))
     line = ("always the most frequent class", result["scores"]["majority"])
-    series = (judged_on(result), "own distribution, mean over clients")
+    series = (judged_on(result["data"]), "own distribution, mean over clients")
     what = "Accuracy of this run and its references, on all images and on the clients' own distributions"
 
     def draw(width: float) -> str:
@@ -66,7 +61,7 @@ def _scores(result: Result) -> dict[str, Any]:
         ("Log-likelihood loss", decimal(metrics["nll"]), "mean, lower is better"),
     ]
     whose = "mean over the clients' own models" if result["scores"]["personalized"] else "the released model"
-    return {"scores": rows, "scores_title": f"All scores on the {judged_on(result)}: {whose}"}
+    return {"scores": rows, "scores_title": f"All scores on the {judged_on(result['data'])}: {whose}"}
 
 
 # --- by client and by class ------------------------------------------------------------------------------------------
@@ -87,10 +82,10 @@ def clients_section(result: Result) -> dict[str, Any]:
     whose = "its own model" if result["scores"]["personalized"] else "the released model"
     hint = (
         f"Accuracy of {whose} on the client's own distribution (per-class accuracy weighted by its shares of the classes; "
-        f"where clients are domains, on images of its domain) and on the {judged_on(result)}."
+        f"where clients are domains, on images of its domain) and on the {judged_on(result['data'])}."
     )
     return {
-        "label_chart": responsive(draw, "Labels over clients"), "clients_hint": hint, "judged": judged_on(result),
+        "label_chart": responsive(draw, "Labels over clients"), "clients_hint": hint, "judged": judged_on(result["data"]),
         "clients": _client_rows(result),
         "own_spread": f"{percent(spread['own']['mean'])} ± {percent(spread['own']['std'])}",
         "everyone_spread": f"{percent(spread['everyone']['mean'])} ± {percent(spread['everyone']['std'])}",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 _NBSP = "\N{NO-BREAK SPACE}"
 PERCENT = f"{_NBSP}%"
@@ -52,6 +54,8 @@ def seconds(value: float | None) -> str:
         return NOTHING
     if value == 0:
         return f"0{_NBSP}s"
+    if value < 0.0995:
+        return f"{1000 * value:.2g}{_NBSP}ms"
     if value < 100:
         return f"{value:.{2 if value < 10 else 1}f}{_NBSP}s"
     minutes, rest = divmod(round(value), 60)
@@ -70,3 +74,8 @@ def compact(value: float, digits: int = 3) -> str:
 def many(number: int, one: str, more: str = "") -> str:
     """1 client, 5 clients."""
     return f"{count(number)}{_NBSP}{one if number == 1 else more or one + 's'}"
+
+
+def judged_on(data: Mapping[str, Any]) -> str:
+    """The images that all scores are about; settings are chosen on validation images, and then the page says so."""
+    return "global validation set" if data.get("evaluated_on") == "val" else "global test set"
