@@ -89,7 +89,8 @@ def _evaluation(result: Result) -> str:
     ]
     classes = [[safe(name), percent(value)] for name, value in scores["per_class"].items()]
     return (
-        f"## Evaluation\n\nOn the {judged_on(result['data'])}, {whose}:\n\n{table(['Score', 'Value'], rows)}\n{_bullets(lines)}\n"
+        f"## Evaluation\n\nOn the {judged_on(result['data'])}, {whose}:\n\n{table(['Score', 'Value'], rows)}\n"
+        f"{_bullets(lines)}\n"
         f"### By class\n\n{table(['Class', 'Accuracy'], classes)}"
     )
 

@@ -11,7 +11,6 @@ from osfl.reports.rendering import responsive
 from osfl.reports.words import count, decimal, judged_on, percent, size
 from osfl.result import Result
 
-
 # --- against references ----------------------------------------------------------------------------------------------
 
 
