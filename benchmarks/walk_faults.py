@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  torch.optim imports it anyway; once here instead of in every child
+
 from osfl.result import read_result
 from osfl.run import Machine, walk
 from osfl.simulation import Federation, Simulation, prepare

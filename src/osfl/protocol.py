@@ -182,6 +182,10 @@ def _again(key: Json, make: Callable[[], Payload]) -> Payload:
     return make()
 
 
+def _unseen(title: str, figure: Json) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Context:
     """Everything that is not data."""
@@ -192,6 +196,7 @@ class Context:
     scratch: Path | None = None  # survives a crash; empty when the phase starts for the first time
     map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
     once: Callable[[Json, Callable[[], Payload]], Payload] = _again  # reuse work that this key names completely
+    show: Callable[[str, Json], None] = _unseen  # a picture for the report, as osfl.reports.figures describes
 
     def generator(self, *labels: str | int) -> torch.Generator:
         from osfl.seeds import torch_generator

@@ -67,7 +67,7 @@ class Costs(TypedDict):
     upload_bytes_by_client: dict[str, int]
     download_bytes_by_client: dict[str, int]
     messages_per_client: int  # 1 for a one-shot method, the number of rounds for a multi-round reference, 0 for none
-    client_seconds: float  # = phases.client.seconds
+    client_seconds: float  # all clients, before the upload and after the release: phases client + personalize
     server_seconds: float  # = phases.server.seconds
     wall_seconds: float  # from command to report in this process, without what earlier, interrupted processes spent
     phases: dict[str, Phase]  # client, server, personalize, evaluate

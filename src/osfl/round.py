@@ -5,6 +5,7 @@
     journal.jsonl                             what each finished phase cost
     release.safetensors  personal/            what the server gave back, signed
     models/                                   what clients made of it (in a simulation)
+    figures/                                  pictures that the method wants in the report
     scratch/                                  checkpoints of unfinished phases
     results.json  report/  model_card.md
 """
@@ -128,6 +129,16 @@ class Round:
                 note = json.loads(line)
                 notes[note["phase"], note["client"]] = note
         return notes
+
+    def show(self, title: str, figure: Json) -> None:
+        """Keep a picture for the report; the same title again replaces it."""
+        (self.folder / "figures").mkdir(exist_ok=True)
+        name = hashlib.sha256(title.encode()).hexdigest()[:16]
+        replace_atomically(self.folder / "figures" / f"{name}.json", canonical({"title": title, "figure": figure}))
+
+    def figures(self) -> dict[str, Json]:
+        kept = [json.loads(path.read_bytes()) for path in (self.folder / "figures").glob("*.json")]
+        return {entry["title"]: entry["figure"] for entry in sorted(kept, key=lambda entry: str(entry["title"]))}
 
     def finished(self) -> Result | None:
         """The result, if this very release was evaluated already."""

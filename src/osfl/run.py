@@ -34,14 +34,19 @@ from osfl.simulation import Federation, Simulation, for_methods, prepare
 from osfl.storage import Shelf, load_payload, payload_digest, to_raw
 from osfl.transports.memory import deliver
 from osfl.wire.bundle import pack, size_of
-from osfl.workers import Workers, compute_threads, default_workers
+from osfl.workers import Workers, compute_threads
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How to compute, which never changes what is computed (on one machine)."""
+    """How to compute, not what.
 
-    workers: int | None = None  # clients at once; default one a core
+    One thread is the default because digests then do not depend on the number of cores, and because small layers gain
+    little from more while they lose a lot on a machine that does other work, too. Large networks like `threads=8`.
+    """
+
+    workers: int | None = None  # clients at once; default one a core. Any number gives the same bits
+    threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
     device: str = "cpu"
 
 
@@ -83,8 +88,8 @@ def walk(
             return finished
         workers = Workers(machine.workers)
         ctx = Context(plan, device_named(machine.device), progress, round.scratch, workers.map,
-                      Shelf(shelf or round.scratch / "shelf").once)  # fmt: skip
-        with compute_threads(default_workers()):  # inside operations, outside the worker pool; never depends on --workers
+                      Shelf(shelf or round.scratch / "shelf").once, round.show)  # fmt: skip
+        with compute_threads(machine.threads):
             traffic = _release(method, federation, round, ctx)
             payloads = _personalization(method, federation.shards, round, ctx)
             result = _evaluation(method, federation, payloads, traffic, round, ctx)
@@ -259,6 +264,7 @@ def _evaluation(
         "scores": scores,
         "costs": _costs(traffic, round),
         "environment": {},
+        "figures": round.figures(),
     }
 
 
@@ -284,7 +290,7 @@ def _costs(traffic: Traffic, round: Round) -> Costs:
         "upload_bytes_by_client": dict(traffic.up),
         "download_bytes_by_client": dict(traffic.down),
         "messages_per_client": traffic.messages,
-        "client_seconds": phases["client"]["seconds"],
+        "client_seconds": round_seconds(phases["client"]["seconds"] + phases["personalize"]["seconds"]),
         "server_seconds": phases["server"]["seconds"],
         "wall_seconds": 0.0,
         "phases": phases,

@@ -1,0 +1,182 @@
+"""Megabytes, minutes and memory before anything runs.
+
+Bytes are measured: the walk is rehearsed twice on a handful of images with short training, and an upload that grows with
+the images (a reference that pools them) is continued along that line. Minutes are rough: operations of the training, by
+torch's formulas, over the speed that this machine shows in a second of it.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from osfl.ingredients.training import Training, batches, fit
+from osfl.meter import peak_memory, reset_peak_memory
+from osfl.models.build import architecture_for, build_model
+from osfl.models.flops import training_flops
+from osfl.protocol import ClientId, Dataset, Plan
+from osfl.registry import is_reference, load
+from osfl.result import Result
+from osfl.round import contracts_of
+from osfl.run import Machine, walk
+from osfl.seeds import torch_generator
+from osfl.simulation import Federation, Simulation, prepare
+from osfl.workers import compute_threads, default_workers
+
+FEW, MORE = 4, 8  # images a client in the two rehearsals
+SECOND = 1.0  # how long the speed of training is measured
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will cost. None: this method does not say enough in its settings to tell."""
+
+    method: str
+    upload_bytes: Mapping[ClientId, int]
+    download_bytes: Mapping[ClientId, int]
+    messages_per_client: int
+    exact_bytes: bool  # False: the size depends on data or settings that a rehearsal cannot know
+    flops: float | None  # of local training, all clients
+    client_seconds: float | None  # summed over clients
+    wall_seconds: float | None  # with the workers of this machine; without what the server learns
+    server_learns: bool  # True: the server trains too, which is not in the seconds
+    memory_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "upload_bytes_total": sum(self.upload_bytes.values()),
+                "download_bytes_total": sum(self.download_bytes.values())}  # fmt: skip
+
+
+def estimate(simulation: Simulation, machine: Machine = Machine()) -> Estimate:
+    """What `osfl run` with the same words will send, take and need."""
+    federation = prepare(simulation)
+    few, more = (rehearse(federation, images) for images in (FEW, MORE))
+    speed, used = _speed(federation.plan)
+    flops = _flops(federation)
+    learners = {} if flops is None else flops
+    workers = min(machine.workers or default_workers(), len(federation.shards))
+    seconds = {client: count / speed for client, count in learners.items()}
+    pooled = not more["costs"]["phases"]["client"]["flops"] and not more["costs"]["phases"]["personalize"]["flops"]
+    wall = sum(seconds.values()) if pooled else max([sum(seconds.values()) / workers, *seconds.values()])
+    return Estimate(
+        method=federation.plan.method,
+        upload_bytes=_continued(few, more, "upload_bytes_by_client", federation),
+        download_bytes=_continued(few, more, "download_bytes_by_client", federation),
+        messages_per_client=_messages(more, federation.plan),
+        exact_bytes=_fixed(federation.plan),
+        flops=sum(learners.values()) if flops is not None else None,
+        client_seconds=sum(seconds.values()) if flops is not None else None,
+        wall_seconds=wall if flops is not None else None,
+        server_learns=not pooled and not _reference(federation.plan) and more["costs"]["phases"]["server"]["flops"] > 0,
+        memory_bytes=_resident() + workers * used,
+    )
+
+
+# --- bytes: a rehearsal ------------------------------------------------------------------------------------------------
+
+
+def rehearse(federation: Federation, images: int) -> Result:
+    """The whole walk with so many images a client and the smoke preset's short training; structure stays as it is."""
+    plan = replace(federation.plan, settings=_short(federation.plan))
+    shards = [replace(shard, train=_first(shard.train, images), val=_first(shard.val, 1)) for shard in federation.shards]
+    small = replace(federation, plan=plan, shards=shards, test=_first(federation.test, 32), domains=None)
+    with tempfile.TemporaryDirectory(prefix="osfl-estimate-") as folder:
+        return walk(small, Path(folder), {"preset": "smoke", "command": ""})
+
+
+def _first(data: Dataset, count: int) -> Dataset:
+    return data.subset(torch.arange(min(count, len(data))))
+
+
+def _short(plan: Plan) -> Any:
+    """Numbers of the smoke preset (epochs, rounds, batches); words, such as the architecture, are the user's."""
+    smoke = load(plan.method).PRESETS.get("smoke", {})
+    return replace(plan.settings, **{key: value for key, value in smoke.items() if not isinstance(value, str)})
+
+
+def _continued(few: Result, more: Result, key: str, federation: Federation) -> dict[ClientId, int]:
+    """Bytes at the real number of images, and for the real number of rounds."""
+    times = _messages(more, federation.plan) / max(1, more["costs"]["messages_per_client"])
+    less, found = few["costs"][key], more["costs"][key]  # type: ignore[literal-required]
+    small, large = _sizes(few), _sizes(more)
+    bytes_of = {}
+    for shard in federation.shards:
+        client = shard.client
+        step = large[client] - small[client]
+        slope = (found[client] - less[client]) / step if step else 0.0
+        bytes_of[client] = round(times * (found[client] + slope * (len(shard.train) - large[client])))
+    return bytes_of
+
+
+def _sizes(result: Result) -> dict[ClientId, int]:
+    return {row["client"]: row["train"] for row in result["clients"]}
+
+
+def _messages(rehearsed: Result, plan: Plan) -> int:
+    """As often as in the rehearsal, or as the rounds of a multi-round reference say."""
+    rounds = getattr(plan.settings, "rounds", None)
+    return int(rounds) if rounds is not None and _reference(plan) else rehearsed["costs"]["messages_per_client"]
+
+
+def _reference(plan: Plan) -> bool:
+    return is_reference(load(plan.method))
+
+
+def _fixed(plan: Plan) -> bool:
+    """Whether every tensor of an upload has its size written in the contract."""
+    if _reference(plan):
+        return True
+    fields = [f for c in contracts_of(load(plan.method)(plan.task, plan.settings)).values() for f in c.values()]
+    return all(field.required and all(isinstance(side, int) for side in field.shape) for field in fields)
+
+
+# --- minutes and memory: a second of training --------------------------------------------------------------------------
+
+
+def _flops(federation: Federation) -> dict[ClientId, float] | None:
+    """Operations of each client's training, where the settings name an architecture and epochs."""
+    settings, task = federation.plan.settings, federation.plan.task
+    if not (hasattr(settings, "architecture") and hasattr(settings, "epochs")):
+        return None
+    passes = settings.epochs * (getattr(settings, "rounds", 1) if _reference(federation.plan) else 1)
+    names = {shard.client: architecture_for(settings.architecture, shard.client) for shard in federation.shards}
+    each = {name: training_flops(build_model(name, task), task.image) for name in set(names.values())}
+    return {shard.client: each[names[shard.client]] * len(shard.train) * passes for shard in federation.shards}
+
+
+def _speed(plan: Plan) -> tuple[float, int]:
+    """(operations a second of one worker, bytes that one training adds), measured on the first client's network."""
+    spec = getattr(plan.settings, "architecture", "cnn-w16")
+    name, task = architecture_for(spec, plan.clients[0]), plan.task
+    rng = torch_generator(0, "estimate")
+    model = build_model(name, task, rng)
+    size = int(getattr(plan.settings, "batch_size", 64))
+    data = Dataset(torch.zeros((size, *task.image), dtype=torch.uint8), torch.arange(size) % len(task.classes))
+    recipe = Training(name, epochs=1, batch_size=size, lr=1e-6)
+    with compute_threads(1):
+        fit(model, data, recipe, rng)  # the first step also sets things up
+        before = _resident()
+        reset_peak_memory()
+        start, steps = time.perf_counter(), 0
+        while time.perf_counter() - start < SECOND:
+            fit(model, data, recipe, rng)
+            steps += len(batches(size, size, rng))
+        seconds = time.perf_counter() - start
+    return training_flops(model, task.image) * size * steps / seconds, max(0, peak_memory() - before)
+
+
+def _resident() -> int:
+    """Bytes of memory in use now: this process with its data."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return peak_memory()
+    return pages * resource.getpagesize()
+

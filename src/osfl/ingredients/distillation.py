@@ -1,0 +1,86 @@
+"""Teaching a student what teachers answer: the loss that all methods share, and the loop over a pool of images.
+
+Teacher answers are computed once an image and kept (`answers`), because a pool is passed many times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.errors import TrainingError
+from osfl.ingredients.training import batches, decay
+from osfl.meter import spend
+from osfl.models.flops import training_flops
+
+
+def kd_loss(teacher: torch.Tensor, student: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """τ² KL(teacher ‖ student) of logits (batch, classes), batch mean; its gradient to the student is τ (q - p) / batch."""
+    p = functional.log_softmax(teacher / temperature, -1)
+    q = functional.log_softmax(student / temperature, -1)
+    return temperature**2 * functional.kl_div(q, p, reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Synthetic images as network inputs in [-1, 1], (n, channels, height, width), with what is known about them."""
+
+    inputs: torch.Tensor
+    teacher: torch.Tensor  # logits or log-probabilities of the teacher, (n, classes)
+    labels: torch.Tensor | None = None  # (n,) the class that each image was made for
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def distil(
+    student: nn.Module,
+    pool: Pool,
+    rng: torch.Generator,
+    *,
+    epochs: int,
+    batch_size: int = 128,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+    temperature: float = 4.0,
+    hard: float = 0.0,
+    schedule: str = "cosine",
+    clip: float = 10.0,
+    noise: float = 0.0,
+    device: torch.device | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Train the student in place on the pool: KD, plus `hard` times cross-entropy on the labels that images were made for."""
+    device = device or torch.device("cpu")
+    student.to(device).train()
+    optimizer = torch.optim.SGD(student.parameters(), lr, momentum=momentum, weight_decay=weight_decay)
+    for epoch in range(epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * decay(schedule, epoch, epochs)
+        total = torch.zeros((), device=device)
+        for index in batches(len(pool), batch_size, rng):
+            inputs = pool.inputs[index].to(device)
+            if noise:
+                inputs = inputs + noise * torch.randn(inputs.shape, generator=rng).to(device)
+            answer = student(inputs.contiguous(memory_format=torch.channels_last))
+            loss = kd_loss(pool.teacher[index].to(device), answer, temperature)
+            if hard and pool.labels is not None:
+                loss = loss + hard * functional.cross_entropy(answer, pool.labels[index].to(device))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if clip:
+                nn.utils.clip_grad_norm_(student.parameters(), clip)
+            optimizer.step()
+            total += loss.detach()
+        if not math.isfinite(float(total)):
+            raise TrainingError("the distillation loss is not finite", field="lr", got=lr, fix="Lower the server's learning rate.")
+        if progress is not None:
+            progress(epoch + 1, epochs)
+    spend(training_flops(student, tuple(pool.inputs.shape[1:])) * len(pool) * epochs)
+    student.eval()

@@ -1,0 +1,96 @@
+"""Clients that upload their trained classifier as it is: the part that all such methods share, and the server's view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from osfl.errors import UsageError
+from osfl.ingredients.averaging import average
+from osfl.ingredients.ensembles import Ensemble, weights_for
+from osfl.ingredients.training import TRAINING_PRESETS, classifier, local_model, training_problems
+from osfl.models.build import architectures_in, build_model
+from osfl.models.naming import contract_of, load_named
+from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Upload
+
+Combine = Literal["logits", "probabilities", "size", "class_count"]
+
+
+class ModelUpload(OneShot):
+    """A client trains (`local_model`) and uploads its weights with BN statistics; the paper's story begins at the server.
+
+    A method that needs to know how many images of each class a client has says so with `needs_counts`.
+    """
+
+    PRESETS: ClassVar[Any] = TRAINING_PRESETS
+
+    def needs_counts(self) -> bool:
+        return False
+
+    def problems(self, clients: int) -> list[str]:
+        return training_problems(self.settings)
+
+    def architectures(self) -> Sequence[str]:
+        return architectures_in(self.settings.architecture)
+
+    def contract(self, architecture: str) -> Contract:
+        return contract_of(build_model(architecture, self.task), "model")
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        payload = local_model(shard, self.task, self.settings, ctx)
+        if not self.needs_counts():
+            return payload
+        counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
+        return Payload(payload.tensors, {**payload.facts, "class_counts": counts})
+
+    def build(self, payload: Payload) -> nn.Module:
+        return classifier(payload, self.task)
+
+
+@dataclass(frozen=True)
+class Student:
+    """Where the server's own model starts; mixed into the Settings of methods that distil one."""
+
+    student: str = ""  # architecture of the server's model; empty = the clients', where they share one
+    init: Literal["random", "average"] = "random"  # average: start from one-round FedAvg of the clients' weights
+
+
+def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
+    """How many images of each class each client trained on, (clients, classes); one a class where it was not said."""
+    rows = [upload.payload.facts.get("class_counts", [1] * classes) for upload in uploads]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def teachers(uploads: Sequence[Upload], method: ModelUpload) -> list[nn.Module]:
+    """The uploaded classifiers in evaluation mode, in the order of the uploads."""
+    return [method.build(upload.payload) for upload in uploads]
+
+
+def teacher_ensemble(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int) -> Ensemble:
+    """All teachers as one. Weighting by class needs the counts that `needs_counts` asks for; by size, the samples."""
+    counts = counts_of(uploads, classes)
+    if mode == "size":
+        weights = torch.tensor([float(upload.payload.facts["samples"]) for upload in uploads])
+    else:
+        weights = weights_for(mode, counts)
+    return Ensemble(members, mode, weights)
+
+
+def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) -> tuple[nn.Module, str]:
+    """The server's model before it learns anything, and its architecture."""
+    spoken = sorted({str(upload.payload.facts["architecture"]) for upload in uploads})
+    architecture = method.settings.student or spoken[0]
+    model = build_model(architecture, method.task, ctx.generator("student"))
+    if method.settings.init == "average":
+        if spoken != [architecture]:
+            raise UsageError(
+                f"init = 'average' needs clients that all have the student's architecture {architecture!r}, not {spoken}",
+                field="init", fix="Use --set init=random.",
+            )  # fmt: skip
+        weights = [float(upload.payload.facts["samples"]) for upload in uploads]
+        load_named(model, average([upload.payload.tensors for upload in uploads], weights), "model")
+    return model, architecture
