@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 from PIL import Image
 
 from osfl.data import Problem, open_dataset, summarize
+from osfl.data.decode import Unusable, decode
 from osfl.data.layout import arrange
 from osfl.errors import DataError
 
@@ -158,8 +161,6 @@ def test_the_report_is_a_line_for_each_kind() -> None:
 
 def _pixels(tmp_path: Path, *files: tuple[str, bytes], channels: int | None = None) -> dict[str, np.ndarray]:
     """Decoded files by name; each twice (as two classes) so that there is a test part, which is ignored here."""
-    from osfl.data.decode import decode
-
     return {name: decode(blob, name, 12, channels).pixels for name, blob in files}
 
 
@@ -211,8 +212,6 @@ def test_oblong_images_are_squeezed_and_upright(tmp_path: Path, picture: Picture
 
 
 def test_jpeg_is_shrunk_while_decoding_to_nearly_the_same(picture: Picture) -> None:
-    from osfl.data.decode import decode
-
     smooth = picture(size=(6, 6)).resize((384, 384), Image.Resampling.BICUBIC)
     blob = _saved(smooth, "JPEG", quality=95)
     quick = decode(blob, "x.jpg", 24, None).pixels
@@ -297,6 +296,41 @@ def test_table_with_mistakes(image_folder: Folder) -> None:
     (root / "h.csv").write_text("file,class\nx,y\n")
     with pytest.raises(DataError, match="columns 'path' and 'label'"):
         open_dataset(str(root / "h.csv"))
+    (root / "long.csv").write_text("path,label\n" + "x" * 200_000 + ",1\n")
+    with pytest.raises(DataError, match="cannot be read as CSV"):
+        open_dataset(str(root / "long.csv"))
     (root / "u.csv").write_bytes(b"path,label\n\xff\xfe,1\n")
     with pytest.raises(DataError, match="UTF-8"):
         open_dataset(str(root / "u.csv"))
+
+
+def test_names_that_cannot_be_written_and_files_that_are_none(image_folder: Folder) -> None:
+    root = image_folder(*_names("a/{}.png", 4))
+    os.mkfifo(root / "a" / "pipe.png")
+    (root / "a" / "gone.png").symlink_to(root / "nowhere.png")
+    (Path(os.fsdecode(os.fsencode(root) + b"/a/\xff.png"))).write_bytes((root / "a" / "0.png").read_bytes())
+    found = {p.path: p.what for p in open_dataset(str(root), size=8).problems}
+    assert found["a/pipe.png"] == "unreadable: not a regular file" and "No such file" in found["a/gone.png"]
+    assert found["'a/\\udcff.png'"] == "a name that is not UTF-8"
+
+
+def test_zips_with_backslashes_and_empty_names(tmp_path: Path, picture: Picture) -> None:
+    with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
+        for i in range(4):
+            archive.writestr(f"a\\{i}.png", _saved(picture(number=i), "PNG"))
+        archive.writestr(zipfile.ZipInfo(""), b"x")
+    source = open_dataset(str(tmp_path / "w.zip"), size=8)
+    assert source.classes == ("a",) and source.problems == ()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flipped_bytes_never_escape_as_another_error(picture: Picture) -> None:
+    rng = np.random.default_rng(0)
+    kinds = {"PNG": "P", "JPEG": "CMYK", "TIFF": "RGB", "GIF": "P", "BMP": "RGB", "WEBP": "RGB", "PPM": "L"}
+    files = [_saved(picture(mode), kind) for kind, mode in kinds.items()]
+    for n in range(700):
+        blob = bytearray(files[n % len(files)])
+        for place in rng.integers(0, len(blob), 6):
+            blob[place] = rng.integers(256)
+        with contextlib.suppress(Unusable):
+            decode(bytes(blob[: rng.integers(1, len(blob) + 1)] if n % 3 == 0 else blob), "x.png", 8, None)

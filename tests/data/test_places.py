@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from osfl.data import open_dataset, sheets
 from osfl.data.catalog import File
-from osfl.data.places import download
+from osfl.data.places import download, hashes
 from osfl.errors import DataError, UsageError
 
 
@@ -62,9 +63,17 @@ def test_sheets_are_complete() -> None:
         assert sheet.layout == "embedded" or sheet.files, name
 
 
-def test_listing_needs_no_torch() -> None:
-    code = "import sys; from osfl.data import sheets; sheets(); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    "code, heavy",
+    [
+        ("from osfl.data import sheets; sheets()", "numpy"),
+        ("from osfl.data import parse_partition; from osfl.data.places import find_file", "torch"),
+        ("from osfl.data.geometry import check_geometry", "torch"),
+    ],
+)
+def test_listing_and_checking_words_is_quick(code: str, heavy: str) -> None:
+    test = f"import sys; {code}; sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", test], check=False).returncode == 0
 
 
 @pytest.fixture
@@ -102,6 +111,9 @@ def test_offline_and_unhashed_downloads_say_what_to_do(tmp_path: Path, server: s
     with pytest.raises(DataError, match="no published hash"):
         download(File("x.bin", f"{server}/x.bin"), tmp_path / "x.bin", _quiet)
     assert not (tmp_path / "x.bin").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="Set OSFL_CACHE"):
+        download(File("x.bin", f"{server}/x.bin", md5="0" * 32), tmp_path / "file" / "x.bin", _quiet)
 
 
 def test_a_named_file_that_differs_is_used_and_reported(tmp_path: Path) -> None:
@@ -146,3 +158,19 @@ def test_no_cache_is_no_problem(image_folder, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "file"))
     assert len(open_dataset(str(image_folder("a/0.png", "a/1.png")), size=8).train) == 1
+
+
+def test_a_damaged_download_in_the_cache_is_fetched_again(
+    tmp_path: Path, server: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = np.zeros((10, 6, 6), np.uint8), np.arange(10, dtype=np.uint8) % 2
+    served = tmp_path / "www" / "breastmnist.npz"
+    np.savez(served, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    file = File("breastmnist.npz", f"{server}/breastmnist.npz", md5=hashes(served)["md5"])
+    sheet = replace(sheets()["breastmnist"], files=(file,))
+    monkeypatch.setattr("osfl.data.opening.sheets", lambda: {"breastmnist": sheet})
+    first = open_dataset("breastmnist")
+    kept = own_cache / "datasets" / "breastmnist.npz"
+    assert first.problems == () and kept.read_bytes() == served.read_bytes()
+    kept.write_bytes(b"damaged")
+    assert open_dataset("breastmnist").digest == first.digest and kept.read_bytes() == served.read_bytes()

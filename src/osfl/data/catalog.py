@@ -14,7 +14,7 @@ from functools import cache
 
 @dataclass(frozen=True)
 class File:
-    """One file of a dataset, and how to know it is the right one."""
+    """One file of a dataset, and how to know it is the right one: by either hash (two packings may exist)."""
 
     name: str
     url: str = ""  # empty: not offered for download
@@ -51,7 +51,6 @@ def sheets() -> Mapping[str, Sheet]:
     """Every named dataset, by name, in the order in which they are listed."""
     from osfl.data import catalog_classic, catalog_files, catalog_medmnist
 
-    # Files that we hash ourselves come last: where a name is also an official one, both hashes are accepted.
     found = {sheet.name: sheet for room in (catalog_files, catalog_classic) for sheet in room.SHEETS}
     return found | {sheet.name: sheet for sheet in catalog_medmnist.SHEETS}
 

@@ -75,6 +75,8 @@ def _notes(picture: Image.Image, name: str) -> list[tuple[str, str]]:
 
 
 def _transparent(picture: Image.Image) -> bool:
+    if picture.mode.startswith(("I", "F")):
+        return False
     return picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info
 
 
@@ -117,8 +119,7 @@ def _deep(picture: Image.Image, notes: list[tuple[str, str]], size: int, channel
     values = np.asarray(picture, dtype=np.float32)
     if not np.isfinite(values).all() or values.min() < 0:
         raise Unusable("values below 0 or not finite (scanner units?): export a window of 0..255 first")
-    upright = ImageOps.exif_transpose(Image.fromarray(values))
-    plane = np.clip(np.asarray(_resized(upright, size), dtype=np.float32), 0, None)
+    plane = np.clip(np.asarray(_resized(Image.fromarray(values), size), dtype=np.float32), 0, None)
     notes.append(("more than 8 bits", "scaled to 8 bits by the range of all such files"))
     return Decoded(np.repeat(plane[None], channels or 1, axis=0), True, False, oblong, tuple(notes))
 

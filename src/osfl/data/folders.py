@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +41,8 @@ def open_table(path: Path, size: int | None, channels: int | None, progress: Pro
         raise DataError(f"'{path.name}' is not UTF-8 text", field="file", fix="Save it as UTF-8 CSV.") from None
     size, channels = _geometry(None, size, channels)
     files = [path.parent / item.name for item in items]
-    read: Callable[[str], bytes] = lambda name: read_file(path.parent / name)  # noqa: E731
-    stamps = [stamp(file) for file in files]
-    pictures = gallery([item.name for item in items], stamps, read, size, channels, progress)
+    names, stamps = [item.name for item in items], [stamp(file) for file in files]
+    pictures = gallery(names, stamps, lambda name: read_file(path.parent / name), size, channels, progress)
     return _source(path.stem, items, pictures, None, problems, channels)
 
 
@@ -83,14 +82,10 @@ def _whole(items: list[Item], pictures: Gallery, use: Indices, classes: Sequence
     number = {label: i for i, label in enumerate(classes)}
     labels = [number[item.label] for item in items]
     images = pictures.images if len(use) == len(pictures.images) else pictures.images[use]
-    parts = np.array([item.part for item in items], dtype=np.str_)
-    return part_of(images, labels, _column(i.domain for i in items), _column(i.group or i.name for i in items)
-                   if any(i.group for i in items) else None), parts  # fmt: skip
-
-
-def _column(values: Iterable[str]) -> Names | None:
-    column = np.array(list(values), dtype=np.str_)
-    return column if np.any(column != "") else None
+    grouped = any(item.group for item in items)  # then a file without a group is a group of its own
+    groups = np.array([item.group or item.name for item in items], dtype=np.str_) if grouped else None
+    domains = np.array([item.domain for item in items], dtype=np.str_) if any(i.domain for i in items) else None
+    return part_of(images, labels, domains, groups), np.array([item.part for item in items], dtype=np.str_)
 
 
 def _parts(name: str, whole: Part, parts: Names) -> tuple[Part, Part | None, Part]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import PurePosixPath
@@ -62,13 +62,23 @@ def _images(names: Iterable[str]) -> tuple[list[str], list[Problem]]:
     problems = []
     for name in sorted(names):
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts:
+        if not _writable(name):
+            problems.append(Problem(ascii(name), "a name that is not UTF-8", SKIPPED))
+        elif path.is_absolute() or ".." in path.parts:
             problems.append(Problem(name, "a name that points outside", SKIPPED))
         elif path.suffix.lower() not in SUFFIXES:
             problems.append(Problem(name, "not an image file", SKIPPED))
         else:
             images.append(name)
     return images, problems
+
+
+def _writable(name: str) -> bool:
+    """Whether the name can be printed and stored; on disk a name may be any bytes."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _without_wrapper(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
@@ -114,12 +124,19 @@ def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
         )
     reader.fieldnames = header
     items, problems = [], []
-    for number, row in enumerate(reader, start=2):
-        values = {key: (value or "").strip() for key, value in row.items() if isinstance(value, str) and key}
-        item, problem = _row(values, f"{where}:{number}")
+    for number, row in enumerate(_rows(reader, where), start=2):
+        item, problem = _row(row, f"{where}:{number}")
         items += [item] if item else []
         problems += [problem] if problem else []
     return _once(items, problems), problems
+
+
+def _rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
+    try:
+        for row in reader:
+            yield {key: value.strip() for key, value in row.items() if key and isinstance(value, str)}
+    except csv.Error as error:
+        raise DataError(f"'{where}' cannot be read as CSV: {error}", field="file", fix="Export it again.") from None
 
 
 def _row(values: Mapping[str, str], where: str) -> tuple[Item | None, Problem | None]:

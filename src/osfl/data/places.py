@@ -56,8 +56,11 @@ def obtain(sheet: Sheet, file: File, progress: Progress) -> tuple[Path, list[Pro
     """The file from disk or from its publisher; a file on disk that is not the published one is used, and reported."""
     path = find_file(sheet, file.name)
     downloaded = cache_folder() / "datasets" / file.name
-    if path is not None and (path != downloaded or matches(file, path)):
-        return path, _doubts(file, path)
+    # A package has hashes of its own, checked by its installer; a damaged download is fetched again.
+    if path is not None and (path.is_relative_to(SYSTEM) or matches(file, path)):
+        return path, []
+    if path is not None and path != downloaded:
+        return path, [Problem(file.name, "not the published file: its hash differs", "used all the same")]
     if not file.url:
         raise DataError(
             f"'{file.name}' of dataset '{sheet.name}' is not on this machine and is not offered for download",
@@ -82,12 +85,6 @@ def matches(file: File, path: Path) -> bool:
     return found["md5"] == file.md5 or found["sha256"] == file.sha256
 
 
-def _doubts(file: File, path: Path) -> list[Problem]:
-    if path.is_relative_to(SYSTEM) or matches(file, path):  # a package has hashes of its own, checked by its installer
-        return []
-    return [Problem(file.name, "not the published file: its hash differs", "used all the same")]
-
-
 def download(file: File, target: Path, progress: Progress) -> Path:
     """Fetch into a temporary file, check its hash, then give it its name: a half download never has the name."""
     if not (file.md5 or file.sha256):
@@ -96,26 +93,33 @@ def download(file: File, target: Path, progress: Progress) -> Path:
             field="dataset",
             fix=f"Download {file.url} yourself, look at it, and put it in the folder that OSFL_DATA names.",
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=target.parent)
-    part = Path(name)
+    handle, part = _temporary(target)
     try:
         with os.fdopen(handle, "wb") as out:
             _fetch(file, out, progress)
         if not matches(file, part):
-            found = hashes(part)
-            got = f"md5 {found['md5']}" if file.md5 else f"sha256 {found['sha256']}"
             raise DataError(
                 f"the download of '{file.name}' is damaged or was changed",
                 field="hash",
                 expected=file.md5 or file.sha256,
-                got=got,
+                got=hashes(part)["md5" if file.md5 else "sha256"],
                 fix="Nothing was kept. Run the command again.",
             )
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
     return target
+
+
+def _temporary(target: Path) -> tuple[int, Path]:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise DataError(
+            f"'{target.parent}' cannot be written: {error}", field="cache", fix="Set OSFL_CACHE to a folder of yours."
+        ) from None
+    return handle, Path(name)
 
 
 def _fetch(file: File, out: IO[bytes], progress: Progress) -> None:

@@ -1,4 +1,7 @@
-"""What an opened dataset is: parts of images in memory, who they belong to, and what was wrong with the files."""
+"""What an opened dataset is: parts of images in memory, who they belong to, and what was wrong with the files.
+
+torch is imported where tensors are made, so that checking a command line stays quick.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from osfl.protocol import Dataset, canonical
 
@@ -47,6 +49,8 @@ class Part:
         return labels
 
     def subset(self, index: Indices) -> Part:
+        import torch
+
         pick = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
         domains = None if self.domains is None else self.domains[index]
         groups = None if self.groups is None else self.groups[index]
@@ -81,6 +85,8 @@ def summarize(problems: Iterable[Problem], examples: int = 3) -> list[str]:
 
 def part_of(images: Pixels, labels: Iterable[int], domains: Names | None = None, groups: Names | None = None) -> Part:
     """A part from arrays; images are (n, channels, height, width)."""
+    import torch
+
     tensor = torch.from_numpy(np.require(images, requirements=["C", "W"]))  # copies what is read-only: torch cannot
     target = torch.from_numpy(np.array(labels, dtype=np.int64))
     return Part(Dataset(tensor, target), domains, groups)

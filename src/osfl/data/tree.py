@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,18 +52,22 @@ def stamp(path: Path) -> str:
     """Size and time of change; a link that leads nowhere has none."""
     try:
         facts = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # also a name that no file can have
         return "unreadable"
     return f"{facts.st_size}:{facts.st_mtime_ns}"
 
 
 def read_file(path: Path) -> bytes:
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait forever
+        raise OSError("not a regular file")
     with path.open("rb") as handle:
         return _bounded(handle.read(LARGEST_FILE + 1))
 
 
 def _zip(archive: zipfile.ZipFile) -> Tree:
-    members = {member.filename: member for member in archive.infolist() if not member.is_dir() and not hidden(member.filename)}
+    # Some programs on Windows write backslashes; folders are entries that end in a slash.
+    named = {member.filename.replace("\\", "/"): member for member in archive.infolist()}
+    members = {name: member for name, member in named.items() if not name.endswith("/") and not hidden(name)}
 
     def read(name: str) -> bytes:
         # The size in the directory can lie; reading stops at the limit whatever it says.
@@ -81,7 +86,6 @@ def _bounded(blob: bytes) -> bytes:
 def hidden(name: str) -> bool:
     """What file managers leave behind; not worth a report."""
     parts = PurePosixPath(name).parts
-    return any(part.startswith(".") or part == "__MACOSX" for part in parts if part != "..") or parts[-1] in (
-        "Thumbs.db",
-        "desktop.ini",
-    )
+    if not parts or parts[-1] in ("Thumbs.db", "desktop.ini"):
+        return True
+    return any(part == "__MACOSX" or (part.startswith(".") and part != "..") for part in parts)
