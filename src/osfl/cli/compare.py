@@ -47,6 +47,7 @@ def compare(
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
     workers: options.Workers = None,
+    threads: options.Threads = 1,
     device: options.Device = "cpu",
     format: options.Format = "text",
 ) -> None:
@@ -68,9 +69,10 @@ def compare(
     with mistakes.noted():
         simulation = understand(words)
     mistakes.check()
+    machine = Machine(workers=workers, threads=threads, device=device)
     with telling(format == "json") as progress:
         rehearse(simulation, asked)
-        comparison = walk(simulation, asked, chosen, out, machine=Machine(workers, device), progress=by_run(progress))
+        comparison = walk(simulation, asked, chosen, out, machine=machine, progress=by_run(progress))
     if format == "json":
         sys.stdout.write((out / "comparison.json").read_text(encoding="utf-8"))
     else:

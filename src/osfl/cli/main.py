@@ -12,7 +12,7 @@ from typing import Annotated
 import click
 import typer
 
-from osfl.cli import compare, demo, ls, run
+from osfl.cli import check, compare, demo, doctor, estimate, ls, new, predict, report, run
 from osfl.cli.options import examples
 from osfl.cli.terminal import INTERRUPTED, complain, wants_json
 from osfl.errors import OsflError
@@ -44,7 +44,13 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "demo": (demo.demo, demo.EXAMPLES),
     "run": (run.run, run.EXAMPLES),
     "compare": (compare.compare, compare.EXAMPLES),
+    "report": (report.report, report.EXAMPLES),
+    "predict": (predict.predict, predict.EXAMPLES),
     "ls": (ls.ls, ls.EXAMPLES),
+    "new": (new.new, new.EXAMPLES),
+    "check": (check.check, check.EXAMPLES),
+    "estimate": (estimate.estimate, estimate.EXAMPLES),
+    "doctor": (doctor.doctor, doctor.EXAMPLES),
 }
 for verb, (function, shown) in VERBS.items():
     app.command(verb, epilog=examples(shown))(function)

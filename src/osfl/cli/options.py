@@ -90,6 +90,11 @@ Workers = Annotated[
     typer.Option("--workers", "-w", metavar="W", min=1, rich_help_panel=HOW, show_default=False,
                  help="Clients at once; default one a core. Never changes a result."),
 ]  # fmt: skip
+Threads = Annotated[
+    int,
+    typer.Option("--threads", metavar="T", min=1, rich_help_panel=HOW,
+                 help="Inside one operation of the server; others than 1 change last bits."),
+]  # fmt: skip
 Device = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda|mps|auto", rich_help_panel=HOW, help="Where to compute.")
 ]

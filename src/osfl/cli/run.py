@@ -43,6 +43,7 @@ def run(
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
     workers: options.Workers = None,
+    threads: options.Threads = 1,
     device: options.Device = "cpu",
     format: options.Format = "text",
 ) -> None:
@@ -68,8 +69,9 @@ def run(
         simulation = understand(words)
     folder = out or default_out(simulation)
     finished_before = (folder / "results.json").exists()
+    machine = Machine(workers=workers, threads=threads, device=device)
     with telling(format == "json") as progress:
-        result = walk(simulation, folder, machine=Machine(workers, device), progress=progress)
+        result = walk(simulation, folder, machine=machine, progress=progress)
     if format == "json":
         sys.stdout.write((folder / "results.json").read_text(encoding="utf-8"))
     else:

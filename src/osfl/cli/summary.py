@@ -68,9 +68,11 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
     columns = shown_columns(comparison["methods"])
     shown = [index for index, column in enumerate(columns) if column.metric in _SHOWN]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("Method", overflow="fold", min_width=13)
+    widest = max(map(len, comparison["methods"]), default=0)
+    table.add_column("Method", overflow="fold", min_width=min(20, widest))
     for index in shown:
-        table.add_column(columns[index].title.replace("Messages", "Msgs"), justify="right", no_wrap=columns[index].title != "Worst client")
+        title = columns[index].title
+        table.add_column(title.replace("Messages", "Msgs"), justify="right", no_wrap=title != "Worst client")
     for row in table_rows(comparison["methods"]):
         cells = [row.cells[index] for index in shown]
         texts = [f"{cell.text}\n{cell.spread}".strip() for cell in cells]

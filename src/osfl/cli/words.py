@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,13 +187,18 @@ def _simulated(plan: Plan) -> Simulation:
 
 def same_plan(plan: Plan, found: Plan, path: Path) -> None:
     """The shards here must be those that the plan was written for."""
-    there, here = plan.as_json(), found.as_json()
+    there, here = ({**p.as_json(), "data": _said(p.data)} for p in (plan, found))
     different = [key for key in ("task", "clients", "data", "limits") if there[key] != here[key]]
     if different:
         raise UsageError(
             [f"{path}: [{key}] is {there[key]!r}, but the data here give {here[key]!r}" for key in different], field="plan",
             fix="The dataset or the plan changed since `osfl new` wrote it: write it again with --force.",
         )  # fmt: skip
+
+
+def _said(data: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no word for nothing."""
+    return {key: value for key, value in data.items() if value is not None}
 
 
 def default_out(simulation: Simulation) -> Path:

@@ -1,0 +1,179 @@
+"""`osfl check`: open the data, show who holds what, and list everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import answers, escape, put_json, say
+from osfl.cli.words import Words, from_plan, same_plan, understand, with_smoke
+from osfl.errors import OsflError, UsageError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from osfl.protocol import Plan
+    from osfl.simulation import Federation
+
+EXAMPLES = (
+    "osfl check --dataset digits",
+    "osfl check --dataset digits --partition classes:3 --clients 10",
+    "osfl new --method fedavg --dataset digits --out plan.toml --force",
+    "osfl check plan.toml",
+)
+BLOCKS = " ▁▂▃▄▅▆▇█"
+SHADES = ("grey27", "dark_cyan", "cyan3", "bright_cyan")
+
+PlanArgument = Annotated[
+    Path | None, typer.Argument(metavar="[plan.toml]", help="A plan to check instead of words.", show_default=False)
+]
+
+
+def check(
+    plan: PlanArgument = None,
+    method: options.Method = None,
+    dataset: options.Dataset = "digits",
+    clients: options.Clients = None,
+    partition: options.Partition = "dirichlet:0.1",
+    preset: options.Preset = "cpu",
+    seed: options.Seed = 0,
+    changes: options.Changes = None,
+    smoke: options.Smoke = False,
+    samples: options.Samples = None,
+    image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    format: options.Format = "text",
+) -> None:
+    """Open the data, draw the labels of each client, list every problem. Exit code 1 if a run could not start."""
+    from osfl.simulation import prepare
+
+    if plan is not None:
+        federation = _plan(plan, format)
+        if federation is None:
+            return
+    else:
+        words = Words([method or "local_only"], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (),
+                      samples, image_size, channels)  # fmt: skip
+        federation = prepare(understand(words))
+    if format == "json":
+        put_json(_facts(federation))
+        return
+    _show(federation)
+
+
+def _plan(path: Path, format: str) -> Federation | None:
+    """The plan's federation; None where it says nothing about data. Its mistakes are failures, not wrong words: exit 1."""
+    from osfl.plan import read_plan
+    from osfl.simulation import prepare
+
+    try:
+        plan = read_plan(path)
+        if not plan.data.get("dataset"):
+            _show_template(plan, path, format)
+            return None
+        simulation, _ = from_plan(path)
+        federation = prepare(simulation)
+        same_plan(plan, federation.plan, path)
+    except UsageError as error:
+        error.exit_code = OsflError.exit_code
+        raise
+    return federation
+
+
+def _show_template(plan: Plan, path: Path, format: str) -> None:
+    if format == "json":
+        put_json({"plan": plan.digest, "clients": list(plan.clients), "problems": []})
+        return
+    say(f"{path} is a good plan: {plan.method}, {len(plan.clients)} clients, {len(plan.task.classes)} classes, "
+        f"round {plan.digest[:12]}.")  # fmt: skip
+    say("It says nothing about data, so there are no labels to show.")
+
+
+def _facts(federation: Federation) -> dict[str, Any]:
+    source = federation.source
+    return {
+        "plan": federation.plan.digest,
+        "dataset": source.name,
+        "classes": list(source.classes),
+        "image": list(source.image),
+        "train_images": sum(map(sum, federation.counts.values())),
+        "test_images": len(federation.test),
+        "clients": {client: list(counts) for client, counts in federation.counts.items()},
+        "problems": [{"path": p.path, "what": p.what, "done": p.done} for p in source.problems],
+    }
+
+
+# --- in the terminal ---------------------------------------------------------------------------------------------------
+
+
+def _show(federation: Federation) -> None:
+    facts = _facts(federation)
+    channels, height, width = facts["image"]
+    say(f"[bold]{escape(facts['dataset'])}[/]: {len(facts['classes'])} classes, {facts['train_images']:,} training and "
+        f"{facts['test_images']:,} test images of {width} × {height} {'grey' if channels == 1 else 'RGB'}")  # fmt: skip
+    sheet = federation.source.sheet
+    if sheet is not None:
+        say(f"[dim]{escape(sheet.licence)} · {escape(sheet.source)}[/]")
+    say()
+    _heat_map(facts["classes"], facts["clients"])
+    _problems(facts["problems"])
+
+
+def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> None:
+    """Images by client and class: numbers where they fit, else one block a class."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = answers()
+    most = max(max(row) for row in counts.values())
+    wide = len(classes) * (max(len(str(most)), 3) + 2) <= console.width - 26
+    table = Table.grid(padding=(0, 2))
+    table.add_column("", style="bold")
+    table.add_column("", justify="right")
+    head: list[str | Text] = ["client", "images"]
+    if wide:
+        head += [Text(name[: max(len(str(most)), 5)], style="dim") for name in classes]
+    else:
+        head.append(Text(f"classes 1 to {len(classes)}, one block each", style="dim"))
+    for _ in head[2:]:
+        table.add_column("", justify="right" if wide else "left")
+    table.add_row(*head)
+    for client, row in counts.items():
+        cells = [_number(n, most) for n in row] if wide else [_blocks(row, most)]
+        table.add_row(client, f"{sum(row):,}", *cells)
+    console.print(table)
+    if not wide:
+        console.print(Text("\n" + ", ".join(f"{i} {name}" for i, name in enumerate(classes, 1)), style="dim"))
+
+
+def _number(count: int, most: int) -> Text:
+    from rich.text import Text
+
+    if not count:
+        return Text("·", style="dim")
+    shade = SHADES[min(len(SHADES) - 1, count * len(SHADES) // (most + 1))]
+    return Text(f"{count}{BLOCKS[_level(count, most)]}", style=shade)
+
+
+def _blocks(row: Sequence[int], most: int) -> Text:
+    from rich.text import Text
+
+    return Text("".join(BLOCKS[_level(count, most)] if count else "·" for count in row), style="cyan")
+
+
+def _level(count: int, most: int) -> int:
+    """1 for a single image, 8 for the most that any client holds of a class."""
+    return max(1, round(8 * count / most))
+
+
+def _problems(problems: Sequence[Mapping[str, str]]) -> None:
+    if not problems:
+        say("\n[green]No problem found.[/]")
+        return
+    say(f"\n[yellow]{len(problems)} files or facts were noticed; a run can start all the same:[/]")
+    for problem in problems:
+        say(f"  {escape(problem['path'])}: {escape(problem['what'])}; {escape(problem['done'])}")

@@ -1,0 +1,99 @@
+"""`osfl estimate`: megabytes, minutes and memory before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import answers, errors, escape, put_json, say
+from osfl.cli.words import Words, names, understand, with_smoke
+
+if TYPE_CHECKING:
+    from osfl.estimate import Estimate
+
+EXAMPLES = (
+    "osfl estimate --method fedavg",
+    "osfl estimate --method ensemble,fedavg_rounds,centralized --smoke",
+    "osfl estimate --method fedavg --smoke --set architecture=resnet18-w16",
+)
+
+Methods = Annotated[
+    str | None,
+    typer.Option("--method", "-m", metavar="A,B", autocompletion=options.complete_methods, rich_help_panel=options.WHAT,
+                 help="One method or several; see `osfl ls methods`."),
+]  # fmt: skip
+
+
+def estimate(
+    method: Methods = None,
+    dataset: options.Dataset = "digits",
+    clients: options.Clients = None,
+    partition: options.Partition = "dirichlet:0.1",
+    preset: options.Preset = "cpu",
+    seed: options.Seed = 0,
+    changes: options.Changes = None,
+    smoke: options.Smoke = False,
+    samples: options.Samples = None,
+    image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    evaluate_on: options.EvaluateOn = "test",
+    workers: options.Workers = None,
+    format: options.Format = "text",
+) -> None:
+    """Tell what a run will send, how long it will take and how much memory it needs.
+
+    Bytes are measured in a rehearsal with a handful of images; minutes and memory are rough.
+    """
+    asked = names(method or "", "--method")
+    words = Words(asked, dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples, image_size,
+                  channels, evaluate_on)  # fmt: skip
+    simulation = understand(words)
+
+    from osfl.estimate import estimate as measured
+    from osfl.run import Machine
+    from osfl.simulation import for_methods
+
+    found = []
+    for label, variant in zip(asked, for_methods(simulation, asked), strict=True):
+        errors().print(f"rehearsing {escape(label)} …", style="dim")
+        found.append(measured(variant, Machine(workers=workers)))
+    if format == "json":
+        values = [one.as_json() for one in found]
+        put_json(values[0] if len(values) == 1 else values)
+    else:
+        _show(asked, found)
+
+
+def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from osfl.reports.words import count, seconds, size
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Method", overflow="fold", min_width=min(20, max(map(len, labels))))
+    for title in ("Up, each", "Up, all", "Down, all", "Msgs", "Client time", "Wait", "Memory"):
+        table.add_column(title, justify="right")
+    for label, one in zip(labels, found, strict=True):
+        mark, learns = "" if one.exact_bytes else "≥ ", "+" if one.server_learns else ""
+        table.add_row(
+            escape(label), mark + _range(list(one.upload_bytes.values())), mark + size(sum(one.upload_bytes.values())),
+            size(sum(one.download_bytes.values())), count(one.messages_per_client), seconds(one.client_seconds),
+            seconds(one.wall_seconds) + learns, size(one.memory_bytes),
+        )  # fmt: skip
+    answers().print(table)
+    say("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
+    if any(one.server_learns for one in found):
+        say("[dim]+ the server trains too, which is not included.[/]")
+    if not all(one.exact_bytes for one in found):
+        say("[dim]≥ the size depends on the data or on settings; this is what the rehearsal sent.[/]")
+
+
+def _range(values: Sequence[int]) -> str:
+    from osfl.reports.words import size
+
+    least, most = size(min(values)), size(max(values))
+    return least if least == most else f"{least} to {most}"

@@ -1,0 +1,128 @@
+"""`osfl predict`: ask a finished run about images."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import answers, errors, escape, put_json
+from osfl.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from osfl.protocol import Task
+
+EXAMPLES = (
+    "osfl run --method fedavg --smoke --out runs/asked",
+    "python -c \"from PIL import Image; Image.new('L', (16, 16)).save('dot.png')\"",
+    "osfl predict --run runs/asked dot.png",
+)
+BATCH = 64
+
+Run = Annotated[Path, typer.Option("--run", "-r", metavar="DIR", help="The folder of a finished run.")]
+Client = Annotated[
+    str | None,
+    typer.Option("--client", "-c", metavar="NAME", show_default=False, help="Whose model, where each has its own."),
+]  # fmt: skip
+Images = Annotated[list[Path], typer.Argument(metavar="IMAGE|FOLDER...", help="Image files, or folders of them.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Comma-separated: path, class, and a column a class.")]
+
+
+def predict(
+    images: Images, run: Run, client: Client = None, as_csv: Csv = False, format: options.Format = "text"
+) -> None:
+    """Name the class of each image, with probabilities. Exit code 1 if a file could not be read."""
+    from osfl.run import load_model
+
+    model, task = load_model(run, client)
+    files = list(_files(images))
+    failed: dict[str, str] = {}
+    rows = [row for start in range(0, len(files), BATCH) for row in _answers(model, task, files[start : start + BATCH], failed)]
+    if format == "json":
+        put_json({"classes": list(task.classes), "predictions": rows, "failed": failed})
+    elif as_csv:
+        _write_csv(rows, task.classes)
+    else:
+        _show(rows, task.classes)
+    for path, why in failed.items():
+        errors().print(f"[red]Not read:[/] {escape(path)}: {escape(why)}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _files(given: Sequence[Path]) -> Iterator[Path]:
+    """Files as given, and the image files of folders in the order of their names."""
+    from osfl.data.decode import SUFFIXES
+
+    for path in given:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            if not inside:
+                raise DataError(f"folder {path} holds no image file", field="image", expected=" ".join(SUFFIXES),
+                                fix="Name the files one by one if they have other endings.")  # fmt: skip
+            yield from inside
+        else:
+            yield path
+
+
+def _answers(model: nn.Module, task: Task, files: Sequence[Path], failed: dict[str, str]) -> list[dict[str, Any]]:
+    import torch
+
+    from osfl.models.inputs import to_input
+
+    read = {str(path): pixels for path in files if (pixels := _pixels(path, task, failed)) is not None}
+    if not read:
+        return []
+    with torch.no_grad():
+        shares = model(to_input(torch.stack(list(read.values())))).softmax(1)  # (images, classes)
+    return [
+        {"path": path, "class": task.classes[int(row.argmax())], "probability": round(float(row.max()), 6),
+         "probabilities": {name: round(float(p), 6) for name, p in zip(task.classes, row, strict=True)}}
+        for path, row in zip(read, shares, strict=True)
+    ]  # fmt: skip
+
+
+def _pixels(path: Path, task: Task, failed: dict[str, str]) -> torch.Tensor | None:
+    """The image as the task wants it, uint8 (channels, height, width); a file that cannot be read is noted."""
+    import torch
+
+    from osfl.data.decode import Unusable, decode, full_scale
+
+    channels, side, _ = task.image
+    try:
+        decoded = decode(path.read_bytes(), path.name, side, channels)
+    except (OSError, Unusable) as error:
+        failed[str(path)] = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        return None
+    pixels = torch.tensor(decoded.pixels)
+    if not decoded.deep:
+        return pixels
+    return (pixels * (255 / full_scale(float(pixels.max())))).round().to(torch.uint8)
+
+
+def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
+    """The answer, and the runners-up that are worth a look."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])[1:4]
+        others = ", ".join(f"{name} {share:.1%}" for name, share in ranked if share >= 0.001)
+        table.add_row(escape(row["path"]), f"[bold]{escape(row['class'])}[/]", f"{row['probability']:.1%}",
+                      f"[dim]{escape(others)}[/]")  # fmt: skip
+    answers().print(table)
+
+
+def _write_csv(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["path", "class", "probability", *(f"p({name})" for name in classes)])
+    for row in rows:
+        out.writerow([row["path"], row["class"], row["probability"], *row["probabilities"].values()])

@@ -1,0 +1,131 @@
+"""`osfl report`: draw finished runs again, and several of them side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.summary import show_comparison, show_run
+from osfl.cli.terminal import put_json
+from osfl.errors import RoundError
+
+if TYPE_CHECKING:
+    from osfl.result import Result
+
+EXAMPLES = (
+    "osfl compare --methods fedavg,ensemble --smoke --out runs/pair",
+    "osfl report runs/pair",
+    "osfl report 'runs/pair/*/seed0' --markdown",
+)
+
+Folders = Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of runs or of a comparison; * is allowed.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", show_default=False,
+                 help="Where the comparison page goes; default report/ beside the runs."),
+]  # fmt: skip
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as markdown.")]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has results."""
+
+    folder: Path
+    result: Result
+    label: str = ""  # its name in a comparison; empty: by its method and settings
+
+
+def report(
+    folders: Folders, out: Out = None, markdown: Markdown = False, format: options.Format = "text"
+) -> None:
+    """Write report/index.html again for each run, and one page that compares them."""
+    from osfl.reports.markdown import comparison_markdown
+
+    runs = _runs(folders)
+    where = _redraw(runs)
+    if len(runs) == 1 and not markdown:
+        put_json(runs[0].result) if format == "json" else show_run(runs[0].result, runs[0].folder)
+        return
+    target = out or _beside(runs) / "report"
+    comparison = _compare(runs, target, f"osfl report {' '.join(folders)}")
+    if format == "json":
+        put_json({**comparison, "reports": [str(path) for path in where], "report": str(target / "index.html")})
+    elif markdown:
+        print(comparison_markdown(comparison), end="")
+    else:
+        show_comparison(comparison, target / "index.html")
+
+
+def _runs(words: Sequence[str]) -> list[Finished]:
+    """Every finished run that these folders hold, each once; a folder without any is named."""
+    found: dict[Path, Finished] = {}
+    missing = []
+    for word in words:
+        matched = sorted(_expanded(Path(word))) or [Path(word)]
+        runs = [run for folder in matched for run in _finished(folder)]
+        missing += [] if runs else [word]
+        found |= {run.folder.resolve(): run for run in runs}
+    if missing:
+        raise RoundError(f"no finished run in {', '.join(missing)}", field="folder", expected="a folder with results.json",
+                         fix="Make one with `osfl run --out DIR`; an unfinished one continues when run again.")  # fmt: skip
+    return list(found.values())
+
+
+def _expanded(pattern: Path) -> Iterator[Path]:
+    """What a shell makes of runs/*; for words in quotes."""
+    return Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+
+
+def _finished(folder: Path) -> list[Finished]:
+    from osfl.result import read_result
+
+    if (folder / "results.json").is_file():
+        return [Finished(folder, read_result(folder))]
+    if (folder / "comparison.json").is_file():
+        listed = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["runs"]
+        return [Finished(folder / run["path"], read_result(folder / run["path"]), run["method"]) for run in listed]
+    return []
+
+
+def _redraw(runs: Sequence[Finished]) -> list[Path]:
+    from osfl.reports.model_card import write_model_card
+    from osfl.reports.page import write_report
+
+    written = []
+    for run in runs:
+        others = [other.result for other in runs if other is not run and _same_shards(other.result, run.result)]
+        written.append(write_report(run.result, run.folder / "report", others))
+        write_model_card(run.result, run.folder)
+    return written
+
+
+def _same_shards(one: Result, other: Result) -> bool:
+    """Runs that may stand beside each other as references."""
+    return one["seed"] == other["seed"] and one["clients"] == other["clients"] and one["task"] == other["task"]
+
+
+def _compare(runs: Sequence[Finished], target: Path, command: str) -> dict[str, Any]:
+    from osfl.evaluation.comparison import group_names, summarize
+    from osfl.reports.comparison import write_comparison
+
+    results = [run.result for run in runs]
+    labels = [run.label for run in runs] if all(run.label for run in runs) else group_names(results)
+    paths = [os.path.relpath(run.folder, target.parent) for run in runs]
+    comparison = summarize(results, labels=labels, paths=paths, command=command)
+    write_comparison(comparison, results, target)
+    return comparison
+
+
+def _beside(runs: Sequence[Finished]) -> Path:
+    """The folder that holds all of them; never a run's own, whose report/ is its own."""
+    shared = Path(os.path.commonpath([run.folder.resolve() for run in runs]))
+    base = shared.parent if shared in [run.folder.resolve() for run in runs] else shared
+    return Path(os.path.relpath(base))
