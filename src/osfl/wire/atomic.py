@@ -70,6 +70,14 @@ def sweep(folder: Path) -> None:
                 leftover.unlink()
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably: files in a folder that a power cut forgets are lost with it."""
+    if not folder.exists():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Put the folder's names on disk; without it a power cut may forget a file whose content is safe."""
     descriptor = os.open(folder, os.O_RDONLY)

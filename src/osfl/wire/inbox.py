@@ -36,8 +36,8 @@ class Inbox:
 
     def __init__(self, folder: Path, desk: Desk) -> None:
         self.folder, self.desk = folder, desk
-        with _storing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        with _using(folder):
+            atomic.make_folder(folder)
             atomic.sweep(folder)
 
     def receive(self, source: BytesLike | Path) -> Receipt:
@@ -55,12 +55,15 @@ class Inbox:
 
     def uploads(self) -> list[Receipt]:
         """Everything acknowledged so far, by client, checked again; other files in the folder are nobody's upload."""
-        present = [client for client in sorted(self.desk.enrolled) if self.path(client).exists()]
+        with _using(self.folder):
+            present = [client for client in sorted(self.desk.enrolled) if self.path(client).exists()]
         return [self._stored(client)[1] for client in present]
 
     def bundle(self, client: ClientId) -> Bundle:
         """What a client said, checked again."""
-        if not self.path(client).exists():
+        with _using(self.folder):
+            present = self.path(client).exists()
+        if not present:
             raise RoundError(
                 "nothing has been received from this client", client=client, field="inbox",
                 fix="Receive its upload first with `osfl receive`.",
@@ -82,7 +85,7 @@ class Inbox:
 
     def _store(self, path: Path, data: memoryview) -> bool:
         """True if this call made the file; on disk with its name, whoever made it."""
-        with _storing(path):
+        with _using(path):
             if path.exists():
                 atomic.sync_folder(self.folder)  # the process that stored it may not have come that far
                 return False
@@ -110,12 +113,12 @@ class Inbox:
 
 
 @contextlib.contextmanager
-def _storing(path: Path) -> Iterator[None]:
+def _using(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise RoundError(
-            f"the inbox cannot store {path.name}", field="inbox", expected="a writable disk", got=error.strerror,
+            f"the disk failed at {path.name}", field="inbox", expected="a working disk", got=error.strerror,
             fix="Nothing was acknowledged. Make room or repair the disk, then receive it again.",
         ) from error  # fmt: skip
 

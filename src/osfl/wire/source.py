@@ -80,7 +80,8 @@ def opened(source: BytesLike | Path) -> Iterator[Source]:
     except OSError as error:
         raise _unreadable(source, error) from None
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
+            os.close(descriptor)
 
 
 def _unreadable(path: Path, cause: object) -> Rejected:

@@ -1,0 +1,84 @@
+"""What happens at the desk in all fault tests, and what must be true whatever interrupted it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from osfl.errors import Rejected
+from osfl.protocol import Field
+from osfl.wire.bundle import RawTensor, pack
+from osfl.wire.gate import Desk
+from osfl.wire.inbox import JOURNAL, Inbox
+from osfl.wire.signing import SigningKey
+from tests.wire.forge import PLAN
+
+CLIENTS = tuple(f"site-{number:02d}" for number in range(24))
+_KEYS = {client: SigningKey.from_seed(client.encode().ljust(32)) for client in CLIENTS}
+DESK = Desk(PLAN, {client: key.public_hex for client, key in _KEYS.items()}, {"": {"w": Field("U8", (4000,))}}, classes=2)
+Ack = tuple[str, str]  # client, digest
+
+
+@functools.cache
+def upload(client: str, version: int = 0) -> bytes:
+    return pack("upload", client, PLAN, {"w": RawTensor("U8", (4000,), bytes(4000))}, {"version": version}, _KEYS[client])
+
+
+def short_story() -> list[bytes]:
+    """Two clients speak, one of them twice; then it changes its mind and a stranger comes by."""
+    first, second = CLIENTS[:2]
+    return [upload(first), upload(second), upload(first), upload(first, version=1), b"\0" * 50]
+
+
+def tell(folder: Path, story: Iterable[bytes], acknowledge: Callable[[Ack], None]) -> None:
+    """Receive everything; refusals are part of the story, other errors end it."""
+    inbox = Inbox(folder / "inbox", DESK)
+    for number, data in enumerate(story):
+        with contextlib.suppress(Rejected):
+            receipt = inbox.receive(data if number else _as_file(folder, data))
+            acknowledge((receipt.client, receipt.digest))
+
+
+def _as_file(folder: Path, data: bytes) -> Path:
+    path = folder / "incoming.safetensors"
+    if not path.exists():
+        path.write_bytes(data)
+    return path
+
+
+def prepare(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    _as_file(folder, short_story()[0])
+    return folder
+
+
+def judge(folder: Path, acked: Sequence[Ack], story: Sequence[bytes]) -> dict[str, int]:
+    """After the interruption: what was acknowledged is there, nothing is torn, and telling it again completes it."""
+    found = {"lost": 0, "torn": 0, "not_resumed": 0}
+    try:
+        standing = {receipt.client: receipt.digest for receipt in Inbox(folder / "inbox", DESK).uploads()}
+    except Exception:
+        return {**found, "torn": 1}
+    found["lost"] = sum(standing.get(client) != digest for client, digest in acked)
+    again: list[Ack] = []
+    tell(folder, story, again.append)
+    clients = {client for client, _ in again}
+    complete = {receipt.client for receipt in Inbox(folder / "inbox", DESK).uploads()} == clients
+    same = all(dict(again).get(client) == digest for client, digest in {**standing, **dict(acked)}.items())
+    found["not_resumed"] = int(not (clients and complete and same and _journal_is_readable(folder)))
+    return found
+
+
+def _journal_is_readable(folder: Path) -> bool:
+    """Whole lines, but for at most one that the crash tore."""
+    path = folder / JOURNAL
+    torn = 0
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            json.loads(line)
+        except ValueError:
+            torn += 1
+    return torn <= 1

@@ -1,0 +1,127 @@
+"""The inbox on a good day, and its answers on a bad one."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from osfl.errors import Rejected, RoundError, UsageError
+from osfl.wire import inbox as inbox_module
+from osfl.wire.inbox import JOURNAL, Inbox
+from tests.faults.traps import fail, trapped
+from tests.wire.forge import CLIENT, DESK, OTHER, OTHER_KEY, upload
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    return Inbox(tmp_path / "round" / "inbox", DESK)
+
+
+def journal(inbox):
+    path = inbox.folder.parent / JOURNAL
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_received_once_whatever_the_way(inbox, tmp_path):
+    data = upload()
+    (path := tmp_path / "upload.safetensors").write_bytes(data)
+    first = inbox.receive(path)
+    assert (first.client, first.bytes, first.path.read_bytes()) == (CLIENT, len(data), data)
+    assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
+    for again in (data, bytearray(data), memoryview(data), path, first.path):
+        assert inbox.receive(again) == first
+    assert Inbox(inbox.folder, DESK).uploads() == [first]
+    assert [entry.name for entry in inbox.folder.iterdir()] == [f"{CLIENT}.safetensors"]
+    assert journal(inbox) == []
+
+
+def test_uploads_are_sorted_by_client(inbox):
+    inbox.receive(upload())
+    inbox.receive(upload(OTHER, OTHER_KEY))
+    assert [receipt.client for receipt in inbox.uploads()] == [OTHER, CLIENT]
+    assert inbox.bundle(CLIENT).facts["samples"] == 12
+
+
+def test_the_first_upload_stands(inbox):
+    first = inbox.receive(upload())
+    with pytest.raises(Rejected) as caught:
+        inbox.receive(upload(say={"samples": 13}))
+    assert caught.value.field == "upload" and caught.value.expected == first.digest and caught.value.fix
+    assert inbox.uploads() == [first]
+    assert [entry["field"] for entry in journal(inbox)] == ["upload"]
+
+
+def test_refusals_are_remembered(inbox):
+    for data in (b"", upload(say={"samples": 0})):
+        with pytest.raises(Rejected):
+            inbox.receive(data)
+    first, second = journal(inbox)
+    assert (first["client"], first["field"], second["client"], second["field"]) == (
+        "unknown sender", "size", CLIENT, "facts.samples",
+    )  # fmt: skip
+    assert second["fix"] and second["time"] > 0
+
+
+def test_a_torn_line_spoils_no_other(inbox):
+    path = inbox.folder.parent / JOURNAL
+    path.write_bytes(b'{"torn')
+    with pytest.raises(Rejected):
+        inbox.receive(b"")
+    torn, whole = path.read_text().splitlines()
+    assert torn == '{"torn' and json.loads(whole)["field"] == "size"
+
+
+def test_the_journal_cannot_fill_the_disk(inbox, monkeypatch):
+    monkeypatch.setattr(inbox_module, "_JOURNAL_BYTES", 100)
+    for _ in range(5):
+        with pytest.raises(Rejected):
+            inbox.receive(b"")
+    assert len(journal(inbox)) == 1
+
+
+def test_a_journal_that_fails_does_not_hide_the_refusal(inbox):
+    (inbox.folder.parent / JOURNAL).mkdir()
+    with pytest.raises(Rejected):
+        inbox.receive(b"")
+
+
+def test_a_stored_file_that_was_damaged_is_said_so(inbox):
+    receipt = inbox.receive(upload())
+    receipt.path.write_bytes(receipt.path.read_bytes()[:-1])
+    for action in (inbox.uploads, lambda: inbox.bundle(CLIENT), lambda: inbox.receive(upload())):
+        with pytest.raises(RoundError, match="stored upload is damaged") as caught:
+            action()
+        assert caught.value.client == CLIENT and "Move st-mary.safetensors" in str(caught.value)
+
+
+def test_a_stored_file_of_someone_else(inbox):
+    inbox.receive(upload()).path.rename(inbox.path(OTHER))
+    with pytest.raises(RoundError, match="it is an upload of 'st-mary'"):
+        inbox.uploads()
+
+
+def test_nothing_received_yet(inbox):
+    assert inbox.uploads() == []
+    with pytest.raises(RoundError, match="nothing has been received"):
+        inbox.bundle(CLIENT)
+    with pytest.raises(UsageError):
+        inbox.bundle("../../etc/passwd")
+
+
+def test_a_full_disk_is_not_an_acknowledgement(inbox):
+    with trapped(1, fail(28), stays=True), pytest.raises(RoundError) as caught:
+        inbox.receive(upload())
+    assert "Nothing was acknowledged" in str(caught.value) and caught.value.got == "No space left on device"
+    with trapped(1, fail(5), stays=True):
+        for action in (inbox.uploads, lambda: inbox.bundle(CLIENT)):
+            with pytest.raises(RoundError):
+                action()
+    assert inbox.receive(upload()).client == CLIENT
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RoundError, match="the disk failed at inbox"):
+        Inbox(tmp_path / "file" / "inbox", DESK)
