@@ -36,7 +36,7 @@ def demo(
 
     simulation = Simulation(METHODS[0], "digits", 5, "dirichlet:0.1", preset="smoke" if smoke else "cpu")
     if format == "text":
-        say("Five sites hold handwritten digits, unevenly: Dirichlet 0.1. Each may speak once.\n")
+        say("Five sites hold digits, unevenly (Dirichlet 0.1), and each may speak once.\n")
     with telling(format == "json") as progress:
         comparison = compare(simulation, METHODS, [0], out, machine=Machine(workers=workers), progress=by_run(progress))
     if format == "json":
@@ -61,6 +61,6 @@ def reading(methods: Mapping[str, Any]) -> str:
         f"images in one place give {percent(pooled)}. The models that it averages are not bad: each is right on "
         f"{percent(value('local_only', 'scores.clients.own.mean'))} of what its own site holds"
     )
-    if together > once:
+    if together > 1.2 * once:
         text += f", and asked together (ensemble) they reach {percent(together)}"
     return f"{text}. Closing this gap with one message a site is what one-shot methods are for."

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 EVERY = 10.0  # seconds between two lines about the same thing
+WORKING = "working"  # shown while nobody says what they are doing
 
 
 class Teller(Protocol):
@@ -143,7 +144,7 @@ class Bars:
 
     def __enter__(self) -> Self:
         self._shown.start()
-        self._show("preparing the data", 0, 1)
+        self._show(WORKING, 0, 1)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -154,12 +155,13 @@ class Bars:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         with self._lock:
-            self._hide("preparing the data")
             self._show(what, done, total)
+            self._hide(WORKING)
+            if not self._tasks:
+                self._show(WORKING, 0, 1)
 
     def run(self, label: str, done: int, total: int) -> None:
         with self._lock:
-            self._hide("preparing the data")
             took, self._begun = time.monotonic() - self._begun, time.monotonic()
             self._shown.console.print(f"[green]✓[/] {label:<48} [dim]{took:7.1f} s   {done:>2} of {total}[/]")
 

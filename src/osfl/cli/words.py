@@ -80,7 +80,7 @@ def understand(words: Words) -> Simulation:
         check_geometry(words.image_size, words.channels)
     if mistakes.problems and _unheard_of(words.dataset):  # else it is opened by the walk, which may take a while
         with mistakes.noted():
-            open_source(words.dataset, words.image_size, words.channels)
+            open_source(words.dataset, None, None)
     mistakes.check()
     return simulation
 

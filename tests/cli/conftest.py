@@ -1,0 +1,52 @@
+"""Commands are called in this process, each test in an empty folder; torch is imported once for all of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osfl.cli.main import answer
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Osfl = Callable[[str], Said]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("OSFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+
+
+@pytest.fixture
+def osfl(capfd: pytest.CaptureFixture[str]) -> Osfl:
+    """`osfl("run --method fedavg")` is the command line without its first word."""
+
+    def call(words: str) -> Said:
+        capfd.readouterr()
+        code = answer(shlex.split(words))
+        captured = capfd.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return call

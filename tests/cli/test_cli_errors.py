@@ -1,0 +1,125 @@
+"""Messages name what is wrong, what was expected and what to do; several mistakes come in one message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+# name: (words, exit code, pieces of the message)
+MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "unknown verb": ("rum", 2, ("No such command 'rum'", "Did you mean", "'run'", "See `osfl --help`")),
+    "unknown option": ("run --clinets 3", 2, ("No such option '--clinets'", "'--clients'", "See `osfl run --help`")),
+    "not a number": ("run --method fedavg --clients many", 2, ("--clients", "'many'", "integer")),
+    "no clients": ("run --method fedavg --clients 0", 2, ("--clients", "0 is not in the range x>=1")),
+    "no workers": ("run --method fedavg --workers 0", 2, ("--workers", "0 is not in the range x>=1")),
+    "unknown format": ("run --method fedavg --format xml", 2, ("--format", "'xml' is not one of 'text', 'json'")),
+    "unknown list": ("ls method", 2, ("'method' is not one of", "'methods'")),
+    "no method": ("run", 2, ("--method is missing", "osfl ls methods")),
+    "unknown method": ("run --method fedavgg", 2, ("no method 'fedavgg'", "Did you mean 'fedavg'", "Known methods")),
+    "unknown preset": ("run --method fedavg --preset cpux", 2, ("no preset 'cpux'", "'cpu'", "Presets: paper")),
+    "unknown partition": ("run --method fedavg --partition skewed", 2, ("'skewed' is not", "Examples: iid")),
+    "partition without number": ("run --method fedavg -p dirichlet", 2, ("'dirichlet'", "takes one number")),
+    "partition below zero": ("run --method fedavg -p dirichlet:-1", 2, ("above 0", "'-1'")),
+    "set without value": ("run --method fedavg --set epochs", 2, ("--set 'epochs'", "expected key=value")),
+    "unknown setting": ("run --method fedavg --set epoch=2", 2, ("no setting 'epoch'", "'epochs'", "Settings:")),
+    "setting of another kind": ("run --method fedavg --set epochs=two", 2, ("'epochs'", "expected int", "'two'")),
+    "setting out of a choice": ("run --method fedavg --set optimizer=lion", 2, ("'optimizer'", "'lion'", "sgd, adam")),
+    "setting out of range": ("run --method fedavg --smoke --set epochs=0", 2, ("'epochs'", "at least 1", "got 0")),
+    "unknown dataset": ("run --method fedavg --dataset digit", 2, ("no dataset 'digit'", "digits", "osfl ls datasets")),
+    "missing file": ("run --method fedavg --dataset ./no.npz", 2, ("./no.npz",)),
+    "unknown device": ("run --method fedavg --device tpu9", 2, ("no device 'tpu9'", "cpu, cuda")),
+    "tiny images": ("run --method fedavg --image-size 2", 2, ("image size 2", "between 4 and 1024")),
+    "two channels": ("run --method fedavg --channels 2", 2, ("2 channels", "1 is grey, 3 is RGB")),
+    "unknown architecture": ("run --method fedavg --set architecture=resnt18", 2, ("'resnt18'", "resnet18")),
+    "silos of another number": ("run -m fedavg -p silos -n 3", 2, ("3 clients do not fit 10 classes", "--clients 10")),
+    "no domains": ("run -m fedavg -p domains", 2, ("no domains", "domain/class/*")),
+    "too many classes": ("run -m fedavg -p classes:11", 2, ("classes:11", "10 classes")),
+    "too many clients": ("run -m fedavg -p iid -n 5000", 1, ("1346 training images", "5000 clients", "fewer clients")),
+    "plan and method": ("run --plan plan.toml --method fedavg", 2, ("--plan", "contradict")),
+    "no plan": ("run --plan plan.toml", 2, ("no plan at plan.toml", "osfl new")),
+    "seeds": ("compare --methods fedavg --seeds a,b", 2, ("--seeds 'a,b'", "whole numbers", "0,1,2")),
+    "method twice": ("compare --methods fedavg,fedavg", 2, ("fedavg is named twice", "once")),
+    "one of several methods": ("compare --methods fedavg,ensembl", 2, ("'ensembl'", "'ensemble'")),
+    "a setting that none has": ("compare --methods fedavg,ensemble --set epoks=1", 2, ("'epoks'",)),
+    "nothing to report": ("report nowhere", 1, ("no finished run in nowhere", "results.json", "osfl run")),
+    "predict without run": ("predict dot.png", 2, ("Missing option '--run'",)),
+    "predict from nothing": ("predict --run nowhere dot.png", 1, ("nowhere holds no finished round", "osfl run")),
+    "check of no plan": ("check plan.toml", 1, ("no plan at plan.toml", "osfl new")),
+    "template and dataset": ("new --method fedavg --dataset digits --classes a,b", 2, ("--classes", "names its classes")),
+    "one class": ("new --method fedavg --classes a", 2, ("at least 2 classes", "got 1")),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_a_message(osfl, name: str) -> None:
+    words, code, pieces = MISTAKES[name]
+    said = osfl(words)
+    assert said.code == code
+    assert said.out == ""
+    text = " ".join(said.err.split())
+    assert "Traceback" not in text
+    assert [piece for piece in pieces if piece not in text] == [], text
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_same_for_scripts(osfl, name: str) -> None:
+    words, code, pieces = MISTAKES[name]
+    if "--format" in words:
+        pytest.skip("says another format itself")
+    said = osfl(f"{words} --format json")
+    assert said.code == code
+    assert said.json["error"] and said.json["reason"]
+    assert pieces[0] in " ".join(map(str, said.json.values()))
+
+
+def test_all_mistakes_at_once(osfl) -> None:
+    said = osfl("run --method fedavgg -p skewed --set epochs --preset fast --dataset digit --device tpu9 --channels 7")
+    assert said.code == 2
+    for piece in ("'fedavgg'", "'skewed'", "--set 'epochs'", "'fast'", "'digit'", "'tpu9'", "7 channels"):
+        assert piece in said.err
+    assert said.err.count("\n  - ") == 7
+
+
+def test_all_mistakes_of_a_comparison_before_it_starts(osfl) -> None:
+    said = osfl("compare --methods fedavg,fedavg_rounds --smoke --seeds x --set epochs=0 --out runs/c")
+    assert said.code == 2 and "--seeds 'x'" in said.err
+    said = osfl("compare --methods fedavg,fedavg_rounds --smoke --set epochs=0 --set rounds=0 --out runs/c")
+    assert said.code == 2 and "'epochs'" in said.err and "'rounds'" in said.err
+    assert not Path("runs/c/fedavg").exists()
+
+
+def test_all_mistakes_of_a_plan(osfl) -> None:
+    assert osfl("new --method fedavg --classes a,b --clients 2").code == 0
+    plan = Path("plan.toml")
+    broken = plan.read_text().replace("epochs = 20", 'epochs = "many"').replace("clip = ", "clop = ")
+    plan.write_text(broken)
+    said = osfl("check plan.toml")
+    assert said.code == 1
+    assert "'many'" in said.err and "'clop'" in said.err and "'clip'" in said.err
+
+
+def test_a_plan_is_not_overwritten(osfl) -> None:
+    assert osfl("new --method fedavg").code == 0
+    said = osfl("new --method fedavg")
+    assert said.code == 2 and "plan.toml exists" in said.err and "--force" in said.err
+    assert osfl("new --method ensemble --force").code == 0
+
+
+def test_our_own_mistakes_show_a_traceback(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("osfl.run.run", broken)
+    with pytest.raises(ZeroDivisionError):
+        osfl("run --method fedavg --smoke")
+
+
+def test_ctrl_c_says_how_to_continue(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("osfl.run.run", stopped)
+    said = osfl("run --method fedavg --smoke")
+    assert said.code == 130 and "run the same command again" in said.err
+    assert osfl("run --method fedavg --smoke --format json").json["error"] == "Interrupted"

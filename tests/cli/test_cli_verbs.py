@@ -1,0 +1,204 @@
+"""Every verb on the embedded digits at its smallest: what it prints, what it writes, what scripts get."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+RUN = "run --method fedavg --dataset digits --clients 3 --partition iid --preset smoke --seed 1 --samples 150"
+COMPARE = "compare --methods local_only,fedavg --clients 3 --partition iid --seeds 0,1 --smoke --samples 150 --out runs/c"
+
+
+def test_run_prints_a_summary_and_where_things_are(osfl) -> None:
+    said = osfl(RUN)
+    assert said.code == 0
+    folder = Path("runs/fedavg-digits-iid-seed1")
+    for piece in ("Accuracy", "AUROC", "Own distribution", "Worst client", "Sent up", f"{folder}/report/index.html"):
+        assert piece in said.out
+    assert (folder / "results.json").exists() and (folder / "report" / "index.html").exists()
+    assert "clients  3/3" in said.err
+
+
+def test_run_as_json_is_exactly_the_results(osfl) -> None:
+    said = osfl(f"{RUN} --out runs/a --format json")
+    assert said.out == Path("runs/a/results.json").read_text()
+    result = said.json
+    assert result["method"] == "fedavg" and len(result["clients"]) == 3 and result["costs"]["upload_bytes"] > 0
+
+
+def test_run_again_returns_at_once(osfl) -> None:
+    first = osfl(f"{RUN} --out runs/a --format json").json
+    begin = time.monotonic()
+    again = osfl(f"{RUN} --out runs/a")
+    assert time.monotonic() - begin < 5 and "nothing was computed again" in again.out
+    assert json.loads(Path("runs/a/results.json").read_text())["release_digest"] == first["release_digest"]
+
+
+def test_run_refuses_a_folder_of_another_round(osfl) -> None:
+    assert osfl(f"{RUN} --out runs/a").code == 0
+    said = osfl(f"{RUN} --out runs/a --set epochs=2")
+    assert said.code == 1 and "settings.epochs (1 there, 2 now)" in said.err
+
+
+def test_the_command_in_the_results_repeats_the_run(osfl) -> None:
+    result = osfl(f"{RUN} --out runs/a --set epochs=2 --format json").json
+    again = osfl(result["command"].removeprefix("osfl ").replace("runs/a", "runs/b") + " --format json").json
+    assert again["release_digest"] == result["release_digest"]
+
+
+def test_a_plan_runs_like_the_words_it_was_written_from(osfl) -> None:
+    words = "--method fedavg --clients 3 --partition iid --preset smoke --samples 150 --seed 2"
+    assert osfl(f"new {words} --dataset digits --out plan.toml").code == 0
+    by_words = osfl(f"run {words} --out runs/words --format json").json
+    by_plan = osfl("run --plan plan.toml --out runs/plan --format json").json
+    assert by_plan["settings"] == by_words["settings"]
+    assert by_plan["release_digest"] == by_words["release_digest"]
+
+
+def test_a_plan_for_other_data_is_refused(osfl) -> None:
+    osfl("new --method fedavg --dataset digits --smoke --out plan.toml")
+    text = Path("plan.toml").read_text()
+    digest = text.split('digest = "')[1][:64]
+    Path("plan.toml").write_text(text.replace(digest, "0" * 64))
+    said = osfl("run --plan plan.toml")
+    assert said.code == 2 and "0000" in said.err and "write it again" in said.err
+
+
+def test_compare_writes_a_folder_a_run_and_a_table(osfl) -> None:
+    said = osfl(COMPARE)
+    assert said.code == 0
+    assert all(Path(f"runs/c/{m}/seed{s}/results.json").exists() for m in ("local_only", "fedavg") for s in (0, 1))
+    assert "local_only" in said.out and "± " in said.out and "runs/c/report/index.html" in said.out
+    assert "fedavg seed 1 finished, 4 of 4 runs" in said.err
+    again = osfl(f"{COMPARE} --format json")
+    assert again.json == json.loads(Path("runs/c/comparison.json").read_text())
+    assert again.json["methods"]["fedavg"]["scores.global.accuracy"]["n"] == 2
+
+
+def test_variants_are_rows_of_their_own(osfl) -> None:
+    said = osfl("compare --methods ensemble,ensemble@combine=probabilities --smoke --samples 150 --out runs/v --format json")
+    assert list(said.json["methods"]) == ["ensemble", "ensemble@combine=probabilities"]
+
+
+def test_report_draws_again_and_compares(osfl) -> None:
+    osfl(COMPARE)
+    page = Path("runs/c/fedavg/seed0/report/index.html")
+    page.unlink()
+    assert "runs/c/report/index.html" in osfl("report runs/c").out and page.exists()
+    table = osfl("report 'runs/c/*/seed0' --markdown --out runs/both").out
+    assert table.startswith("| Method") and "| fedavg" in table and Path("runs/both/index.html").exists()
+    assert osfl("report runs/c/fedavg/seed0 --format json").json["method"] == "fedavg"
+    assert set(osfl("report runs/c --format json").json["methods"]) == {"fedavg", "local_only"}
+
+
+def test_predict_names_classes_and_what_it_could_not_read(osfl, tmp_path: Path) -> None:
+    osfl(f"{RUN} --out runs/a")
+    (tmp_path / "images").mkdir()
+    for number in range(3):
+        Image.new("RGB", (30, 20), (number * 80, 0, 0)).save(tmp_path / "images" / f"{number}.png")
+    said = osfl("predict --run runs/a images --format json")
+    assert said.code == 0 and len(said.json["predictions"]) == 3
+    row = said.json["predictions"][0]
+    assert row["class"] in said.json["classes"] and abs(sum(row["probabilities"].values()) - 1) < 1e-3
+    rows = list(csv.DictReader(io.StringIO(osfl("predict --run runs/a images --csv").out)))
+    assert [row["path"] for row in rows] == ["images/0.png", "images/1.png", "images/2.png"]
+    (tmp_path / "bad.png").write_text("not an image")
+    said = osfl("predict --run runs/a images/0.png bad.png gone.png")
+    assert said.code == 1 and "images/0.png" in said.out
+    assert "bad.png: not an image" in said.err and "gone.png: No such file" in said.err
+
+
+def test_predict_asks_whose_model_where_each_has_its_own(osfl) -> None:
+    osfl("run --method local_only --clients 3 --partition iid --smoke --samples 150 --out runs/l")
+    Image.new("L", (16, 16)).save("dot.png")
+    said = osfl("predict --run runs/l dot.png")
+    assert said.code == 1 and "--client client-01" in said.err
+    assert osfl("predict --run runs/l --client client-02 dot.png").code == 0
+
+
+def test_check_draws_labels(osfl) -> None:
+    said = osfl("check --dataset digits --partition silos")
+    assert said.code == 0 and "client-10" in said.out and "No problem found" in said.out and "█" in said.out
+    facts = osfl("check --dataset digits --partition iid --clients 2 --format json").json
+    assert sum(map(sum, facts["clients"].values())) == facts["train_images"] and facts["problems"] == []
+
+
+def test_check_lists_files_that_cannot_be_used(osfl, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(20):
+            shade = number * 10 + (name == "dog")
+            Image.new("L", (16, 16), shade).save(tmp_path / "pets" / name / f"{number}.png")
+    (tmp_path / "pets" / "cat" / "broken.png").write_bytes(b"\x89PNG no")
+    said = osfl("check --dataset ./pets --partition iid --clients 2")
+    assert said.code == 0 and "broken.png" in said.out and "a run can start" in said.out
+    problems = osfl("check --dataset ./pets --partition iid --clients 2 --format json").json["problems"]
+    assert any("broken.png" in problem["path"] for problem in problems)
+
+
+def test_check_of_a_template(osfl) -> None:
+    osfl("new --method fedavg --classes a,b --clients 2")
+    assert "good plan" in osfl("check plan.toml").out
+    assert osfl("check plan.toml --format json").json["problems"] == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg_rounds", "centralized"])
+def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osfl.estimate.SECOND", 0.05)
+    words = f"--method {method} --clients 3 --partition iid --smoke --samples 150"
+    guess = osfl(f"estimate {words} --format json").json
+    costs = osfl(f"run {words} --out runs/e --format json").json["costs"]
+    assert guess["upload_bytes_total"] == pytest.approx(costs["upload_bytes"], abs=64)
+    assert guess["download_bytes_total"] == pytest.approx(costs["download_bytes"], abs=64)
+    assert guess["messages_per_client"] == costs["messages_per_client"]
+    assert guess["wall_seconds"] > 0 and guess["memory_bytes"] > 1e7
+
+
+def test_lists(osfl) -> None:
+    for what in ("methods", "datasets", "architectures", "partitions", "presets"):
+        rows = osfl(f"ls {what} --format json").json
+        text = osfl(f"ls {what}").out
+        assert rows and all(row["description"] for row in rows) and rows[0]["name"] in text
+    digits = osfl("ls datasets --format json").json[0]
+    assert digits["name"] == "digits" and digits["available"] == "yes" and digits["licence"]
+    assert set(osfl("ls --format json").json) == {"methods", "datasets", "architectures", "partitions", "presets"}
+
+
+def test_doctor(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = osfl("doctor --format json")
+    assert said.code == 0 and said.json["ok"]
+    assert {"python", "torch", "determinism", "hard links", "disk"} <= {row["name"] for row in said.json["findings"]}
+    monkeypatch.setenv("OSFL_DATA", "/nowhere")
+    said = osfl("doctor")
+    assert said.code == 1 and "FAIL  data" in said.out and "Set OSFL_DATA" in said.out
+
+
+def test_demo_says_what_it_shows(osfl) -> None:
+    said = osfl("demo --smoke --out runs/demo")
+    assert said.code == 0
+    text = " ".join(said.out.split())
+    assert "FedAvg in one round" in text and "runs/demo/report/index.html" in text and "centralized" in text
+
+
+def test_ctrl_c_stops_at_once(osfl, tmp_path: Path) -> None:
+    """A real process and a real signal, while clients train."""
+    words = ["run", "--method", "fedavg", "--clients", "3", "--partition", "iid", "--samples", "150", "--set", "epochs=400",
+             "--out", "runs/stopped"]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "osfl", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "runs/stopped/plan.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130 and "run the same command again" in said
+    assert not (tmp_path / "runs/stopped/results.json").exists()
