@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -83,16 +82,18 @@ def _python() -> Finding:
 
 def _packages() -> Iterator[Finding]:
     """What pyproject.toml asks for, against what is installed."""
-    for wanted in importlib.metadata.requires("osfl") or []:
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    for wanted in requires("osfl") or []:
         if "extra ==" in wanted:  # optional
             continue
         name, _, least = wanted.partition(">=")
         try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            found = version(name)
+        except PackageNotFoundError:
             yield Finding(name, "FAIL", "not installed", f"pip install '{name}>={least}'")
             continue
-        yield Finding(name, _verdict(_numbers(version) >= _numbers(least)), f"{version} (at least {least})",
+        yield Finding(name, _verdict(_numbers(found) >= _numbers(least)), f"{found} (at least {least})",
                       f"pip install --upgrade '{name}>={least}'")  # fmt: skip
 
 
