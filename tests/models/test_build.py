@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from osfl.models.build import build_model, to_images, to_input
+from osfl.models.cnn import halve
 from osfl.models.flops import forward_flops, inversion_flops, training_flops
 from osfl.models.initial import initialize
 from osfl.protocol import Task
@@ -56,6 +57,14 @@ def test_logits_and_features(name: str, channels: int) -> None:
 def test_cnn_and_resnet_take_any_size(side: int) -> None:
     for name in ("cnn-w4", "resnet18-w4"):
         assert build(name, task(side, 1))(torch.zeros(2, 1, side, side + 3)[..., :side]).shape == (2, 5)
+
+
+@pytest.mark.parametrize("side", [2, 7, 8])
+def test_halving_is_max_pooling(side: int) -> None:
+    x = torch.randn(2, 3, side, side + 1, generator=torch_generator(0, "x")).to(memory_format=torch.channels_last)
+    pooled = torch.nn.functional.max_pool2d(x, 2)
+    assert torch.equal(halve(x), pooled) and torch.equal(halve(x.requires_grad_()), pooled)
+    assert halve(x).requires_grad
 
 
 def test_convolutional_networks_are_channels_last() -> None:

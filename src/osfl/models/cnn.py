@@ -11,6 +11,15 @@ from torch.nn import functional as F
 _LARGEST_GRID = 4  # beyond 4x4 the map is averaged down, or the head would outweigh the convolutions
 
 
+def halve(x: torch.Tensor) -> torch.Tensor:
+    """The largest of each 2x2 square. Without gradients by plain comparisons: the same bits, twice as fast on CPUs."""
+    if x.requires_grad:
+        return F.max_pool2d(x, 2)
+    height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
+    rows = torch.maximum(x[:, :, :height:2], x[:, :, 1:height:2])
+    return torch.maximum(rows[..., :width:2], rows[..., 1:width:2])
+
+
 class Stage(nn.Module):
     """Convolution, batch norm, halving, ReLU."""
 
@@ -23,7 +32,7 @@ class Stage(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # max and ReLU commute exactly, values and gradients alike; ReLU after pooling has a quarter of the work
-        return F.relu_(F.max_pool2d(self.bn(self.conv(x)), 2))
+        return F.relu_(halve(self.bn(self.conv(x))))
 
 
 class Cnn(nn.Module):
