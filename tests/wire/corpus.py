@@ -217,6 +217,7 @@ bad("flattened", "model/w.shape", holds(model__w=RawTensor("F32", (6,), bytes(24
 bad("one channel too many", "model/w.shape", holds(model__w=RawTensor("F32", (2, 4), bytes(32))))
 bad("sizes that overflow", "model/w.shape", lie("tensors", "model/w", "shape", to=[2**62, 2**62]))
 bad("labels for other tokens", "tokens.shape", holds(tokens=RawTensor("F16", (4, 2), bytes(16))))
+bad("fewer tokens than labels", "tokens.shape", holds(tokens=RawTensor("F16", (2, 2), bytes(8))))
 
 bad("header hides a tensor", "header", change(lambda made: made.entries.pop("mask")))
 bad("header shows another tensor", "header", change(lambda made: made.entries.update(extra=made.entries["mask"])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import struct
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from osfl.errors import Rejected, UsageError
-from osfl.protocol import Field, Limits
+from osfl.protocol import Field, Limits, canonical
 from osfl.wire import source as source_module
 from osfl.wire.bundle import RawTensor, pack
 from osfl.wire.gate import Desk, ReleaseRejected, accept, verify_release
@@ -40,10 +41,10 @@ def refused(data, desk=DESK):
     return caught.value
 
 
-def taken(data):
+def taken(data, desk=DESK):
     """`refused` without the cost of pytest's."""
     try:
-        return accept(data, DESK)
+        return accept(data, desk)
     except Rejected:
         return None
 
@@ -103,6 +104,26 @@ def test_checks_stop_at_the_first_no_in_the_agreed_order():
     assert refused(made.build()).field == "model/w.sha256"
     made.manifest["tensors"]["model/w"]["sha256"] = good_hash
     assert refused(made.build()).field == "model/w.values"
+
+
+def test_limits_are_inclusive():
+    data = upload()
+    header, size = struct.unpack("<Q", data[:8])[0], len(data)
+    facts_size = len(canonical(facts()))
+
+    def field(**limits):
+        desk = dataclasses.replace(DESK, limits=dataclasses.replace(DESK.limits, **limits))
+        return None if taken(data, desk) else refused(data, desk).field
+
+    assert field(upload_bytes=size, header_bytes=header, facts_bytes=facts_size) is None
+    assert field(upload_bytes=size - 1) == "size"
+    assert field(header_bytes=header - 1) == "header length"
+    assert field(facts_bytes=facts_size - 1) == "facts"
+
+
+@pytest.mark.parametrize("said", [{"samples": 1}, {"samples": 10**9}, {"class_counts": [0, 0, 10**9]}, {"note": [[[]]]}])
+def test_facts_at_their_bounds(said):
+    assert accept(upload(say=said), DESK)
 
 
 class TestReading:
@@ -217,6 +238,10 @@ class TestReleases:
         assert verify_release(path, SERVER.public_hex, PLAN, client=CLIENT).made_from == {CLIENT: PLAN}
         assert verify_release(self.release("personal", CLIENT), SERVER.public_hex, PLAN, client=CLIENT).client == CLIENT
         assert verify_release(self.release("personal", OTHER), SERVER.public_hex, PLAN).client == OTHER
+
+    def test_sixteen_dimensions_are_fine(self):
+        data = pack("release", "", PLAN, {"w": RawTensor("U8", (1,) * 16, b"\0")}, {}, SERVER)
+        assert verify_release(data, SERVER.public_hex, PLAN).tensors["w"].shape == (1,) * 16
 
     def test_bad_ones(self):
         assert self.refused(self.release(key=KEY)) == "signature"
