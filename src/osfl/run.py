@@ -9,6 +9,7 @@ same digest, and no finished client phase is repeated.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,8 +47,8 @@ class Machine:
     """
 
     workers: int | None = None  # clients at once; default one a core. Any number gives the same bits
-    threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
     device: str = "cpu"
+    threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
 
 
 def _quiet(what: str, done: int, total: int) -> None:
@@ -342,8 +343,10 @@ def _within(progress: Progress, where: str) -> Progress:
 
 
 def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path) -> str:
-    words = simulation.command(str(out)).replace("osfl run --method", "osfl compare --methods", 1)
-    return words.replace(f"--seed {simulation.seed}", f"--seeds {','.join(map(str, seeds))}", 1)
+    one = f"osfl run --method {shlex.quote(simulation.method)} "
+    several = f"osfl compare --methods {shlex.quote(','.join(methods))} "
+    words = simulation.command(str(out)).replace(one, several, 1)
+    return words.replace(f"--seed {simulation.seed} ", f"--seeds {','.join(map(str, seeds))} ", 1)
 
 
 def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.Module, Task]:
