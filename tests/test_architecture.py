@@ -56,7 +56,7 @@ def imported(path: Path) -> set[str]:
                 names = [f"osfl.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found |= {(name.split(".") + ["osfl"])[1] for name in names if name.split(".")[0] == "osfl"}
+        found |= {[*name.split("."), "osfl"][1] for name in names if name.split(".")[0] == "osfl"}
     return found
 
 

@@ -26,7 +26,7 @@ from osfl.data.views import with_train
 from osfl.errors import UsageError
 from osfl.plan import check_plan, resolve_settings
 from osfl.protocol import ClientId, Dataset, Plan, Shard, Task
-from osfl.registry import load
+from osfl.registry import load, nearest
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,10 @@ def prepare(simulation: Simulation) -> Federation:
     assignment = assign(partition, train.labels, clients, simulation.seed, train.domains)
     shards = make_shards(used, assignment, seed=simulation.seed)
     task = Task(source.name, source.classes, source.image)
-    data = {"dataset": source.name, "digest": used.digest, "partition": simulation.partition,
-            "samples": simulation.samples, "evaluated_on": simulation.evaluate_on}  # fmt: skip
+    data: dict[str, Any] = {"dataset": source.name, "digest": used.digest, "partition": simulation.partition,
+                            "evaluated_on": simulation.evaluate_on}  # fmt: skip
+    if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
+        data["samples"] = simulation.samples
     plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), seed=simulation.seed, data=data)
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
@@ -114,9 +116,12 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
         taken |= mine.keys()
         extra = dict(word.split("=", 1) for word in words.split("@") if "=" in word)
         variants.append(replace(simulation, method=name, changes={**mine, **extra}))
+    known = sorted({field for label in methods for field in load(label.partition("@")[0]).Settings.__dataclass_fields__})
     unknown = [key for key in simulation.changes if key not in taken]
     if unknown:
-        raise UsageError([f"none of these methods has a setting {key!r}" for key in unknown], field="set")
+        raise UsageError(
+            [f"none of these methods has a setting {key!r}.{nearest(key, known)}" for key in unknown], field="set"
+        )
     for variant in variants:  # all mistakes before the first method starts
         resolve_settings(load(variant.method), variant.preset, variant.changes)
     return variants

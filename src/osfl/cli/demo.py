@@ -19,7 +19,8 @@ EXAMPLES = (
     "osfl demo --smoke --out runs/demo-smoke",
     "osfl demo --smoke --out runs/demo-smoke --format json",
 )
-METHODS = ("local_only", "ensemble", "fedavg", "fedavg_rounds", "centralized")
+INFORMED = "ensemble@combine=class_count"  # each site votes on a class with the weight of what it has seen of it
+METHODS = ("local_only", "ensemble", INFORMED, "fedavg", "fedavg_rounds", "centralized")
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where runs and report go.")]
 
@@ -53,7 +54,7 @@ def reading(methods: Mapping[str, Any]) -> str:
     def value(name: str, metric: str = "scores.global.accuracy") -> float:
         return float(methods[name][metric]["mean"])
 
-    once, rounds, pooled, together = (value(name) for name in ("fedavg", "fedavg_rounds", "centralized", "ensemble"))
+    once, rounds, pooled, together = (value(name) for name in ("fedavg", "fedavg_rounds", "centralized", INFORMED))
     verb = "collapses to" if once < 0.6 * rounds else "reaches"
     messages = int(value("fedavg_rounds", "costs.messages_per_client"))
     text = (
@@ -62,5 +63,5 @@ def reading(methods: Mapping[str, Any]) -> str:
         f"{percent(value('local_only', 'scores.clients.own.mean'))} of what its own site holds"
     )
     if together > 1.2 * once:
-        text += f", and asked together (ensemble) they reach {percent(together)}"
+        text += f", and asked together (ensemble weighted by class counts) they reach {percent(together)}"
     return f"{text}. Closing this gap with one message a site is what one-shot methods are for."

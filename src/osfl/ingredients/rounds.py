@@ -106,6 +106,7 @@ class MultiRound(Configured):
     def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated:
         shards = sorted(shards, key=lambda shard: shard.client)
         progress = self._resume(shards, ctx)
+        ctx.progress("rounds", progress.rounds, self.settings.rounds)
         while progress.rounds < self.settings.rounds:
             progress = self._one_round(progress, shards, ctx)
             progress.keep(ctx)

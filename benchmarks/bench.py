@@ -1,0 +1,43 @@
+"""`make bench`: the long evidence, one part after the other; figures with what produced them go to benchmarks/records/.
+
+    python -m benchmarks.bench                 everything
+    python -m benchmarks.bench walk_speed      one part
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from osfl.environment import describe_environment
+from osfl.result import write_json
+from osfl.workers import default_workers
+
+RECORDS = Path(__file__).parent / "records"
+# each is a module with run() -> dict
+PARTS = ("walk_speed", "ensemble_forward", "inversion_speed", "synthesis_speed", "wire_faults", "walk_faults")
+
+
+def main(parts: list[str]) -> None:
+    for name in parts or PARTS:
+        if name not in PARTS:
+            raise SystemExit(f"there is no part {name!r}; parts: {', '.join(PARTS)}")
+        start = time.perf_counter()
+        print(f"== {name}", flush=True)
+        figures = importlib.import_module(f"benchmarks.{name}").run()
+        record = {
+            "command": f"python -m benchmarks.bench {name}",
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "seconds": round(time.perf_counter() - start, 1),
+            "environment": describe_environment("cpu", default_workers()),
+            "figures": figures,
+        }
+        write_json(RECORDS / f"{name}.json", record)
+        print(json.dumps(figures, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

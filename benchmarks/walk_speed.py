@@ -1,0 +1,127 @@
+"""What the house costs: the walk against a bare loop that trains the same models, and the worker pool against one process.
+
+    python -m benchmarks.walk_speed
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.peak import sgemm_gflops
+from osfl.evaluation.scores import probabilities
+from osfl.ingredients.training import fit
+from osfl.methods.fedavg import FedAvg
+from osfl.models.build import build_model
+from osfl.models.flops import training_flops
+from osfl.models.naming import named
+from osfl.protocol import Context
+from osfl.run import Machine, walk
+from osfl.simulation import Federation, Simulation, prepare
+from osfl.workers import Workers, compute_threads
+
+ROUNDS = 5  # interleaved; medians are compared
+
+
+def medians(variants: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Seconds of each variant, measured in turns so that a noisy neighbour hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds + 1):
+        for name, work in variants.items():
+            start = time.perf_counter()
+            work()
+            if number:  # the first turn warms up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def overhead() -> dict[str, float]:
+    """Plan, contract, signatures, gate, inbox, journal, release, results and report, against training and testing alone."""
+    federation = prepare(Simulation("fedavg", "digits", 5, "dirichlet:0.5", "cpu", image_size=28))
+    scratch = Path(tempfile.mkdtemp())
+    number = iter(range(10_000))
+
+    def house() -> None:
+        folder = scratch / str(next(number))
+        walk(federation, folder, {"preset": "cpu", "command": ""}, machine=Machine(workers=1))
+
+    seconds = medians({"house": house, "bare": lambda: bare(federation)}, rounds=3)
+    shutil.rmtree(scratch)
+    return {
+        "walk_seconds": seconds["house"],
+        "bare_loop_seconds": seconds["bare"],
+        "overhead_percent": 100 * (seconds["house"] / seconds["bare"] - 1),
+    }
+
+
+def bare(federation: Federation) -> None:
+    """The same training and the same test, with nothing around them."""
+    plan = federation.plan
+    ctx = Context(plan, torch.device("cpu"))
+    with compute_threads(1):
+        models = []
+        for shard in federation.shards:
+            model = build_model(plan.settings.architecture, plan.task, ctx.generator("init", plan.settings.architecture))
+            fit(model, shard.train, plan.settings, ctx.generator("local", shard.client))
+            models.append(model)
+        members = [named(model, "model") for model in models]
+        mean = {name: torch.stack([m[name].double() for m in members]).mean(0) for name in members[0]}
+        models[0].load_state_dict({name.removeprefix("model/"): tensor for name, tensor in mean.items()}, strict=True)
+        probabilities(models[0], federation.test.images, torch.device("cpu"), Workers(1).map)
+
+
+def pool(architecture: str, epochs: int = 2) -> dict[str, float]:
+    """Clients in two workers of one thread, against one after the other with two threads (in both layouts)."""
+    federation = prepare(
+        Simulation("fedavg", "digits", 4, "iid", "cpu", image_size=28, channels=3, changes={"architecture": architecture})
+    )
+    settings = replace(federation.plan.settings, epochs=epochs, batch_size=64)
+    ctx = Context(federation.plan, torch.device("cpu"))
+
+    def train(client: int, layout: torch.memory_format) -> None:
+        model = build_model(architecture, federation.plan.task, ctx.generator("init")).to(memory_format=layout)  # type: ignore[call-overload]
+        fit(model, federation.shards[client].train, settings, ctx.generator("local", client))
+
+    clients = range(len(federation.shards))
+
+    def one_process(layout: torch.memory_format) -> None:
+        with compute_threads(2):
+            for client in clients:
+                train(client, layout)
+
+    last, first = torch.channels_last, torch.contiguous_format
+    seconds = medians({
+        "pool": lambda: Workers(2).map(lambda client: train(client, last), clients),
+        "one_process": lambda: one_process(last),
+        "one_process_nchw": lambda: one_process(first),
+    }, rounds=3)  # fmt: skip
+    images = sum(len(shard.train) for shard in federation.shards) * epochs
+    flops = training_flops(build_model(architecture, federation.plan.task), federation.plan.task.image) * images
+    return {
+        "images_per_second": images / seconds["pool"],
+        "times_one_process": seconds["one_process"] / seconds["pool"],
+        "times_one_process_nchw": seconds["one_process_nchw"] / seconds["pool"],
+        "gflops": flops / seconds["pool"] / 1e9,
+    }
+
+
+def run() -> dict[str, Any]:
+    assert FedAvg  # the method that is timed
+    return {
+        "sgemm_gflops": {"1 thread": sgemm_gflops(1), "2 threads": sgemm_gflops(2)},
+        "walk": overhead(),
+        "pool": {name: pool(name, epochs) for name, epochs in (("cnn-w16", 4), ("resnet18-w16", 1))},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=1))

@@ -1,0 +1,95 @@
+"""Words and TOML become plans; all mistakes come at once, each with the nearest valid name."""
+
+from pathlib import Path
+
+import pytest
+
+from osfl.errors import UsageError
+from osfl.methods.fedavg import FedAvg, Settings
+from osfl.plan import comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
+from osfl.protocol import Plan, Task
+
+TASK = Task("cells", ("round", "long"), (3, 28, 28))
+
+
+def test_presets_then_changes() -> None:
+    settings = resolve_settings(FedAvg, "cpu", {"epochs": "3", "lr": "0.5", "weighting": "uniform"})
+    assert (settings.architecture, settings.epochs, settings.lr, settings.weighting) == ("cnn-w16", 3, 0.5, "uniform")
+
+
+def test_defaults_are_the_papers() -> None:
+    paper = resolve_settings(FedAvg, "paper")
+    assert (paper.architecture, paper.epochs, paper.batch_size, paper.lr) == ("resnet18", 100, 128, 1e-3)
+    assert deviations(FedAvg, paper) == []
+    assert "epochs = 3, paper: 100" in deviations(FedAvg, resolve_settings(FedAvg, "paper", {"epochs": 3}))
+
+
+def test_every_mistake_is_in_one_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve_settings(FedAvg, "cpu", {"epoch": "3", "lr": "fast", "weighting": "equal", "batch_size": "1.5"})
+    text = str(caught.value)
+    assert len(caught.value.problems) == 4
+    assert "Did you mean 'epochs'" in text and "'fast'" in text and "uniform" in text and "'1.5'" in text
+
+
+@pytest.mark.parametrize("words", [["epochs"], ["=3"], [" =3"]])
+def test_a_setting_needs_key_and_value(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="expected key=value"):
+        parse_changes(words)
+
+
+def test_the_prefix_method_may_be_left_out() -> None:
+    assert parse_changes(["method.epochs=2", "lr = 0.1"]) == {"epochs": "2", "lr": "0.1"}
+
+
+def plan() -> Plan:
+    return Plan(TASK, "fedavg", Settings(epochs=3), ("north", "south"), seed=7, data={"dataset": "cells"})
+
+
+def test_a_written_plan_reads_back_to_the_same_digest(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(write_plan(plan()))
+    assert read_plan(path).digest == plan().digest
+
+
+def test_a_plan_explains_its_settings() -> None:
+    text = write_plan(plan())
+    assert "passes over the client's images" in text
+    assert comments_of(Settings)["weighting"].startswith("Eq. 1")
+
+
+def test_the_digest_names_the_round() -> None:
+    """Anything agreed changes it, and nothing else does."""
+    other = Plan(TASK, "fedavg", Settings(epochs=4), ("north", "south"), seed=7, data={"dataset": "cells"})
+    assert plan().digest != other.digest
+    again = Plan(TASK, "fedavg", Settings(epochs=3), ("north", "south"), seed=7, data={"dataset": "cells"})
+    assert plan().digest == again.digest and len(again.digest) == 64
+
+
+BROKEN = {
+    "no file": (None, "there is no plan"),
+    "not toml": ("method = ", "not valid TOML"),
+    "unknown key": ('methd = "fedavg"', "Did you mean 'method'"),
+    "another version": ('version = 9\nmethod = "fedavg"\nclients = []\n[task]\nclasses = []\nimage = []', "version 9"),
+    "one class": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x"]\nimage = [1, 8, 8]', "at least 2 classes"),
+    "a class twice": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "x"]\nimage = [1, 8, 8]', "named twice"),
+    "no clients": ('method = "fedavg"\nclients = []\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]', "one or more"),
+    "a path": ('method = "fedavg"\nclients = ["../a"]\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]', "not a client name"),
+    "channels": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [2, 8, 8]', "1 or 3"),
+    "shape": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [8]', "cannot be read"),
+    "method": ('method = "fedavgg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]', "Did you mean"),
+    "setting": (
+        'method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]\n[settings]\nepochs = 0',
+        "expected at least 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_plans_say_what_is_wrong(name: str, tmp_path: Path) -> None:
+    content, expected = BROKEN[name]
+    path = tmp_path / "plan.toml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=expected):
+        read_plan(path)
