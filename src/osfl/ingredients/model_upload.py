@@ -16,6 +16,7 @@ from osfl.ingredients.training import TRAINING_PRESETS, classifier, local_model,
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
 from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Upload
+from osfl.storage import payload_digest
 
 Combine = Literal["logits", "probabilities", "size", "class_count"]
 
@@ -94,3 +95,8 @@ def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) 
         weights = [float(upload.payload.facts["samples"]) for upload in uploads]
         load_named(model, average([upload.payload.tensors for upload in uploads], weights), "model")
     return model, architecture
+
+
+def digests_of(uploads: Sequence[Upload]) -> dict[str, str]:
+    """What each client sent, by its digest: names the server's work completely, together with settings and seed."""
+    return {upload.client: payload_digest(upload.payload) for upload in uploads}
