@@ -1,6 +1,6 @@
 """What the wire withstands, in figures: the tests of tests/wire and tests/faults at full size.
 
-    python -m benchmarks.wire_faults          # about five minutes
+    python -m benchmarks.wire_faults          # about ten minutes
     python -m benchmarks.wire_faults --quick
 """
 

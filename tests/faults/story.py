@@ -19,6 +19,7 @@ from tests.wire.forge import PLAN
 CLIENTS = tuple(f"site-{number:02d}" for number in range(24))
 _KEYS = {client: SigningKey.from_seed(client.encode().ljust(32)) for client in CLIENTS}
 DESK = Desk(PLAN, {client: key.public_hex for client, key in _KEYS.items()}, {"": {"w": Field("U8", (4000,))}}, classes=2)
+INCOMING = "incoming.safetensors"
 Ack = tuple[str, str]  # client, digest
 
 
@@ -38,20 +39,14 @@ def tell(folder: Path, story: Iterable[bytes], acknowledge: Callable[[Ack], None
     inbox = Inbox(folder / "inbox", DESK)
     for number, data in enumerate(story):
         with contextlib.suppress(Rejected):
-            receipt = inbox.receive(data if number else _as_file(folder, data))
+            receipt = inbox.receive(data if number else folder / INCOMING)  # once as a file
             acknowledge((receipt.client, receipt.digest))
 
 
-def _as_file(folder: Path, data: bytes) -> Path:
-    path = folder / "incoming.safetensors"
-    if not path.exists():
-        path.write_bytes(data)
-    return path
-
-
 def prepare(folder: Path) -> Path:
+    """A folder with the first upload of every story as a file."""
     folder.mkdir(parents=True)
-    _as_file(folder, short_story()[0])
+    (folder / INCOMING).write_bytes(upload(CLIENTS[0]))
     return folder
 
 

@@ -9,7 +9,7 @@ from tests.faults.sequences import sequences
 
 
 def test_killed_at_numbered_steps(tmp_path):
-    found = numbered(tmp_path, every=11)
+    found = numbered(tmp_path, every=9)
     assert found["points"] >= 30
     assert (found["not_killed"], found["lost"], found["torn"], found["not_resumed"]) == (0, 0, 0, 0)
 
