@@ -11,7 +11,7 @@ demo: $(READY)          ## the problem that one-shot methods solve, on embedded 
 	$(BIN)/osfl demo --out runs/demo
 
 test: $(READY) lint     ## what CI runs
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks

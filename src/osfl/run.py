@@ -331,7 +331,9 @@ def compare(
         command=_compare_command(simulation, methods, seeds, out),
     )  # fmt: skip
     for label, result in results:  # again, now that every reference is known
-        others = [r for other, r in results if other != label and r["seed"] == result["seed"]]
+        others: list[Result] = [
+            {**r, "method": other} for other, r in results if other != label and r["seed"] == result["seed"]
+        ]
         write_report(result, out / label / f"seed{result['seed']}" / "report", others)
     write_json(out / "comparison.json", comparison)
     write_comparison(comparison, [result for _, result in results], out / "report")
