@@ -1,0 +1,190 @@
+"""Co-Boosting — synthetic images get harder, and the ensemble better, each by the other.
+
+Paper: Dai et al., "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting", ICLR 2024,
+https://arxiv.org/abs/2402.15070. Hard-sample weighting is `hard_samples`, diversified samples are `perturbed`, and the
+ensemble's weights take `weight_step`. The loop around them is DENSE's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.nn import functional
+
+from osfl.ingredients.distillation import kd_loss
+from osfl.ingredients.model_upload import ModelUpload
+from osfl.ingredients.synthesis import (
+    Batch,
+    Seen,
+    Synthesis,
+    Teacher,
+    Workshop,
+    in_stages,
+    out_of_range,
+    synthesis_problems,
+    work_key,
+)  # fmt: skip
+from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, batches
+from osfl.models.naming import named
+from osfl.protocol import Context, Payload, Release, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Synthesis, Training):
+    lr: float = 0.01  # of the clients
+    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
+    bn: float = 0.0  # weight of the BN statistics, mean over clients
+    adversarial: float = 1.0  # weight of -KL between ensemble and student, at temperature 3
+    temperature: float = 4.0  # of distillation
+    student_decay: float = 1e-4  # weight decay of the student
+    student_cosine: bool = True  # bring the student's learning rate to zero over the epochs
+    student_clip: float = 10.0  # largest gradient norm of the student; 0 = do not clip
+    generator_clip: float = 10.0  # largest gradient norm of the generator; 0 = do not clip
+    hardness: float = 1.0  # hs: samples weigh (1 - p_y)^hs; 0 = all the same
+    epsilon: float = 8 / 255  # of the perturbation, in units of [-1, 1]; 0 = none
+    weight_lr: float = 0.0  # mu of the ensemble's weights; 0 = 0.1 / clients, as the paper has 0.01 for ten
+
+
+CPU = {
+    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 20, "generators": 2, "generator_steps": 20,
+    "generator_lr": 0.005, "generator_width": 32, "synthesis_batch": 128, "pool_batches": 20, "bn": 1.0,
+}  # fmt: skip
+SMOKE = {
+    **SMOKE_TRAINING, "server_epochs": 2, "generator_steps": 2, "generator_width": 8, "noise": 16, "synthesis_batch": 16,
+    "student_batch": 16, "generators": 2, "shift": 1,
+}  # fmt: skip
+
+
+class CoBoosting(ModelUpload):
+    Settings = Settings
+    PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    DEVIATIONS = (
+        "the random crop and mirror before the networks is one for the whole batch, not one an image",
+        "client answers to the stored pool are computed once an image, for the steps on the ensemble's weights",
+        "epsilon is in units of inputs in [-1, 1] (the code: of standardized inputs)",
+        "an ensemble weight step that would silence every client is not taken",
+    )
+
+    def problems(self, clients: int) -> list[str]:
+        found = super().problems(clients) + synthesis_problems(self.settings, self.architectures())
+        return found + out_of_range(self.settings, (), ("generator_clip", "hardness", "epsilon", "weight_lr"), ())
+
+    def needs_counts(self) -> bool:
+        return bool(self.settings.teacher == "class_count")
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        shop = Workshop(self, uploads, ctx)
+        voices = Voices(shop, uploads)
+
+        def run(before: Payload, epochs: range) -> Payload:
+            shop.restore(before)
+            voices.restore(before)
+            for epoch in epochs:
+                shop.grow(epoch, self.objective, self.settings.generator_clip)
+                if epoch:
+                    voices.learn(epoch)
+                shop.study(epoch, lambda batch: perturbed(batch, shop.folded, self.settings.epsilon))
+                ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
+            return shop.payload(weights=voices.weights, history=voices.history)
+
+        done = in_stages(ctx, work_key("coboosting", uploads, self, ctx), self.settings.server_epochs, Payload({}), run)
+        shop.restore(done)
+        voices.restore(done)
+        shop.show()
+        voices.show(ctx)
+        return Release(Payload(named(shop.student, "model"), {"architecture": shop.architecture}))
+
+    def objective(self, seen: Seen) -> torch.Tensor:
+        """(1 - p_y)^hs CE - adv KL_3(E_w || S) + bn R_BN / N."""
+        settings: Settings = self.settings
+        loss = hard_samples(seen.teacher, seen.labels, settings.hardness) + settings.bn * seen.bn
+        return loss - settings.adversarial * kd_loss(seen.teacher, seen.student, 3.0)
+
+
+def hard_samples(teacher: torch.Tensor, labels: torch.Tensor, hardness: float) -> torch.Tensor:
+    """Cross-entropy in which a sample weighs (1 - p_y)^hs: what the ensemble already takes for its class counts little."""
+    losses = functional.cross_entropy(teacher, labels, reduction="none")
+    weights = (1 - teacher.detach().softmax(-1).gather(1, labels[:, None]).squeeze(1)).clamp_min(0) ** hardness
+    return (weights * losses).mean()
+
+
+def perturbed(batch: Batch, teacher: Teacher, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + eps sign(grad_x sum(u softmax(E_w(x) / 4))), u uniform in (-1, 1) a sample and class, and what E_w says to it."""
+    if not epsilon:
+        return batch.inputs, teacher.combined(batch.logits)
+    x = batch.inputs.clone().requires_grad_()
+    answer = teacher.combined(teacher(x)[0])
+    direction = torch.rand(answer.shape, generator=batch.rng).to(answer) * 2 - 1
+    (gradient,) = torch.autograd.grad((direction * (answer / 4).softmax(-1)).sum(), x)
+    with torch.no_grad():
+        moved = (x + epsilon * gradient.sign()).detach()
+        return moved, teacher.combined(teacher(moved)[0])
+
+
+# --- the ensemble's weights --------------------------------------------------------------------------------------------
+
+
+def vote(logits: torch.Tensor, weights: torch.Tensor, mode: str, base: torch.Tensor) -> torch.Tensor:
+    """E_w of members' logits (clients, batch, classes), with gradients to w; `base` are the votes that w scales."""
+    votes = weights.view(-1, 1) * (base if base.ndim == 2 else base.view(-1, 1))  # (clients, 1 or classes)
+    if mode == "logits":
+        return (votes[:, None] * logits).sum(0) / votes.sum()
+    shares = votes / votes.sum(0, keepdim=True).clamp_min(1e-12)
+    mixed = (shares[:, None] * logits.softmax(-1)).sum(0)
+    return (mixed / mixed.sum(-1, keepdim=True)).clamp_min(1e-12).log()
+
+
+def weight_step(weights: torch.Tensor, gradient: torch.Tensor, size: float) -> torch.Tensor:
+    """w <- clip(w - size sign(dCE/dw), 0, 1)."""
+    return (weights - size * gradient.sign()).clamp(0, 1)
+
+
+class Voices:
+    """How much each client counts in the ensemble: starts equal, and follows the sign of the gradient on the pool."""
+
+    def __init__(self, shop: Workshop, uploads: Sequence[Upload]) -> None:
+        self.shop, self.clients = shop, [upload.client for upload in uploads]
+        self.base = shop.folded.weights.float()
+        self.weights = torch.full((len(uploads),), 1 / len(uploads))
+        self.history = self.weights[None].clone()  # (epochs, clients)
+        self.size = shop.settings.weight_lr or 0.1 / len(uploads)
+
+    def restore(self, payload: Payload) -> None:
+        if payload.tensors:
+            self.weights, self.history = payload.tensors["weights"], payload.tensors["history"]
+            self._tell()
+
+    def learn(self, epoch: int) -> None:
+        """One step a mini-batch of the stored pool, on the answers that were kept."""
+        shop, size = self.shop, self.size * 0.99**epoch
+        for index in batches(len(shop.images), shop.settings.student_batch, shop.ctx.generator("weights", epoch)):
+            weights = self.weights.clone().requires_grad_()
+            answer = vote(shop.logits[:, index], weights, shop.settings.teacher, self.base)
+            (gradient,) = torch.autograd.grad(functional.cross_entropy(answer, shop.labels[index]), weights)
+            after = weight_step(self.weights, gradient, size)
+            if self._somebody_speaks(after):
+                self.weights = after
+        self.history = torch.cat([self.history, self.weights[None]])
+        self._tell()
+
+    def _somebody_speaks(self, weights: torch.Tensor) -> bool:
+        """For each class that anyone has votes for, somebody with votes keeps some weight."""
+        base = self.base if self.base.ndim == 2 else self.base[:, None]
+        had = base.sum(0) > 0
+        return bool(((weights[:, None] * base).sum(0) > 0)[had].all())
+
+    def _tell(self) -> None:
+        """All teachers of the workshop vote with the new weights from now on."""
+        base = self.base if self.base.ndim == 2 else self.base[:, None]
+        votes = (self.weights[:, None] * base).double()
+        for teacher in [*self.shop.teachers, self.shop.folded]:
+            teacher.weights = votes if self.base.ndim == 2 else votes[:, 0]
+
+    def show(self, ctx: Context) -> None:
+        series: dict[str, Any] = {name: self.history[:, i].tolist() for i, name in enumerate(self.clients)}
+        figure = {"kind": "lines", "x": list(range(len(self.history))), "series": series, "x_label": "epoch",
+                  "y_label": "weight", "note": "How much each client counts in the ensemble."}  # fmt: skip
+        ctx.show("Ensemble weights", figure)

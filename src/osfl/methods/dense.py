@@ -1,0 +1,77 @@
+"""DENSE — new generators each epoch make images on which teacher and student disagree; the student learns from all of them.
+
+Paper: Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, https://arxiv.org/abs/2112.12371.
+The generator's loss CE + lambda_1 R_BN + lambda_2 L_div is `objective`; L_div is `masked_divergence`; the distillation is
+`Workshop.study`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.nn import functional
+
+from osfl.ingredients.model_upload import ModelUpload
+from osfl.ingredients.synthesis import Seen, Synthesis, Workshop, in_stages, masked_divergence, synthesis_problems, work_key
+from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training
+from osfl.models.naming import named
+from osfl.protocol import Context, Payload, Release, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Synthesis, Training):
+    lr: float = 0.01  # of the clients
+    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
+    cross_entropy: float = 1.0  # weight of the label term in the generator's loss
+
+
+CPU = {
+    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 20, "generators": 2, "generator_steps": 20,
+    "generator_lr": 0.005, "generator_width": 32, "synthesis_batch": 128, "student_cosine": True, "temperature": 4.0,
+    "student_clip": 10.0, "pool_batches": 20,
+}  # fmt: skip
+SMOKE = {
+    **SMOKE_TRAINING, "server_epochs": 2, "generator_steps": 2, "generator_width": 8, "noise": 16, "synthesis_batch": 16,
+    "student_batch": 16, "generators": 2, "shift": 1,
+}  # fmt: skip
+
+
+class Dense(ModelUpload):
+    Settings = Settings
+    PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    DEVIATIONS = (
+        "the BN term covers all BN layers of all clients, with clients in evaluation mode, as the paper says (the public "
+        "code finds no layers)",
+        "the random crop and mirror before the networks is one for the whole batch, not one an image",
+        "teacher answers to the pool are computed once an image, so the student sees images as they were stored",
+    )
+
+    def problems(self, clients: int) -> list[str]:
+        return super().problems(clients) + synthesis_problems(self.settings, self.architectures())
+
+    def needs_counts(self) -> bool:
+        return bool(self.settings.teacher == "class_count")
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        shop = Workshop(self, uploads, ctx)
+
+        def run(before: Payload, epochs: range) -> Payload:
+            shop.restore(before)
+            for epoch in epochs:
+                shop.grow(epoch, self.objective)
+                shop.study(epoch)
+                ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
+            return shop.payload()
+
+        shop.restore(in_stages(ctx, work_key("dense", uploads, self, ctx), self.settings.server_epochs, Payload({}), run))
+        shop.show()
+        return Release(Payload(named(shop.student, "model"), {"architecture": shop.architecture}))
+
+    def objective(self, seen: Seen) -> torch.Tensor:
+        """CE(E(x), y) + lambda_1 R_BN + lambda_2 L_div."""
+        settings: Settings = self.settings
+        loss = settings.cross_entropy * functional.cross_entropy(seen.teacher, seen.labels) + settings.bn * seen.bn
+        return loss + settings.adversarial * masked_divergence(seen.teacher, seen.student)

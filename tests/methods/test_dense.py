@@ -1,0 +1,129 @@
+"""DENSE's equations (methods sheet, test 33), mixed architectures and bad settings."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from osfl.ingredients.synthesis import Seen, Workshop
+from osfl.methods.dense import SMOKE, Dense, Settings
+from osfl.plan import resolve_settings
+from osfl.protocol import Upload
+from osfl.workers import compute_threads
+
+from .conftest import TASK, context, shard
+
+SMALL = resolve_settings(Dense, "smoke")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the walk computes; small layers only wait for each other with more."""
+    with compute_threads(1):
+        yield
+
+
+def uploads_of(method: Any, clients: str = "ab") -> list[Upload]:
+    ctx = context(method.settings, list(clients))
+    return [Upload(client, "", method.client_phase(shard(client, seed=i), ctx)) for i, client in enumerate(clients)]
+
+
+def test_objective_is_the_sum_of_its_terms() -> None:
+    rng = torch.Generator().manual_seed(0)
+    teacher, student = torch.randn((2, 6, 3), generator=rng)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    seen = Seen(teacher, student, torch.tensor(2.0), labels)
+    method = Dense(TASK, replace(SMALL, bn=0.5, adversarial=0.0))
+    assert torch.allclose(method.objective(seen), functional.cross_entropy(teacher, labels) + 1.0)
+    more = Dense(TASK, replace(SMALL, bn=0.5, adversarial=2.0))
+    assert float(more.objective(seen)) < float(method.objective(seen))  # disagreement is sought
+    same = Seen(teacher, teacher, torch.tensor(2.0), labels)
+    assert torch.equal(more.objective(same), method.objective(same))  # and counts nothing where there is none
+
+
+def test_every_epoch_starts_with_a_new_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    import osfl.ingredients.synthesis as synthesis
+
+    starts: list[torch.Tensor] = []
+    build = synthesis.build_generator
+
+    def watched(*args: Any, **words: Any) -> Any:
+        generator = build(*args, **words)
+        starts.append(generator.conv1.weight.detach().clone())
+        return generator
+
+    monkeypatch.setattr(synthesis, "build_generator", watched)
+    method = Dense(TASK, replace(SMALL, server_epochs=3, generators=1))
+    method.server_phase(uploads_of(method), context(method.settings, "ab"))
+    assert len(starts) == 3 and len({start.sum().item() for start in starts}) == 3
+    assert all(0.015 < float(start.std()) < 0.025 for start in starts)  # N(0, 0.02) each time
+
+
+def test_the_pool_grows_to_its_cap_and_keeps_the_newest() -> None:
+    method = Dense(TASK, replace(SMALL, generators=1, pool_batches=2, synthesis_batch=4))
+    shop = Workshop(method, uploads_of(method), context(method.settings, "ab"))
+    sizes, last = [], torch.empty(0)
+    for epoch in range(3):
+        shop.grow(epoch, method.objective)
+        sizes.append(len(shop.images))
+        if epoch == 2:
+            assert torch.equal(shop.images[:4], last)
+        last = shop.images[-4:]
+    assert sizes == [4, 8, 8] and shop.logits.shape == (2, 8, 3)
+
+
+def test_kept_answers_are_those_of_the_clients() -> None:
+    method = Dense(TASK, SMALL)
+    uploads = uploads_of(method)
+    shop = Workshop(method, uploads, context(SMALL, "ab"))
+    shop.grow(0, method.objective)
+    from osfl.models.inputs import to_input
+
+    for row, upload in zip(shop.logits, uploads, strict=True):
+        assert torch.allclose(row, method.build(upload.payload)(to_input(shop.images)), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dense", "coboosting", "dafl"])
+def test_cnn_and_resnet_clients_teach_one_student(name: str) -> None:
+    from osfl.registry import load
+
+    kind = load(name)
+    settings = resolve_settings(kind, "smoke", {"architecture": "a:cnn-w4,*:resnet18-w8", "student": "cnn-w4"})
+    method = kind(TASK, settings)
+    assert not method.problems(2)
+    release = method.server_phase(uploads_of(method), context(settings, "ab"))
+    assert release.shared.facts["architecture"] == "cnn-w4"
+    assert method.build(release.shared)(torch.zeros(2, *TASK.image)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["dense", "coboosting", "dafl", "fedftg"])
+def test_averaged_start_needs_one_architecture(name: str) -> None:
+    from osfl.registry import load
+
+    kind = load(name)
+    changes = {"architecture": "a:cnn-w4,*:resnet18-w8", "init": "average"}
+    problems = kind(TASK, resolve_settings(kind, "smoke", changes)).problems(2)
+    assert len(problems) == 1 and "'init'" in problems[0]
+
+
+def test_class_counts_travel_only_when_the_teacher_needs_them() -> None:
+    plain, weighted = Dense(TASK, SMALL), Dense(TASK, replace(SMALL, teacher="class_count"))
+    assert "class_counts" not in uploads_of(plain)[0].payload.facts
+    assert uploads_of(weighted)[0].payload.facts["class_counts"] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "setting", ["server_epochs", "generator_steps", "synthesis_batch", "student_batch", "passes", "generators", "noise",
+                "generator_lr", "student_lr", "temperature", "generator_width"],
+)  # fmt: skip
+def test_nothing_starts_with_zero(setting: str) -> None:
+    problems = Dense(TASK, replace(SMALL, **{setting: 0})).problems(2)
+    assert len(problems) == 1 and f"'{setting}'" in problems[0]
+
+
+def test_presets_are_known_settings_and_the_paper_changes_nothing() -> None:
+    assert resolve_settings(Dense, "paper") == Settings() and set(SMOKE) <= set(Settings.__dataclass_fields__)
+    resolve_settings(Dense, "cpu")
