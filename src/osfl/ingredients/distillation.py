@@ -79,7 +79,9 @@ def distil(
             optimizer.step()
             total += loss.detach()
         if not math.isfinite(float(total)):
-            raise TrainingError("the distillation loss is not finite", field="lr", got=lr, fix="Lower the server's learning rate.")
+            raise TrainingError(
+                "the distillation loss is not finite", field="lr", got=lr, fix="Lower the server's learning rate."
+            )
         if progress is not None:
             progress(epoch + 1, epochs)
     spend(training_flops(student, tuple(pool.inputs.shape[1:])) * len(pool) * epochs)

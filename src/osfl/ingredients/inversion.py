@@ -7,14 +7,16 @@ CE(f(x), y) + tv·R_TV(x) + bn·R_BN(x) + l2·||x|| + adi·(1 - JS), with the ne
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from osfl.errors import TrainingError
 from osfl.meter import spend
 from osfl.models.flops import inversion_flops
 
@@ -36,6 +38,37 @@ class Inversion:
     clamp: bool = False  # keep pixels in the valid range [-1, 1]
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """How a server makes images; mixed into Settings. Defaults are those of DeepInversion for small images."""
+
+    images: int = 256  # found together, as one batch
+    steps: int = 500  # T, descent steps on the pixels
+    pixel_lr: float = 0.05  # of Adam on the pixels
+    tv: float = 2.5e-5  # weight of total variation, for 256 images of 3 x 32 x 32; others are converted
+    bn: float = 10.0  # weight of the distance to the BN statistics
+    roll: int = 2  # random shift of up to so many pixels each step
+    flip: bool = False  # random mirror each step
+    clamp: bool = False  # keep pixels in the valid range
+    labels: Literal["balanced", "seen", "counts"] = "balanced"  # seen: classes the makers have; counts: as often as they do
+
+    def inversion(self, **more: float) -> Inversion:
+        return Inversion(self.steps, self.pixel_lr, self.tv, self.bn, roll=self.roll, flip=self.flip, clamp=self.clamp, **more)
+
+
+def pixel_problems(settings: Pixels, least_images: int = 2) -> list[str]:
+    """Settings that make no image, a sentence each."""
+    low = {"images": least_images, "steps": 1, "tv": 0, "bn": 0, "roll": 0}
+    found = [
+        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
+        for name, least in low.items()
+        if not getattr(settings, name) >= least
+    ]
+    if not (settings.pixel_lr > 0 and math.isfinite(settings.pixel_lr)):
+        found.append(f"setting 'pixel_lr': expected a positive number, got {settings.pixel_lr}")
+    return found
+
+
 # --- the terms -------------------------------------------------------------------------------------------------------
 
 
@@ -46,7 +79,7 @@ def total_variation(x: torch.Tensor, normalize: bool = False) -> torch.Tensor:
     """
     right, down = x[..., :, :-1] - x[..., :, 1:], x[..., :-1, :] - x[..., 1:, :]
     falling, rising = x[..., :-1, :-1] - x[..., 1:, 1:], x[..., 1:, :-1] - x[..., :-1, 1:]
-    total = right.norm() + down.norm() + falling.norm() + rising.norm()
+    total: torch.Tensor = right.norm() + down.norm() + falling.norm() + rising.norm()
     return total / x.numel() ** 0.5 if normalize else total
 
 
@@ -69,7 +102,9 @@ class _Statistics(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+    ) -> Any:
         got_var, got_mean = torch.var_mean(x, (0, 2, 3), correction=0)
         gap_mean, gap_var = got_mean - mean, got_var - var
         size_mean, size_var = gap_mean.norm(), gap_var.norm()
@@ -179,6 +214,9 @@ def invert(
                 x.clamp_(-1, 1)
         if each is not None:
             each(step, x.detach())
+    if not bool(x.isfinite().all()):
+        raise TrainingError("inversion gave pixels that are not finite", field="pixel_lr", got=settings.lr,
+                            fix="Lower it (`--set pixel_lr=...`).")  # fmt: skip
     spend(sum(inversion_flops(model.network, shape) for model in models) * len(labels) * settings.steps)
     return x.detach().clone()
 
@@ -196,3 +234,11 @@ def _moved(x: torch.Tensor, settings: Inversion, rng: torch.Generator) -> torch.
 def balanced_labels(count: int, classes: Sequence[int]) -> torch.Tensor:
     """So many labels, each of the classes as often as any other (within one)."""
     return torch.tensor([classes[i % len(classes)] for i in range(count)])
+
+
+def labels_for(mode: str, count: int, seen: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Labels for `count` images; `seen` says how many training images of each class the makers have, (classes,)."""
+    if mode == "counts":
+        return torch.multinomial(seen.double(), count, replacement=True, generator=rng)
+    classes = range(len(seen)) if mode == "balanced" else [int(c) for c in seen.nonzero().flatten()]
+    return balanced_labels(count, list(classes))

@@ -1,0 +1,153 @@
+"""DeepInversion — images that the client models would have liked to see become the training set of the server's model.
+
+Paper: Yin et al., "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020; here as a federated
+baseline. The server descends on pixels with CE + TV + BN statistics (`invert`), asks the clients about the finished images
+once, and distils (`distil`). With `adi` > 0, 1 - JS(student, teacher) is added (`disagreement`): new images are made where
+the student, as it is then, still disagrees, so `rounds` should be at least 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from osfl.ingredients.distillation import Pool, distil
+from osfl.ingredients.ensembles import fast_logits
+from osfl.ingredients.inversion import Pixels, Watched, invert, labels_for, pixel_problems
+from osfl.ingredients.model_upload import (
+    Combine,
+    ModelUpload,
+    Student,
+    counts_of,
+    digests_of,
+    start_student,
+    teachers,
+)
+from osfl.ingredients.pictures import by_class
+from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training
+from osfl.ingredients.trajectories import Teacher, teacher_of
+from osfl.models.folding import freeze
+from osfl.models.naming import load_named, named
+from osfl.protocol import Context, Payload, Release, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Training, Student, Pixels):
+    steps: int = 2000  # T, descent steps on the pixels
+    combine: Combine = "logits"  # how the clients' answers become one teacher
+    invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each by itself
+    guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
+    batches: int = 8  # batches of images that each maker makes in a round; the paper leaves it open
+    rounds: int = 1  # images, then distillation on all images so far, so often
+    adi: float = 0.0  # weight of the disagreement between student and teacher (adaptive DeepInversion)
+    l2: float = 0.0  # weight of the images' norm
+    server_epochs: int = 200  # passes over all images in a round; the distillation loop was never published
+    server_batch: int = 128
+    server_lr: float = 0.1
+    server_decay: float = 1e-4  # weight decay of the student
+    temperature: float = 3.0  # softens teacher and student
+    hard: float = 0.0  # weight of cross-entropy on the labels that images were made for
+    noise: float = 0.0  # added to images while distilling, in units of the pixel range [-1, 1]
+
+
+class DeepInversion(ModelUpload):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {**CPU_TRAINING, "steps": 100, "batches": 1, "server_epochs": 40, "server_lr": 0.05},
+        "smoke": {**SMOKE_TRAINING, "steps": 4, "images": 16, "batches": 1, "rounds": 2, "adi": 1.0, "server_epochs": 2},
+    }
+    DEVIATIONS = ("the paper has one teacher and no federation: here the clients are inverted together or one by one",)
+
+    def problems(self, clients: int) -> list[str]:
+        low = {"batches": 1, "rounds": 1, "server_epochs": 1, "server_batch": 2, "adi": 0, "l2": 0, "hard": 0, "noise": 0}
+        found = [
+            f"setting {name!r}: expected at least {least}, got {getattr(self.settings, name)}"
+            for name, least in low.items()
+            if not getattr(self.settings, name) >= least
+        ]
+        if self.settings.init == "average" and len(self.architectures()) > 1:
+            found.append("setting 'init': 'average' needs one architecture for all clients")
+        return [*super().problems(clients), *pixel_problems(self.settings), *found]
+
+    def needs_counts(self) -> bool:
+        return bool(self.settings.combine == "class_count" or self.settings.labels != "balanced")
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        student, architecture = start_student(uploads, self, ctx)
+        members = teachers(uploads, self)
+        key = {"what": "deepinversion", "settings": asdict(self.settings), "uploads": digests_of(uploads),
+               "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+        pool: Pool | None = None
+        for number in range(self.settings.rounds):
+            pool = _joined(pool, self._images(uploads, members, student, number, {**key, "round": number}, ctx))
+
+            def teach(pool: Pool = pool, number: int = number) -> Payload:
+                return self._teach(student, pool, number, ctx)
+
+            learned = ctx.once({**key, "round": number, "student": True}, teach)
+            load_named(student, learned.tensors, "model")
+            ctx.progress("rounds", number + 1, self.settings.rounds)
+        assert pool is not None and pool.labels is not None
+        ctx.show("Synthetic images", by_class(pool.inputs, pool.labels, self.task.classes))
+        return Release(Payload(named(student, "model"), {"architecture": architecture}))
+
+    def _images(
+        self, uploads: Sequence[Upload], members: Sequence[nn.Module], student: nn.Module, number: int,
+        key: Mapping[str, Any], ctx: Context,
+    ) -> Pool:  # fmt: skip
+        """New images of every maker, in parallel, each batch kept on its own; and what the guides say about them."""
+        classes, mode = len(self.task.classes), self.settings.combine
+        everyone = teacher_of(uploads, members, mode, classes)
+        alone = [teacher_of([u], [m], mode, classes) for u, m in zip(uploads, members, strict=True)]
+        makers = [everyone] if self.settings.invert == "ensemble" else alone
+        counts = dict(zip([u.client for u in uploads], counts_of(uploads, classes), strict=True))
+
+        def make(task: tuple[Teacher, int]) -> Payload:
+            maker, batch = task
+            named_so = {**key, "maker": maker.name, "batch": batch}
+            return ctx.once(named_so, lambda: self._batch(maker, batch, number, counts, student, ctx))
+
+        made = ctx.map(make, [(maker, batch) for maker in makers for batch in range(self.settings.batches)])
+        inputs, labels = (torch.cat([payload.tensors[name] for payload in made]) for name in ("inputs", "labels"))
+        logits = fast_logits(members, inputs, map=ctx.map)
+        if self.settings.guides == "everyone" or self.settings.invert == "ensemble":
+            return Pool(inputs, everyone.combine(logits), labels)
+        parts = torch.split(logits, self.settings.images * self.settings.batches, 1)  # by maker, all members' answers
+        own = [maker.combine(part[i : i + 1]) for i, (maker, part) in enumerate(zip(alone, parts, strict=True))]
+        return Pool(inputs, torch.cat(own), labels)
+
+    def _batch(
+        self, maker: Teacher, batch: int, number: int, counts: Mapping[str, torch.Tensor], student: nn.Module, ctx: Context
+    ) -> Payload:
+        settings = self.settings
+        rng = ctx.generator("images", maker.name, number, batch)
+        seen = torch.stack([counts[client] for client in maker.clients]).sum(0)
+        labels = labels_for(settings.labels, settings.images, seen, rng)
+        images = invert(
+            [Watched(member) for member in maker.members], labels, self.task.image,
+            settings.inversion(adi=settings.adi if number else 0.0, l2=settings.l2),  # nothing to disagree with at first
+            rng, student=freeze(student) if settings.adi else None, combine=maker.combine,
+        )  # fmt: skip
+        return Payload({"inputs": images.contiguous(), "labels": labels})
+
+    def _teach(self, student: nn.Module, pool: Pool, number: int, ctx: Context) -> Payload:
+        settings = self.settings
+        distil(
+            student, pool, ctx.generator("distil", number), epochs=settings.server_epochs, batch_size=settings.server_batch,
+            lr=settings.server_lr, weight_decay=settings.server_decay, temperature=settings.temperature, hard=settings.hard,
+            noise=settings.noise, progress=lambda done, total: ctx.progress("distils", done, total),
+        )  # fmt: skip
+        return Payload(named(student, "model"))
+
+
+def _joined(old: Pool | None, new: Pool) -> Pool:
+    if old is None:
+        return new
+    assert old.labels is not None and new.labels is not None
+    return Pool(*(torch.cat(pair) for pair in ((old.inputs, new.inputs), (old.teacher, new.teacher), (old.labels, new.labels))))

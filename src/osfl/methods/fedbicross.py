@@ -1,0 +1,382 @@
+"""FedBiCross — clients that answer alike form clusters; each cluster's student learns how much to learn from the others.
+
+Paper: "FedBiCross: a bi-level optimization framework for one-shot federated learning with cross-cluster distillation and
+personalization" (first version). Stage 1 clusters clients by their answers to noise (`kmeans`), inverts each cluster's teacher
+and keeps the way (`lesson`). Stage 2 trains one student a cluster on all clusters' images with weights w_k on the simplex: an
+SGD step on Σ_j w_kj L_KD^(j), then a projected step of w_k on the cluster's own validation images, by the exact one-step
+hypergradient (`_bilevel_step`). Stage 3, at the client, fine-tunes the cluster's model on its own images (`_personal_loss`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.ingredients.clustering import hierarchical, kmeans, members_of, parameters, predictions, similarity
+from osfl.ingredients.distillation import kd_loss
+from osfl.ingredients.ensembles import fast_logits
+from osfl.ingredients.inversion import Pixels, labels_for, pixel_problems
+from osfl.ingredients.model_upload import (
+    Combine,
+    ModelUpload,
+    Student,
+    counts_of,
+    digests_of,
+    start_student,
+    teachers,
+)
+from osfl.ingredients.pictures import by_class
+from osfl.ingredients.simplex import hypergradient, learn
+from osfl.ingredients.training import (
+    CPU_TRAINING,
+    SMOKE_TRAINING,
+    Training,
+    batches,
+    classifier,
+    decay,
+    local_model,
+    step,
+)
+from osfl.ingredients.trajectories import (
+    Following,
+    Learner,
+    Lesson,
+    Teacher,
+    finished_images,
+    following_problems,
+    in_parts,
+    kept_images,
+    lesson,
+    teacher_of,
+)
+from osfl.models.inputs import to_input
+from osfl.models.naming import load_named, named
+from osfl.protocol import Context, Payload, Release, Shard, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Training, Student, Pixels, Following):
+    repetitions: int = 1  # of synthesis and T student steps; the paper's text has one, FedISCA a hundred
+    server_momentum: float = 0.0  # the inner step is plain SGD
+    server_decay: float = 0.0
+    server_schedule: Literal["steps", "cosine", "constant"] = "constant"
+    combine: Combine = "logits"  # how the answers of a cluster's clients become one teacher
+    clusters: int = 0  # K; 0 = the root of the number of clients, rounded up: 3, 4, 5 for 5, 10, 20, as in the tables
+    clustering: Literal["predictions", "parameters", "hierarchical"] = "predictions"  # hierarchical: on predictions
+    weights: Literal["learned", "uniform", "intra", "similarity"] = "learned"  # of the other clusters
+    weight_lr: float = 0.05  # largest change of a weight in a step
+    raw_weights: bool = False  # true: the step is weight_lr times the gradient, whatever its scale
+    validation: float = 0.2  # share of the images that the weights are learned on
+    personalize: bool = True  # stage 3
+    personal_epochs: int = 10
+    personal_lr: float = 1e-3
+    personal_batch: int = 128
+    personal_schedule: Literal["steps", "cosine", "constant"] = "constant"
+    personal_temperature: float = 1.0
+    gamma: float = 0.5  # weight of KL(cluster's model || own)
+    delta: float = 0.3  # weight of KL(local model || own)
+
+
+class FedBiCross(ModelUpload):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {
+            **CPU_TRAINING, "images": 64, "steps": 100, "repetitions": 3, "server_lr": 0.01, "server_clip": 10.0,
+            "personal_lr": 0.01,
+        },
+        "smoke": {
+            **SMOKE_TRAINING, "images": 20, "steps": 4, "repetitions": 2, "server_lr": 0.01, "personal_epochs": 1,
+        },
+    }  # fmt: skip
+    DEVIATIONS = (
+        "clusters are found on probabilities, not logits: their scale differs between clients (the paper does not say)",
+        "a weight changes by at most weight_lr a step: the paper gives no step size and raw inner products have no fixed scale",
+        "the student's BN statistics follow only the clusters whose weight is above zero",
+        "personalisation uses SGD with momentum 0.9 and a temperature of 1 (the paper does not say)",
+        "trajectories are kept as 16-bit floats",
+    )
+
+    # --- before the round ---
+
+    def problems(self, clients: int) -> list[str]:
+        s = self.settings
+        found = [*super().problems(clients), *pixel_problems(s, least_images=10), *following_problems(s)]
+        if not 0 <= s.clusters <= clients:
+            found.append(f"setting 'clusters': expected 0 to {clients}, the number of clients, got {s.clusters}")
+        if s.clustering == "parameters" and len(self.architectures()) > 1:
+            found.append("setting 'clustering': 'parameters' needs one architecture for all clients")
+        if s.init == "average" and len(self.architectures()) > 1:
+            found.append("setting 'init': 'average' needs one architecture for all clients")
+        if not 0 < s.validation < 1:
+            found.append(f"setting 'validation': expected a share between 0 and 1, got {s.validation}")
+        low = {"personal_epochs": 1, "personal_batch": 2, "gamma": 0, "delta": 0, "weight_lr": 0}
+        found += [
+            f"setting {name!r}: expected at least {least}, got {getattr(s, name)}"
+            for name, least in low.items()
+            if not getattr(s, name) >= least
+        ]
+        return found + [
+            f"setting {name!r}: expected a positive number, got {getattr(s, name)}"
+            for name in ("personal_lr", "personal_temperature")
+            if not getattr(s, name) > 0
+        ]
+
+    def needs_counts(self) -> bool:
+        return bool(self.settings.combine == "class_count" or self.settings.labels != "balanced")
+
+    # --- stages 1 and 2, at the server ---
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        members = teachers(uploads, self)
+        groups, start = self._clusters(members, ctx)
+        makers = [self._teacher(uploads, members, group) for group in groups]
+        weights = start.clone()
+        learners = [self._learner(uploads, group, ctx) for group in groups]
+        history: list[torch.Tensor] = []
+        kept = Payload({})
+        key = {"what": "fedbicross", "settings": asdict(_server_side(self.settings)), "uploads": digests_of(uploads),
+               "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+        for part in in_parts(self.settings.repetitions, len(groups)):
+            def work(part: range = part, weights: torch.Tensor = weights) -> Payload:
+                return self._repeat(part, makers, learners, weights, uploads, ctx)
+
+            kept = ctx.once({**key, "until": part.stop}, work)
+            weights = kept.tensors["weights"]
+            history.append(kept.tensors["history"])
+            for number, learner in enumerate(learners):
+                load_named(learner.model, kept.tensors, f"cluster-{number}")
+                learner.velocity = kept.tensors[f"velocity-{number}"].clone()
+            ctx.progress("repetitions", part.stop, self.settings.repetitions)
+        self._show(uploads, members, groups, weights, torch.cat(history, 1), finished_images(kept), ctx)
+        return self._release(uploads, groups, learners, weights)
+
+    def _clusters(self, members: Sequence[nn.Module], ctx: Context) -> tuple[list[list[int]], torch.Tensor]:
+        """Stage 1: groups of clients, and the weights (clusters, clusters) to begin with."""
+        s = self.settings
+        points = predictions(members, self.task.image, ctx.generator("probes"), ctx.map)
+        k = s.clusters or math.ceil(math.sqrt(len(members)))
+        if s.clustering == "hierarchical":
+            labels = hierarchical(points, k)
+        else:
+            where = parameters(members) if s.clustering == "parameters" else points
+            labels = kmeans(where, k, ctx.generator("clusters"))
+        groups = members_of(labels)
+        count = len(groups)
+        if s.weights == "intra":
+            return groups, torch.eye(count, dtype=torch.float64)
+        if s.weights == "similarity":
+            return groups, similarity(points, groups)
+        return groups, torch.full((count, count), 1 / count, dtype=torch.float64)
+
+    def _teacher(self, uploads: Sequence[Upload], members: Sequence[nn.Module], group: Sequence[int]) -> Teacher:
+        """F_k: the cluster's clients as one teacher."""
+        chosen = [uploads[i] for i in group]
+        return teacher_of(chosen, [members[i] for i in group], self.settings.combine, len(self.task.classes))
+
+    def _learner(self, uploads: Sequence[Upload], group: Sequence[int], ctx: Context) -> Learner:
+        """G_k: all clusters start from the same random weights, or from the average of their own clients."""
+        student, _ = start_student([uploads[i] for i in group], self, ctx)
+        return Learner(student, self.settings.temperature)
+
+    def _repeat(
+        self, part: range, makers: Sequence[Teacher], learners: Sequence[Learner], weights: torch.Tensor,
+        uploads: Sequence[Upload], ctx: Context,
+    ) -> Payload:  # fmt: skip
+        """Some repetitions: every cluster's images, then every cluster's student along all of them."""
+        state: dict[str, torch.Tensor] = {}
+        histories = []
+        made = self._lessons(part, makers, uploads, ctx)
+        train, val = self._split(ctx)
+        for repetition, lessons in zip(part, made, strict=True):
+            tasks = [(k, learners[k], lessons, weights[k], train, val, repetition) for k in range(len(makers))]
+            paths = torch.stack(ctx.map(lambda task: self._follow(*task), tasks))  # (clusters, kept steps, clusters)
+            weights = paths[:, -1]
+            histories.append(paths)
+        for k, learner in enumerate(learners):
+            state |= named(learner.model, f"cluster-{k}") | {f"velocity-{k}": learner.velocity.clone()}
+        return Payload({**state, **kept_images(made[-1]), "weights": weights, "history": torch.cat(histories, 1)})
+
+    def _lessons(
+        self, part: range, makers: Sequence[Teacher], uploads: Sequence[Upload], ctx: Context
+    ) -> list[list[Lesson]]:
+        """Trajectories of every cluster and repetition, in parallel, with the cluster's answers, clean and noise-adapted."""
+        s = self.settings
+        counts = dict(zip([u.client for u in uploads], counts_of(uploads, len(self.task.classes)), strict=True))
+
+        def make(task: tuple[int, Teacher]) -> Lesson:
+            repetition, maker = task
+            rng = ctx.generator("trajectory", maker.name, repetition)
+            seen = torch.stack([counts[client] for client in maker.clients]).sum(0)
+            labels = labels_for(s.labels, s.images, seen, rng)
+            return lesson(maker, maker, labels, self.task.image, s.inversion(), rng, every=s.every, reading=s.noise_teacher)
+
+        made = ctx.map(make, [(repetition, maker) for repetition in part for maker in makers])
+        return [made[start : start + len(makers)] for start in range(0, len(made), len(makers))]
+
+    def _split(self, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which images are for training and which for validation: the same at every step and in every cluster."""
+        order = torch.randperm(self.settings.images, generator=ctx.generator("split"))
+        held = min(max(2, round(self.settings.validation * len(order))), len(order) - 2)
+        return order[held:], order[:held]
+
+    def _follow(
+        self, k: int, learner: Learner, lessons: Sequence[Lesson], weights: torch.Tensor, train: torch.Tensor,
+        val: torch.Tensor, repetition: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """Stage 2 for cluster k along one repetition; gives w_k after each step, (kept steps, clusters)."""
+        lr = self.settings.server_lr * decay(self.settings.server_schedule, repetition, self.settings.repetitions)
+        path = []
+        for place in range(len(lessons[0].trajectory)):
+            weights = self._bilevel_step(k, learner, lessons, weights, place, train, val, lr)
+            path.append(weights)
+        return torch.stack(path)
+
+    def _bilevel_step(
+        self, k: int, learner: Learner, lessons: Sequence[Lesson], weights: torch.Tensor, place: int, train: torch.Tensor,
+        val: torch.Tensor, lr: float,
+    ) -> torch.Tensor:  # fmt: skip
+        """Inner: G ← G - η Σ_j w_kj g_j. Outer: w_k ← Π(w_k + step ⟨g_val, g_j⟩), exact for this one step."""
+        s, learned = self.settings, self.settings.weights == "learned" and len(lessons) > 1
+        used = [j for j in range(len(lessons)) if learned or weights[j] > 0]
+        sources = {j: learner.gradient([lessons[j]], place, train, track=bool(weights[j] > 0)) for j in used}
+        total = torch.zeros_like(learner.velocity)
+        for j, gradient in sources.items():
+            total += float(weights[j]) * gradient
+        learner.step(total, lr, s.server_momentum, s.server_decay, s.server_clip)
+        if not learned:
+            return weights
+        validation = learner.gradient([lessons[k]], place, val, track=False)
+        return learn(weights, hypergradient(validation, list(sources.values()), lr), s.weight_lr, s.raw_weights)
+
+    def _release(
+        self, uploads: Sequence[Upload], groups: Sequence[Sequence[int]], learners: Sequence[Learner], weights: torch.Tensor
+    ) -> Release:
+        """One model a cluster; who is in which cluster and the weights are known to all."""
+        models = [named(learner.model, "model") for learner in learners]
+        said = [str(upload.payload.facts["architecture"]) for upload in uploads]
+        spoken = [self.settings.student or min(said[i] for i in group) for group in groups]
+        personal = {
+            uploads[i].client: Payload(models[k], {"architecture": spoken[k], "cluster": k})
+            for k, group in enumerate(groups)
+            for i in group
+        }
+        shares = [[round(float(w), 6) for w in row] for row in weights]
+        names = [[uploads[i].client for i in group] for group in groups]
+        return Release(Payload({}, {"clusters": names, "weights": shares}), personal)
+
+    # --- stage 3, at the client ---
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        given = release.for_client(shard.client)
+        if not self.settings.personalize:
+            return given
+        cluster = classifier(given, self.task)
+        local = classifier(local_model(shard, self.task, self.settings, ctx), self.task)
+        guides = fast_logits([cluster, local], shard.train.images, map=_one_by_one)
+        own = copy.deepcopy(cluster)
+        self._fine_tune(own, shard, guides, ctx)
+        return Payload(named(own, "model"), given.facts)
+
+    def _fine_tune(self, own: nn.Module, shard: Shard, guides: torch.Tensor, ctx: Context) -> None:
+        s, rng = self.settings, ctx.generator("personal", shard.client)
+        own.train()
+        optimizer = torch.optim.SGD(own.parameters(), s.personal_lr, momentum=0.9)
+        for epoch in range(s.personal_epochs):
+            for group in optimizer.param_groups:
+                group["lr"] = s.personal_lr * decay(s.personal_schedule, epoch, s.personal_epochs)
+            for index in batches(len(shard.train), s.personal_batch, rng):
+                said = own(to_input(shard.train.images[index]))
+                step(own, optimizer, self._personal_loss(said, shard.train.labels[index], guides[:, index]), clip=s.clip)
+        own.eval()
+
+    def _personal_loss(self, said: torch.Tensor, labels: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
+        """CE + γ KL(G_k || f) + δ KL(f_i || f); `guides` are the logits of G_k and f_i, (2, batch, classes)."""
+        s = self.settings
+        loss = functional.cross_entropy(said, labels)
+        for weight, guide in ((s.gamma, guides[0]), (s.delta, guides[1])):
+            loss = loss + weight * kd_loss(guide, said, s.personal_temperature)
+        return loss
+
+    # --- pictures ---
+
+    def _show(
+        self, uploads: Sequence[Upload], members: Sequence[nn.Module], groups: Sequence[Sequence[int]], weights: torch.Tensor,
+        history: torch.Tensor, pictures: Sequence[tuple[torch.Tensor, torch.Tensor]], ctx: Context,
+    ) -> None:  # fmt: skip
+        names = [f"cluster {k + 1}" for k in range(len(groups))]
+        for name, (images, labels) in zip(names, pictures, strict=True):
+            ctx.show(f"Synthetic images of {name}", by_class(images, labels, self.task.classes, each=2))
+        ctx.show("Cross-cluster weights", {
+            "kind": "heatmap", "rows": names, "columns": names, "values": weights.tolist(), "row_title": "student of",
+            "column_title": "learns from", "note": "How much each cluster's student learns from each cluster's images.",
+        })  # fmt: skip
+        ctx.show("Weights while learning", _evolution(history, names))
+        ctx.show("Clusters", _assignment(uploads, groups, self.task.classes))
+        ctx.show("Entropy of the teachers", self._entropy(uploads, members, groups, pictures))
+
+    def _entropy(
+        self, uploads: Sequence[Upload], members: Sequence[nn.Module], groups: Sequence[Sequence[int]],
+        pictures: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> dict[str, Any]:  # fmt: skip
+        """The paper's argument: averaging clients that conflict gives labels near uniform; clusters conflict less."""
+        everyone = self._teacher(uploads, members, range(len(uploads)))
+        before, after = [], []
+        for group, (images, _) in zip(groups, pictures, strict=True):
+            logits = fast_logits(members, images, map=_one_by_one)
+            before.append(_entropies(everyone.combine(logits)))
+            after.append(_entropies(self._teacher(uploads, members, group).combine(logits[list(group)])))
+        most = math.log(len(self.task.classes))
+        edges = [most * i / 20 for i in range(21)]
+        counted = {name: torch.histc(torch.cat(values), 20, 0, most).int().tolist()
+                   for name, values in {"all clients": before, "own cluster": after}.items()}  # fmt: skip
+        return {"kind": "histogram", "bins": edges, "series": counted, "x_label": "entropy of the answer (nats)",
+                "y_label": "synthetic images", "note": f"Uniform answers would have {most:.2f}."}  # fmt: skip
+
+
+def _server_side(settings: Settings) -> Settings:
+    """The same server phase serves any stage 3, so its kept work is not named after it."""
+    plain = Settings()
+    late = ("personalize", "personal_epochs", "personal_lr", "personal_batch", "personal_schedule", "personal_temperature",
+            "gamma", "delta")  # fmt: skip
+    return replace(settings, **{name: getattr(plain, name) for name in late})
+
+
+def _one_by_one(work: Any, items: Any) -> list[Any]:
+    """Clients already run side by side when they personalize."""
+    return [work(item) for item in items]
+
+
+def _entropies(logits: torch.Tensor) -> torch.Tensor:
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """Weights (clusters, steps, clusters) as lines, thinned to some sixty points."""
+    steps = history.shape[1]
+    shown = sorted({round(i * (steps - 1) / 59) for i in range(60)})
+    series = {f"{names[k]} from {names[j]}": history[k, shown, j].tolist()
+              for k in range(len(names)) for j in range(len(names))}  # fmt: skip
+    return {"kind": "lines", "x": [i + 1 for i in shown], "series": series, "x_label": "student step", "y_label": "weight"}
+
+
+def _assignment(uploads: Sequence[Upload], groups: Sequence[Sequence[int]], classes: Sequence[str]) -> Mapping[str, Any]:
+    """Clients by cluster, beside their label histograms where they sent them."""
+    order = [(k, i) for k, group in enumerate(groups) for i in group]
+    rows = [f"{uploads[i].client} (cluster {k + 1})" for k, i in order]
+    if all("class_counts" in upload.payload.facts for upload in uploads):
+        values = [[float(n) for n in uploads[i].payload.facts["class_counts"]] for _, i in order]
+        return {"kind": "heatmap", "rows": rows, "columns": list(classes), "values": values, "column_title": "class",
+                "note": "Training images of each class, which the clients sent with their models."}  # fmt: skip
+    columns = [f"cluster {k + 1}" for k in range(len(groups))]
+    values = [[float(k == column) for column in range(len(groups))] for k, _ in order]
+    return {"kind": "heatmap", "rows": rows, "columns": columns, "values": values, "note": "Who is in which cluster."}

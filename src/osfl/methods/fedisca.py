@@ -1,0 +1,132 @@
+"""FedISCA — a student follows images on their way from noise to class, guided by teachers that are adapted to the noise.
+
+Paper: Kang et al., "One-Shot Federated Learning on Medical Data using Knowledge Distillation with Image Synthesis and Client
+Model Adaptation", MICCAI 2023. Each repetition inverts the ensemble of client models (`record`: CE + TV + BN statistics) and
+keeps every step; adapts the clients' BN statistics backwards along it (`adapted`); and walks the student forwards along it
+(`_walk`) with α_t KD(E, S) + (1 - α_t) KD(Ẽ, S), α_t = t/T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+
+from osfl.ingredients.inversion import Pixels, labels_for, pixel_problems
+from osfl.ingredients.model_upload import (
+    Combine,
+    ModelUpload,
+    Student,
+    counts_of,
+    digests_of,
+    start_student,
+    teachers,
+)
+from osfl.ingredients.pictures import by_class
+from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, decay
+from osfl.ingredients.trajectories import (
+    Following,
+    Learner,
+    Lesson,
+    Teacher,
+    finished_images,
+    following_problems,
+    in_parts,
+    kept_images,
+    lesson,
+    teacher_of,
+)
+from osfl.models.naming import load_named, named
+from osfl.protocol import Context, Payload, Release, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Training, Student, Pixels, Following):
+    combine: Combine = "logits"  # how the clients' answers become one teacher
+    invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each by itself
+    guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
+
+
+class FedISCA(ModelUpload):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {**CPU_TRAINING, "images": 64, "steps": 100, "repetitions": 5, "server_lr": 0.01, "server_clip": 10.0},
+        "smoke": {**SMOKE_TRAINING, "images": 16, "steps": 4, "repetitions": 3, "server_lr": 0.01},
+    }
+    DEVIATIONS = (
+        "trajectories are kept as 16-bit floats",
+        "the last iterate is reported; the published figures are the best epoch on test data",
+    )
+
+    def problems(self, clients: int) -> list[str]:
+        mixed = self.settings.init == "average" and len(self.architectures()) > 1
+        found = ["setting 'init': 'average' needs one architecture for all clients"] * mixed
+        return [*super().problems(clients), *pixel_problems(self.settings), *following_problems(self.settings), *found]
+
+    def needs_counts(self) -> bool:
+        return bool(self.settings.combine == "class_count" or self.settings.labels != "balanced")
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        student, architecture = start_student(uploads, self, ctx)
+        makers, everyone = self._teachers(uploads)
+        learner = Learner(student, self.settings.temperature)
+        kept = Payload({})
+        key = {"what": "fedisca", "settings": asdict(self.settings), "uploads": digests_of(uploads),
+               "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+        for part in in_parts(self.settings.repetitions, len(makers)):
+            def work(part: range = part) -> Payload:
+                lessons = self._lessons(makers, everyone, uploads, part, ctx)
+                for repetition, mine in zip(part, lessons, strict=True):
+                    self._walk(learner, mine, repetition)
+                state = {**named(learner.model, "model"), "velocity": learner.velocity.clone()}
+                return Payload({**state, **kept_images(lessons[-1])})
+
+            kept = ctx.once({**key, "until": part.stop}, work)
+            load_named(learner.model, kept.tensors, "model")
+            learner.velocity = kept.tensors["velocity"].clone()
+            ctx.progress("repetitions", part.stop, self.settings.repetitions)
+        self._show(finished_images(kept), ctx)
+        return Release(Payload(named(learner.model, "model"), {"architecture": architecture}))
+
+    def _teachers(self, uploads: Sequence[Upload]) -> tuple[list[Teacher], Teacher]:
+        """Who makes images, and all clients as one."""
+        members, classes, mode = teachers(uploads, self), len(self.task.classes), self.settings.combine
+        everyone = teacher_of(uploads, members, mode, classes)
+        if self.settings.invert == "ensemble":
+            return [everyone], everyone
+        return [teacher_of([u], [m], mode, classes) for u, m in zip(uploads, members, strict=True)], everyone
+
+    def _lessons(
+        self, makers: Sequence[Teacher], everyone: Teacher, uploads: Sequence[Upload], part: range, ctx: Context
+    ) -> list[list[Lesson]]:
+        """Every maker's images and what the guides say, for each repetition of this part, in parallel."""
+        counts = dict(zip([u.client for u in uploads], counts_of(uploads, len(self.task.classes)), strict=True))
+        settings = self.settings
+
+        def make(task: tuple[int, Teacher]) -> Lesson:
+            repetition, maker = task
+            rng = ctx.generator("trajectory", maker.name, repetition)
+            seen = torch.stack([counts[client] for client in maker.clients]).sum(0)
+            labels = labels_for(settings.labels, settings.images, seen, rng)
+            guides = everyone if settings.guides == "everyone" else maker
+            return lesson(maker, guides, labels, self.task.image, settings.inversion(), rng,
+                          every=settings.every, reading=settings.noise_teacher)  # fmt: skip
+
+        made = ctx.map(make, [(repetition, maker) for repetition in part for maker in makers])
+        return [made[start : start + len(makers)] for start in range(0, len(made), len(makers))]
+
+    def _walk(self, learner: Learner, lessons: Sequence[Lesson], repetition: int) -> None:
+        """One student step for each kept step, forwards: the running statistics end at the finished images."""
+        settings = self.settings
+        lr = settings.server_lr * decay(settings.server_schedule, repetition, settings.repetitions)
+        for place in range(len(lessons[0].trajectory)):
+            gradient = learner.gradient(lessons, place)
+            learner.step(gradient, lr, settings.server_momentum, settings.server_decay, settings.server_clip)
+
+    def _show(self, pictures: Sequence[tuple[torch.Tensor, torch.Tensor]], ctx: Context) -> None:
+        images, labels = (torch.cat(parts) for parts in zip(*pictures, strict=True))
+        ctx.show("Synthetic images", by_class(images, labels, self.task.classes, note="Of the last repetition, at step T."))

@@ -1,0 +1,70 @@
+"""The distillation loss by its closed forms (methods sheet, tests 1 and 2)."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from osfl.errors import TrainingError
+from osfl.ingredients.distillation import Pool, distil, kd_loss
+from osfl.workers import compute_threads
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with compute_threads(1):
+        yield
+
+
+def logits(seed: int, rows: int = 5, classes: int = 4) -> torch.Tensor:
+    return 3 * torch.randn((rows, classes), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("tau", [1.0, 4.0, 20.0])
+def test_gradient_is_tau_times_the_difference(tau: float) -> None:
+    teacher, student = logits(0), logits(1).requires_grad_()
+    kd_loss(teacher, student, tau).backward()  # type: ignore[no-untyped-call]
+    expected = tau * ((student / tau).softmax(-1) - (teacher / tau).softmax(-1)) / len(teacher)
+    assert student.grad is not None and torch.allclose(student.grad, expected, atol=1e-12)
+
+
+def test_zero_at_equality_and_never_negative() -> None:
+    assert abs(float(kd_loss(logits(0), logits(0), 4.0))) < 1e-12
+    assert all(float(kd_loss(logits(a), logits(a + 1), tau)) >= 0 for a in range(10) for tau in (1.0, 20.0))
+    assert abs(float(kd_loss(logits(0), logits(0) + 7.0, 4.0))) < 1e-12  # logits are known up to a constant
+
+
+def test_hot_limit_is_half_the_squared_distance_of_centered_logits() -> None:
+    teacher, student = logits(0), logits(1)
+    gap = (teacher - teacher.mean(-1, keepdim=True)) - (student - student.mean(-1, keepdim=True))
+    expected = gap.square().sum(-1).mean() / (2 * teacher.shape[1])
+    assert float(kd_loss(teacher, student, 1e4)) == pytest.approx(float(expected), rel=1e-3)
+
+
+class Flat(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 3)
+        torch.nn.init.zeros_(self.layer.weight)
+        torch.nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1))
+
+
+def pool() -> Pool:
+    x = torch.randn((48, 1, 4, 4), generator=torch.Generator().manual_seed(0))
+    return Pool(x, 2 * x.flatten(1)[:, :3], x.flatten(1)[:, :3].argmax(1))
+
+
+def test_a_student_learns_the_pool() -> None:
+    student = Flat()
+    distil(student, pool(), torch.Generator().manual_seed(0), epochs=60, batch_size=16, lr=0.05, hard=0.1, noise=0.01)
+    assert float((student(pool().inputs).argmax(1) == pool().labels).float().mean()) > 0.9
+    assert not student.training
+
+
+def test_a_loss_that_is_not_finite_names_the_setting() -> None:
+    broken = Pool(pool().inputs, torch.full((48, 3), float("nan")))
+    with pytest.raises(TrainingError, match="not finite"):
+        distil(Flat(), broken, torch.Generator().manual_seed(0), epochs=1)
