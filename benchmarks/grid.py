@@ -1,0 +1,98 @@
+"""Cells of the papers' tables at CPU scale: `osfl compare` on real data, resumable, one committed record a cell.
+
+    python -m benchmarks.grid                     the cells in order; what is finished is not repeated
+    python -m benchmarks.grid blood-n5-a0.1       one cell
+
+Runs go to runs/grid/<cell>; interrupt and start again as you like. docs/results.md is written from the records alone
+(`python -m benchmarks.results`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from osfl.environment import describe_environment
+from osfl.result import write_json
+from osfl.run import compare
+from osfl.simulation import Simulation
+from osfl.workers import default_workers
+
+RECORDS = Path(__file__).parent / "records"
+SEEDS = (0, 1, 2)
+REFERENCES = (
+    "local_only", "ensemble", "ensemble@combine=probabilities", "ensemble@combine=class_count", "fedavg", "centralized",
+)  # fmt: skip
+DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
+ABLATIONS = (
+    "fedbicross@weights=uniform", "fedbicross@weights=intra", "fedbicross@weights=similarity",
+    "fedbicross@personalize=false", "fedbicross@clusters=1",
+)  # fmt: skip
+METRICS = (
+    "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
+    "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
+)  # fmt: skip
+
+
+def medical(dataset: str, clients: int, alpha: str, samples: int | None = 4000) -> Simulation:
+    return Simulation("fedavg", dataset, clients, f"dirichlet:{alpha}", "cpu", samples=samples)
+
+
+CELLS: Mapping[str, Simulation] = {
+    "blood-n5-a0.1": medical("bloodcells-28", 5, "0.1"),
+    "blood-n5-a0.3": medical("bloodcells-28", 5, "0.3"),
+    "blood-n5-a0.5": medical("bloodcells-28", 5, "0.5"),
+    "blood-n10-a0.1": medical("bloodcells-28", 10, "0.1"),
+    "skin-n5-a0.1": medical("skinlesions-28", 5, "0.1"),
+    "pneumonia-n5-a0.1": medical("pneumoniamnist", 5, "0.1"),
+}
+# FedBiCross, Table 1 (its first version): accuracy on each client, averaged, ResNet-18, official splits and full size
+PUBLISHED: Mapping[str, Mapping[str, float]] = {
+    "blood-n5-a0.1": {"fedavg": 14.23, "dafl": 13.42, "dense": 42.34, "fedisca": 48.49, "coboosting": 54.75,
+                      "fedbicross": 84.94, "fedbicross@weights=intra": 80.01, "fedbicross@weights=uniform": 81.66,
+                      "fedbicross@weights=similarity": 82.99, "fedbicross@personalize=false": 77.69,
+                      "fedbicross@clusters=1": 76.47},
+    "blood-n5-a0.3": {"fedavg": 17.35, "dafl": 15.74, "dense": 50.45, "fedisca": 53.28, "coboosting": 58.41,
+                      "fedbicross": 87.15},
+    "blood-n5-a0.5": {"fedavg": 18.26, "dafl": 17.03, "dense": 75.78, "fedisca": 79.83, "coboosting": 80.32,
+                      "fedbicross": 88.65},
+    "blood-n10-a0.1": {"fedavg": 13.58, "dafl": 12.74, "dense": 38.62, "fedisca": 44.28, "coboosting": 49.52,
+                       "fedbicross": 77.59},
+    "skin-n5-a0.1": {"fedavg": 15.62, "dafl": 15.96, "dense": 16.85, "fedisca": 18.12, "coboosting": 38.29,
+                     "fedbicross": 65.17},
+}  # fmt: skip
+
+
+def record(cell: str, methods: tuple[str, ...]) -> Path:
+    """Run a cell (or what is missing of it) and write its record."""
+    comparison = compare(CELLS[cell], methods, SEEDS, Path("runs/grid") / cell, progress=_line)
+    found: dict[str, Any] = {
+        label: {metric: row[metric] for metric in METRICS if metric in row} for label, row in comparison["methods"].items()
+    }
+    path = RECORDS / f"{cell}.json"
+    write_json(path, {
+        "cell": cell, "command": comparison["command"], "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": comparison["data"],
+        "methods": found, "published_own_percent": dict(PUBLISHED.get(cell, {})),
+    })  # fmt: skip
+    return path
+
+
+def _line(what: str, done: int, total: int) -> None:
+    if " done" in what:
+        print(f"{time.strftime('%H:%M:%S')} {what} ({done}/{total})", flush=True)
+
+
+def main(names: list[str]) -> None:
+    for cell in names or CELLS:
+        if cell not in CELLS:
+            raise SystemExit(f"there is no cell {cell!r}; cells: {', '.join(CELLS)}")
+        ablations = ABLATIONS if cell == "blood-n5-a0.1" else ()
+        print(record(cell, (*REFERENCES, *DATA_FREE, *ablations)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
