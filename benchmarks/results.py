@@ -14,8 +14,8 @@ from benchmarks.grid import CELLS, RECORDS
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 HEAD = """# What we measured
 
-Written by `python -m benchmarks.results` from `benchmarks/records/`. Mean ± standard deviation over seeds, in per cent; *own* is
-the accuracy on the clients' own class distributions, averaged; *global* is the accuracy on the whole test set.
+Written by `python -m benchmarks.results` from `benchmarks/records/`. Mean ± standard deviation over seeds, in per cent.
+*own* is the accuracy on the clients' own class distributions, averaged; *global* is the accuracy on the whole test set.
 *published* is what FedBiCross' Table 1 prints for own accuracy, with ResNet-18 on the official split and all images. Read it
 beside ours, not against it: our cells use a CNN of 30 k parameters, 4,000 training images and a split of our own.
 """

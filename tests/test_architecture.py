@@ -37,7 +37,7 @@ ALLOWED = {
         "environment", "errors", "evaluation", "meter", "outgoing", "plan", "protocol", "registry", "reports", "result",
         "round", "simulation", "storage", "transports", "wire", "workers",
     },
-    "checks": {"protocol", "registry", "result", "run", "simulation", "storage"},
+    "checks": {"protocol", "registry", "result", "run", "simulation", "storage", "workers"},
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from osfl.result import Result
 from osfl.run import Machine, load_model, walk
 from osfl.simulation import Federation, Simulation, prepare
 from osfl.storage import payload_digest
+from osfl.workers import compute_threads
 
 Check = Callable[[str, Path], None]
 
@@ -97,6 +98,11 @@ def survives_hard_shards(method: str, folder: Path) -> None:
 
 def forgets_exactly(method: str, folder: Path) -> None:
     """Without a client, the release equals that of a round which the client never joined."""
+    with compute_threads(1):
+        _forgets_exactly(method, folder)
+
+
+def _forgets_exactly(method: str, folder: Path) -> None:
     federation = small_federation(method)
     stays = [shard for shard in federation.shards if shard.client != "client-02"]
     never = replace(
