@@ -1,0 +1,29 @@
+"""Three sites, one message each, from Python:  python examples/quickstart.py
+
+Runs one-round FedAvg on the embedded digits, looks at the scores, and uses the finished model.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import osfl
+
+
+def main(out: Path) -> float:
+    simulation = osfl.Simulation("ensemble", dataset="digits", clients=3, partition="dirichlet:0.5", preset="smoke")
+    result = osfl.run(simulation, out)
+    accuracy = result["scores"]["global"]["accuracy"]
+    print(f"accuracy on everybody's images: {accuracy:.1%}, after {result['costs']['upload_bytes'] / 1e3:.0f} kB in one message a site")
+    print(f"worst site on its own images:   {result['scores']['clients']['own']['worst']:.1%}")
+
+    model, task = osfl.load_model(out)
+    image = torch.zeros(1, *task.image)  # inputs are floats in [-1, 1]: x / 127.5 - 1
+    print(f"a grey square is taken for a {task.classes[int(model(image).argmax())]}")
+    print(f"report: {out / 'report' / 'index.html'}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main(Path(tempfile.mkdtemp()) / "quickstart")
