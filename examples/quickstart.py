@@ -14,8 +14,8 @@ import osfl
 def main(out: Path) -> float:
     simulation = osfl.Simulation("ensemble", dataset="digits", clients=3, partition="dirichlet:0.5", preset="smoke")
     result = osfl.run(simulation, out)
-    accuracy = result["scores"]["global"]["accuracy"]
-    print(f"accuracy on everybody's images: {accuracy:.1%}, after {result['costs']['upload_bytes'] / 1e3:.0f} kB in one message a site")
+    accuracy, sent = result["scores"]["global"]["accuracy"], result["costs"]["upload_bytes"]
+    print(f"accuracy on everybody's images: {accuracy:.1%}, after one message a site, {sent / 1e3:.0f} kB in all")
     print(f"worst site on its own images:   {result['scores']['clients']['own']['worst']:.1%}")
 
     model, task = osfl.load_model(out)
