@@ -100,12 +100,12 @@ class Round:
                 personal[client] = _payload(own)
         return Release(_payload(shared), personal), shared.digest
 
-    def release_bytes(self, client: ClientId) -> int:
-        """What this client downloads; a release that says nothing costs nothing."""
+    def release_bytes(self) -> dict[ClientId, int]:
+        """What each client downloads; a release that says nothing costs nothing."""
         shared = self.folder / "release.safetensors"
-        own = self.folder / "personal" / f"{client}.safetensors"
-        nothing = not self._verified(shared).tensors and not own.exists()
-        return 0 if nothing else shared.stat().st_size + (own.stat().st_size if own.exists() else 0)
+        own = {path.stem: path.stat().st_size for path in (self.folder / "personal").glob("*.safetensors")}
+        says_something = bool(own or self._verified(shared).tensors)
+        return {client: (shared.stat().st_size if says_something else 0) + own.get(client, 0) for client in self.plan.clients}
 
     # --- models that clients made of the release ---
 

@@ -126,12 +126,13 @@ def _release(method: Any, federation: Federation, round: Round, ctx: Context) ->
     if round.release() is None:
         _server_phase(method, round, ctx)
     up = round.delivered() if speaks else dict.fromkeys(ctx.plan.clients, 0)
-    return Traffic(up, {client: round.release_bytes(client) for client in ctx.plan.clients}, int(speaks))
+    return Traffic(up, round.release_bytes(), int(speaks))
 
 
 def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> None:
     """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
-    waiting = [shard for shard in shards if shard.client not in round.delivered()]
+    delivered = round.delivered()
+    waiting = [shard for shard in shards if shard.client not in delivered]
     done = len(shards) - len(waiting)
     spoken: list[ClientId] = []
     reset_peak_memory()
