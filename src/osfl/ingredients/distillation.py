@@ -53,10 +53,16 @@ def distil(
     schedule: str = "cosine",
     clip: float = 10.0,
     noise: float = 0.0,
+    mirror: bool = False,
+    ask: Callable[[torch.Tensor], torch.Tensor] | None = None,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Train the student in place on the pool: KD, plus `hard` times cross-entropy on the labels that images were made for."""
+    """Train the student in place on the pool: KD, plus `hard` times cross-entropy on the labels that images were made for.
+
+    `noise` and `mirror` change images each time they are shown. With `ask`, the teacher is asked about the changed image
+    (the student then learns the teacher's function around the pool); without, it stands by what it said about the original.
+    """
     device = device or torch.device("cpu")
     student.to(device).train()
     optimizer = torch.optim.SGD(student.parameters(), lr, momentum=momentum, weight_decay=weight_decay)
@@ -65,11 +71,11 @@ def distil(
             group["lr"] = lr * decay(schedule, epoch, epochs)
         total = torch.zeros((), device=device)
         for index in batches(len(pool), batch_size, rng):
-            inputs = pool.inputs[index].to(device)
-            if noise:
-                inputs = inputs + noise * torch.randn(inputs.shape, generator=rng).to(device)
-            answer = student(inputs.contiguous(memory_format=torch.channels_last))
-            loss = kd_loss(pool.teacher[index].to(device), answer, temperature)
+            inputs = _changed(pool.inputs[index], noise, mirror, rng).to(device)
+            with torch.no_grad():
+                told = ask(inputs) if ask is not None else pool.teacher[index].to(device)
+            answer = student(inputs)
+            loss = kd_loss(told, answer, temperature)
             if hard and pool.labels is not None:
                 loss = loss + hard * functional.cross_entropy(answer, pool.labels[index].to(device))
             optimizer.zero_grad(set_to_none=True)
@@ -86,3 +92,13 @@ def distil(
             progress(epoch + 1, epochs)
     spend(training_flops(student, tuple(pool.inputs.shape[1:])) * len(pool) * epochs)
     student.eval()
+
+
+def _changed(inputs: torch.Tensor, noise: float, mirror: bool, rng: torch.Generator) -> torch.Tensor:
+    """Images mirrored either way, with noise of standard deviation `noise`."""
+    if mirror:
+        sides = [side for side in (2, 3) if bool(torch.rand((), generator=rng) < 0.5)]
+        inputs = inputs.flip(sides)
+    if noise:
+        inputs = inputs + noise * torch.randn(inputs.shape, generator=rng)
+    return inputs.contiguous(memory_format=torch.channels_last)

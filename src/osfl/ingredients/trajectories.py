@@ -23,6 +23,7 @@ from osfl.ingredients.model_upload import counts_of
 from osfl.meter import spend
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
+from osfl.models.inputs import to_input
 from osfl.protocol import Payload, Upload
 
 Reading = Literal["running", "batch_stats"]
@@ -146,6 +147,23 @@ def adapted(model: nn.Module, trajectory: Trajectory, beta: float = 0.9) -> nn.M
     for place in reversed(visited):
         network(trajectory.at(place))
     spend(forward_flops(network, tuple(trajectory.images.shape[2:])) * trajectory.images.shape[1] * len(visited))
+    return network.eval()
+
+
+@torch.no_grad()
+def settled(model: nn.Module, images: torch.Tensor, batch: int = 128) -> nn.Module:
+    """A copy whose BN statistics are the mean over these images (as networks take them, or uint8): a model that learned
+    from synthetic images sees real ones as it saw those."""
+    network = copy.deepcopy(model).eval()
+    for norm in _norms(network):
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over the batches
+        norm.train()
+    for part in torch.split(images, batch):
+        if len(part) > 1 or len(images) == 1:
+            network(to_input(part if len(part) > 1 else part.repeat(2, 1, 1, 1)))
+    for norm in _norms(network):
+        norm.momentum = 0.1
     return network.eval()
 
 

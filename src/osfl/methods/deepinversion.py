@@ -52,6 +52,8 @@ class Settings(Training, Student, Pixels):
     temperature: float = 3.0  # softens teacher and student
     hard: float = 0.0  # weight of cross-entropy on the labels that images were made for
     noise: float = 0.0  # added to images while distilling, in units of the pixel range [-1, 1]
+    mirror: bool = False  # mirror images at random while distilling
+    ask_again: bool = False  # ask the guides about each changed image, not once about the original
 
 
 class DeepInversion(ModelUpload):
@@ -70,6 +72,8 @@ class DeepInversion(ModelUpload):
             for name, least in low.items()
             if not getattr(self.settings, name) >= least
         ]
+        if self.settings.ask_again and self.settings.guides == "makers":
+            found.append("setting 'ask_again': only everyone can be asked again; set guides=everyone")
         if self.settings.init == "average" and len(self.architectures()) > 1:
             found.append("setting 'init': 'average' needs one architecture for all clients")
         return [*super().problems(clients), *pixel_problems(self.settings), *found]
@@ -81,6 +85,7 @@ class DeepInversion(ModelUpload):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
         members = teachers(uploads, self)
+        everyone = teacher_of(uploads, members, self.settings.combine, len(self.task.classes))
         key = {"what": "deepinversion", "settings": asdict(self.settings), "uploads": digests_of(uploads),
                "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
         pool: Pool | None = None
@@ -88,7 +93,7 @@ class DeepInversion(ModelUpload):
             pool = _joined(pool, self._images(uploads, members, student, number, {**key, "round": number}, ctx))
 
             def teach(pool: Pool = pool, number: int = number) -> Payload:
-                return self._teach(student, pool, number, ctx)
+                return self._teach(student, pool, number, everyone, ctx)
 
             learned = ctx.once({**key, "round": number, "student": True}, teach)
             load_named(student, learned.tensors, "model")
@@ -136,12 +141,14 @@ class DeepInversion(ModelUpload):
         )  # fmt: skip
         return Payload({"inputs": images.contiguous(), "labels": labels})
 
-    def _teach(self, student: nn.Module, pool: Pool, number: int, ctx: Context) -> Payload:
+    def _teach(self, student: nn.Module, pool: Pool, number: int, everyone: Teacher, ctx: Context) -> Payload:
         settings = self.settings
+        frozen = everyone.of([freeze(member) for member in everyone.members])
         distil(
             student, pool, ctx.generator("distil", number), epochs=settings.server_epochs, batch_size=settings.server_batch,
             lr=settings.server_lr, weight_decay=settings.server_decay, temperature=settings.temperature, hard=settings.hard,
-            noise=settings.noise, progress=lambda done, total: ctx.progress("distils", done, total),
+            noise=settings.noise, mirror=settings.mirror, ask=frozen if settings.ask_again else None,
+            progress=lambda done, total: ctx.progress("distils", done, total),
         )  # fmt: skip
         return Payload(named(student, "model"))
 

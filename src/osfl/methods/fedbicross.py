@@ -1,10 +1,11 @@
 """FedBiCross — clients that answer alike form clusters; each cluster's student learns how much to learn from the others.
 
-Paper: "FedBiCross: a bi-level optimization framework for one-shot federated learning with cross-cluster distillation and
-personalization" (first version). Stage 1 clusters clients by their answers to noise (`kmeans`), inverts each cluster's teacher
-and keeps the way (`lesson`). Stage 2 trains one student a cluster on all clusters' images with weights w_k on the simplex: an
-SGD step on Σ_j w_kj L_KD^(j), then a projected step of w_k on the cluster's own validation images, by the exact one-step
-hypergradient (`_bilevel_step`). Stage 3, at the client, fine-tunes the cluster's model on its own images (`_personal_loss`).
+Paper: Xia et al., "FedBiCross: A Bi-Level Optimization Framework to Tackle Non-IID Challenges in Data-Free One-Shot Federated
+Learning on Medical Data", https://arxiv.org/abs/2601.01901v1. Stage 1 clusters clients by their answers to noise (`kmeans`),
+inverts each cluster's teacher and keeps the way (`lesson`). Stage 2 trains one student a cluster on all clusters' images with
+weights w_k on the simplex: an SGD step on Σ_j w_kj L_KD^(j), then a projected step of w_k on its own validation images,
+by the exact one-step hypergradient (`_bilevel_step`). Stage 3, at the client, fine-tunes the cluster's model on its own images
+(`_personal_loss`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from osfl.ingredients.trajectories import (
     in_parts,
     kept_images,
     lesson,
+    settled,
     teacher_of,
 )
 from osfl.models.inputs import to_input
@@ -80,6 +82,7 @@ class Settings(Training, Student, Pixels, Following):
     personal_batch: int = 128
     personal_schedule: Literal["steps", "cosine", "constant"] = "constant"
     personal_temperature: float = 1.0
+    settle: bool = False  # re-estimate the cluster model's BN statistics on the client's images before fine-tuning
     gamma: float = 0.5  # weight of KL(cluster's model || own)
     delta: float = 0.3  # weight of KL(local model || own)
 
@@ -280,6 +283,8 @@ class FedBiCross(ModelUpload):
         if not self.settings.personalize:
             return given
         cluster = classifier(given, self.task)
+        if self.settings.settle:
+            cluster = settled(cluster, shard.train.images)
         local = classifier(local_model(shard, self.task, self.settings, ctx), self.task)
         guides = fast_logits([cluster, local], shard.train.images, map=_one_by_one)
         own = copy.deepcopy(cluster)
@@ -346,7 +351,7 @@ def _server_side(settings: Settings) -> Settings:
     """The same server phase serves any stage 3, so its kept work is not named after it."""
     plain = Settings()
     late = ("personalize", "personal_epochs", "personal_lr", "personal_batch", "personal_schedule", "personal_temperature",
-            "gamma", "delta")  # fmt: skip
+            "settle", "gamma", "delta")  # fmt: skip
     return replace(settings, **{name: getattr(plain, name) for name in late})
 
 
