@@ -49,8 +49,9 @@ class Settings(Synthesis, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 20, "generators": 2, "generator_steps": 20,
-    "generator_lr": 0.005, "generator_width": 32, "synthesis_batch": 128, "pool_batches": 20, "bn": 1.0,
+    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 8, "generators": 2, "generator_steps": 28,
+    "generator_lr": 0.01, "generator_width": 32, "synthesis_batch": 64, "shift": 0, "bn": 0.3, "adversarial": 0.1,
+    "passes": 3, "student_batch": 64, "student_lr": 0.02, "hard": 1.0,
 }  # fmt: skip
 SMOKE = {
     **SMOKE_TRAINING, "server_epochs": 2, "generator_steps": 2, "generator_width": 8, "noise": 16, "synthesis_batch": 16,

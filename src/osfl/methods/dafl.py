@@ -58,9 +58,9 @@ class Settings(Student, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 20, "server_steps": 20,
-    "synthesis_batch": 128, "noise": 100, "generator_lr": 0.002, "generator_width": 32, "ending": "sigmoid", "bn": 1.0,
-    "one_hot": 1.0, "student_lr": 0.01, "student_clip": 10.0,
+    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 10, "server_steps": 20,
+    "synthesis_batch": 96, "noise": 100, "generator_lr": 0.005, "generator_width": 32, "ending": "sigmoid", "bn": 0.3,
+    "one_hot": 1.0, "student_lr": 0.02, "student_clip": 10.0,
 }  # fmt: skip
 SMOKE = {
     **SMOKE_TRAINING, "server_epochs": 2, "server_steps": 2, "synthesis_batch": 16, "noise": 16, "generator_width": 8,

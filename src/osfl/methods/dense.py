@@ -29,9 +29,10 @@ class Settings(Synthesis, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 20, "generators": 2, "generator_steps": 20,
-    "generator_lr": 0.005, "generator_width": 32, "synthesis_batch": 128, "student_cosine": True, "temperature": 4.0,
-    "student_clip": 10.0, "pool_batches": 20,
+    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 8, "generators": 2, "generator_steps": 28,
+    "generator_lr": 0.01, "generator_width": 32, "synthesis_batch": 64, "shift": 0, "bn": 0.3, "passes": 6,
+    "student_batch": 64, "student_lr": 0.02, "student_decay": 1e-4, "student_cosine": True, "student_clip": 10.0,
+    "temperature": 4.0, "hard": 1.0,
 }  # fmt: skip
 SMOKE = {
     **SMOKE_TRAINING, "server_epochs": 2, "generator_steps": 2, "generator_width": 8, "noise": 16, "synthesis_batch": 16,

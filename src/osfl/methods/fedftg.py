@@ -57,8 +57,9 @@ class Settings(Student, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "iterations": 80, "generator_width": 32, "generator_lr": 0.002, "ending": "sigmoid", "bn": 1.0,
-    "student_lr": 0.01, "student_momentum": 0.9, "student_clip": 10.0, "student_cosine": True,
+    **CPU_TRAINING, "iterations": 60, "synthesis_batch": 96, "generator_width": 32, "generator_lr": 0.005, "ending": "sigmoid",
+    "bn": 0.3, "disagree": 0.1, "diverse": 0.1, "student_lr": 0.02, "student_momentum": 0.9, "student_clip": 10.0,
+    "student_cosine": True,
 }  # fmt: skip
 SMOKE = {
     **SMOKE_TRAINING, "iterations": 2, "student_steps": 2, "synthesis_batch": 16, "noise": 16, "generator_width": 8,
