@@ -2,6 +2,7 @@
 
     python -m benchmarks.grid                     the cells in order; what is finished is not repeated
     python -m benchmarks.grid blood-n5-a0.1       one cell
+    python -m benchmarks.grid --collect           no runs: records of what is finished so far
 
 Runs go to runs/grid/<cell>; interrupt and start again as you like. docs/results.md is written from the records alone
 (`python -m benchmarks.results`).
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from osfl.environment import describe_environment
-from osfl.result import write_json
+from osfl.evaluation.comparison import summarize
+from osfl.result import read_result, write_json
 from osfl.run import compare
 from osfl.simulation import Simulation
 from osfl.workers import default_workers
@@ -66,19 +68,33 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
 }  # fmt: skip
 
 
-def record(cell: str, methods: tuple[str, ...]) -> Path:
-    """Run a cell (or what is missing of it) and write its record."""
-    comparison = compare(CELLS[cell], methods, SEEDS, Path("runs/grid") / cell, progress=_line)
+def record(cell: str) -> Path | None:
+    """Write the record of a cell from its finished runs; a method with fewer seeds says so in `n`."""
+    folder = Path("runs/grid") / cell
+    finished = [folder / label / f"seed{seed}" for label in methods_of(cell) for seed in SEEDS]
+    finished = [path for path in finished if (path / "results.json").exists()]
+    if not finished:
+        return None
+    results, labels = [read_result(path) for path in finished], [path.parent.name for path in finished]
+    summary = summarize(results, labels=labels)
     found: dict[str, Any] = {
-        label: {metric: row[metric] for metric in METRICS if metric in row} for label, row in comparison["methods"].items()
+        label: {metric: row[metric] for metric in METRICS if metric in row} for label, row in summary["methods"].items()
     }
+    for label, result in zip(labels, results, strict=True):
+        found[label].update(settings=result["settings"], deviations=result["deviations"])
+        found[label].setdefault("release_digests", {})[f"seed{result['seed']}"] = result["release_digest"]
     path = RECORDS / f"{cell}.json"
     write_json(path, {
-        "cell": cell, "command": comparison["command"], "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": comparison["data"],
+        "cell": cell, "command": f"python -m benchmarks.grid {cell}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": summary["data"],
         "methods": found, "published_own_percent": dict(PUBLISHED.get(cell, {})),
+        "missing": [label for label in methods_of(cell) if found.get(label, {}).get(METRICS[0], {}).get("n") != len(SEEDS)],
     })  # fmt: skip
     return path
+
+
+def methods_of(cell: str) -> tuple[str, ...]:
+    return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ()))
 
 
 def _line(what: str, done: int, total: int) -> None:
@@ -87,11 +103,13 @@ def _line(what: str, done: int, total: int) -> None:
 
 
 def main(names: list[str]) -> None:
-    for cell in names or CELLS:
+    cells = [name for name in names if name != "--collect"] or list(CELLS)
+    for cell in cells:
         if cell not in CELLS:
             raise SystemExit(f"there is no cell {cell!r}; cells: {', '.join(CELLS)}")
-        ablations = ABLATIONS if cell == "blood-n5-a0.1" else ()
-        print(record(cell, (*REFERENCES, *DATA_FREE, *ablations)), flush=True)
+        if "--collect" not in names:
+            compare(CELLS[cell], methods_of(cell), SEEDS, Path("runs/grid") / cell, progress=_line)
+        print(cell, record(cell) or "has no finished run", flush=True)
 
 
 if __name__ == "__main__":

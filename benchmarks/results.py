@@ -24,7 +24,8 @@ beside ours, not against it: our cells use a CNN of 30 k parameters, 4,000 train
 def percent(row: dict[str, Any] | None) -> str:
     if not row or row["mean"] is None:
         return "–"
-    return f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}"
+    few = "" if row["n"] == 3 else f" (n={row['n']})"
+    return f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}{few}"
 
 
 def table(record: dict[str, Any]) -> list[str]:
@@ -40,6 +41,8 @@ def table(record: dict[str, Any]) -> list[str]:
             f"| {row['costs.upload_bytes']['mean'] / 1e6:.2f} MB | {row['costs.server_seconds']['mean']:.1f} "
             f"| {'–' if published is None else f'{published:.1f}'} |"
         )
+    if record["missing"]:
+        lines += ["", f"Still without all seeds: {', '.join(record['missing'])}."]
     return [*lines, ""]
 
 
