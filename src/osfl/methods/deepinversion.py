@@ -60,7 +60,7 @@ class DeepInversion(ModelUpload):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},
-        "cpu": {  # chosen on validation images of bloodcells-28; see the method's card
+        "cpu": {  # guided by validation images of bloodcells-28; see the method's card
             **CPU_TRAINING, "images": 192, "steps": 100, "pixel_lr": 0.1, "tv": 2.5e-2, "flip": True, "clamp": True,
             "labels": "seen", "combine": "class_count", "invert": "clients", "batches": 1, "temperature": 1.0,
             "server_epochs": 80, "server_lr": 0.05, "noise": 0.1, "mirror": True, "ask_again": True,

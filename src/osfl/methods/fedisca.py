@@ -54,7 +54,7 @@ class FedISCA(ModelUpload):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},
-        "cpu": {  # chosen on validation images of bloodcells-28; see the method's card
+        "cpu": {  # guided by validation images of bloodcells-28; see the method's card
             **CPU_TRAINING, "images": 32, "steps": 90, "pixel_lr": 0.1, "tv": 2.5e-2, "bn": 3.0, "flip": True, "clamp": True,
             "labels": "seen", "combine": "class_count", "init": "average", "invert": "clients", "every": 3, "repetitions": 3,
             "walks": 6, "temperature": 1.0, "server_lr": 0.05, "server_schedule": "cosine", "server_clip": 5.0,
