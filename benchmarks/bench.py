@@ -35,6 +35,7 @@ def main(parts: list[str]) -> None:
             "environment": describe_environment("cpu", default_workers()),
             "figures": figures,
         }
+        RECORDS.mkdir(exist_ok=True)
         write_json(RECORDS / f"{name}.json", record)
         print(json.dumps(figures, indent=1), flush=True)
 

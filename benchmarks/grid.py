@@ -83,6 +83,7 @@ def record(cell: str) -> Path | None:
     for label, result in zip(labels, results, strict=True):
         found[label].update(settings=result["settings"], deviations=result["deviations"])
         found[label].setdefault("release_digests", {})[f"seed{result['seed']}"] = result["release_digest"]
+    RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{cell}.json"
     write_json(path, {
         "cell": cell, "command": f"python -m benchmarks.grid {cell}", "date": time.strftime("%Y-%m-%d", time.gmtime()),

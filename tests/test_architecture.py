@@ -29,7 +29,7 @@ ALLOWED = {
     "outgoing": {"errors", "protocol", "storage"},
     "round": {"errors", "protocol", "result", "storage", "wire"},
     "transports": {"wire"},
-    "evaluation": {"data", "models", "protocol", "result"},
+    "evaluation": {"data", "errors", "meter", "models", "protocol", "result"},
     "reports": {"errors", "result"},
     "environment": {"errors", "osfl"},
     "simulation": {"data", "errors", "plan", "protocol", "registry"},

@@ -140,6 +140,50 @@ def test_compare_gives_a_setting_to_all_that_have_it() -> None:
         for_methods(Simulation("x", changes={"roundz": "3"}), ["fedavg", "fedavg_rounds"])
 
 
+def test_what_was_lost_is_drawn_again(finished: Path) -> None:
+    before = read_result(finished)["release_digest"]
+    (finished / "report" / "index.html").unlink()
+    (finished / "model_card.md").unlink()
+    (finished / "scratch").mkdir()
+    assert run(SMALL, finished)["release_digest"] == before
+    assert (finished / "report" / "index.html").exists() and (finished / "model_card.md").exists()
+    assert not (finished / "scratch").exists()
+
+
+def test_one_model_for_all_is_not_called_personal(finished: Path, tmp_path: Path) -> None:
+    assert read_result(finished)["scores"]["personalized"] is False
+    alone = run(Simulation("local_only", "digits", 1, "iid", "smoke", samples=60, image_size=8), tmp_path / "alone")
+    assert alone["scores"]["personalized"] is True
+
+
+def test_every_phase_counts_its_operations(finished: Path) -> None:
+    phases = read_result(finished)["costs"]["phases"]
+    assert phases["client"]["flops"] > 0 and phases["evaluate"]["flops"] > 0
+
+
+def test_damaged_files_of_a_round_are_named(tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "run")
+    (tmp_path / "run" / "plan.json").write_text('{"version": ')
+    for again in (lambda: run(SMALL, tmp_path / "run"), lambda: load_model(tmp_path / "run")):
+        with pytest.raises(RoundError, match=r"plan\.json is damaged"):
+            again()
+
+
+def test_a_client_that_took_no_part_has_no_model(finished: Path) -> None:
+    with pytest.raises(RoundError, match="took no part"):
+        load_model(finished, "nobody")
+
+
+def test_diverged_training_is_a_sentence(tmp_path: Path) -> None:
+    wild = Simulation("fedavg", "digits", 2, "iid", "smoke", changes={"lr": "1e30", "clip": "0"}, samples=60, image_size=8)
+    with pytest.raises(osfl.errors.OsflError, match=r"not finite"):  # type: ignore[attr-defined]
+        run(wild, tmp_path / "run")
+
+
+def test_the_command_names_what_changes_bits() -> None:
+    assert Machine(device="cuda", threads=4).words() == " --device cuda --threads 4" and Machine().words() == ""
+
+
 def test_the_command_repeats_the_run(finished: Path) -> None:
     command = read_result(finished)["command"]
     for words in ("--method fedavg", "--clients 3", "--partition dirichlet:0.5", "--preset smoke", "--samples 120"):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 @dataclass
 class Meter:
-    seconds: float = 0.0
+    seconds: float = 0.0  # by the wall clock: workers that wait for a core count, too
     flops: float = 0.0
     peak_bytes: int = 0  # of the whole process: phases of several clients that run at once share it
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)

@@ -6,6 +6,8 @@ The schema carries a version. Adding a key keeps it; renaming, removing or chang
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -56,7 +58,7 @@ Scores = TypedDict(
 
 
 class Phase(TypedDict):
-    seconds: float  # summed over clients for client phases, as if one worker did everything
+    seconds: float  # by the wall clock, summed over clients; with more workers than free cores, waiting counts too
     flops: float  # floating point operations by torch's counter (1 multiply-add = 2), of training and synthesis
     peak_bytes: int  # high-water mark of resident memory while the phase ran, whole process
 
@@ -101,10 +103,14 @@ class Result(TypedDict):
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    """Whole or not at all, and on disk when it returns: results.json marks a round as complete."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
 
 
 def read_result(path: Path) -> Result:

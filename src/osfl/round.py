@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import RoundError
+from osfl.errors import Rejected, RoundError
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
 from osfl.storage import from_raw, load_payload, save_payload, to_raw
@@ -54,12 +54,13 @@ class Round:
     # --- uploads ---
 
     def delivered(self) -> dict[ClientId, int]:
-        """Clients whose upload is safe in the inbox, with its size in bytes."""
-        return {receipt.client: receipt.bytes for receipt in self.inbox.uploads()}
+        """Clients whose upload is safe in the inbox, with its size in bytes; sorted. It was checked on the way in."""
+        paths = {client: self.inbox.path(client) for client in sorted(self.desk.enrolled)}
+        return {client: path.stat().st_size for client, path in paths.items() if path.exists()}
 
     def uploads(self) -> tuple[list[Upload], dict[ClientId, str]]:
         """Every upload, sorted by client, and the digests that the release will name as its origin."""
-        bundles = [self.inbox.bundle(receipt.client) for receipt in self.inbox.uploads()]
+        bundles = [self.inbox.bundle(client) for client in self.delivered()]
         uploads = [Upload(b.client, b.plan, _payload(b)) for b in bundles]
         return uploads, {bundle.client: bundle.digest for bundle in bundles}
 
@@ -87,7 +88,11 @@ class Round:
         path = self.folder / "release.safetensors"
         if not path.exists():
             return None
-        shared = self._verified(path)
+        try:
+            shared = self._verified(path)
+        except Rejected as no:
+            raise RoundError(f"release.safetensors is damaged: {no.reason}", field="release",
+                             fix="Delete it and run the same command again.") from None  # fmt: skip
         personal = {}
         for name, digest in shared.made_from.items():
             kind, _, client = name.partition("/")
@@ -109,11 +114,16 @@ class Round:
 
     # --- models that clients made of the release ---
 
-    def model(self, client: ClientId) -> Payload | None:
-        return load_payload(self.folder / "models" / f"{client}.safetensors")
+    def model(self, client: ClientId, release: str) -> Payload | None:
+        """What the client made of the release with this digest, if it has finished."""
+        kept = load_payload(self.folder / "models" / f"{client}.safetensors")
+        if kept is None or kept.facts.get("release") != release:
+            return None
+        return Payload(kept.tensors, {name: fact for name, fact in kept.facts.items() if name != "release"})
 
-    def keep_model(self, client: ClientId, payload: Payload) -> None:
-        save_payload(self.folder / "models" / f"{client}.safetensors", payload)
+    def keep_model(self, client: ClientId, payload: Payload, release: str) -> None:
+        path = self.folder / "models" / f"{client}.safetensors"
+        save_payload(path, Payload(payload.tensors, {**payload.facts, "release": release}))
 
     # --- journal and results ---
 
@@ -181,13 +191,24 @@ def _same_plan(folder: Path, plan: Plan) -> None:
     """Refuse a folder that holds another round, saying what differs."""
     if not (folder / "plan.json").exists():
         return
-    there, here = json.loads((folder / "plan.json").read_text()), json.loads(canonical(plan.as_json()))
+    there, here = read_json(folder / "plan.json"), json.loads(canonical(plan.as_json()))
     different = _differences(there, here)
     if different:
         raise RoundError(
             f"{folder} holds another round; different: {', '.join(different)}", field="out",
             fix="Choose another --out, or repeat the command that made it (see its results.json), or delete the folder.",
         )  # fmt: skip
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of the round, or a plain sentence about what is wrong with it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RoundError(f"{path} is missing", field=path.name, fix="This is not a whole round folder.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RoundError(f"{path} is damaged: {error}", field=path.name,
+                         fix="Restore it from a copy, or choose another --out and start again.") from None  # fmt: skip
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from osfl.environment import describe_environment, device_named
+from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.scores import score
 from osfl.meter import measure, reset_peak_memory
@@ -30,7 +31,7 @@ from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
 from osfl.result import SCHEMA, Costs, Phase, Result, write_json
-from osfl.round import Round, contracts_of, open_round, simulated_key
+from osfl.round import Round, contracts_of, open_round, read_json, simulated_key
 from osfl.simulation import Federation, Simulation, for_methods, prepare
 from osfl.storage import Shelf, load_payload, payload_digest, to_raw
 from osfl.transports.memory import deliver
@@ -50,6 +51,11 @@ class Machine:
     device: str = "cpu"
     threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
 
+    def words(self) -> str:
+        """What a command must repeat to get the same bits."""
+        device = f" --device {self.device}" if self.device != "cpu" else ""
+        return device + (f" --threads {self.threads}" if self.threads != 1 else "")
+
 
 def _quiet(what: str, done: int, total: int) -> None:
     pass
@@ -64,7 +70,7 @@ def run(
     shelf: Path | None = None,
 ) -> Result:
     """Simulate one round in `out`, or continue it. `shelf`: where client models are shared with other methods."""
-    about = {"preset": simulation.preset, "command": simulation.command(str(out))}
+    about = {"preset": simulation.preset, "command": simulation.command(str(out)) + machine.words()}
     return walk(prepare(simulation), Path(out), about, machine=machine, progress=progress, shelf=shelf)
 
 
@@ -86,7 +92,7 @@ def walk(
     with open_round(out, plan, contracts, enrolled, simulated_key(plan.seed, "server")) as round:
         finished = round.finished()
         if finished is not None:
-            return finished
+            return _completed(finished, round)
         workers = Workers(machine.workers)
         ctx = Context(plan, device_named(machine.device), progress, round.scratch, workers.map,
                       Shelf(shelf or round.scratch / "shelf").once, round.show)  # fmt: skip
@@ -97,11 +103,18 @@ def walk(
             environment = describe_environment(machine.device, workers.count)
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
-        write_report(result, out / "report")
-        write_model_card(result, out)
-        write_json(out / "results.json", result)  # last: a folder with results is complete
-        round.tidy()
-        return result
+        write_json(out / "results.json", result)
+        return _completed(result, round)
+
+
+def _completed(result: Result, round: Round) -> Result:
+    """A round with results has its report and model card, drawn again if they were lost, and no checkpoints."""
+    if not (round.folder / "report" / "index.html").exists():
+        write_report(result, round.folder / "report")
+    if not (round.folder / "model_card.md").exists():
+        write_model_card(result, round.folder)
+    round.tidy()
+    return result
 
 
 # --- to a release --------------------------------------------------------------------------------------------------------
@@ -205,21 +218,21 @@ def _personalization(method: Any, shards: Sequence[Shard], round: Round, ctx: Co
     """What each client makes of the release; clients that take it as it is share one object."""
     published = round.release()
     assert published is not None
-    release = published[0]
+    release, digest = published
     if is_reference(method):
         return {shard.client: release.for_client(shard.client) for shard in shards}
     reset_peak_memory()
     finished: list[ClientId] = []
 
     def personalize(shard: Shard) -> Payload:
-        kept = round.model(shard.client)
+        kept = round.model(shard.client, digest)
         if kept is not None:
             return kept
         with measure() as meter:
             payload: Payload = method.personalize(release, shard, ctx)
         if payload is not release.shared:
             round.note("personalize", meter.as_json(), shard.client)
-            round.keep_model(shard.client, payload)
+            round.keep_model(shard.client, payload, digest)
             finished.append(shard.client)
             ctx.progress("personalize", len(finished), len(shards))
         return payload
@@ -235,16 +248,17 @@ def _evaluation(
         if id(payload) not in built:
             built[id(payload)] = method.build(payload)
     models = {client: built[id(payload)] for client, payload in payloads.items()}
+    published = round.release()
+    assert published is not None
     plan, classes = federation.plan, federation.plan.task.classes
     reset_peak_memory()
     ctx.progress("evaluate", 0, 1)
     with measure() as meter:
         scores = score(models, federation.test, classes, federation.counts,
-                       device=ctx.device, map=ctx.map, domains=federation.domains)  # fmt: skip
+                       device=ctx.device, map=ctx.map, domains=federation.domains,
+                       personalized=any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
     round.note("evaluate", meter.as_json())
     ctx.progress("evaluate", 1, 1)
-    published = round.release()
-    assert published is not None
     described = plan.as_json()
     return {
         "schema": SCHEMA,
@@ -354,17 +368,16 @@ def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequ
 
 def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.Module, Task]:
     """A finished round's classifier, ready for evaluation; `client` picks one where each has its own."""
-    import json
-
-    from osfl.errors import RoundError
-
     folder = Path(folder)
     if not (folder / "results.json").exists():
         raise RoundError(f"{folder} holds no finished round", field="run", fix="Run `osfl run --out DIR` first.")
-    plan = plan_from(json.loads((folder / "plan.json").read_text()), str(folder / "plan.json"))
+    plan = plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
     method = load(plan.method)(plan.task, plan.settings)
     contracts = {} if is_reference(method) else contracts_of(method)
-    keys = json.loads((folder / "enrolled.json").read_text())["clients"]
+    keys = read_json(folder / "enrolled.json")["clients"]
+    if client is not None and client not in plan.clients:
+        raise RoundError(f"{client!r} took no part in this round", field="client", expected=" or ".join(plan.clients),
+                         got=client, fix="Leave --client out where all share one model.")  # fmt: skip
     with open_round(folder, plan, contracts, keys, simulated_key(plan.seed, "server")) as round:
         published = round.release()
     assert published is not None

@@ -94,3 +94,9 @@ def test_where_clients_are_domains_their_own_images_count() -> None:
     shared = Constant(0)
     domains = {"a": np.array([True, True, False, False, False, False]), "b": np.array([False] * 3 + [True] * 3)}
     assert scored({"a": shared, "b": shared}, domains=domains)["clients"]["own"]["values"] == {"a": 1.0, "b": 0.0}
+
+
+def test_a_model_that_several_share_counts_for_each_of_them() -> None:
+    shared = Constant(0)
+    found = scored({"a": shared, "b": shared, "c": shared, "d": Constant(2)})
+    assert found["global"]["accuracy"] == pytest.approx(found["clients"]["everyone"]["mean"])

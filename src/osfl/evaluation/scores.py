@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from osfl.errors import TrainingError
+from osfl.meter import spend
+from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_input
 from osfl.protocol import ClientId, Dataset
 from osfl.result import Metrics, Scores, Spread
@@ -27,13 +30,20 @@ CHUNK = 256  # fixed, so that the answers do not depend on the number of workers
 def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, map: Map) -> Floats:
     """Class probabilities (images, classes); chunks of images go to the workers."""
     model.to(device).eval()
+    spend(forward_flops(model, tuple(images.shape[1:])) * len(images))
 
     def answer(chunk: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             logits: torch.Tensor = model(to_input(chunk, device))
             return logits.double().softmax(-1).cpu()
 
-    return torch.cat(map(answer, torch.split(images, CHUNK))).numpy()
+    found = torch.cat(map(answer, torch.split(images, CHUNK)))
+    if not bool(torch.isfinite(found).all()):
+        raise TrainingError(
+            "the finished model answers with numbers that are not finite", field="lr",
+            fix="Training diverged although its losses stayed finite; lower the learning rate (`--set lr=...`).",
+        )  # fmt: skip
+    return found.numpy()
 
 
 def metrics(probability: Floats, labels: NDArray[np.int64]) -> Metrics:
@@ -96,6 +106,7 @@ def score(
     device: torch.device,
     map: Map,
     domains: Mapping[ClientId, NDArray[np.bool_]] | None = None,
+    personalized: bool | None = None,
 ) -> Scores:
     """All scores of a round. Clients that share one model object share its evaluation.
 
@@ -106,21 +117,22 @@ def score(
     for model in models.values():
         if id(model) not in answered:
             answered[id(model)] = probabilities(model, test.images, device, map)
+    measured = {key: metrics(p, labels) for key, p in answered.items()}
     by_client = {client: answered[id(model)] for client, model in models.items()}
     recalls = {client: per_class_accuracy(p.argmax(1), labels, len(classes)) for client, p in by_client.items()}
     if domains is None:
         own = {client: own_accuracy(recalls[client], counts[client]) for client in models}
     else:
         own = {c: float((p.argmax(1) == labels)[domains[c]].mean()) for c, p in by_client.items()}
-    unique = list(answered.values())
+    answers = list(by_client.values())  # a model that several clients share counts once for each of them
     everyone = {client: float((p.argmax(1) == labels).mean()) for client, p in by_client.items()}
     return {
-        "global": _mean([metrics(p, labels) for p in unique]),
+        "global": _mean([measured[id(models[client])] for client in models]),
         "clients": {"own": spread(own), "everyone": spread(everyone)},
-        "personalized": len(unique) > 1,
+        "personalized": len(answered) > 1 if personalized is None else personalized,
         "majority": float(np.bincount(labels).max() / len(labels)),
-        "per_class": {name: _mean_of([_recall(p, labels, c) for p in unique]) for c, name in enumerate(classes)},
-        "confusion": np.mean([confusion(p.argmax(1), labels, len(classes)) for p in unique], axis=0).tolist(),
+        "per_class": {name: _mean_of([recalls[client][c] for client in models]) for c, name in enumerate(classes)},
+        "confusion": np.mean([confusion(p.argmax(1), labels, len(classes)) for p in answers], axis=0).tolist(),
     }
 
 
@@ -139,10 +151,6 @@ def spread(values: Mapping[ClientId, float]) -> Spread:
         "worst_client": worst,
         "values": dict(values),
     }
-
-
-def _recall(probability: Floats, labels: NDArray[Any], c: int) -> float | None:
-    return per_class_accuracy(probability.argmax(1), labels, probability.shape[1])[c]
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

@@ -105,7 +105,7 @@ class _Statistics(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
     ) -> Any:
-        got_var, got_mean = torch.var_mean(x, (0, 2, 3), correction=0)
+        got_mean, got_var = _moments(x)
         gap_mean, gap_var = got_mean - mean, got_var - var
         size_mean, size_var = gap_mean.norm(), gap_var.norm()
         ctx.save_for_backward(x, scale, got_mean, gap_mean / size_mean.clamp_min(1e-12), gap_var / size_var.clamp_min(1e-12))
@@ -118,6 +118,13 @@ class _Statistics(torch.autograd.Function):
         slope = term * 2 * way_var / count  # d var / d x = 2 (x - mean) / count
         offset = term * way_mean / count - slope * mean
         return torch.addcmul(_wide(offset), x, _wide(slope)).addcmul_(out, _wide(scale)), None, None, None, None
+
+
+def _moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance of each channel; torch.var_mean is 3 to 9 times slower on channels_last images."""
+    rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    mean = rows.mean(0)
+    return mean, (rows - mean).square_().mean(0)
 
 
 def _wide(channels: torch.Tensor) -> torch.Tensor:

@@ -62,12 +62,14 @@ class _Progress:
 
     rounds: int
     state: State
-    seconds: float = 0.0
+    seconds: float = 0.0  # of the clients
     flops: float = 0.0
+    server_seconds: float = 0.0
 
     def keep(self, ctx: Context) -> None:
         if ctx.scratch:
-            facts = {"rounds": self.rounds, "seconds": self.seconds, "flops": self.flops}
+            facts = {"rounds": self.rounds, "seconds": self.seconds, "flops": self.flops,
+                     "server_seconds": self.server_seconds}  # fmt: skip
             save_payload(ctx.scratch / CHECKPOINT, Payload(self.state, facts))
 
 
@@ -79,7 +81,8 @@ class MultiRound(Configured):
 
     def problems(self, clients: int) -> list[str]:
         few = self.settings.rounds < 1
-        return training_problems(self.settings) + [f"setting 'rounds': expected at least 1, got {self.settings.rounds}"] * few
+        found = training_problems(self.settings, self.task, one="many rounds average one model")
+        return found + [f"setting 'rounds': expected at least 1, got {self.settings.rounds}"] * few
 
     def start(self, shards: Sequence[Shard], model: State) -> dict[str, torch.Tensor]:
         """Extra state at the beginning, beside the model."""
@@ -122,9 +125,11 @@ class MultiRound(Configured):
         replies = ctx.map(lambda shard: self._local(shard, before.state, before.rounds, ctx), shards)
         book(start - time.perf_counter())  # the clients' time, not the server's
         sent = {shard.client: reply for shard, (reply, _) in zip(shards, replies, strict=True)}
-        state = self.merge(before.state, sent, {shard.client: len(shard.train) for shard in shards})
+        with measure() as merging:
+            state = self.merge(before.state, sent, {shard.client: len(shard.train) for shard in shards})
         seconds = before.seconds + sum(meter.seconds for _, meter in replies)
-        return _Progress(before.rounds + 1, state, seconds, before.flops + sum(meter.flops for _, meter in replies))
+        flops = before.flops + sum(meter.flops for _, meter in replies)
+        return _Progress(before.rounds + 1, state, seconds, flops, before.server_seconds + merging.seconds)
 
     def _local(self, shard: Shard, state: State, number: int, ctx: Context) -> tuple[dict[str, torch.Tensor], Meter]:
         model = build_model(self.settings.architecture, self.task)
@@ -140,7 +145,9 @@ class MultiRound(Configured):
     def _resume(self, shards: Sequence[Shard], ctx: Context) -> _Progress:
         kept = load_payload(ctx.scratch / CHECKPOINT) if ctx.scratch else None
         if kept is not None:
-            return _Progress(state=kept.tensors, **kept.facts)
+            done = _Progress(state=kept.tensors, **kept.facts)
+            book(done.server_seconds)  # spent before the interruption
+            return done
         architecture = self.settings.architecture
         model = named(build_model(architecture, self.task, ctx.generator("init", architecture)), "model")
         return _Progress(0, {**model, **self.start(shards, model)})

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.errors import TrainingError
+from osfl.errors import TrainingError, UsageError
 from osfl.meter import spend
-from osfl.models.build import architecture_for, build_model
+from osfl.models.build import architecture_for, architectures_in, build_model, check_architecture
 from osfl.models.flops import training_flops
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
@@ -43,13 +43,13 @@ CPU_TRAINING = {
     "architecture": "cnn-w16", "epochs": 20, "batch_size": 64, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
 }  # fmt: skip
 SMOKE_TRAINING = {
-    "architecture": "cnn-w4", "epochs": 1, "batch_size": 32, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
+    "architecture": "cnn-w8", "epochs": 1, "batch_size": 32, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
 }  # fmt: skip
 TRAINING_PRESETS = {"paper": {}, "cpu": CPU_TRAINING, "smoke": SMOKE_TRAINING}
 
 
-def training_problems(settings: Training) -> list[str]:
-    """Settings that cannot train anything, a sentence each."""
+def training_problems(settings: Training, task: Task, *, one: str = "") -> list[str]:
+    """Settings that cannot train anything, a sentence each. `one`: why all clients must share an architecture."""
     low = {"epochs": 1, "batch_size": 2, "momentum": 0, "weight_decay": 0, "clip": 0}
     found = [
         f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
@@ -58,7 +58,31 @@ def training_problems(settings: Training) -> list[str]:
     ]
     if not (settings.lr > 0 and math.isfinite(settings.lr)):
         found.append(f"setting 'lr': expected a positive number, got {settings.lr}")
+    return found + architecture_problems("architecture", settings.architecture, task, one=one)
+
+
+def architecture_problems(setting: str, spec: str, task: Task, *, one: str = "") -> list[str]:
+    """What is wrong with the architectures that a setting names, before anything is trained; `one` as above."""
+    rules = [part.rpartition(":")[0].strip() for part in spec.split(",")]
+    try:
+        names = architectures_in(spec)
+    except UsageError as error:
+        return _sentences(setting, error)
+    found = []
+    if one and any(rules):
+        found.append(f"setting {setting!r}: {one}; expected one name such as {names[0]!r}, got {spec!r}")
+    elif any(rules) and "*" not in rules:  # who takes part is not known here, only how many
+        found.append(f"setting {setting!r}: {spec!r} has no rule for clients that it does not name; add ',*:{names[0]}'")
+    for name in names:
+        try:
+            check_architecture(name, task)
+        except UsageError as error:
+            found += _sentences(setting, error)
     return found
+
+
+def _sentences(setting: str, error: UsageError) -> list[str]:
+    return [f"setting {setting!r}: {problem}{f'. {error.fix}' if error.fix else ''}" for problem in error.problems]
 
 
 def fit(
@@ -185,8 +209,10 @@ def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> P
             raise
         return Payload(named(model, "model"), {"architecture": architecture, "samples": len(shard.train)})
 
-    key = {"what": "local model", "client": shard.client, "data": shard.digest, "recipe": recipe,
+    key: dict[str, Any] = {"what": "local model", "client": shard.client, "data": shard.digest, "recipe": recipe,
            "seed": ctx.plan.seed, "task": asdict(task)}  # fmt: skip
+    if ctx.device.type != "cpu":  # another device gives other bits
+        key["device"] = ctx.device.type
     return ctx.once(key, train)
 
 
