@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import copy
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
+from benchmarks.measuring import medians
 from osfl.ingredients.ensembles import fast_logits
 from osfl.models.build import build_model
 from osfl.models.cnn import Cnn
@@ -45,12 +44,13 @@ def _case(architecture: str, count: int, image: tuple[int, int, int], aim: float
     frozen = [freeze(member) for member in members]
     x = torch.randn((BATCH, *image), generator=torch_generator(0, "images"))
     pool, left, right = Workers(), *(torch.randn(2, 2048, 2048, generator=torch_generator(0, "peak")))
-    seconds = _interleaved(
+    seconds = medians(
         {
             "plain": lambda: _plain(plain, x),
             "ours": lambda: fast_logits(frozen, x, map=pool.map),
             "peak": lambda: left @ right,
-        }
+        },
+        ROUNDS,
     )
     flops, peak = forward_flops(members[0], image) * BATCH * count, 2 * 2048**3 / seconds["peak"]
     error = (fast_logits(frozen, x, map=pool.map) - _plain(plain, x)).abs().max()
@@ -98,16 +98,6 @@ def _as_first_written(member: nn.Module) -> nn.Module:
 def _plain(members: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
     return torch.stack([member(x) for member in members])
 
-
-def _interleaved(variants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each variant, after one round to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(ROUNDS + 1):
-        for name, work in variants.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
 if __name__ == "__main__":

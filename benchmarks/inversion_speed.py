@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.measuring import medians
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.inversion import Inversion, Watched, balanced_labels, invert, total_variation
 from osfl.ingredients.simplex import project
@@ -60,7 +59,7 @@ def _inversion(architecture: str, images: int, steps: int, rounds: int) -> dict[
     def first() -> list[torch.Tensor]:
         return [_plain_invert([plain[i]], labels, settings, torch_generator(0, i))[-1] for i in range(5)]
 
-    seconds = _interleaved({"plain": first, "ours": ours, "peak": lambda: left @ right}, rounds)
+    seconds = medians({"plain": first, "ours": ours, "peak": lambda: left @ right}, rounds)
     flops, peak = inversion_flops(models[0], TASK.image) * images * steps * 5, 2 * 2048**3 / seconds["peak"]
     pairs = zip(models, ours(), first(), strict=True)
     gap = max(_relative(_loss(model, a, labels), _loss(model, b, labels)) for model, a, b in pairs)
@@ -129,7 +128,7 @@ def _server(method: Any, settings: Any, plain: Plain) -> dict[str, object]:
     def first() -> None:
         found["plain"] = plain(server, uploads, ctx)
 
-    seconds = _interleaved({"plain": first, "ours": ours}, 3)
+    seconds = medians({"plain": first, "ours": ours}, 3)
     return {
         "settings": dict(SETTINGS), "clients": 5, "rounds": 3,
         "plain_s": round(seconds["plain"], 2), "ours_s": round(seconds["ours"], 2),
@@ -242,7 +241,7 @@ def _scaling() -> dict[str, object]:
 
         return work
 
-    seconds = _interleaved({str(n): phase(n) for n in (5, 10, 20)}, 3)
+    seconds = medians({str(n): phase(n) for n in (5, 10, 20)}, 3)
     growth = round(seconds["20"] / seconds["5"], 2)
     return {"seconds": {n: round(s, 2) for n, s in seconds.items()}, "growth_5_to_20": growth, "aim": 4.0}
 
@@ -278,16 +277,6 @@ def _context(settings: Any, uploads: Sequence[Upload]) -> Context:
 def _relative(a: float, b: float) -> float:
     return abs(a - b) / abs(b)
 
-
-def _interleaved(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each variant, after one round to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(rounds + 1):
-        for name, work in variants.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
 PARTS: Mapping[str, Callable[[], dict[str, object]]] = {

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import copy
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.measuring import medians
 from osfl.ingredients.synthesis import Objective, Seen, Synthesis, Teacher, generator_flops, generator_loss
 from osfl.methods.coboosting import CoBoosting
 from osfl.methods.coboosting import Settings as CoBoostingSettings
@@ -52,7 +51,7 @@ def _case(name: str, objective: Objective, settings: Synthesis) -> dict[str, obj
     ours, plain = Ours(members, student, objective, watch), AsFirstWritten(members, student, objective, watch)
     error = abs(ours.loss_and_gradient()[0] - plain.loss_and_gradient()[0])
     gap = (ours.loss_and_gradient()[1] - plain.loss_and_gradient()[1]).abs().max() / plain.loss_and_gradient()[1].abs().max()
-    seconds = _interleaved({"ours": ours.step, "plain": plain.step, "peak": lambda: left @ right})
+    seconds = medians({"ours": ours.step, "plain": plain.step, "peak": lambda: left @ right}, ROUNDS)
     flops = generator_flops(ours.generator, [*members, student], IMAGE) * BATCH
     peak = 2 * 2048**3 / seconds["peak"]
     return {
@@ -152,16 +151,6 @@ def _as_first_written(generator: Generator) -> Generator:
     assert isinstance(plain, Generator)
     return plain
 
-
-def _interleaved(variants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each variant, after one round to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(ROUNDS + 1):
-        for name, work in variants.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.peak import sgemm_gflops
+from benchmarks.measuring import medians, sgemm_gflops
 from osfl.evaluation.scores import probabilities
 from osfl.ingredients.training import fit
 from osfl.methods.fedavg import FedAvg
@@ -28,20 +25,6 @@ from osfl.protocol import Context
 from osfl.run import Machine, walk
 from osfl.simulation import Federation, Simulation, prepare
 from osfl.workers import Workers, compute_threads
-
-ROUNDS = 5  # interleaved; medians are compared
-
-
-def medians(variants: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Seconds of each variant, measured in turns so that a noisy neighbour hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(rounds + 1):
-        for name, work in variants.items():
-            start = time.perf_counter()
-            work()
-            if number:  # the first turn warms up
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def overhead() -> dict[str, float]:

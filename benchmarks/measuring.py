@@ -1,0 +1,34 @@
+"""How speed is measured: variants in turns, medians, and the machine's own peak in the same run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def sgemm_gflops(threads: int, size: int = 2048, repeats: int = 5) -> float:
+    """Best of a few float32 matrix products, in GFLOP/s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a = torch.randn(size, size)
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    torch.set_num_threads(before)
+    return 2 * size**3 / best / 1e9
+
+
+def medians(variants: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+    """Median seconds of each variant after one turn to warm up; in turns, so that a noisy neighbour hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds + 1):
+        for name, work in variants.items():
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
