@@ -1,5 +1,6 @@
 """Words and TOML become plans; all mistakes come at once, each with the nearest valid name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from osfl.errors import UsageError
 from osfl.methods.fedavg import FedAvg, Settings
 from osfl.plan import comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
-from osfl.protocol import Plan, Task
+from osfl.protocol import Limits, Plan, Task
+from osfl.simulation import Simulation, prepare
 
 TASK = Task("cells", ("round", "long"), (3, 28, 28))
 
@@ -70,19 +72,81 @@ BROKEN = {
     "no file": (None, "there is no plan"),
     "not toml": ("method = ", "not valid TOML"),
     "unknown key": ('methd = "fedavg"', "Did you mean 'method'"),
-    "another version": ('version = 9\nmethod = "fedavg"\nclients = []\n[task]\nclasses = []\nimage = []', "version 9"),
+    "another version": ('version = 9\nmethod = "fedavg"\nclients = []\n[task]\nclasses = []\nimage = []', "expected 1.*got 9"),
     "one class": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x"]\nimage = [1, 8, 8]', "at least 2 classes"),
     "a class twice": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "x"]\nimage = [1, 8, 8]', "named twice"),
     "no clients": ('method = "fedavg"\nclients = []\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]', "one or more"),
     "a path": ('method = "fedavg"\nclients = ["../a"]\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]', "not a client name"),
     "channels": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [2, 8, 8]', "1 or 3"),
-    "shape": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [8]', "cannot be read"),
+    "shape": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [8]', "'task.image': expected three"),
     "method": ('method = "fedavgg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]', "Did you mean"),
     "setting": (
         'method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]\n[settings]\nepochs = 0',
         "expected at least 1",
     ),
 }
+
+
+# one line of a good plan, changed: (line, instead, what is said)
+EDITED = {
+    "list for a number": ("lr = 0.001", "lr = [1]", r"'lr': expected float, got \[1\]"),
+    "text for samples": ("samples = 9", 'samples = "x"', "'data.samples': expected a positive whole number, got 'x'"),
+    "number for a dataset": ('dataset = "cells"', "dataset = 5", "'data.dataset': expected text, got 5"),
+    "another part": ('evaluated_on = "test"', 'evaluated_on = "train"', "'data.evaluated_on': expected 'test' or 'val'"),
+    "text for a seed": ("seed = 7", 'seed = "x"', "'seed': expected a whole number, got 'x'"),
+    "truth for a seed": ("seed = 7", "seed = true", "'seed': expected a whole number, got True"),
+    "number for clients": ('clients = ["north", "south"]', "clients = 5", "'clients': expected a list of names .* got 5"),
+    "text for clients": ('clients = ["north", "south"]', 'clients = "abc"', "'clients': expected a list .* got 'abc'"),
+    "text for classes": ('classes = ["round", "long"]', 'classes = "ab"', "'task.classes': expected a list .* got 'ab'"),
+    "no classes": ('classes = ["round", "long"]', "", "'task.classes' is missing"),
+    "text in an image": ("image = [3, 28, 28]", 'image = [3, "x", 28]', "'task.image': expected three positive"),
+    "number for a method": ('method = "fedavg"', "method = 5", "'method': expected text, got 5"),
+    "limit of nothing": ("facts_bytes = 65536", "facts_bytes = 0", "'limits.facts_bytes': expected a positive .* got 0"),
+    "text for a limit": ("facts_bytes = 65536", 'facts_bytes = "1 MB"', "'limits.facts_bytes': expected .* got '1 MB'"),
+    "unknown limit": ("facts_bytes = ", "fact_bytes = ", "'limits.fact_bytes'.* Did you mean 'limits.facts_bytes'"),
+    "unknown part of the task": ("image = ", "images = ", "unknown key 'task.images'"),
+}
+
+
+def edited(folder: Path, *changes: tuple[str, str]) -> Path:
+    data = {"dataset": "cells", "samples": 9, "evaluated_on": "test"}
+    text = write_plan(Plan(TASK, "fedavg", Settings(), ("north", "south"), seed=7, data=data))
+    for line, instead in changes:
+        assert text.count(line) == 1
+        text = text.replace(line, instead)
+    path = folder / "plan.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_each_key_is_checked_by_itself(name: str, tmp_path: Path) -> None:
+    line, instead, expected = EDITED[name]
+    with pytest.raises(UsageError, match=expected):
+        read_plan(edited(tmp_path, (line, instead)))
+
+
+def test_all_mistakes_of_a_plan_at_once(tmp_path: Path) -> None:
+    apart = ("text for samples", "text for a seed", "number for clients", "text in an image", "list for a number")
+    with pytest.raises(UsageError) as caught:
+        read_plan(edited(tmp_path, *(EDITED[name][:2] for name in apart)))
+    assert len(caught.value.problems) == len(apart)
+    assert all(problem.startswith(str(tmp_path)) for problem in caught.value.problems)
+
+
+def test_limits_are_part_of_the_plan(tmp_path: Path) -> None:
+    assert read_plan(edited(tmp_path, ("facts_bytes = 65536", "facts_bytes = 4096"))).limits == Limits(facts_bytes=4096)
+    words = Simulation("fedavg", clients=2, partition="iid", preset="smoke", samples=60)
+    smaller = replace(words, limits=Limits(facts_bytes=4096))
+    assert prepare(words).plan.limits == Limits() and prepare(smaller).plan.limits == Limits(facts_bytes=4096)
+    assert prepare(words).plan.digest != prepare(smaller).plan.digest
+
+
+def test_a_setting_of_the_wrong_shape_is_a_message() -> None:
+    with pytest.raises(UsageError, match=r"'lr': expected float, got \[1\]"):
+        resolve_settings(FedAvg, "cpu", {"lr": [1]})
+    with pytest.raises(UsageError, match="'epochs': expected int, got None"):
+        resolve_settings(FedAvg, "cpu", {"epochs": None})
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -91,6 +91,12 @@ class TrainingError(OsflError):
     title = "Training"
 
 
+class FilesError(OsflError):
+    """The file system said no: not ours to write, of the wrong kind, or full."""
+
+    title = "Files"
+
+
 class MissingExtra(OsflError):
     """An optional dependency is not installed."""
 

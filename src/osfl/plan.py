@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -20,9 +20,7 @@ from osfl.registry import load, nearest
 VERSION = 1
 
 
-def resolve_settings(
-    method: type[Any], preset: str, changes: Mapping[str, Any] | None = None, *, ignore_unknown: bool = False
-) -> Any:
+def resolve_settings(method: type[Any], preset: str, changes: Mapping[str, Any] | None = None) -> Any:
     """The method's Settings: paper defaults, then the preset, then the user's changes (text or values)."""
     if preset not in method.PRESETS:
         raise UsageError(f"there is no preset {preset!r}.{nearest(preset, list(method.PRESETS))}", field="preset",
@@ -33,12 +31,11 @@ def resolve_settings(
     values: dict[str, Any] = {}
     for name, value in {**method.PRESETS[preset], **(changes or {})}.items():
         if name not in known:
-            if not ignore_unknown:
-                problems.append(f"{method.__name__} has no setting {name!r}.{nearest(name, list(known))}")
+            problems.append(f"{method.__name__} has no setting {name!r}.{nearest(name, list(known))}")
             continue
         try:
             values[name] = _convert(value, known[name])
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             problems.append(f"setting {name!r}: expected {_spell(known[name])}, got {value!r}{_because(error)}")
     if problems:
         raise UsageError(problems, field="settings", fix=f"Settings: {', '.join(known)}.")
@@ -87,9 +84,9 @@ def _spell(kind: Any) -> str:
     return "a choice" if typing.get_origin(kind) is typing.Literal else getattr(kind, "__name__", str(kind))
 
 
-def _because(error: ValueError) -> str:
+def _because(error: TypeError | ValueError) -> str:
     text = str(error)
-    return "" if "could not convert" in text or "invalid literal" in text else f" ({text})"
+    return "" if isinstance(error, TypeError) or "could not convert" in text or "invalid literal" in text else f" ({text})"
 
 
 def deviations(method: type[Any], settings: Any) -> list[str]:
@@ -112,6 +109,9 @@ def read_plan(path: Path) -> Plan:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no plan at {path}", fix="Write one with `osfl new --method fedavg`.") from None
+    except OSError as error:  # a folder, or not ours to read
+        raise UsageError(f"the plan {path} cannot be read: {error.strerror}", field="plan",
+                         fix="Name the file itself, such as plan.toml.") from None  # fmt: skip
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     return plan_from(table, str(path))
@@ -119,30 +119,94 @@ def read_plan(path: Path) -> Plan:
 
 def plan_from(table: Mapping[str, Any], where: str) -> Plan:
     """A parsed plan.toml or plan.json as a Plan."""
-    problems = [f"{where}: unknown key {key!r}.{nearest(key, list(_KEYS))}" for key in table if key not in _KEYS]
-    problems += [f"{where}: {key!r} is missing" for key in ("task", "method", "clients") if key not in table]
-    if table.get("version", VERSION) != VERSION:
-        problems.append(f"{where}: version {table['version']!r} is not supported, expected {VERSION}")
+    problems, fixes = _misshapen(table), ["`osfl new` writes a plan with every key explained."]
+    settings = None
+    if isinstance(table.get("method"), str) and isinstance(table.get("settings", {}), Mapping):
+        try:
+            settings = resolve_settings(load(table["method"]), "paper", table.get("settings", {}))
+        except UsageError as error:
+            problems += error.problems
+            fixes = [error.fix] if error.fix else fixes
     if problems:
-        raise UsageError(problems, field="plan", fix="`osfl new` writes a plan with every key explained.")
-    try:
-        task = table["task"]
-        classes = tuple(str(name) for name in task["classes"])
-        channels, height, width = (int(side) for side in task["image"])
-        limits = Limits(**table.get("limits", {}))
-        clients = tuple(sorted(str(client) for client in table["clients"]))
-        seed = int(table.get("seed", 0))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{where}: [task] or [limits] cannot be read: {error}", field="plan") from None
-    method = load(str(table["method"]))
-    settings = resolve_settings(method, "paper", table.get("settings", {}))
-    plan = Plan(Task(str(task.get("name", "task")), classes, (channels, height, width)), str(table["method"]),
-                settings, clients, limits, seed, dict(table.get("data", {})))  # fmt: skip
+        raise UsageError([f"{where}: {problem}" for problem in problems], field="plan", fix=fixes[0])
+    task = table["task"]
+    channels, height, width = task["image"]
+    plan = Plan(Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width)), table["method"],
+                settings, tuple(sorted(table["clients"])), Limits(**table.get("limits", {})), table.get("seed", 0),
+                dict(table.get("data", {})))  # fmt: skip
     check_plan(plan)
     return plan
 
 
-_KEYS = ("version", "task", "method", "settings", "clients", "limits", "seed", "data")
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What a key of a plan may hold, in words and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(value: Any) -> bool:
+    return _whole(value) and value > 0
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_TABLE = _Kind("a table of keys and values", lambda value: isinstance(value, Mapping))
+_TEXT = _Kind("text", lambda value: isinstance(value, str))
+_POSITIVE = _Kind("a positive whole number", _positive)
+_KEYS = {
+    "version": _Kind(f"{VERSION}; other versions are not supported", lambda value: _whole(value) and value == VERSION),
+    "task": _TABLE,
+    "method": _TEXT,
+    "settings": _TABLE,
+    "clients": _Kind('a list of names such as ["north", "south"]', _texts),
+    "limits": _TABLE,
+    "seed": _Kind("a whole number", _whole),
+    "data": _TABLE,
+}
+_PARTS: Mapping[str, Mapping[str, _Kind]] = {
+    "task": {
+        "name": _TEXT,
+        "classes": _Kind('a list of names such as ["cat", "dog"]', _texts),
+        "image": _Kind("three positive whole numbers, [channels, height, width]",
+                       lambda value: isinstance(value, list) and len(value) == 3 and all(map(_positive, value))),
+    },
+    "limits": {field.name: _POSITIVE for field in dataclasses.fields(Limits)},
+    "data": {
+        "dataset": _TEXT,
+        "digest": _TEXT,
+        "partition": _TEXT,
+        "evaluated_on": _Kind("'test' or 'val'", lambda value: value in ("test", "val")),
+        "samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
+    },
+}  # fmt: skip
+_NEEDED = ("task", "method", "clients", "task.classes", "task.image")
+
+
+def _misshapen(table: Mapping[str, Any]) -> list[str]:
+    """Every key that is missing, unknown or of the wrong kind; `settings` are the method's own affair."""
+    known, found = dict(_KEYS), dict(table)
+    for part, kinds in _PARTS.items():
+        if isinstance(table.get(part), Mapping):
+            known |= {f"{part}.{key}": kind for key, kind in kinds.items()}
+            extra = part == "data"  # may say more: it describes, and the digest of the images decides
+            found |= {f"{part}.{key}": value for key, value in table[part].items() if not extra or key in kinds}
+    problems = [f"unknown key {key!r}.{nearest(key, list(known))}" for key in found if key not in known]
+    problems += [f"{key!r} is missing" for key in _NEEDED if key in known and key not in found]
+    return problems + [
+        f"{key!r}: expected {known[key].words}, got {value!r}"
+        for key, value in found.items()
+        if key in known and not known[key].fits(value)
+    ]
+
+
 _SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -162,10 +226,13 @@ def check_plan(plan: Plan) -> None:
         for name in plan.clients
         if not _SAFE.fullmatch(name)
     ]
-    method = load(plan.method)(plan.task, plan.settings)
-    problems += method.problems(len(plan.clients))
+    method, fix = load(plan.method)(plan.task, plan.settings), None
+    try:
+        problems += method.problems(len(plan.clients))
+    except UsageError as error:  # a method that works with what it should have refused
+        problems, fix = [*problems, *error.problems], error.fix
     if problems:
-        raise UsageError(problems, field="plan")
+        raise UsageError(problems, field="plan", fix=fix)
 
 
 def comments_of(settings: type[Any]) -> dict[str, str]:

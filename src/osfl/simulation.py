@@ -25,7 +25,7 @@ from osfl.data import (
 from osfl.data.views import with_train
 from osfl.errors import UsageError
 from osfl.plan import check_plan, resolve_settings
-from osfl.protocol import ClientId, Dataset, Plan, Shard, Task
+from osfl.protocol import ClientId, Dataset, Limits, Plan, Shard, Task
 from osfl.registry import load, nearest
 
 
@@ -44,9 +44,13 @@ class Simulation:
     image_size: int | None = None
     channels: int | None = None
     evaluate_on: Literal["test", "val"] = "test"  # val: for choosing settings without touching the test set
+    limits: Limits = field(default_factory=Limits)  # no word for these: only a plan says others
+    plan: str = ""  # the file that this was read from
 
     def command(self, out: str) -> str:
         """The words that repeat this run."""
+        if self.plan and self.limits != Limits():
+            return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
         words = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
         words += ["--clients", str(self.clients)] if self.clients is not None else []
         words += ["--partition", self.partition, "--preset", self.preset, "--seed", str(self.seed)]
@@ -89,7 +93,7 @@ def prepare(simulation: Simulation) -> Federation:
                             "evaluated_on": simulation.evaluate_on}  # fmt: skip
     if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
         data["samples"] = simulation.samples
-    plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), seed=simulation.seed, data=data)
+    plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), simulation.limits, simulation.seed, data)
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
     domains = None
@@ -110,11 +114,10 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
     variants: list[Simulation] = []
     taken: set[str] = set()
     for label in methods:
-        name, _, words = label.partition("@")
+        name, extra = _variant(label)
         fields = load(name).Settings.__dataclass_fields__
         mine = {key: value for key, value in simulation.changes.items() if key in fields}
         taken |= mine.keys()
-        extra = dict(word.split("=", 1) for word in words.split("@") if "=" in word)
         variants.append(replace(simulation, method=name, changes={**mine, **extra}))
     known = sorted({field for label in methods for field in load(label.partition("@")[0]).Settings.__dataclass_fields__})
     unknown = [key for key in simulation.changes if key not in taken]
@@ -125,3 +128,13 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
     for variant in variants:  # all mistakes before the first method starts
         resolve_settings(load(variant.method), variant.preset, variant.changes)
     return variants
+
+
+def _variant(label: str) -> tuple[str, dict[str, str]]:
+    """`ensemble@combine=size` as the method and what is changed in it."""
+    name, *words = label.split("@")
+    pairs = [(key.strip(), equals, value.strip()) for key, equals, value in (word.partition("=") for word in words)]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise UsageError(f"method {label!r}: after '@' a variant says key=value", field="methods",
+                         fix="For example ensemble@combine=size.")  # fmt: skip
+    return name, {key: value for key, _, value in pairs}

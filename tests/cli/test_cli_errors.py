@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -47,13 +49,34 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "predict from nothing": ("predict --run nowhere dot.png", 1, ("nowhere holds no finished round", "osfl run")),
     "check of no plan": ("check plan.toml", 1, ("no plan at plan.toml", "osfl new")),
     "template and dataset": ("new --method fedavg --dataset digits --classes a,b", 2, ("--classes", "names its classes")),
+    "out is empty": ("run --method fedavg --out ''", 2, ("--out", "empty", "runs/first")),
+    "doctor of a file": ("doctor --out afile", 2, ("--out", "afile is a file")),
+    "out is a file": ("run --method fedavg --smoke --out afile", 2, ("--out", "afile is a file")),
+    "out in a file": ("run --method fedavg --smoke --out afile/a/b", 2, ("--out", "afile is not a folder")),
+    "comparison in a file": ("compare --methods fedavg --smoke --out afile", 2, ("--out", "afile is a file")),
+    "demo in a file": ("demo --smoke --out afile", 2, ("--out", "afile is a file")),
+    "report in a file": ("report data --out afile", 2, ("--out", "afile is a file")),
+    "new plan in a file": ("new --method fedavg --out afile/x.toml", 2, ("--out", "afile is not a folder")),
+    "new plan is a folder": ("new --method fedavg --out data --force", 2, ("--out", "data is a folder", "data/plan.toml")),
+    "plan is a folder": ("run --plan data", 2, ("data cannot be read", "Is a directory", "plan.toml")),
+    "checked plan is a folder": ("check data", 1, ("data cannot be read", "Is a directory")),
+    "plan and words": (
+        "run --plan plan.toml -n 3 --seed 1 --dataset digits --smoke --samples 9 -p iid --evaluate-on test", 2,
+        ("contradict", "--clients", "--seed", "--dataset", "--smoke", "--samples", "--partition", "--evaluate-on"),
+    ),
+    "checked plan and words": ("check plan.toml --clients 3", 2, ("contradict", "--clients")),
+    "variant without value": (
+        "compare --methods fedavg,ensemble@combine", 2, ("'ensemble@combine'", "key=value", "ensemble@combine=size"),
+    ),
+    "variant of nothing": ("compare --methods ensemble@ --smoke", 2, ("'ensemble@'", "key=value")),
     "one class": ("new --method fedavg --classes a", 2, ("at least 2 classes", "got 1")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_a_message(osfl, name: str) -> None:
     words, code, pieces = MISTAKES[name]
+    Path("afile").touch()
     said = osfl(words)
     assert said.code == code
     assert said.out == ""
@@ -67,6 +90,7 @@ def test_the_same_for_scripts(osfl, name: str) -> None:
     words, code, pieces = MISTAKES[name]
     if "--format" in words:
         pytest.skip("says another format itself")
+    Path("afile").touch()
     said = osfl(f"{words} --format json")
     assert said.code == code
     assert said.json["error"] and said.json["reason"]
@@ -104,6 +128,89 @@ def test_a_plan_is_not_overwritten(osfl) -> None:
     said = osfl("new --method fedavg")
     assert said.code == 2 and "plan.toml exists" in said.err and "--force" in said.err
     assert osfl("new --method ensemble --force").code == 0
+
+
+# what the file system answers: (errno, piece of the remedy)
+REFUSALS = {
+    "not ours": (errno.EACCES, "yours to write"),
+    "read-only": (errno.EROFS, "yours to write"),
+    "in the way": (errno.EEXIST, "move away"),
+    "not a folder": (errno.ENOTDIR, "move away"),
+    "a folder": (errno.EISDIR, "move away"),
+    "full": (errno.ENOSPC, "Make room"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_file_system_that_says_no_is_a_message(osfl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, remedy = REFUSALS[name]
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "runs/there")
+
+    monkeypatch.setattr("osfl.run.run", refuses)
+    said = osfl("run --method fedavg --smoke")
+    assert said.code == 1 and f"runs/there: {os.strerror(number)}." in said.err and remedy in said.err
+    assert osfl("run --method fedavg --smoke --format json").json["error"] == "FilesError"
+
+
+def test_a_full_disk_need_not_name_a_file(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("osfl.run.run", full)
+    said = osfl("run --method fedavg --smoke")
+    assert said.code == 1 and "No space left" in said.err and "None" not in said.err
+
+
+def test_other_errors_of_the_system_are_ours(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file", "a file of ours")
+
+    monkeypatch.setattr("osfl.run.run", forgets)
+    with pytest.raises(FileNotFoundError):
+        osfl("run --method fedavg --smoke")
+
+
+# architectures are checked before anything is trained: (words, pieces)
+ARCHITECTURES = {
+    "unknown": ("local_only --set architecture=nonsense", ("'nonsense'", "Known: cnn")),
+    "unknown for one": ("ensemble --set 'architecture=client-01:cnn-w4,*:resnt18'", ("'resnt18'", "resnet18")),
+    "no rule for others": ("local_only --set architecture=client-01:cnn-w4", ("no rule for clients", ",*:cnn-w4")),
+    "too small": ("local_only --set 'architecture=client-01:vit-p5,*:cnn'", ("patch 5 does not divide", "-p4")),
+    "averaged": ("fedavg --set 'architecture=client-01:cnn,*:cnn'", ("averaging", "one name such as 'cnn'")),
+    "many rounds": ("fedavg_rounds --set 'architecture=client-01:cnn,*:cnn-w4'", ("rounds", "one name such as 'cnn'")),
+    "pooled": ("centralized --set 'architecture=client-01:cnn,*:cnn-w4'", ("one model", "one name such as 'cnn'")),
+    "scaffold, too": ("scaffold --set architecture=nonsense", ("'nonsense'", "Known: cnn")),
+    "the server's": ("dense --set student=resnt18", ("'student'", "'resnt18'", "resnet18")),
+    "inherited": ("dense --set architecture=nonsense", ("'nonsense'", "Known: cnn")),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures_are_checked_before_training(osfl, name: str) -> None:
+    words, pieces = ARCHITECTURES[name]
+    said = osfl(f"check --smoke --method {words}")
+    assert said.code == 2 and [piece for piece in pieces if piece not in said.err] == [], said.err
+
+
+def test_clients_may_have_their_own_architectures(osfl) -> None:
+    assert osfl("check --smoke --method local_only --set 'architecture=client-01:cnn-w8,*:cnn-w4'").code == 0
+
+
+def test_settings_that_make_no_sense_for_a_method(osfl) -> None:
+    assert "'mu': expected at least 0, got -1.0" in osfl("check --smoke --method fedprox --set mu=-1").err
+    said = osfl("check --smoke --method scaffold --set lr_floor=0 --set optimizer=adam")
+    assert "'lr_floor': expected above 0" in said.err and "assume 'sgd', got 'adam'" in said.err
+    assert osfl("check --smoke --method scaffold --set momentum=0.9").code == 0
+
+
+def test_half_a_comparison_is_named(osfl) -> None:
+    Path("c").mkdir()
+    for text in ('{"runs": [{"pa', "{}", "[]", '{"runs": [{"path": "fedavg/seed0"}]}'):
+        Path("c/comparison.json").write_text(text)
+        said = osfl("report c")
+        assert said.code == 1 and "c/comparison.json is not a comparison" in said.err and "osfl compare" in said.err
 
 
 def test_our_own_mistakes_show_a_traceback(osfl, monkeypatch: pytest.MonkeyPatch) -> None:

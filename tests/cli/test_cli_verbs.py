@@ -73,6 +73,20 @@ def test_a_plan_for_other_data_is_refused(osfl) -> None:
     assert said.code == 2 and "0000" in said.err and "write it again" in said.err
 
 
+def test_a_plan_keeps_its_limits(osfl) -> None:
+    osfl("new --method fedavg --dataset digits --clients 2 --partition iid --smoke --samples 150 --out plan.toml")
+    text = Path("plan.toml").read_text()
+    Path("plan.toml").write_text(text.replace("facts_bytes = 65536", "facts_bytes = 4096"))
+    result = osfl("run --plan plan.toml --out runs/a --format json").json
+    assert json.loads(Path("runs/a/plan.json").read_text())["limits"]["facts_bytes"] == 4096
+    assert result["plan_digest"] == osfl("check plan.toml --format json").json["plan"]
+    again = osfl(result["command"].removeprefix("osfl ").replace("runs/a", "runs/b") + " --format json").json
+    assert again["plan_digest"] == result["plan_digest"]
+    Path("plan.toml").write_text(text.replace("facts_bytes = 65536", "facts_bytes = 8"))
+    said = osfl("run --plan plan.toml --out runs/c")
+    assert said.code == 1 and "facts" in said.err
+
+
 def test_compare_writes_a_folder_a_run_and_a_table(osfl) -> None:
     said = osfl(COMPARE)
     assert said.code == 0
@@ -87,6 +101,13 @@ def test_compare_writes_a_folder_a_run_and_a_table(osfl) -> None:
 def test_variants_are_rows_of_their_own(osfl) -> None:
     said = osfl("compare --methods ensemble,ensemble@combine=probabilities --smoke --samples 150 --out runs/v --format json")
     assert list(said.json["methods"]) == ["ensemble", "ensemble@combine=probabilities"]
+    page = Path("runs/v/ensemble/seed0/report/index.html")
+    before = page.read_text()
+    assert "ensemble@combine=probabilities" in before
+    assert osfl("report runs/v").code == 0
+    assert page.read_text() == before  # variants keep their names as references
+    assert osfl("report 'runs/v/*/seed0' --out runs/both").code == 0
+    assert "ensemble (combine=probabilities)" in page.read_text()
 
 
 def test_report_draws_again_and_compares(osfl) -> None:

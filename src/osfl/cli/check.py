@@ -52,6 +52,7 @@ def check(
     from osfl.simulation import prepare
 
     if plan is not None:
+        options.refuse_beside_plan(str(plan))
         federation = _plan(plan, format)
         if federation is None:
             return

@@ -28,8 +28,10 @@ Seeds = Annotated[
     str, typer.Option("--seeds", "-s", metavar="0,1,2", rich_help_panel=options.WHAT, help="One run a method and seed.")
 ]
 Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="DIR", help="Gets a folder METHOD/seedS for each run, and report/.")
-]
+    Path,
+    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder,
+                 help="Gets a folder METHOD/seedS for each run, and report/."),
+]  # fmt: skip
 
 
 def compare(

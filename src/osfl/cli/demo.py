@@ -22,7 +22,9 @@ EXAMPLES = (
 INFORMED = "ensemble@combine=class_count"  # each site votes on a class with the weight of what it has seen of it
 METHODS = ("local_only", "ensemble", INFORMED, "fedavg", "fedavg_rounds", "centralized")
 
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where runs and report go.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, help="Where runs and report go.")
+]
 
 
 def demo(

@@ -20,7 +20,7 @@ from osfl.cli.terminal import escape, put_json, say
 EXAMPLES = ("osfl doctor", "osfl doctor --out runs", "osfl doctor --format json")
 STYLES = {"PASS": "green", "FAIL": "bold red", "NOTE": "yellow"}
 
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where runs will be written.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, help="Where runs will be written.")]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Nothing heavy is imported here or by the verbs' files: `osfl --help` answers at 
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -15,7 +16,7 @@ import typer
 from osfl.cli import check, compare, demo, doctor, estimate, ls, new, predict, report, run
 from osfl.cli.options import examples
 from osfl.cli.terminal import INTERRUPTED, complain, wants_json
-from osfl.errors import OsflError
+from osfl.errors import FilesError, OsflError
 
 EXAMPLES = ("osfl demo", "osfl ls methods", "osfl run --method ensemble --smoke")
 
@@ -70,9 +71,31 @@ def answer(words: list[str]) -> int:
     except OsflError as error:
         complain(str(error), error.as_json(), as_json)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in REMEDIES:
+            raise
+        refused = _refused(error)
+        complain(str(refused), refused.as_json(), as_json)
+        return refused.exit_code
     if code == 130:  # click's name for Ctrl-C
         complain(INTERRUPTED, {"error": "Interrupted", "reason": INTERRUPTED}, as_json)
     return int(code or 0)
+
+
+# What a file system may answer to a user's paths; anything else would be a mistake of ours.
+ELSEWHERE = "Choose another place, or make it yours to write."
+KIND = "Choose another place, or move away what is there."
+REMEDIES = {
+    errno.EACCES: ELSEWHERE, errno.EPERM: ELSEWHERE, errno.EROFS: ELSEWHERE,
+    errno.EEXIST: KIND, errno.ENOTDIR: KIND, errno.EISDIR: KIND, errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.ENOSPC: "Make room and run the same command again: it continues.",
+    errno.EDQUOT: "Make room and run the same command again: it continues.",
+}  # fmt: skip
+
+
+def _refused(error: OSError) -> FilesError:
+    path = "" if error.filename is None else f"{error.filename}: "
+    return FilesError(f"{path}{error.strerror}", field="path", fix=REMEDIES[error.errno or 0])
 
 
 def _misused(error: click.ClickException, as_json: bool) -> int:

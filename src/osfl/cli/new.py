@@ -33,7 +33,9 @@ Classes = Annotated[
     typer.Option("--classes", metavar="A,B,C", rich_help_panel=options.WHAT, show_default=False,
                  help="Names of the classes, in a template."),
 ]  # fmt: skip
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the plan goes.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, help="Where the plan goes.")
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
 
 

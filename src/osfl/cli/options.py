@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
+import click
 import typer
+from click.core import ParameterSource
+
+from osfl.errors import UsageError
 
 Answer: TypeAlias = Literal["text", "json"]
 
@@ -107,6 +112,51 @@ PlanFile = Annotated[
     typer.Option("--plan", metavar="plan.toml", rich_help_panel=WHAT, show_default=False,
                  help="Take method, data, settings and seed from a plan that `osfl new` wrote."),
 ]  # fmt: skip
+
+
+# --- what was said, and where to write ----------------------------------------------------------------------------------
+
+
+def refuse_beside_plan(plan: str) -> None:
+    """A plan says what is simulated; words that say it again would be ignored, so they are refused."""
+    context = click.get_current_context()
+    said = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option)
+        and getattr(parameter, "rich_help_panel", None) == WHAT
+        and parameter.name not in (None, "plan")
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    if said:
+        raise UsageError(f"{plan} says what is simulated; {', '.join(said)} would contradict it", field="plan",
+                         fix="Leave that out, or change the plan.")  # fmt: skip
+
+
+def new_folder(text: str | Path) -> Path:
+    """The value of `--out DIR`: a folder, or a place where one can be made."""
+    path = _place(text, "a folder, such as runs/first")
+    if path.is_file():
+        raise click.BadParameter(f"{path} is a file, and results need a folder of their own.")
+    return path
+
+
+def new_file(text: str | Path) -> Path:
+    """The value of `--out FILE`."""
+    path = _place(text, "a file, such as plan.toml")
+    if path.is_dir():
+        raise click.BadParameter(f"{path} is a folder; name the file in it, such as {path / 'plan.toml'}.")
+    return path
+
+
+def _place(text: str | Path, expected: str) -> Path:
+    if not str(text).strip():
+        raise click.BadParameter(f"it is empty; expected {expected}.")
+    path = Path(text)
+    above = next((parent for parent in path.parents if os.path.lexists(parent)), None)
+    if above is not None and not above.is_dir():
+        raise click.BadParameter(f"{path} cannot be made, because {above} is not a folder.")
+    return path
 
 
 def examples(commands: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +28,7 @@ EXAMPLES = (
 Folders = Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of runs or of a comparison; * is allowed.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="DIR", show_default=False,
+    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, show_default=False,
                  help="Where the comparison page goes; default report/ beside the runs."),
 ]  # fmt: skip
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as markdown.")]
@@ -49,7 +49,7 @@ def report(
     """Write report/index.html again for each run, and one page that compares them."""
     from osfl.reports.markdown import comparison_markdown
 
-    runs = _runs(folders)
+    runs = _labelled(_runs(folders))
     where = _redraw(runs)
     if len(runs) == 1 and not markdown:
         put_json(runs[0].result) if format == "json" else show_run(runs[0].result, runs[0].folder)
@@ -90,9 +90,29 @@ def _finished(folder: Path) -> list[Finished]:
     if (folder / "results.json").is_file():
         return [Finished(folder, read_result(folder))]
     if (folder / "comparison.json").is_file():
-        listed = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["runs"]
-        return [Finished(folder / run["path"], read_result(folder / run["path"]), run["method"]) for run in listed]
+        return [Finished(folder / path, read_result(folder / path), label) for path, label in _listed(folder)]
     return []
+
+
+def _listed(folder: Path) -> list[tuple[str, str]]:
+    """Path and name of every run of a comparison."""
+    try:
+        comparison = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+        return [(str(run["path"]), str(run["method"])) for run in comparison["runs"]]
+    except (ValueError, KeyError, TypeError) as error:  # half a file, or another one
+        raise RoundError(
+            f"{folder / 'comparison.json'} is not a comparison: {error!r}", field="comparison.json",
+            fix=f"Repeat the `osfl compare` that made it, which continues, or name its runs: '{folder}/*/*'.",
+        ) from None  # fmt: skip
+
+
+def _labelled(runs: Sequence[Finished]) -> list[Finished]:
+    """Each run with the name that tells it from the others."""
+    from osfl.evaluation.comparison import group_names
+
+    if all(run.label for run in runs):
+        return list(runs)
+    return [replace(run, label=name) for run, name in zip(runs, group_names([r.result for r in runs]), strict=True)]
 
 
 def _redraw(runs: Sequence[Finished]) -> list[Path]:
@@ -101,7 +121,11 @@ def _redraw(runs: Sequence[Finished]) -> list[Path]:
 
     written = []
     for run in runs:
-        others = [other.result for other in runs if other is not run and _same_shards(other.result, run.result)]
+        others: list[Result] = [
+            {**other.result, "method": other.label}
+            for other in runs
+            if other is not run and _same_shards(other.result, run.result)
+        ]
         written.append(write_report(run.result, run.folder / "report", others))
         write_model_card(run.result, run.folder)
     return written
@@ -113,11 +137,11 @@ def _same_shards(one: Result, other: Result) -> bool:
 
 
 def _compare(runs: Sequence[Finished], target: Path, command: str) -> dict[str, Any]:
-    from osfl.evaluation.comparison import group_names, summarize
+    from osfl.evaluation.comparison import summarize
     from osfl.reports.comparison import write_comparison
 
     results = [run.result for run in runs]
-    labels = [run.label for run in runs] if all(run.label for run in runs) else group_names(results)
+    labels = [run.label for run in runs]
     paths = [os.path.relpath(run.folder, target.parent) for run in runs]
     comparison = summarize(results, labels=labels, paths=paths, command=command)
     write_comparison(comparison, results, target)

@@ -12,7 +12,6 @@ from osfl.cli import options
 from osfl.cli.progress import telling
 from osfl.cli.summary import show_run
 from osfl.cli.words import Words, default_out, from_plan, same_plan, understand, with_smoke
-from osfl.errors import UsageError
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke",
@@ -22,7 +21,7 @@ EXAMPLES = (
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="DIR", show_default=False,
+    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, show_default=False,
                  help="Where everything goes; default runs/METHOD-DATASET-PARTITION-seedS."),
 ]  # fmt: skip
 
@@ -57,9 +56,7 @@ def run(
     from osfl.simulation import prepare
 
     if plan is not None:
-        if method is not None or changes:
-            raise UsageError("--plan names the method and its settings; --method and --set contradict it", field="plan",
-                             fix="Leave them out, or change the plan.")  # fmt: skip
+        options.refuse_beside_plan(f"--plan {plan}")
         device_named(device)
         simulation, agreed = from_plan(plan)
         same_plan(agreed, prepare(simulation).plan, plan)

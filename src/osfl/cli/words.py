@@ -168,10 +168,10 @@ def from_plan(path: Path) -> tuple[Simulation, Plan]:
             f"{path} says nothing about data, so its shards cannot be simulated", field="data",
             fix="Write it with `osfl new --dataset NAME`, or give --method and --dataset instead of --plan.",
         )  # fmt: skip
-    return _simulated(plan), plan
+    return _simulated(plan, path), plan
 
 
-def _simulated(plan: Plan) -> Simulation:
+def _simulated(plan: Plan, path: Path) -> Simulation:
     from osfl.registry import load
     from osfl.simulation import Simulation
 
@@ -182,13 +182,14 @@ def _simulated(plan: Plan) -> Simulation:
     return Simulation(
         plan.method, str(data["dataset"]), None if fixed else len(plan.clients), str(data.get("partition", "iid")), "paper",
         plan.seed, changes, data.get("samples"), plan.task.image[1], plan.task.image[0], data.get("evaluated_on", "test"),
+        plan.limits, str(path),
     )  # fmt: skip
 
 
 def same_plan(plan: Plan, found: Plan, path: Path) -> None:
     """The shards here must be those that the plan was written for."""
     there, here = ({**p.as_json(), "data": _said(p.data)} for p in (plan, found))
-    different = [key for key in ("task", "clients", "data", "limits") if there[key] != here[key]]
+    different = [key for key in ("task", "clients", "data") if there[key] != here[key]]
     if different:
         raise UsageError(
             [f"{path}: [{key}] is {there[key]!r}, but the data here give {here[key]!r}" for key in different], field="plan",

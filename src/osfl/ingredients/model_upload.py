@@ -12,7 +12,7 @@ from torch import nn
 from osfl.errors import UsageError
 from osfl.ingredients.averaging import average
 from osfl.ingredients.ensembles import Ensemble, weights_for
-from osfl.ingredients.training import TRAINING_PRESETS, classifier, local_model, training_problems
+from osfl.ingredients.training import TRAINING_PRESETS, architecture_problems, classifier, local_model, training_problems
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
 from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Upload
@@ -33,7 +33,10 @@ class ModelUpload(OneShot):
         return False
 
     def problems(self, clients: int) -> list[str]:
-        return training_problems(self.settings)
+        found = training_problems(self.settings, self.task)
+        if isinstance(self.settings, Student) and self.settings.student:
+            found += architecture_problems("student", self.settings.student, self.task, one="the server has one model")
+        return found
 
     def architectures(self) -> Sequence[str]:
         return architectures_in(self.settings.architecture)

@@ -22,7 +22,7 @@ class Centralized(Configured):
     PRESETS = TRAINING_PRESETS
 
     def problems(self, clients: int) -> list[str]:
-        return training_problems(self.settings)
+        return training_problems(self.settings, self.task, one="everybody's images train one model")
 
     def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated:
         everyone = sorted(shards, key=lambda shard: shard.client)

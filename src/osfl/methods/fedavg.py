@@ -12,7 +12,7 @@ from typing import Literal
 
 from osfl.ingredients.averaging import average
 from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.training import Training
+from osfl.ingredients.training import Training, training_problems
 from osfl.protocol import Context, Payload, Release, Upload
 
 
@@ -25,10 +25,7 @@ class FedAvg(ModelUpload):
     Settings = Settings
 
     def problems(self, clients: int) -> list[str]:
-        mixed = len(self.architectures()) > 1
-        return super().problems(clients) + [
-            "setting 'architecture': averaging weights needs one architecture for all clients"
-        ] * mixed
+        return training_problems(self.settings, self.task, one="averaging weights needs one architecture for all clients")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uniform = self.settings.weighting == "uniform"

@@ -6,6 +6,7 @@ Paper: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,10 @@ class Settings(Rounds):
 
 class FedProx(MultiRound):
     Settings = Settings
+
+    def problems(self, clients: int) -> list[str]:
+        wrong = not 0 <= self.settings.mu < math.inf
+        return super().problems(clients) + [f"setting 'mu': expected at least 0, got {self.settings.mu}"] * wrong
 
     def adjust(self, state: State, client: str) -> Adjust | None:
         def pull(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ class LocalOnly(OneShot):
     PRESETS = TRAINING_PRESETS
 
     def problems(self, clients: int) -> list[str]:
-        return training_problems(self.settings)
+        return training_problems(self.settings, self.task)
 
     def architectures(self) -> Sequence[str]:
         return ("",)

@@ -6,6 +6,7 @@ A step is w <- w - lr (g - c_i + c); each message holds the model and a control 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,14 @@ class Settings(Rounds):
 class Scaffold(MultiRound):
     Settings = Settings
     PRESETS = MultiRound.PRESETS
+
+    def problems(self, clients: int) -> list[str]:
+        found = super().problems(clients)
+        if not 0 < self.settings.lr_floor < math.inf:
+            found.append(f"setting 'lr_floor': expected above 0, got {self.settings.lr_floor}")
+        if self.settings.optimizer != "sgd":
+            found.append(f"setting 'optimizer': SCAFFOLD's control variates assume 'sgd', got {self.settings.optimizer!r}")
+        return found
 
     def start(self, shards: Sequence[Shard], model: State) -> dict[str, torch.Tensor]:
         parameters = parameters_of(build_model(self.settings.architecture, self.task))
