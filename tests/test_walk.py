@@ -205,6 +205,18 @@ def test_a_domain_partition_scores_each_client_on_its_own_domain(tmp_path: Path)
     assert set(result["scores"]["clients"]["own"]["values"]) == {"north", "south"}
 
 
+def test_a_domain_without_test_images_is_refused_before_training(tmp_path: Path) -> None:
+    from PIL import Image
+
+    lines = ["path,label,split,domain"]
+    for i in range(24):
+        Image.new("L", (8, 8), i * 10).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,{'xy'[i % 2]},{'train' if i < 18 else 'test'},{'north' if i % 4 < 2 or i >= 18 else 'south'}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    with pytest.raises(osfl.errors.DataError, match="no test images of the domain"):  # type: ignore[attr-defined]
+        prepare(Simulation("fedavg", str(tmp_path / "table.csv"), None, "domains", "smoke", image_size=8))
+
+
 def test_smoke_on_a_gpu_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -23,7 +23,7 @@ from osfl.data import (
     take_stratified,
 )
 from osfl.data.views import with_train
-from osfl.errors import UsageError
+from osfl.errors import DataError, UsageError
 from osfl.plan import check_plan, resolve_settings
 from osfl.protocol import ClientId, Dataset, Limits, Plan, Shard, Task
 from osfl.registry import load, nearest
@@ -100,6 +100,10 @@ def prepare(simulation: Simulation) -> Federation:
     if partition.kind == "domains" and judged.domains is not None and train.domains is not None:
         client_of = domain_clients(sorted(set(train.domains.tolist())))
         domains = {client: judged.domains == name for name, client in client_of.items()}
+        without = [client for client, mask in domains.items() if not mask.any()]
+        if without:
+            raise DataError(f"no test images of the domain(s) {', '.join(without)}", field="partition",
+                            fix="Add some, or leave the split to osfl: domain/class/* without train and test.")  # fmt: skip
     return Federation(plan, shards, judged.dataset, counts, domains, source)
 
 
