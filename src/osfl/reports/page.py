@@ -88,7 +88,7 @@ def _costs(result: Result) -> dict[str, Any]:
         for name, phase in costs["phases"].items()
     ]  # fmt: skip
     hint = (
-        "Bytes are measured on the bundles as sent. Time is summed over clients, as if one worker did everything; "
+        "Bytes are measured on the bundles as sent. Time is summed over clients, by the wall clock; "
         "operations are counted by torch (a multiply-add is 2); memory is the high-water mark of the whole process."
     )
     return {
