@@ -30,6 +30,7 @@ REFERENCES = (
 )  # fmt: skip
 DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
 ABLATIONS = (
+    "local_only@epochs=40",  # the control of personalised methods: their clients train 20 + 20 epochs
     "fedbicross@weights=uniform", "fedbicross@weights=intra", "fedbicross@weights=similarity",
     "fedbicross@personalize=false", "fedbicross@clusters=1",
 )  # fmt: skip
