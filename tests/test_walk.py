@@ -1,6 +1,8 @@
 """The walk from words to report, and what a round folder promises."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -178,6 +180,17 @@ def test_diverged_training_is_a_sentence(tmp_path: Path) -> None:
     wild = Simulation("fedavg", "digits", 2, "iid", "smoke", changes={"lr": "1e30", "clip": "0"}, samples=60, image_size=8)
     with pytest.raises(osfl.errors.OsflError, match=r"not finite"):  # type: ignore[attr-defined]
         run(wild, tmp_path / "run")
+
+
+def test_the_front_door_stays_open(tmp_path: Path) -> None:
+    """`osfl.run` is a function for users although it is a file, too; also the second time, and after importing the file."""
+    code = (
+        "import osfl, sys; s = osfl.Simulation('fedavg', 'digits', 2, 'iid', 'smoke', samples=40, image_size=8); "
+        "first = osfl.run(s, sys.argv[1]); import osfl.run; again = osfl.run(s, sys.argv[1]); "
+        "assert first['release_digest'] == again['release_digest']; assert 'fedavg' in osfl.method_names(); "
+        "osfl.load_model(sys.argv[1]); osfl.Plan; osfl.Task; osfl.compare"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
 
 
 def test_the_command_names_what_changes_bits() -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from osfl.protocol import Plan, Task
-    from osfl.registry import names as methods
+    from osfl.registry import names as method_names
     from osfl.run import compare, load_model, run
     from osfl.simulation import Simulation
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "Simulation", "Task", "compare", "load_model", "methods", "run"]
+__all__ = ["Plan", "Simulation", "Task", "compare", "load_model", "method_names", "run"]
 
 _HOMES = {
     "Plan": ("osfl.protocol", "Plan"),
@@ -25,7 +25,7 @@ _HOMES = {
     "Simulation": ("osfl.simulation", "Simulation"),
     "compare": ("osfl.run", "compare"),
     "load_model": ("osfl.run", "load_model"),
-    "methods": ("osfl.registry", "names"),
+    "method_names": ("osfl.registry", "names"),
     "run": ("osfl.run", "run"),
 }
 
