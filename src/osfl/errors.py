@@ -95,16 +95,3 @@ class FilesError(OsflError):
     """The file system said no: not ours to write, of the wrong kind, or full."""
 
     title = "Files"
-
-
-class MissingExtra(OsflError):
-    """An optional dependency is not installed."""
-
-    title = "Missing"
-
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(
-            f"{purpose} needs the package '{package}', which is not installed",
-            field=package,
-            fix=f"Install it with: pip install 'osfl[{extra}]'",
-        )

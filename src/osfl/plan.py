@@ -16,6 +16,7 @@ from typing import Any
 from osfl.errors import UsageError
 from osfl.protocol import Json, Limits, Plan, Task
 from osfl.registry import load, nearest
+from osfl.wire.names import is_client_id
 
 VERSION = 1
 
@@ -207,7 +208,6 @@ def _misshapen(table: Mapping[str, Any]) -> list[str]:
     ]
 
 
-_SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def check_plan(plan: Plan) -> None:
@@ -224,7 +224,7 @@ def check_plan(plan: Plan) -> None:
     problems += [
         f"clients: {name!r} is not a client name; use lower-case letters, digits, '.', '_' and '-' (64 at most)"
         for name in plan.clients
-        if not _SAFE.fullmatch(name)
+        if not is_client_id(name)
     ]
     method, fix = load(plan.method)(plan.task, plan.settings), None
     try:

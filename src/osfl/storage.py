@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -68,8 +69,6 @@ def load_payload(path: Path) -> Payload | None:
 
 def payload_digest(payload: Payload) -> str:
     """Equal digests mean equal bytes, names and facts."""
-    from hashlib import sha256
-
     tensors = {n: [r.dtype, list(r.shape), sha256(r.data).hexdigest()] for n, r in to_raw(payload.tensors).items()}
     return digest_of({"tensors": tensors, "facts": dict(payload.facts)})
 
