@@ -22,8 +22,9 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  torch.optim imports it anyway; once here instead of in every child
 
+from osfl.phases import Machine
 from osfl.result import read_result
-from osfl.run import Machine, walk
+from osfl.run import walk
 from osfl.simulation import Federation, Simulation, prepare
 
 METHODS = ("fedavg", "ensemble", "local_only", "fedavg_rounds")

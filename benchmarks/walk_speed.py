@@ -20,8 +20,9 @@ from osfl.ingredients.training import fit
 from osfl.models.build import build_model
 from osfl.models.flops import training_flops
 from osfl.models.naming import named
+from osfl.phases import Machine
 from osfl.protocol import Context
-from osfl.run import Machine, walk
+from osfl.run import walk
 from osfl.simulation import Federation, Simulation, prepare
 from osfl.workers import Workers, compute_threads
 

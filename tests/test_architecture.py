@@ -28,16 +28,19 @@ ALLOWED = {
     "plan": {"errors", "protocol", "registry", "wire"},
     "outgoing": {"errors", "protocol", "storage"},
     "round": {"errors", "protocol", "result", "storage", "wire"},
+    "phases": {"environment", "meter", "outgoing", "protocol", "round", "storage", "wire", "workers"},
+    "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
+    "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
     "transports": {"wire"},
     "evaluation": {"data", "errors", "meter", "models", "protocol", "result"},
     "reports": {"errors", "result"},
     "environment": {"errors", "osfl"},
     "simulation": {"data", "errors", "plan", "protocol", "registry"},
     "run": {
-        "environment", "errors", "evaluation", "meter", "outgoing", "plan", "protocol", "registry", "reports", "result",
+        "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry", "reports", "result",
         "round", "simulation", "storage", "transports", "wire", "workers",
     },
-    "checks": {"protocol", "registry", "result", "run", "simulation", "storage", "workers"},
+    "checks": {"phases", "protocol", "registry", "result", "run", "simulation", "storage", "workers"},
 }  # fmt: skip
 
 

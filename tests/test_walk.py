@@ -12,9 +12,10 @@ import torch
 import osfl
 from osfl.errors import RoundError, UsageError
 from osfl.evaluation.scores import probabilities
+from osfl.phases import Machine
 from osfl.protocol import Payload
 from osfl.result import read_result
-from osfl.run import Machine, compare, load_model, run
+from osfl.run import compare, load_model, run
 from osfl.simulation import Simulation, for_methods, prepare
 from osfl.storage import Shelf, from_raw, load_payload, payload_digest, save_payload, to_raw
 from osfl.workers import Workers, default_workers

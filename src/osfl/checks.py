@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from osfl.phases import Machine
 from osfl.protocol import Context, Payload, Release, Upload
 from osfl.registry import is_reference, load
 from osfl.result import Result
-from osfl.run import Machine, load_model, walk
+from osfl.run import load_model, walk
 from osfl.simulation import Federation, Simulation, prepare
 from osfl.storage import payload_digest
 from osfl.workers import compute_threads

@@ -21,11 +21,12 @@ from osfl.ingredients.training import Training, batches, fit
 from osfl.meter import peak_memory, reset_peak_memory
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import training_flops
+from osfl.phases import Machine
 from osfl.protocol import ClientId, Dataset, Plan
 from osfl.registry import is_reference, load
 from osfl.result import Result
 from osfl.round import contracts_of
-from osfl.run import Machine, walk
+from osfl.run import walk
 from osfl.seeds import torch_generator
 from osfl.simulation import Federation, Simulation, prepare
 from osfl.workers import compute_threads, default_workers

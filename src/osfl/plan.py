@@ -9,6 +9,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -134,7 +135,7 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
     channels, height, width = task["image"]
     plan = Plan(Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width)), table["method"],
                 settings, tuple(sorted(table["clients"])), Limits(**table.get("limits", {})), table.get("seed", 0),
-                dict(table.get("data", {})))  # fmt: skip
+                dict(table.get("data", {})), **table.get("round", {}))  # fmt: skip
     check_plan(plan)
     return plan
 
@@ -155,6 +156,14 @@ def _positive(value: Any) -> bool:
     return _whole(value) and value > 0
 
 
+def _moment(value: Any) -> bool:
+    """A time that means the same everywhere, or nothing."""
+    try:
+        return value == "" or datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
 def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -171,6 +180,7 @@ _KEYS = {
     "limits": _TABLE,
     "seed": _Kind("a whole number", _whole),
     "data": _TABLE,
+    "round": _TABLE,
 }
 _PARTS: Mapping[str, Mapping[str, _Kind]] = {
     "task": {
@@ -186,6 +196,10 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "partition": _TEXT,
         "evaluated_on": _Kind("'test' or 'val'", lambda value: value in ("test", "val")),
         "samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
+    },
+    "round": {
+        "quorum": _Kind("a whole number, 0 for all clients", lambda value: _whole(value) and value >= 0),
+        "deadline": _Kind('a time with its zone such as "2026-12-24T18:00:00Z", or ""', _moment),
     },
 }  # fmt: skip
 _NEEDED = ("task", "method", "clients", "task.classes", "task.image")
@@ -208,8 +222,6 @@ def _misshapen(table: Mapping[str, Any]) -> list[str]:
     ]
 
 
-
-
 def check_plan(plan: Plan) -> None:
     """What no round can start with, all at once."""
     problems = []
@@ -226,6 +238,8 @@ def check_plan(plan: Plan) -> None:
         for name in plan.clients
         if not is_client_id(name)
     ]
+    if plan.quorum > len(plan.clients):
+        problems.append(f"round.quorum: expected at most {len(plan.clients)}, the number of clients, got {plan.quorum}")
     method, fix = load(plan.method)(plan.task, plan.settings), None
     try:
         problems += method.problems(len(plan.clients))
@@ -266,6 +280,10 @@ def write_plan(plan: Plan) -> str:
         "",
         "[limits]                         # what the receiving desk accepts at most",
         *(f"{key} = {value}" for key, value in data["limits"].items()),
+        "",
+        "[round]                          # when the server phase may begin",
+        f"quorum = {plan.quorum}                       # so many uploads are needed; 0: one of each client",
+        f"deadline = {_toml(plan.deadline)}                    # wait for the others until then, \"2026-12-24T18:00:00Z\"",
     ]  # fmt: skip
     if plan.data:
         lines += ["", "[data]                           # simulation only: where the shards come from"]

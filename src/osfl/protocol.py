@@ -72,9 +72,12 @@ class Plan:
     limits: Limits = Limits()
     seed: int = 0
     data: Mapping[str, Json] = field(default_factory=dict)  # simulation only: dataset, its digest, partition
+    quorum: int = 0  # the server phase needs so many uploads; 0: one of each client
+    deadline: str = ""  # until when to wait for the others once the quorum is there, "2026-12-24T18:00:00Z"
 
     def as_json(self) -> dict[str, Json]:
         settings = asdict(self.settings) if is_dataclass(self.settings) else dict(self.settings)  # type: ignore[arg-type]
+        waiting = {"quorum": self.quorum, "deadline": self.deadline}
         return {
             "version": 1,
             "task": {"name": self.task.name, "classes": list(self.task.classes), "image": list(self.task.image)},
@@ -84,6 +87,7 @@ class Plan:
             "limits": asdict(self.limits),
             "seed": self.seed,
             "data": dict(self.data),
+            **({"round": waiting} if any(waiting.values()) else {}),
         }
 
     @property

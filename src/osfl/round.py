@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import Rejected, RoundError
+from osfl.errors import Rejected, RoundError, UsageError
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
 from osfl.storage import from_raw, load_payload, save_payload, to_raw
+from osfl.wire.agreed import read_json, standing_desk
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import Desk, verify_release
@@ -41,7 +42,8 @@ class Round:
     folder: Path
     plan: Plan
     desk: Desk
-    server_key: SigningKey
+    server: str  # public key that signs releases
+    server_key: SigningKey | None = None  # needed to publish one
 
     @property
     def inbox(self) -> Inbox:
@@ -54,9 +56,8 @@ class Round:
     # --- uploads ---
 
     def delivered(self) -> dict[ClientId, int]:
-        """Clients whose upload is safe in the inbox, with its size in bytes; sorted. It was checked on the way in."""
-        paths = {client: self.inbox.path(client) for client in sorted(self.desk.enrolled)}
-        return {client: path.stat().st_size for client, path in paths.items() if path.exists()}
+        """Clients whose upload is safe in the inbox, with its size in bytes; sorted."""
+        return self.inbox.delivered()
 
     def uploads(self) -> tuple[list[Upload], dict[ClientId, str]]:
         """Every upload, sorted by client, and the digests that the release will name as its origin."""
@@ -77,11 +78,12 @@ class Round:
         replace_atomically(self.folder / "release.safetensors", self._signed("release", "", release.shared, origin))
 
     def _signed(self, kind: Any, client: str, payload: Payload, made_from: Mapping[str, str]) -> bytes:
+        assert self.server_key is not None, "a round that is only read cannot publish"
         return pack(kind, client, self.plan.digest, to_raw(payload.tensors), dict(payload.facts), self.server_key,
                     made_from=made_from)  # fmt: skip
 
     def _verified(self, data: bytes | Path) -> Bundle:
-        return verify_release(data, self.server_key.public_hex, self.plan.digest)
+        return verify_release(data, self.server, self.plan.digest)
 
     def release(self) -> tuple[Release, str] | None:
         """The published release and its digest, or None before the server phase has finished."""
@@ -172,19 +174,47 @@ def open_round(
 ) -> Iterator[Round]:
     """Open a new round here, or continue the one that has this very plan. One process at a time."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
-        agreed = {
-            "contract.json": {name: {t: asdict(f) for t, f in contract.items()} for name, contract in contracts.items()},
-            "enrolled.json": {"clients": dict(enrolled), "server": server_key.public_hex},
-            "plan.json": plan.as_json(),  # last: a folder with a plan is a round
-        }
-        _same_plan(folder, plan)
-        for name, content in agreed.items():
-            if not (folder / name).exists():
-                replace_atomically(folder / name, json.dumps(content, indent=1, sort_keys=True).encode())
-        (folder / "inbox").mkdir(exist_ok=True)
-        desk = Desk(plan.digest, dict(enrolled), contracts, len(plan.task.classes), plan.limits)
-        yield Round(folder, plan, desk, server_key)
+    with alone(folder):
+        agree(folder, plan, contracts, enrolled, server_key.public_hex)
+        yield _standing(folder, plan, server_key)
+
+
+def agree(
+    folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled: Mapping[ClientId, str], server: str
+) -> None:
+    """Write down what the round is about, once; a folder that holds another round is refused."""
+    agreed = {
+        "contract.json": {name: {t: asdict(f) for t, f in contract.items()} for name, contract in contracts.items()},
+        "enrolled.json": {"clients": dict(enrolled), "server": server},
+        "plan.json": plan.as_json(),  # last: a folder with a plan is a round
+    }
+    _same_plan(folder, plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in agreed.items():
+        if not (folder / name).exists():
+            replace_atomically(folder / name, json.dumps(content, indent=1, sort_keys=True).encode())
+    (folder / "inbox").mkdir(exist_ok=True)
+
+
+@contextlib.contextmanager
+def standing_round(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Iterator[Round]:
+    """The round that is here, as it was agreed. With the server's key it is ours alone, and a release can be published."""
+    if server_key is None:
+        yield _standing(folder, plan)
+        return
+    with alone(folder):
+        round = _standing(folder, plan, server_key)
+        if round.server != server_key.public_hex:
+            raise UsageError(
+                [f"this key is not the server's: expected the private half of {round.server}, got that of "
+                 f"{server_key.public_hex}"], field="key", fix="Give the key with which the round was opened.",
+            )  # fmt: skip
+        yield round
+
+
+def _standing(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Round:
+    desk = standing_desk(folder)
+    return Round(folder, plan, desk, read_json(folder / "enrolled.json")["server"], server_key)
 
 
 def _same_plan(folder: Path, plan: Plan) -> None:
@@ -200,17 +230,6 @@ def _same_plan(folder: Path, plan: Plan) -> None:
         )  # fmt: skip
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file of the round, or a plain sentence about what is wrong with it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RoundError(f"{path} is missing", field=path.name, fix="This is not a whole round folder.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RoundError(f"{path} is damaged: {error}", field=path.name,
-                         fix="Restore it from a copy, or choose another --out and start again.") from None  # fmt: skip
-
-
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for key in sorted({*there, *here}):
@@ -223,8 +242,8 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str 
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two processes in one round folder would do everything twice; the second is told."""
+def alone(folder: Path) -> Iterator[None]:
+    """Two processes in one folder would do everything twice; the second is told."""
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

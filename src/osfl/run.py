@@ -20,47 +20,26 @@ from typing import Any
 
 from torch import nn
 
-from osfl.environment import describe_environment, device_named
+from osfl.environment import describe_environment
 from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.scores import score
 from osfl.meter import measure, reset_peak_memory
-from osfl.outgoing import check_outgoing
+from osfl.phases import Machine, computing, quiet, serve, settle, speak
 from osfl.plan import deviations, plan_from
-from osfl.protocol import ClientId, Context, Exchange, Payload, Progress, Shard, Task, digest_of
+from osfl.protocol import ClientId, Context, Exchange, Payload, Plan, Progress, Shard, Task, digest_of
 from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
 from osfl.result import SCHEMA, Costs, Phase, Result, write_json
-from osfl.round import Round, contracts_of, open_round, read_json, simulated_key
+from osfl.round import Round, contracts_of, open_round, simulated_key, standing_round
 from osfl.simulation import Federation, Simulation, for_methods, prepare
-from osfl.storage import Shelf, load_payload, payload_digest, to_raw
+from osfl.storage import load_payload, payload_digest, to_raw
 from osfl.transports.memory import deliver
-from osfl.wire.bundle import pack, size_of
-from osfl.workers import Workers, compute_threads
-
-
-@dataclass(frozen=True)
-class Machine:
-    """How to compute, not what.
-
-    One thread is the default because digests then do not depend on the number of cores, and because small layers gain
-    little from more while they lose a lot on a machine that does other work, too. Large networks like `threads=8`.
-    """
-
-    workers: int | None = None  # clients at once; default one a core. Any number gives the same bits
-    device: str = "cpu"
-    threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
-
-    def words(self) -> str:
-        """What a command must repeat to get the same bits."""
-        device = f" --device {self.device}" if self.device != "cpu" else ""
-        return device + (f" --threads {self.threads}" if self.threads != 1 else "")
-
-
-def _quiet(what: str, done: int, total: int) -> None:
-    pass
+from osfl.wire.agreed import read_json
+from osfl.wire.bundle import size_of
+from osfl.workers import default_workers
 
 
 def run(
@@ -68,7 +47,7 @@ def run(
     out: Path | str,
     *,
     machine: Machine = Machine(),
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
     shelf: Path | None = None,
 ) -> Result:
     """Simulate one round in `out`, or continue it. `shelf`: where client models are shared with other methods."""
@@ -82,7 +61,7 @@ def walk(
     about: Mapping[str, Any],
     *,
     machine: Machine = Machine(),
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
     shelf: Path | None = None,
 ) -> Result:
     """From shards to a report. `about` goes into the result: preset and command."""
@@ -95,14 +74,11 @@ def walk(
         finished = round.finished()
         if finished is not None:
             return _completed(finished, round)
-        workers = Workers(machine.workers)
-        ctx = Context(plan, device_named(machine.device), progress, round.scratch, workers.map,
-                      Shelf(shelf or round.scratch / "shelf").once, round.show)  # fmt: skip
-        with compute_threads(machine.threads):
+        with computing(plan, machine, progress, round.scratch, shelf=shelf, show=round.show) as ctx:
             traffic = _release(method, federation, round, ctx)
             payloads = _personalization(method, federation.shards, round, ctx)
             result = _evaluation(method, federation, payloads, traffic, round, ctx)
-            environment = describe_environment(machine.device, workers.count)
+            environment = describe_environment(machine.device, machine.workers or default_workers())
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
         write_json(out / "results.json", result)
@@ -139,7 +115,7 @@ def _release(method: Any, federation: Federation, round: Round, ctx: Context) ->
     if speaks:
         _client_phases(method, federation.shards, round, ctx)
     if round.release() is None:
-        _server_phase(method, round, ctx)
+        serve(method, round, ctx)
     up = round.delivered() if speaks else dict.fromkeys(ctx.plan.clients, 0)
     return Traffic(up, round.release_bytes(), int(speaks))
 
@@ -152,36 +128,16 @@ def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Cont
     spoken: list[ClientId] = []
     reset_peak_memory()
 
-    def speak(shard: Shard) -> None:
-        with measure() as meter:
-            payload = method.client_phase(shard, ctx)
-        bundle = _bundle(payload, shard, round)
+    def hand_over(shard: Shard) -> None:
+        key = simulated_key(round.plan.seed, shard.client)
+        bundle, meter = speak(method, shard, round.plan, round.desk.contracts, key, ctx)
         round.note("client", meter.as_json(), shard.client)
         deliver(bundle, round.inbox)
         spoken.append(shard.client)
         ctx.progress("clients", done + len(spoken), len(shards))
 
     ctx.progress("clients", done, len(shards))
-    ctx.map(speak, waiting)
-
-
-def _bundle(payload: Payload, shard: Shard, round: Round) -> bytes:
-    contract = round.desk.contracts[payload.facts.get("architecture", "") if "" not in round.desk.contracts else ""]
-    check_outgoing(payload, contract, shard, round.plan.task, round.plan.limits)
-    key = simulated_key(round.plan.seed, shard.client)
-    return pack("upload", shard.client, round.plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
-
-
-def _server_phase(method: Any, round: Round, ctx: Context) -> None:
-    """The server sees uploads, never shards."""
-    uploads, made_from = round.uploads()
-    reset_peak_memory()
-    ctx.progress("server", 0, 1)
-    with measure() as meter:
-        release = method.server_phase(uploads, ctx)
-    round.note("server", meter.as_json())
-    round.publish(release, made_from)
-    ctx.progress("server", 1, 1)
+    ctx.map(hand_over, waiting)
 
 
 def _reference(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> Traffic:
@@ -230,8 +186,7 @@ def _personalization(method: Any, shards: Sequence[Shard], round: Round, ctx: Co
         kept = round.model(shard.client, digest)
         if kept is not None:
             return kept
-        with measure() as meter:
-            payload: Payload = method.personalize(release, shard, ctx)
+        payload, meter = settle(method, release, shard, ctx)
         if payload is not release.shared:
             round.note("personalize", meter.as_json(), shard.client)
             round.keep_model(shard.client, payload, digest)
@@ -290,7 +245,7 @@ def _data(federation: Federation) -> dict[str, Any]:
     sheet = federation.source.sheet
     about = {"title": sheet.title, "source": sheet.source, "licence": sheet.licence} if sheet else {}
     images = sum(len(shard.train) + len(shard.val) for shard in federation.shards)
-    return {**federation.plan.data, **about, "train_images": images, "test_images": len(federation.test)}
+    return {**federation.said, **federation.plan.data, **about, "train_images": images, "test_images": len(federation.test)}
 
 
 def _costs(traffic: Traffic, round: Round) -> Costs:
@@ -329,7 +284,7 @@ def compare(
     out: Path | str,
     *,
     machine: Machine = Machine(),
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
 ) -> dict[str, Any]:
     """Several methods on the same shards. Each client model is trained once and shared by all that upload it."""
     out = Path(out)
@@ -369,18 +324,25 @@ def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequ
 
 
 def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.Module, Task]:
-    """A finished round's classifier, ready for evaluation; `client` picks one where each has its own."""
+    """A finished classifier, ready for evaluation: of a round folder, or of the folder where a site keeps its model.
+
+    `client` picks one where each has its own.
+    """
     folder = Path(folder)
-    if not (folder / "results.json").exists():
+    if not any((folder / name).exists() for name in ("release.safetensors", "model.safetensors")):
         raise RoundError(f"{folder} holds no finished round", field="run", fix="Run `osfl run --out DIR` first.")
     plan = plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
     method = load(plan.method)(plan.task, plan.settings)
-    contracts = {} if is_reference(method) else contracts_of(method)
-    keys = read_json(folder / "enrolled.json")["clients"]
     if client is not None and client not in plan.clients:
         raise RoundError(f"{client!r} took no part in this round", field="client", expected=" or ".join(plan.clients),
                          got=client, fix="Leave --client out where all share one model.")  # fmt: skip
-    with open_round(folder, plan, contracts, keys, simulated_key(plan.seed, "server")) as round:
+    payload = load_payload(folder / "model.safetensors") or _finished_model(folder, plan, client)
+    return method.build(payload).eval(), plan.task
+
+
+def _finished_model(folder: Path, plan: Plan, client: ClientId | None) -> Payload:
+    """What a round folder gives to this client, or to all."""
+    with standing_round(folder, plan) as round:
         published = round.release()
     assert published is not None
     own = sorted(path.stem for path in (folder / "models").glob("*.safetensors"))
@@ -390,7 +352,7 @@ def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.M
                          expected=" or ".join(own), got=client or "nothing", fix=f"Add --client {own[0]}.")  # fmt: skip
     payload = load_payload(folder / "models" / f"{client}.safetensors") if own else published[0].for_client(client or "")
     assert payload is not None
-    return method.build(payload).eval(), plan.task
+    return payload
 
 
 class _Callable(types.ModuleType):

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +18,14 @@ from osfl.data import (
     class_counts,
     domain_clients,
     evaluation_part,
+    make_shard,
     make_shards,
     open_dataset,
     parse_partition,
     take_stratified,
 )
+from osfl.data.site import open_site
+from osfl.data.source import Part, finish, together
 from osfl.data.views import with_train
 from osfl.errors import DataError, UsageError
 from osfl.plan import check_plan, resolve_settings
@@ -72,6 +76,7 @@ class Federation:
     counts: Mapping[ClientId, Sequence[int]]  # class counts of each client, training and validation together
     domains: Mapping[ClientId, NDArray[np.bool_]] | None  # which test images are of a client's domain
     source: Source
+    said: Mapping[str, Any] = field(default_factory=dict)  # about the data, where the plan says nothing
 
 
 def prepare(simulation: Simulation) -> Federation:
@@ -105,6 +110,35 @@ def prepare(simulation: Simulation) -> Federation:
             raise DataError(f"no test images of the domain(s) {', '.join(without)}", field="partition",
                             fix="Add some, or leave the split to osfl: domain/class/* without train and test.")  # fmt: skip
     return Federation(plan, shards, judged.dataset, counts, domains, source)
+
+
+def rehearsal(plan: Plan, sites: Path) -> Federation:
+    """A real plan simulated from the folders of its sites, `sites/<client>` each: the same digests as the real round.
+
+    It is judged on the sites' own test parts, or, where one of them has none, on what each holds out for validation.
+    """
+    found = {client: open_site(site_folder(sites, client), plan.task) for client in plan.clients}
+    shards = [make_shard(found[client].train, client, seed=plan.seed) for client in plan.clients]
+    tests = [data.test.dataset for data in found.values() if data.test is not None]
+    tested = len(tests) == len(shards)
+    judged = together(tests if tested else [shard.val for shard in shards])
+    counts = {c: class_counts(data.train.labels, len(plan.task.classes)).tolist() for c, data in found.items()}
+    problems = [replace(problem, path=f"{c}/{problem.path}") for c, data in found.items() for problem in data.problems]
+    train = together([data.train.dataset for data in found.values()])
+    source = finish(plan.task.name, plan.task.classes, Part(train), None, Part(judged), None, problems)
+    said = {"dataset": plan.task.name, "digest": source.digest, "partition": "sites"}
+    return Federation(plan, shards, judged, counts, None, source, {**said, "evaluated_on": "test" if tested else "val"})
+
+
+def site_folder(sites: Path, client: ClientId) -> Path:
+    """`north`, `north.zip`, `north.npz` or `north.csv` in the folder of all sites."""
+    options = [sites / f"{client}{suffix}" for suffix in ("", ".zip", ".npz", ".csv")]
+    there = [path for path in options if path.exists()]
+    if not there:
+        expected = " or ".join(path.name for path in options)
+        raise DataError(f"there is no data of {client!r} in {sites}", client=client, field="sites", expected=expected,
+                        fix="Name the folder after the client.")  # fmt: skip
+    return there[0]
 
 
 @lru_cache(maxsize=2)

@@ -57,7 +57,7 @@ def compare(
 
     A client model that several methods upload is trained once. A setting goes to every method that has it.
     """
-    from osfl.run import Machine
+    from osfl.phases import Machine
     from osfl.run import compare as walk
 
     mistakes, asked, chosen = Mistakes(), [], [0]

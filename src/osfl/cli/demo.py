@@ -34,7 +34,8 @@ def demo(
     format: options.Format = "text",
 ) -> None:
     """Five sites that hold different digits: alone, together in one round, in many rounds, and pooled."""
-    from osfl.run import Machine, compare
+    from osfl.phases import Machine
+    from osfl.run import compare
     from osfl.simulation import Simulation
 
     simulation = Simulation(METHODS[0], "digits", 5, "dirichlet:0.1", preset="smoke" if smoke else "cpu")

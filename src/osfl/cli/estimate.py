@@ -53,7 +53,7 @@ def estimate(
     simulation = understand(words)
 
     from osfl.estimate import estimate as measured
-    from osfl.run import Machine
+    from osfl.phases import Machine
     from osfl.simulation import for_methods
 
     found = []

@@ -51,7 +51,7 @@ def run(
     The folder is the state: to continue after an interruption, run the same command again.
     """
     from osfl.environment import device_named
-    from osfl.run import Machine
+    from osfl.phases import Machine
     from osfl.run import run as walk
     from osfl.simulation import prepare
 

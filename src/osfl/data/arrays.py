@@ -29,6 +29,13 @@ def open_npz(
     return from_arrays(path.stem, read_npz(path), sheet, size, channels, problems)
 
 
+def open_npz_parts(path: Path, classes: int, size: int, channels: int) -> dict[str, Part]:
+    """The parts that the file names, in this geometry; nothing is cut."""
+    arrays = read_npz(path)
+    _check(path.stem, arrays, classes)
+    return {key: _part(arrays, key, size, channels) for key in ("train", "val", "test") if f"{key}_images" in arrays}
+
+
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of the file; never unpickles, and refuses what would not fit in memory."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,51 +22,80 @@ from osfl.protocol import Progress
 DEFAULT_SIZE = 64
 
 
+@dataclass(frozen=True)
+class Collection:
+    """All usable images of a folder, zip or table as one part, and the name of the part each belongs to."""
+
+    classes: tuple[str, ...]
+    whole: Part
+    parts: Names  # "", train, val or test
+    problems: list[Problem]
+    unknown: tuple[str, ...] = ()  # labels that are no class of ours; their images are left out
+
+
 def open_images(
     path: Path, sheet: Sheet | None, size: int | None, channels: int | None, progress: Progress, doubts: Sequence[Problem]
 ) -> Source:
     """A folder or zip of images; classes, parts and domains are folders."""
-    with open_tree(path) as tree:
-        items, problems = arrange(tree.stamps, sheet.group_pattern if sheet else "")
-        stamps = [tree.stamps[item.name] for item in items]
-        size, channels = _geometry(sheet, size, channels)
-        pictures = gallery([item.name for item in items], stamps, tree.read, size, channels, progress)
-    return _source(path.stem, items, pictures, sheet, [*doubts, *problems], channels)
+    found = collect(path, sheet.classes if sheet else None, *_geometry(sheet, size, channels), progress,
+                    sheet.group_pattern if sheet else "")  # fmt: skip
+    return _source(path.stem, found, sheet, doubts)
 
 
 def open_table(path: Path, size: int | None, channels: int | None, progress: Progress) -> Source:
     """A CSV of `path,label[,split][,domain][,group]`; paths are relative to the CSV's folder."""
+    return _source(path.stem, collect(path, None, *_geometry(None, size, channels), progress), None, [])
+
+
+def collect(
+    path: Path, classes: tuple[str, ...] | None, size: int, channels: int | None, progress: Progress, group_pattern: str = ""
+) -> Collection:
+    """Every image of a folder, zip or CSV table that can be used; without `classes` the names of the labels are."""
+    if path.suffix.lower() == ".csv" and not path.is_dir():
+        items, problems = _listed(path)
+        stamps = [stamp(path.parent / item.name) for item in items]
+        pictures = gallery([item.name for item in items], stamps, lambda name: read_file(path.parent / name), size, channels,
+                           progress)  # fmt: skip
+    else:
+        with open_tree(path) as tree:
+            items, problems = arrange(tree.stamps, group_pattern)
+            stamps = [tree.stamps[item.name] for item in items]
+            pictures = gallery([item.name for item in items], stamps, tree.read, size, channels, progress)
+    return _collected(path.stem, items, pictures, classes, problems, channels)
+
+
+def _listed(path: Path) -> tuple[list[Item], list[Problem]]:
     try:
-        items, problems = read_table(path.read_text(encoding="utf-8"), path.name)
+        return read_table(path.read_text(encoding="utf-8"), path.name)
     except UnicodeDecodeError:
         raise DataError(f"'{path.name}' is not UTF-8 text", field="file", fix="Save it as UTF-8 CSV.") from None
-    size, channels = _geometry(None, size, channels)
-    files = [path.parent / item.name for item in items]
-    names, stamps = [item.name for item in items], [stamp(file) for file in files]
-    pictures = gallery(names, stamps, lambda name: read_file(path.parent / name), size, channels, progress)
-    return _source(path.stem, items, pictures, None, problems, channels)
 
 
 def _geometry(sheet: Sheet | None, size: int | None, channels: int | None) -> tuple[int, int | None]:
     return size or (sheet.size if sheet else DEFAULT_SIZE), channels or (sheet.channels if sheet else None)
 
 
-def _source(
-    name: str, items: list[Item], pictures: Gallery, sheet: Sheet | None, problems: list[Problem], channels: int | None
-) -> Source:
+def _collected(
+    name: str, items: list[Item], pictures: Gallery, classes: tuple[str, ...] | None, problems: list[Problem],
+    channels: int | None,
+) -> Collection:  # fmt: skip
     items = [items[i] for i in pictures.kept]
     problems = [*problems, *pictures.problems]
-    known = set(sheet.classes) if sheet else {item.label for item in items}
+    known = set(classes) if classes else {item.label for item in items}
     problems += [Problem(i.name, f"unknown class '{i.label}'", SKIPPED) for i in items if i.label not in known]
     use = np.array([n for n, item in enumerate(items) if item.label in known], dtype=np.int64)
     if not len(use):
         raise _nothing(name, problems)
     problems += _doubles(items, pictures) + _shapes(items, pictures, channels)
-    classes = sheet.classes if sheet else class_names(items)
+    classes = classes or class_names(items)
     whole, parts = _whole([items[i] for i in use], pictures, use, classes)
-    train, val, test = _parts(name, whole, parts)
-    problems += absent_classes(name, classes, train)
-    return finish(sheet.name if sheet else name, classes, train, val, test, sheet, problems)
+    return Collection(classes, whole, parts, problems, tuple(sorted({i.label for i in items} - known)))
+
+
+def _source(name: str, found: Collection, sheet: Sheet | None, doubts: Sequence[Problem]) -> Source:
+    train, val, test = _parts(name, found.whole, found.parts)
+    problems = [*doubts, *found.problems, *absent_classes(name, found.classes, train)]
+    return finish(sheet.name if sheet else name, found.classes, train, val, test, sheet, problems)
 
 
 def _nothing(name: str, problems: Sequence[Problem]) -> DataError:

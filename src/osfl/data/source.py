@@ -72,6 +72,14 @@ class Source:
     problems: tuple[Problem, ...] = ()
 
 
+def together(datasets: Iterable[Dataset]) -> Dataset:
+    """One dataset of several, in their order."""
+    import torch
+
+    found = list(datasets)
+    return Dataset(torch.cat([one.images for one in found]), torch.cat([one.labels for one in found]))
+
+
 def summarize(problems: Iterable[Problem], examples: int = 3) -> list[str]:
     """One line for each kind of problem, with how many files it met and the first of them."""
     kinds: dict[tuple[str, str], list[str]] = {}

@@ -59,6 +59,12 @@ class Inbox:
             present = [client for client in sorted(self.desk.enrolled) if self.path(client).exists()]
         return [self._stored(client)[1] for client in present]
 
+    def delivered(self) -> dict[ClientId, int]:
+        """Clients whose upload is here, by name, with its size in bytes; it was checked on the way in."""
+        with _using(self.folder):
+            paths = {client: self.path(client) for client in sorted(self.desk.enrolled)}
+            return {client: path.stat().st_size for client, path in paths.items() if path.exists()}
+
     def bundle(self, client: ClientId) -> Bundle:
         """What a client said, checked again."""
         with _using(self.folder):

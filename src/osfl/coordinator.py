@@ -1,0 +1,166 @@
+"""The coordinator: opens the round, receives bundles through the gate, runs the server phase when it may begin.
+
+Receiving and looking need no torch and no private key, and any number of processes may do it at once. What is on disk is
+the state (see osfl.round).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osfl.errors import RoundError, UsageError
+from osfl.protocol import ClientId, Json, Plan, Progress
+from osfl.wire.agreed import read_json, standing_desk
+from osfl.wire.inbox import JOURNAL, Inbox, Receipt
+from osfl.wire.source import BytesLike
+
+if TYPE_CHECKING:
+    from osfl.phases import Machine
+    from osfl.wire.signing import SigningKey
+
+
+def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
+    """Open a round here: the plan, what an upload may hold, and whose keys are known. The same words again do nothing."""
+    from osfl.registry import is_reference, load
+    from osfl.round import agree, contracts_of
+
+    method = load(plan.method)(plan.task, plan.settings)
+    if is_reference(method):
+        raise UsageError(f"{plan.method} pools images or speaks many times: it exists in simulation only", field="method",
+                         fix="Choose a one-shot method; see `osfl ls methods`.")  # fmt: skip
+    _check_enrolled(plan, enrolled)
+    keys = {"clients": dict(enrolled), "server": server}
+    if (folder / "enrolled.json").exists() and read_json(folder / "enrolled.json") != keys:
+        raise RoundError(f"{folder} holds this round with other keys", field="enrolled",
+                         fix="Keys are agreed when a round opens. Choose another folder for other keys.")  # fmt: skip
+    agree(folder, plan, contracts_of(method), enrolled, server)
+    standing_desk(folder)  # reads back what was written, and refuses keys that are none
+
+
+def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str]) -> None:
+    missing, strange = sorted(set(plan.clients) - set(enrolled)), sorted(set(enrolled) - set(plan.clients))
+    problems = [f"no key for {client!r}" for client in missing]
+    problems += [f"{client!r} is no client of this plan" for client in strange]
+    if problems:
+        raise UsageError(problems, field="enrolled", fix="Each client sends its public key (`osfl keys NAME` prints it).")
+
+
+def receive(folder: Path, source: BytesLike | Path) -> Receipt:
+    """Let a bundle through the gate and keep it; returns when it is safe on disk, raises `Rejected` with the reason."""
+    return Inbox(folder / "inbox", standing_desk(folder)).receive(source)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Who has delivered, who is missing, what was refused, and what comes next."""
+
+    plan: str  # digest: the round's name
+    method: str
+    delivered: Mapping[ClientId, int]  # bytes of each upload in the inbox
+    missing: Sequence[ClientId]
+    refused: Sequence[Mapping[str, Json]]  # as rejected.jsonl has them: time, client, field, reason, fix
+    quorum: int
+    deadline: datetime | None
+    ready: bool  # the server phase may begin
+    waits_for: str  # why not, in words
+    released: bool
+    late: Sequence[ClientId] = ()  # delivered, but not in the release
+
+
+def status(folder: Path, now: datetime | None = None) -> Status:
+    """The state of the round, read from its folder."""
+    desk, plan = standing_desk(folder), read_json(folder / "plan.json")
+    delivered = Inbox(folder / "inbox", desk).delivered()
+    waiting = plan.get("round", {})
+    quorum = waiting.get("quorum", 0) or len(plan["clients"])
+    deadline = datetime.fromisoformat(waiting["deadline"]) if waiting.get("deadline") else None
+    why = _waits_for(len(delivered), len(plan["clients"]), quorum, deadline, now or datetime.now(UTC))
+    made_from = _made_from(folder)
+    return Status(
+        desk.plan, plan["method"], delivered, [client for client in plan["clients"] if client not in delivered],
+        list(refusals(folder)), quorum, deadline, not why, why, made_from is not None,
+        [client for client in delivered if made_from is not None and f"upload/{client}" not in made_from],
+    )  # fmt: skip
+
+
+def _waits_for(delivered: int, clients: int, quorum: int, deadline: datetime | None, now: datetime) -> str:
+    """Empty if the server phase may begin: everybody has spoken, or enough have and nobody need be waited for."""
+    if delivered == clients:
+        return ""
+    if delivered < quorum:
+        return f"{delivered} of the {quorum} uploads that are needed have arrived"
+    if deadline is not None and now < deadline:
+        return f"{clients - delivered} more may deliver until {deadline.isoformat()}"
+    return ""
+
+
+def refusals(folder: Path) -> Iterator[Mapping[str, Json]]:
+    """What was refused and why, oldest first; a line torn by a crash is passed over."""
+    path = folder / JOURNAL
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError, UnicodeDecodeError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _made_from(folder: Path) -> Mapping[str, str] | None:
+    """What the release in the folder was made of; None before there is one."""
+    from osfl.wire.gate import verify_release
+
+    path = folder / "release.safetensors"
+    if not path.exists():
+        return None
+    return verify_release(path, read_json(folder / "enrolled.json")["server"], standing_desk(folder).plan).made_from
+
+
+def serve(
+    folder: Path, server_key: SigningKey, *, machine: Machine | None = None, progress: Progress | None = None,
+    now: datetime | None = None,
+) -> str:  # fmt: skip
+    """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands."""
+    from osfl.phases import Machine, computing, quiet
+    from osfl.phases import serve as serve_phase
+    from osfl.registry import load
+    from osfl.round import standing_round
+
+    plan = standing_plan(folder)
+    with standing_round(folder, plan, server_key) as round:
+        published = round.release()
+        if published is not None:
+            return published[1]
+        found = status(folder, now)
+        if not found.ready:
+            raise RoundError(f"the server phase cannot begin: {found.waits_for}", field="round",
+                             expected=f"uploads from {', '.join(found.missing)}",
+                             got=f"uploads from {', '.join(found.delivered) or 'nobody'}",
+                             fix="Receive what is missing with `osfl receive`; `osfl show` lists it.")  # fmt: skip
+        method = load(plan.method)(plan.task, plan.settings)
+        _check_settings(method, len(found.delivered))
+        with computing(plan, machine or Machine(), progress or quiet, round.scratch, show=round.show) as ctx:
+            serve_phase(method, round, ctx)
+        round.tidy()
+        published = round.release()
+    assert published is not None
+    return published[1]
+
+
+def standing_plan(folder: Path) -> Plan:
+    """The plan of the round that is here."""
+    from osfl.plan import plan_from
+
+    return plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
+
+
+def _check_settings(method: Any, clients: int) -> None:
+    """Settings that fit all clients may not fit those who came."""
+    problems = list(method.problems(clients))
+    if problems:
+        raise RoundError(f"with {clients} uploads the method cannot run: {'; '.join(problems)}", field="settings",
+                         fix="Wait for more uploads, or open a new round with other settings.")  # fmt: skip

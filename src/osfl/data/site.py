@@ -1,0 +1,59 @@
+"""What one site brings to a round: its own images, with the classes and the geometry that the plan agreed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from osfl.data.arrays import open_npz_parts
+from osfl.data.catalog import nearest
+from osfl.data.folders import collect
+from osfl.data.source import Part, Problem, together
+from osfl.errors import DataError
+from osfl.protocol import Progress, Task
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """A site's images. Without a test part of its own everything is for training: nothing is cut off behind its back."""
+
+    train: Part  # training and validation images; the walk holds out its share
+    test: Part | None
+    problems: Sequence[Problem]
+
+
+def open_site(path: Path, task: Task, progress: Progress = _quiet) -> SiteData:
+    """A folder or zip (`class/*`, `train|test/class/*`), a CSV table or an `.npz`. A class that the plan lacks is an error."""
+    if not path.exists():
+        raise DataError(f"there is no data at {path}", field="data", fix="Name the folder that holds one folder a class.")
+    channels, height, _ = task.image
+    if path.suffix.lower() == ".npz" and not path.is_dir():
+        parts = open_npz_parts(path, len(task.classes), height, channels)
+        train = [parts[key] for key in ("train", "val") if key in parts]
+        return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), ())
+    found = collect(path, task.classes, height, channels, progress)
+    _refuse_unknown(found.unknown, task)
+    test = np.flatnonzero(found.parts == "test")
+    rest = np.flatnonzero(found.parts != "test")
+    if not len(rest):
+        raise DataError(f"'{path.name}' holds test images only", field="data", fix="Put training images in train/class/*.")
+    return SiteData(found.whole.subset(rest), found.whole.subset(test) if len(test) else None, found.problems)
+
+
+def _refuse_unknown(labels: Sequence[str], task: Task) -> None:
+    """Images left out because a folder is misspelled would be missed by nobody."""
+    if labels:
+        close = {label: nearest(label, list(task.classes)) for label in labels}
+        meant = "; ".join(f"'{label}': did you mean {' or '.join(names)}?" for label, names in close.items() if names)
+        raise DataError(
+            "there are classes that the plan does not know", field="data", expected=", ".join(task.classes),
+            got=", ".join(labels),
+            fix=f"{meant} Rename the folders, or move them away if they do not belong to this round.".strip(),
+        )  # fmt: skip

@@ -1,0 +1,89 @@
+"""The steps of a round, one function each, whoever carries the bytes.
+
+`osfl.run` takes them all in one process; a site takes `speak` and `settle` (osfl.site), a coordinator takes `serve`
+(osfl.coordinator). A method's file does not know which of these it is part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osfl.environment import device_named
+from osfl.meter import Meter, measure, reset_peak_memory
+from osfl.outgoing import check_outgoing
+from osfl.protocol import Context, Contract, Json, Payload, Plan, Progress, Release, Shard
+from osfl.round import Round
+from osfl.storage import Shelf, to_raw
+from osfl.wire.bundle import pack
+from osfl.wire.signing import SigningKey
+from osfl.workers import Workers, compute_threads
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How to compute, not what.
+
+    One thread is the default because digests then do not depend on the number of cores, and because small layers gain
+    little from more while they lose a lot on a machine that does other work, too. Large networks like `threads=8`.
+    """
+
+    workers: int | None = None  # clients at once; default one a core. Any number gives the same bits
+    device: str = "cpu"
+    threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
+
+    def words(self) -> str:
+        """What a command must repeat to get the same bits."""
+        device = f" --device {self.device}" if self.device != "cpu" else ""
+        return device + (f" --threads {self.threads}" if self.threads != 1 else "")
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def unseen(title: str, figure: Json) -> None:
+    pass
+
+
+@contextmanager
+def computing(
+    plan: Plan, machine: Machine, progress: Progress, scratch: Path, *, shelf: Path | None = None, show: Any = unseen
+) -> Iterator[Context]:
+    """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
+    with compute_threads(machine.threads):
+        yield Context(plan, device_named(machine.device), progress, scratch, Workers(machine.workers).map,
+                      Shelf(shelf or scratch / "shelf").once, show)  # fmt: skip
+
+
+def speak(
+    method: Any, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
+) -> tuple[bytes, Meter]:
+    """All that a client says in the round, checked by itself first and signed; and what it cost."""
+    with measure() as meter:
+        payload = method.client_phase(shard, ctx)
+    contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
+    check_outgoing(payload, contract, shard, plan.task, plan.limits)
+    return pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key), meter
+
+
+def serve(method: Any, round: Round, ctx: Context) -> None:
+    """From the inbox to a signed release. The server sees uploads, never shards."""
+    uploads, made_from = round.uploads()
+    reset_peak_memory()
+    ctx.progress("server", 0, 1)
+    with measure() as meter:
+        release = method.server_phase(uploads, ctx)
+    round.note("server", meter.as_json())
+    round.publish(release, made_from)
+    ctx.progress("server", 1, 1)
+
+
+def settle(method: Any, release: Release, shard: Shard, ctx: Context) -> tuple[Payload, Meter]:
+    """What a client makes of the release, and what it cost."""
+    with measure() as meter:
+        payload: Payload = method.personalize(release, shard, ctx)
+    return payload, meter

@@ -1,0 +1,147 @@
+"""A site: its own images, its own key. One bundle goes out, one release comes in; nothing else leaves.
+
+    work/<round>/<client>/upload.safetensors   what it says, kept: it is sent again, never computed again
+    work/<round>/<client>/model.safetensors    what it made of the release, with plan.json beside it
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from osfl.data.site import open_site
+from osfl.data.views import make_shard
+from osfl.errors import Rejected, RoundError, UsageError
+from osfl.phases import Machine, computing, quiet, settle, speak
+from osfl.protocol import ClientId, OneShot, Payload, Plan, Progress, Release, Shard
+from osfl.registry import is_reference, load
+from osfl.round import alone, contracts_of
+from osfl.storage import from_raw, load_payload, save_payload
+from osfl.wire.atomic import append_line, replace_atomically
+from osfl.wire.bundle import Bundle
+from osfl.wire.gate import Desk, accept, verify_release
+from osfl.wire.signing import SigningKey
+
+
+def work_folder(plan: Plan, client: ClientId, work: Path) -> Path:
+    """Where a site keeps what belongs to this round."""
+    return work / plan.digest[:16] / client
+
+
+def open_shard(plan: Plan, client: ClientId, data: Path, progress: Progress = quiet) -> Shard:
+    """The site's images as the round's method gets them, split into training and validation as in a simulation."""
+    return make_shard(open_site(data, plan.task, progress).train, client, seed=plan.seed)
+
+
+def make_upload(
+    plan: Plan, client: ClientId, data: Path, key: SigningKey, work: Path, *,
+    machine: Machine = Machine(), progress: Progress = quiet,
+) -> Path:  # fmt: skip
+    """The one bundle of this site. Once it is finished it stands: asked again, the same file is given."""
+    method, folder = _method(plan, client), work_folder(plan, client, work)
+    path, contracts = folder / "upload.safetensors", contracts_of(method)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        desk = Desk(plan.digest, {client: key.public_hex}, contracts, len(plan.task.classes), plan.limits)
+        if path.exists():
+            _check_kept(path, desk, client)
+            return path
+        shard = open_shard(plan, client, data, progress)
+        with computing(plan, machine, progress, folder / "scratch") as ctx:
+            bundle, meter = speak(method, shard, plan, contracts, key, ctx)
+        accept(bundle, desk)  # what the coordinator will ask of it, asked here first
+        append_line(folder / "journal.jsonl", json.dumps({"phase": "client", "data": shard.digest, **meter.as_json()}).encode())
+        replace_atomically(path, bundle)
+    return path
+
+
+def _check_kept(path: Path, desk: Desk, client: ClientId) -> None:
+    try:
+        accept(path, desk)
+    except Rejected as no:
+        raise RoundError(f"the upload kept in {path} is not good any more: {no.reason}", client=client, field=no.field,
+                         expected=no.expected, got=no.got,
+                         fix="Use the key it was signed with, or delete that file to train again.") from None  # fmt: skip
+
+
+def take_release(
+    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, work: Path, *,
+    data: Path | None = None, machine: Machine = Machine(), progress: Progress = quiet,
+) -> Path:  # fmt: skip
+    """The site's model of the round: the release, verified with the server's public key, and made the site's own.
+
+    `personal` is the part that was made for this site, where the method makes one. Most methods need no data here.
+    """
+    method, folder = _method(plan, client), work_folder(plan, client, work)
+    whole, digest = read_release(plan, client, release, personal, server)
+    path = folder / "model.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        kept = load_payload(path)
+        if kept is not None and kept.facts.get("release") == digest:
+            return path
+        shard = _shard_for(method, plan, client, data, progress)
+        with computing(plan, machine, progress, folder / "scratch") as ctx:
+            payload, meter = settle(method, whole, shard, ctx)
+        append_line(folder / "journal.jsonl", json.dumps({"phase": "personalize", **meter.as_json()}).encode())
+        replace_atomically(folder / "plan.json", json.dumps(plan.as_json(), indent=1, sort_keys=True).encode())
+        save_payload(path, Payload(payload.tensors, {**payload.facts, "release": digest}))
+    return path
+
+
+def read_release(
+    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str
+) -> tuple[Release, str]:
+    """What the server gave back to this site, and the release's digest; refused unless the server signed both parts."""
+    shared = verify_release(release, server, plan.digest)
+    if shared.kind != "release":
+        raise UsageError(f"{release} is a personal part, not the release itself", field="release",
+                         fix="Give release.safetensors first, and this file as --personal.")  # fmt: skip
+    own = _personal(plan, client, shared, personal, server)
+    parts = {client: _payload(own)} if own else {}
+    return Release(_payload(shared), parts), shared.digest
+
+
+def _personal(plan: Plan, client: ClientId, shared: Bundle, personal: Path | None, server: str) -> Bundle | None:
+    """The site's own part, which must be the one that the release names."""
+    named = shared.made_from.get(f"personal/{client}")
+    if named is None:
+        return None
+    if personal is None:
+        raise UsageError(f"this release has a part for {client!r}, which is missing here", field="personal",
+                         fix=f"Fetch personal/{client}.safetensors from the coordinator; give it as --personal.")  # fmt: skip
+    own = verify_release(personal, server, plan.digest, client)
+    if own.digest != named:
+        raise RoundError("the personal part is not the one that the release names", client=client, field="personal",
+                         expected=named, got=own.digest, fix="Fetch both files again; they belong together.")  # fmt: skip
+    return own
+
+
+def _shard_for(method: Any, plan: Plan, client: ClientId, data: Path | None, progress: Progress) -> Shard:
+    """The images, if this method learns from them after the round; else a shard that only has a name."""
+    if data is not None:
+        return open_shard(plan, client, data, progress)
+    if type(method).personalize is not OneShot.personalize:
+        raise UsageError(f"{plan.method} learns from the site's images once more", field="data",
+                         fix="Give them with --data, the same as before.")  # fmt: skip
+    import torch
+
+    from osfl.protocol import Dataset
+
+    none = Dataset(torch.empty(0, *plan.task.image, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+    return Shard(client, none, none)
+
+
+def _payload(bundle: Bundle) -> Payload:
+    return Payload(from_raw(bundle.tensors), dict(bundle.facts))
+
+
+def _method(plan: Plan, client: ClientId) -> Any:
+    if client not in plan.clients:
+        raise UsageError(f"{client!r} is no client of this plan", field="client", fix=f"Clients: {', '.join(plan.clients)}.")
+    method = load(plan.method)(plan.task, plan.settings)
+    if is_reference(method):
+        raise UsageError(f"{plan.method} pools images or speaks many times: it exists in simulation only", field="method",
+                         fix="Choose a one-shot method; see `osfl ls methods`.")  # fmt: skip
+    return method
