@@ -20,6 +20,7 @@ from osfl.models.naming import load_named, named
 from osfl.protocol import Context, Dataset, Payload, Shard, Task
 
 Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
+Perturb = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # changes what enters the network while it learns
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def fit(
     *,
     device: torch.device | None = None,
     adjust: Adjust | None = None,
+    perturb: Perturb | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Train in place with cross-entropy; returns the number of steps. `rng` decides order and augmentation."""
@@ -105,6 +107,8 @@ def fit(
         total = torch.zeros((), device=device)
         for index in batches(len(data), settings.batch_size, rng):
             inputs = to_input(augment(data.images[index], settings.augment, rng), device)
+            if perturb is not None:
+                inputs = perturb(inputs, rng)
             loss = functional.cross_entropy(model(inputs), data.labels[index].to(device))
             step(model, optimizer, loss, clip=settings.clip, adjust=adjust)
             total += loss.detach()
@@ -165,6 +169,16 @@ def _shift(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     columns = (torch.arange(width) + right[:, None])[:, None, None, :]
     which = torch.arange(len(images))[:, None, None, None]
     return padded[which, torch.arange(images.shape[1])[None, :, None, None], rows, columns]
+
+
+def noisy(most: float) -> Perturb | None:
+    """x + sigma N(0, 1) with sigma ~ U(0, most) for each image; nothing for 0."""
+
+    def perturb(x: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        sigma = most * torch.rand((len(x), 1, 1, 1), generator=rng)
+        return x + (sigma * torch.randn(x.shape, generator=rng)).to(x.device)
+
+    return perturb if most > 0 else None
 
 
 def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:

@@ -1,0 +1,148 @@
+"""Generators of one class behind one interface: learn from its images, travel as named tensors, make images from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+
+from osfl.errors import FilesError, TrainingError, UsageError
+from osfl.ingredients.autoencoders import Vae, VaeSettings
+from osfl.ingredients.cells import Cell, prefix
+from osfl.ingredients.diffusion import Diffusion, DiffusionSettings
+from osfl.ingredients.mixtures import Mixture, MixtureSettings
+from osfl.ingredients.symmetries import Symmetry
+from osfl.models.unet import parse_unet
+from osfl.protocol import Context, Contract, Field, Json, Payload, Shard, Task
+from osfl.storage import payload_digest
+
+if TYPE_CHECKING:
+    from osfl.protocol import Tensors
+
+
+class Factory(Protocol):
+    """What a kind of generator provides. `fit` sees one class of one client, `sample` only tensors."""
+
+    def contract(self) -> Contract: ...
+    def fit(
+        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]
+    ) -> dict[str, torch.Tensor]: ...
+    def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class FactorySettings(MixtureSettings, VaeSettings, DiffusionSettings):
+    """Which generator, and for which classes; the parts before say how each kind learns."""
+
+    factory: Literal["edm", "mixture", "vae"] = "edm"  # edm: the paper's diffusion model
+    symmetry: Symmetry = "flip"  # what a generator may assume: mirror (paper), none for letters and digits, dihedral
+    least: int = 2  # images a class needs; a generator of a single image would be that image
+
+
+_KINDS = {"mixture": (Mixture, MixtureSettings), "vae": (Vae, VaeSettings), "edm": (Diffusion, DiffusionSettings)}
+
+
+def factory_for(settings: FactorySettings, task: Task, device: torch.device | None = None) -> Factory:
+    kind, _ = _KINDS[settings.factory]
+    return kind(settings, task.image, settings.symmetry, device or torch.device("cpu"))
+
+
+def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
+    """Settings that cannot make a generator, a sentence each."""
+    positive = (
+        "mixture_dims", "mixture_components", "mixture_prior", "mixture_iterations", "vae_latent", "vae_width", "vae_steps",
+        "vae_batch", "vae_lr", "edm_images", "edm_batch", "edm_lr", "edm_lr_batches", "edm_noise_std",
+    )  # fmt: skip
+    found = [
+        f"setting {name!r}: expected more than 0, got {getattr(settings, name)}"
+        for name in positive
+        if not getattr(settings, name) > 0
+    ]
+    if not 0 <= settings.dropout < 1:
+        found.append(f"setting 'dropout': expected from 0 to below 1, got {settings.dropout}")
+    if not 0 <= settings.edm_ema < 0.28:
+        found.append(f"setting 'edm_ema': expected from 0 to 0.28, got {settings.edm_ema}")
+    if settings.edm_steps < 2:
+        found.append(f"setting 'edm_steps': expected at least 2, got {settings.edm_steps}")
+    if settings.least < 2:
+        found.append(f"setting 'least': expected at least 2, got {settings.least}; a generator of one image is that image")
+    if settings.symmetry == "dihedral" and task.image[1] != task.image[2]:
+        found.append(f"setting 'symmetry': only square images can be turned, these are {task.image[1]} x {task.image[2]}")
+    try:
+        parse_unet(settings.unet)
+    except UsageError as error:
+        found.append(f"setting 'unet': {error.reason}. {error.fix}")
+    return found
+
+
+def factory_key(settings: FactorySettings, task: Task, ctx: Context) -> dict[str, Json]:
+    """What names a generator's work besides its data: settings of other kinds do not."""
+    _, own = _KINDS[settings.factory]
+    recipe = {field.name: getattr(settings, field.name) for field in fields(own)}
+    key: dict[str, Json] = {"factory": settings.factory, "symmetry": settings.symmetry, "recipe": recipe,
+                            "task": asdict(task), "seed": ctx.plan.seed}  # fmt: skip
+    if ctx.device.type != "cpu":  # another device gives other bits
+        key["device"] = ctx.device.type
+    return key
+
+
+def contract_of_factories(settings: FactorySettings, task: Task) -> Contract:
+    """Every class may have a generator, none must."""
+    lines = factory_for(settings, task).contract()
+    return {
+        prefix(label) + name: Field(line.dtype, line.shape, required=False)
+        for label in range(len(task.classes))
+        for name, line in lines.items()
+    }
+
+
+def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Task, ctx: Context) -> Tensors:
+    """The client's generator of one class, from its images of that class only."""
+
+    def fit() -> Payload:
+        images = shard.train.images[shard.train.labels == label]
+        rng = ctx.generator("factory", shard.client, label)
+        what = f"{shard.client} learns {task.classes[label]}"
+        try:
+            factory = factory_for(settings, task, ctx.device)
+            return Payload(factory.fit(images, rng, lambda done, total: ctx.progress(what, done, total)))
+        except TrainingError as error:
+            error.client, error.reason = shard.client, f"class {task.classes[label]!r}: {error.reason}"
+            raise
+
+    key = {**factory_key(settings, task, ctx), "what": "factory", "client": shard.client, "data": shard.digest, "class": label}
+    return ctx.once(key, fit).tensors
+
+
+def train_factories(shard: Shard, settings: FactorySettings, task: Task, ctx: Context) -> Payload:
+    """A generator for every class that the client has enough images of, learned side by side."""
+    counts = torch.bincount(shard.train.labels, minlength=len(task.classes)).tolist()
+    held = [label for label, count in enumerate(counts) if count >= settings.least]
+    made = ctx.map(lambda label: train_factory(shard, label, settings, task, ctx), held)
+    tensors = {prefix(label) + name: value for label, one in zip(held, made, strict=True) for name, value in one.items()}
+    return Payload(tensors, {"class_counts": counts, "samples": len(shard.train)})
+
+
+def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, ctx: Context) -> torch.Tensor:
+    """`count` images of one cell, uint8. The seed is the cell's own, so no other cell has a say in them.
+
+    Kept once they are made: a killed run does not sample again.
+    """
+
+    def sample() -> Payload:
+        factory = factory_for(settings, task, ctx.device)
+        images = factory.sample(cell.tensors, count, ctx.generator("sample", cell.label, cell.client))
+        return Payload({"images": images})
+
+    key = {**factory_key(settings, task, ctx), "what": "sample", "cell": list(cell.place), "count": count,
+           "tensors": payload_digest(Payload(cell.tensors))}  # fmt: skip
+    try:
+        return ctx.once(key, sample).tensors["images"]
+    except OSError as error:
+        raise FilesError(
+            f"images of class {task.classes[cell.label]!r} by {cell.client!r} could not be kept: {error.strerror}",
+            field="path", got=error.filename, fix="Make room and run the same command again: finished cells are not repeated.",
+        ) from error  # fmt: skip
+

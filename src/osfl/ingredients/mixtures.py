@@ -1,0 +1,137 @@
+"""A Gaussian mixture in the principal components of one class' images: the lightest generator, learned in a second.
+
+Images are projected on the class' own principal directions; there a mixture with full covariances is fitted by expectation
+maximisation. What is left out (the directions of small variance) makes samples smooth, which a classifier would notice:
+train it with noise on its inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from osfl.ingredients.clustering import kmeans
+from osfl.ingredients.symmetries import orbit
+from osfl.meter import spend
+from osfl.models.inputs import to_images, to_input
+from osfl.protocol import Contract, Field
+
+if TYPE_CHECKING:
+    from osfl.protocol import Tensors
+
+_TOLERANCE = 1e-4  # EM stops when the mean log-likelihood (nats an image) improves by less
+
+
+@dataclass(frozen=True)
+class MixtureSettings:
+    """How a mixture is fitted. None of this is in the paper, whose generators are diffusion models."""
+
+    mixture_dims: int = 60  # principal components that are kept
+    mixture_components: int = 10  # Gaussians; fewer where a class has few images
+    mixture_prior: float = 10.0  # images' worth of belief that a component is as wide as the whole class
+    mixture_iterations: int = 60  # of expectation maximisation, at most
+
+
+class Mixture:
+    """Small classes get what they can carry: at most n - 1 directions, and a component for every ten images."""
+
+    def __init__(self, settings: MixtureSettings, image: tuple[int, int, int], symmetry: str, device: torch.device) -> None:
+        self.settings, self.image, self.symmetry = settings, image, symmetry  # a CPU is fast enough, so no device
+
+    def contract(self) -> Contract:
+        """Unused directions and components are zeros, so that the size of an upload says nothing about a class."""
+        pixels, dims, parts = math.prod(self.image), self._dims(), self.settings.mixture_components
+        return {
+            "mean": Field("F32", (1, pixels)),  # a row, so that the client's own check would find an image in it
+            "basis": Field("F32", (dims, pixels)),
+            "weights": Field("F32", (parts,)),
+            "centers": Field("F32", (parts, dims)),
+            "scales": Field("F32", (parts, dims, dims)),  # lower Cholesky factors of the covariances
+        }
+
+    def _dims(self) -> int:
+        return min(self.settings.mixture_dims, math.prod(self.image))
+
+    def fit(
+        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]
+    ) -> dict[str, torch.Tensor]:
+        """uint8 images (n, channels, height, width) of one class -> named tensors."""
+        x = to_input(orbit(images, self.symmetry)).reshape(-1, math.prod(self.image)).double()
+        mean = x.mean(0, keepdim=True)
+        basis = _principal(x - mean, min(self._dims(), len(images) - 1))
+        points = (x - mean) @ basis.T
+        k = max(1, min(self.settings.mixture_components, len(images) // 10))
+        weights, centers, scales = _mixture(points, k, self.settings, rng)
+        progress(1, 1)
+        found = {"mean": mean, "basis": basis, "weights": weights, "centers": centers, "scales": scales}
+        return {name: _padded(found[name].float(), line.shape) for name, line in self.contract().items()}
+
+    def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor:
+        """`count` images as uint8."""
+        weights, dims = tensors["weights"], self._dims()
+        which = torch.multinomial(weights, count, replacement=True, generator=rng)
+        z = torch.randn((count, dims), generator=rng)
+        points = torch.empty_like(z)
+        for part in range(len(weights)):
+            mine = which == part
+            points[mine] = tensors["centers"][part] + z[mine] @ tensors["scales"][part].T
+        spend(2.0 * count * dims * (dims + math.prod(self.image)))
+        return to_images((tensors["mean"] + points @ tensors["basis"]).reshape(-1, *self.image))
+
+
+def _padded(value: torch.Tensor, shape: tuple[int | str, ...]) -> torch.Tensor:
+    whole = torch.zeros([int(side) for side in shape])
+    whole[tuple(slice(0, side) for side in value.shape)] = value
+    return whole
+
+
+def _principal(x: torch.Tensor, dims: int) -> torch.Tensor:
+    """The first principal directions of centred rows (n, pixels), as rows, from the smaller of the two Gram matrices."""
+    n, pixels = x.shape
+    spend(2.0 * n * pixels * min(n, pixels) + 9.0 * min(n, pixels) ** 3)
+    if n < pixels:
+        values, vectors = torch.linalg.eigh(x @ x.T)
+        directions = vectors.flip(1)[:, :dims].T @ x
+        lengths = values.flip(0)[:dims].clamp_min(0).sqrt()
+        return directions / lengths.clamp_min(1e-9)[:, None]
+    return torch.linalg.eigh(x.T @ x)[1].flip(1)[:, :dims].T
+
+
+def _mixture(
+    points: torch.Tensor, k: int, settings: MixtureSettings, rng: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weights (k,), centers (k, d) and Cholesky factors (k, d, d) by EM from a k-means start.
+
+    Each covariance is (scatter + prior * V) / (n_k + prior) with V the variances of the class: the most probable one under
+    an inverse Wishart belief, and positive definite for a component of any size.
+    """
+    n, dims = points.shape
+    belief = torch.diag(points.var(0, unbiased=False) + 1e-6)
+    owned = torch.nn.functional.one_hot(torch.tensor(kmeans(points, k, rng, starts=1)), k).double()  # (n, k)
+    before = -math.inf
+    for _ in range(settings.mixture_iterations):
+        mass = owned.sum(0).clamp_min(1e-9)
+        centers = owned.T @ points / mass[:, None]
+        off = points[None] - centers[:, None]  # (k, n, d)
+        scatter = (off * owned.T[:, :, None]).transpose(1, 2) @ off
+        wide = (scatter + settings.mixture_prior * belief) / (mass + settings.mixture_prior)[:, None, None]
+        scales = torch.linalg.cholesky(wide)
+        spend(4.0 * k * n * dims * dims + k * dims**3)
+        logs = (mass / n).log() + _log_densities(off, scales).T
+        owned = logs.softmax(1)
+        likelihood = float(logs.logsumexp(1).mean())
+        if likelihood - before < _TOLERANCE:
+            break
+        before = likelihood
+    return mass / mass.sum(), centers, scales
+
+
+def _log_densities(off: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """log N(x; center, L L^T) for differences (k, n, d) and factors (k, d, d)."""
+    white = torch.linalg.solve_triangular(scales, off.transpose(1, 2), upper=False)  # (k, d, n)
+    logdet = scales.diagonal(dim1=1, dim2=2).log().sum(1)
+    return -0.5 * (white.square().sum(1) + off.shape[2] * math.log(2 * math.pi)) - logdet[:, None]
