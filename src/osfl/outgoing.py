@@ -27,7 +27,7 @@ def check_outgoing(payload: Payload, contract: Contract, shard: Shard, task: Tas
         elif field.required:
             raise Withheld(f"tensor {name!r} is missing", client=shard.client, field=name, fix=MODELS_ONLY)
     _check_size(payload, shard, limits)
-    _check_no_image(payload, shard, task)
+    check_no_image(payload, shard, task)
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, field: Field, shard: Shard) -> None:
@@ -61,7 +61,7 @@ def _check_size(payload: Payload, shard: Shard, limits: Limits) -> None:
         )  # fmt: skip
 
 
-def _check_no_image(payload: Payload, shard: Shard, task: Task) -> None:
+def check_no_image(payload: Payload, shard: Shard, task: Task) -> None:
     """No row of any tensor may be a training image, whatever its scale: compared after standardising each row."""
     pixels = task.image[0] * task.image[1] * task.image[2]
     known: set[bytes] | None = None

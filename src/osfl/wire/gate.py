@@ -68,7 +68,7 @@ def open_upload(source: BytesLike | Path, desk: Desk) -> tuple[Bundle, memoryvie
         client = _enrolled(envelope.manifest, desk)
         with _blaming(client):
             _check_signature(envelope, VerifyKey(desk.enrolled[client]))
-            manifest = _check_round(envelope.manifest, {"upload"}, desk.plan)
+            manifest = check_round(envelope.manifest, {"upload"}, desk.plan)
             contract = desk.contracts[architecture_of(manifest["facts"], desk.contracts)]
             lines = read_lines(manifest["tensors"])
             check_contract(lines, contract)
@@ -78,7 +78,7 @@ def open_upload(source: BytesLike | Path, desk: Desk) -> tuple[Bundle, memoryvie
             check_facts(manifest["facts"], desk.limits.facts_bytes)
             check_well_known(manifest["facts"], desk.classes)
             check_canonical(envelope, lines)
-            return _bundle(envelope, tensors), data
+            return bundle_of(envelope, tensors), data
 
 
 def verify_release(
@@ -93,14 +93,14 @@ def verify_release(
         with _blaming("server"), opened(source) as file:
             envelope = read_envelope(file, limits)
             _check_signature(envelope, VerifyKey(server_public_hex))
-            manifest = _check_round(envelope.manifest, {"release", "personal"}, plan)
-            _check_receiver(manifest, client)
+            manifest = check_round(envelope.manifest, {"release", "personal"}, plan)
+            check_receiver(manifest, client)
             lines = read_lines(manifest["tensors"])
             check_layout(envelope, lines)
             tensors = _check_tensors(file.whole(), envelope, lines, {})
             check_facts(manifest["facts"], limits.facts_bytes)
             check_canonical(envelope, lines)
-            return _bundle(envelope, tensors)
+            return bundle_of(envelope, tensors)
     except Rejected as no:
         raise ReleaseRejected(
             no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=no.fix
@@ -138,7 +138,7 @@ def _check_signature(envelope: Envelope, key: VerifyKey) -> None:
         )  # fmt: skip
 
 
-def _check_round(manifest: Json, kinds: Collection[str], plan: str) -> dict[str, Json]:
+def check_round(manifest: Json, kinds: Collection[str], plan: str) -> dict[str, Json]:
     """Version, form, kind and round, in this order; the manifest is an object, or there would be no client in it."""
     if not isinstance(manifest, dict) or type(version := manifest.get("format")) is not int or version != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else manifest
@@ -161,7 +161,7 @@ def _check_made_from(value: Json, empty: bool) -> None:
         raise _no("made_from", "the list of what it was made from is wrong", expected, value, REPACK)
 
 
-def _check_receiver(manifest: dict[str, Json], client: ClientId | None) -> None:
+def check_receiver(manifest: dict[str, Json], client: ClientId | None) -> None:
     """A release is for all; a personal part names its one receiver."""
     receiver = manifest["client"]
     right = receiver == "" if manifest["kind"] == "release" else is_client_id(receiver) and client in (None, receiver)
@@ -180,7 +180,7 @@ def _check_tensors(
     return tensors
 
 
-def _bundle(envelope: Envelope, tensors: Mapping[str, RawTensor]) -> Bundle:
+def bundle_of(envelope: Envelope, tensors: Mapping[str, RawTensor]) -> Bundle:
     said = envelope.manifest
     digest = hashlib.sha256(canonical(said)).hexdigest()
     return Bundle(said["kind"], said["client"], said["plan"], tensors, said["facts"], said["made_from"], digest)

@@ -14,11 +14,11 @@ from osfl.protocol import Contract
 from osfl.wire.bundle import Line, RawTensor
 
 # numpy has no bfloat16; its bits are enough to see what is not finite. A bool is read as the byte that it is.
-_NUMPY = {
+NUMPY = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "u1",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U32": "<u4", "U16": "<u2", "U8": "u1",
 }  # fmt: skip
-_FLOATS = {"F64", "F32", "F16", "BF16"}
+FLOATS = {"F64", "F32", "F16", "BF16"}
 _CHUNK_BYTES = 4 << 20  # a check needs little memory beside the upload itself
 _BF16_EXPONENT = np.uint16(0x7F80)
 
@@ -37,7 +37,7 @@ def check_hashes(tensors: Mapping[str, RawTensor], lines: Mapping[str, Line]) ->
 def check_values(tensors: Mapping[str, RawTensor], contract: Contract) -> None:
     """All numbers finite, booleans 0 or 1, and labels below their bound; `contract` may be empty."""
     for name, tensor in tensors.items():
-        if tensor.dtype in _FLOATS:
+        if tensor.dtype in FLOATS:
             _check_finite(name, tensor)
             continue
         field = contract.get(name)
@@ -56,7 +56,7 @@ def _check_finite(name: str, tensor: RawTensor) -> None:
             raise Rejected(
                 f"tensor '{name}' holds values that are not finite",
                 field=f"{name}.values", expected="finite numbers", got="NaN or infinity",
-                fix="Training diverged; lower the learning rate and train again with `osfl client --plan plan.toml`.",
+                fix="Training diverged; lower the learning rate and train again with `osfl client plan.toml`.",
             )  # fmt: skip
 
 
@@ -74,4 +74,4 @@ def _check_range(name: str, tensor: RawTensor, below: int) -> None:
 def _chunks(tensor: RawTensor) -> Iterator[npt.NDArray[Any]]:
     data = memoryview(tensor.data)
     for start in range(0, len(data), _CHUNK_BYTES):
-        yield np.frombuffer(data[start : start + _CHUNK_BYTES], dtype=_NUMPY[tensor.dtype])
+        yield np.frombuffer(data[start : start + _CHUNK_BYTES], dtype=NUMPY[tensor.dtype])

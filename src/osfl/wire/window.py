@@ -1,0 +1,77 @@
+"""Looking at a bundle without believing it: for people who want to see what a file says before they trust or send it.
+
+The same readers as the gate's. What would make the file unreadable is refused; what would merely make the gate say no is
+noted, so that a damaged, unsigned or foreign bundle can still be looked at. Nothing here lets anything into a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osfl.errors import Rejected
+from osfl.protocol import Limits
+from osfl.wire.bundle import Bundle
+from osfl.wire.contract import REPACK, read_lines
+from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
+from osfl.wire.facts import check_facts
+from osfl.wire.gate import bundle_of, check_receiver, check_round
+from osfl.wire.names import is_client_id, is_digest, shown
+from osfl.wire.signing import VerifyKey
+from osfl.wire.source import BytesLike, opened
+from osfl.wire.values import check_hashes
+
+WINDOW_LIMITS = Limits(upload_bytes=16 << 30, header_bytes=64 << 20, facts_bytes=1 << 20)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a file says. `bundle` is no more believable than the file: ask `signed_by`."""
+
+    bundle: Bundle
+    size: int  # of the file, in bytes
+    envelope: Envelope
+    doubts: tuple[Rejected, ...]  # what the gate would refuse it for, whoever signed it
+
+    def signed_by(self, public_hex: str) -> bool:
+        return VerifyKey(public_hex).verify(self.envelope.manifest_text.encode(), self.envelope.signature)
+
+
+def look_at(source: BytesLike | Path, limits: Limits = WINDOW_LIMITS) -> Seen:
+    """Everything that the file says; `Rejected` if it is no bundle at all."""
+    with opened(source) as file:
+        envelope = read_envelope(file, limits)
+        manifest = _check_form(envelope.manifest)
+        lines = read_lines(manifest["tensors"])
+        check_layout(envelope, lines)
+        check_facts(manifest["facts"], limits.facts_bytes)
+        bundle = bundle_of(envelope, envelope.slices(file.whole(), lines))
+    checks: list[Callable[[], None]] = [
+        lambda: check_hashes(bundle.tensors, lines), lambda: check_canonical(envelope, lines),
+    ]  # fmt: skip
+    return Seen(bundle, envelope.size, envelope, tuple(no for check in checks if (no := _refusal(check)) is not None))
+
+
+def _check_form(manifest: Any) -> dict[str, Any]:
+    """Version, keys and kind as the gate wants them, and names that are names; of whichever round."""
+    kinds = {"upload"} if manifest.get("kind") == "upload" else {"release", "personal"}
+    manifest = check_round(manifest, kinds, manifest.get("plan", ""))
+    if not is_digest(manifest["plan"]):
+        raise Rejected("it does not name its round", field="plan", expected="64 lower-case hex digits",
+                       got=shown(manifest["plan"]), fix=REPACK)  # fmt: skip
+    if manifest["kind"] != "upload":
+        check_receiver(manifest, None)
+    elif not is_client_id(manifest["client"]):
+        raise Rejected("it does not name its sender", field="client", expected="a client's name",
+                       got=shown(manifest["client"]), fix=REPACK)  # fmt: skip
+    return manifest
+
+
+def _refusal(check: Callable[[], None]) -> Rejected | None:
+    try:
+        check()
+    except Rejected as no:
+        return no
+    return None
