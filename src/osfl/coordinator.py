@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from osfl.wire.source import BytesLike
 
 if TYPE_CHECKING:
     from osfl.phases import Machine
+    from osfl.wire.bundle import Bundle
     from osfl.wire.signing import SigningKey
 
 
@@ -34,7 +35,7 @@ def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server:
     if is_reference(method):
         raise UsageError(f"{plan.method} pools images or speaks many times: it exists in simulation only", field="method",
                          fix="Choose a one-shot method; see `osfl ls methods`.")  # fmt: skip
-    _check_enrolled(plan, enrolled)
+    _check_enrolled(plan, enrolled, server)
     keys = {"clients": dict(enrolled), "server": server}
     if (folder / "enrolled.json").exists() and read_json(folder / "enrolled.json") != keys:
         raise RoundError(f"{folder} holds this round with other keys", field="enrolled",
@@ -43,10 +44,11 @@ def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server:
     standing_desk(folder)  # reads back what was written, and refuses keys that are none
 
 
-def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str]) -> None:
+def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
     missing, strange = sorted(set(plan.clients) - set(enrolled)), sorted(set(enrolled) - set(plan.clients))
     problems = [f"no key for {client!r}" for client in missing]
     problems += [f"{client!r} is no client of this plan" for client in strange]
+    problems += [f"{client!r} has the server's key, and could sign releases" for client in enrolled if enrolled[client] == server]
     if problems:
         raise UsageError(problems, field="enrolled", fix="Each client sends its public key (`osfl keys NAME` prints it).")
 
@@ -71,21 +73,28 @@ class Status:
     waits_for: str  # why not, in words
     released: bool
     late: Sequence[ClientId] = ()  # delivered, but not in the release
+    digests: Mapping[ClientId, str] = field(default_factory=dict)  # of each upload in the inbox
+    release: str = ""  # its digest, once it is there
+    personal: Sequence[ClientId] = ()  # for whom the release has a part of its own
 
 
 def status(folder: Path, now: datetime | None = None) -> Status:
     """The state of the round, read from its folder."""
     desk, plan = standing_desk(folder), read_json(folder / "plan.json")
-    delivered = Inbox(folder / "inbox", desk).delivered()
+    inbox = Inbox(folder / "inbox", desk)
+    delivered = inbox.delivered()
     waiting = plan.get("round", {})
     quorum = waiting.get("quorum", 0) or len(plan["clients"])
     deadline = datetime.fromisoformat(waiting["deadline"]) if waiting.get("deadline") else None
     why = _waits_for(len(delivered), len(plan["clients"]), quorum, deadline, now or datetime.now(UTC))
-    made_from = _made_from(folder)
+    release = _release(folder)
+    made_from = release.made_from if release else {}
     return Status(
         desk.plan, plan["method"], delivered, [client for client in plan["clients"] if client not in delivered],
-        list(refusals(folder)), quorum, deadline, not why, why, made_from is not None,
-        [client for client in delivered if made_from is not None and f"upload/{client}" not in made_from],
+        list(refusals(folder)), quorum, deadline, not why, why, release is not None,
+        [client for client in delivered if release and f"upload/{client}" not in made_from],
+        {client: inbox.digest(client) for client in delivered}, release.digest if release else "",
+        [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
     )  # fmt: skip
 
 
@@ -110,14 +119,14 @@ def refusals(folder: Path) -> Iterator[Mapping[str, Json]]:
                 yield entry
 
 
-def _made_from(folder: Path) -> Mapping[str, str] | None:
-    """What the release in the folder was made of; None before there is one."""
+def _release(folder: Path) -> Bundle | None:
+    """The release in the folder, verified; None before there is one."""
     from osfl.wire.gate import verify_release
 
     path = folder / "release.safetensors"
     if not path.exists():
         return None
-    return verify_release(path, read_json(folder / "enrolled.json")["server"], standing_desk(folder).plan).made_from
+    return verify_release(path, read_json(folder / "enrolled.json")["server"], standing_desk(folder).plan)
 
 
 def serve(

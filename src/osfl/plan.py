@@ -234,7 +234,7 @@ def check_plan(plan: Plan) -> None:
     if not plan.clients or len(set(plan.clients)) != len(plan.clients):
         problems.append(f"clients: expected one or more different names, got {list(plan.clients)}")
     problems += [
-        f"clients: {name!r} is not a client name; use lower-case letters, digits, '.', '_' and '-' (64 at most)"
+        f"clients: {name!r} is not a client name; use lower-case letters, digits, '.', '_' and '-' (64 at most), not 'server'"
         for name in plan.clients
         if not is_client_id(name)
     ]

@@ -39,7 +39,7 @@ def make_upload(
     machine: Machine = Machine(), progress: Progress = quiet,
 ) -> Path:  # fmt: skip
     """The one bundle of this site. Once it is finished it stands: asked again, the same file is given."""
-    method, folder = _method(plan, client), work_folder(plan, client, work)
+    method, folder = method_for(plan, client), work_folder(plan, client, work)
     path, contracts = folder / "upload.safetensors", contracts_of(method)
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
@@ -73,7 +73,7 @@ def take_release(
 
     `personal` is the part that was made for this site, where the method makes one. Most methods need no data here.
     """
-    method, folder = _method(plan, client), work_folder(plan, client, work)
+    method, folder = method_for(plan, client), work_folder(plan, client, work)
     whole, digest = read_release(plan, client, release, personal, server)
     path = folder / "model.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,8 @@ def _payload(bundle: Bundle) -> Payload:
     return Payload(from_raw(bundle.tensors), dict(bundle.facts))
 
 
-def _method(plan: Plan, client: ClientId) -> Any:
+def method_for(plan: Plan, client: ClientId) -> Any:
+    """The plan's method, if this client can take part in a real round of it."""
     if client not in plan.clients:
         raise UsageError(f"{client!r} is no client of this plan", field="client", fix=f"Clients: {', '.join(plan.clients)}.")
     method = load(plan.method)(plan.task, plan.settings)

@@ -7,11 +7,12 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TEMPORARY = ".tmp"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # how file systems say "no hard links"
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # media that write names at once, or cannot be asked
 _ABANDONED_SECONDS = 3600.0
 
 
@@ -20,7 +21,7 @@ def create_once(path: Path, data: bytes | memoryview) -> bool:
 
     When this returns, whichever file stands there has its name on disk too.
     """
-    with _temporary(path, data, mode=0o600) as temporary:
+    with _temporary(path, [data], mode=0o600) as temporary:
         created = _publish(temporary, path)
     sync_folder(path.parent)
     return created
@@ -28,7 +29,12 @@ def create_once(path: Path, data: bytes | memoryview) -> bool:
 
 def replace_atomically(path: Path, data: bytes | memoryview) -> None:
     """Make `path` hold `data`, durably; readers see the old or the new content, nothing in between."""
-    with _temporary(path, data, mode=0o666) as temporary:
+    replace_in_pieces(path, [data])
+
+
+def replace_in_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """The same, for content that need not be in memory at once."""
+    with _temporary(path, pieces, mode=0o666) as temporary:
         temporary.replace(path)
     sync_folder(path.parent)
 
@@ -83,18 +89,22 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def _temporary(path: Path, data: bytes | memoryview, mode: int) -> Iterator[Path]:
+def _temporary(path: Path, pieces: Iterable[bytes | memoryview], mode: int) -> Iterator[Path]:
     """A synced file beside `path`, gone afterwards unless it was renamed."""
     temporary = _temporary_name(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
-            _write_all(descriptor, data)
+            for piece in pieces:
+                _write_all(descriptor, piece)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

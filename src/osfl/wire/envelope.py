@@ -13,6 +13,9 @@ from osfl.wire.contract import REPACK
 from osfl.wire.names import shown
 from osfl.wire.source import Source
 
+INCOMPLETE = "incomplete copy"
+AGAIN = "Copy it again from where it was made, and wait until that has finished."
+
 
 @dataclass(frozen=True)
 class Envelope:
@@ -35,14 +38,19 @@ class Envelope:
 
 def read_envelope(file: Source, limits: Limits) -> Envelope:
     """Size, header length, header JSON, metadata keys; a manifest that is JSON."""
-    if not 8 <= file.size <= limits.upload_bytes:
-        expected, fix = f"8 to {limits.upload_bytes} bytes", "The plan sets the limit; copy the client's file again."
-        raise _no("size", "the file is too small or too large", expected, file.size, fix)
+    if file.size < 8:
+        raise _no("size", INCOMPLETE, "at least 8 bytes", file.size, AGAIN)
+    if file.size > limits.upload_bytes:
+        expected, fix = f"at most {limits.upload_bytes} bytes", "The plan sets the limit; give the file that the client made."
+        raise _no("size", "the file is too large", expected, file.size, fix)
     length = int.from_bytes(file.head(8), "little")
-    most = min(limits.header_bytes, file.size - 8)
-    if length > most:
-        raise _no("header length", "the header is too long", f"at most {most} bytes", length, REPACK)
+    if length > limits.header_bytes:
+        raise _no("header length", "the header is too long", f"at most {limits.header_bytes} bytes", length, REPACK)
+    if length > file.size - 8:
+        raise _no("header length", INCOMPLETE, f"more than {8 + length} bytes", file.size, AGAIN)
     head = file.head(8 + length)
+    if not any(head):  # room that a copying program reserved and did not fill
+        raise _no("header", INCOMPLETE, "a header", "zeros", AGAIN)
     header = _parsed(head[8:], "header")
     manifest, signature = _metadata(header)
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -85,9 +93,10 @@ def check_layout(envelope: Envelope, lines: Mapping[str, Line]) -> None:
                 reason = f"the header's {key} of tensor '{name}' does not fit the manifest"
                 raise _no(f"{name}.{key}", reason, value, got, REPACK)
     expected = len(envelope.head) + max((end for _, end in spans.values()), default=0)
-    if envelope.size != expected:
-        fix = "The file was cut off or something was added; copy it again from the client."
-        raise _no("size", "the tensors do not fill the file", f"{expected} bytes", envelope.size, fix)
+    if envelope.size < expected:
+        raise _no("size", INCOMPLETE, f"{expected} bytes", envelope.size, AGAIN)
+    if envelope.size > expected:
+        raise _no("size", "something was added to the file", f"{expected} bytes", envelope.size, AGAIN)
 
 
 def check_canonical(envelope: Envelope, lines: Mapping[str, Line]) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osfl.errors import Rejected, RoundError
-from osfl.protocol import ClientId
+from osfl.protocol import ClientId, digest_of
 from osfl.wire import atomic
 from osfl.wire.bundle import Bundle
+from osfl.wire.envelope import read_envelope
 from osfl.wire.gate import Desk, open_upload
 from osfl.wire.names import check_client_id
-from osfl.wire.source import BytesLike
+from osfl.wire.source import BytesLike, opened
 
 JOURNAL = "rejected.jsonl"
 _JOURNAL_BYTES = 16 << 20  # strangers can be refused as often as they like, but not fill the disk with it
@@ -64,6 +65,15 @@ class Inbox:
         with _using(self.folder):
             paths = {client: self.path(client) for client in sorted(self.desk.enrolled)}
             return {client: path.stat().st_size for client, path in paths.items() if path.exists()}
+
+    def digest(self, client: ClientId) -> str:
+        """The identity of a client's upload, from its header alone; it was checked on the way in."""
+        try:
+            with opened(self.path(client)) as file:
+                manifest = read_envelope(file, self.desk.limits).manifest
+        except Rejected as no:
+            raise _damaged(client, self.path(client), no.reason) from None
+        return digest_of(manifest)
 
     def bundle(self, client: ClientId) -> Bundle:
         """What a client said, checked again."""

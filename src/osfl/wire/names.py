@@ -10,8 +10,8 @@ from osfl.protocol import ClientId, Json
 _CLIENT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENSOR = re.compile(r"[!-~]{1,200}")
-# Windows opens a device for these, whatever follows the first dot.
-_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+# Windows opens a device for these, whatever follows the first dot; "server" is who signs releases.
+_RESERVED = {"server", "con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 
 
 def is_client_id(value: Json) -> bool:
@@ -28,7 +28,7 @@ def check_client_id(value: str) -> ClientId:
     raise UsageError(
         f"{shown(value)} cannot be a client's name: it names files on every system",
         field="client",
-        fix="Use 1 to 64 of a-z 0-9 . _ - starting with a letter or digit, e.g. 'st-mary'; not con, nul, com1, ...",
+        fix="Use 1 to 64 of a-z 0-9 . _ - starting with a letter or digit, e.g. 'st-mary'; not server, con, nul, com1, ...",
     )
 
 

@@ -100,5 +100,33 @@ class SigningKey:
         return cls(key)
 
 
+def save_public(path: Path, public_hex: str) -> None:
+    """The public half as one line of text, which may be mailed, printed or read out; never over another one."""
+    try:
+        with path.open("x", encoding="ascii") as file:
+            file.write(f"{public_hex}\n")
+    except FileExistsError:
+        if read_public(path) != public_hex:
+            raise _key_error(path, "holds another key", "Move it away if it is no longer in use.") from None
+    except OSError as error:
+        raise _key_error(path, f"cannot be written: {error.strerror}", "Name a folder you can write to.") from None
+
+
+def read_public(path: Path) -> str:
+    """The public key that a `.pub` file holds, or the public half of a `.key` file."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(4096)  # keys are short; whatever else was named by mistake may not be
+    except OSError as error:
+        raise _key_error(path, f"cannot be read: {error.strerror}", "Name a .pub file that `osfl keys` wrote.") from None
+    if b"PRIVATE KEY" in text:
+        return SigningKey.load(path).public_hex
+    word = text.strip().decode("ascii", "replace")
+    if not _KEY.fullmatch(word):
+        raise _key_error(path, f"holds no public key: expected 64 lower-case hex digits, got {shown(word, 40)}",
+                         "Ask its owner for the .pub file that `osfl keys` wrote.")  # fmt: skip
+    return VerifyKey(word).hex
+
+
 def _key_error(path: Path, problem: str, fix: str) -> UsageError:
     return UsageError(f"the key file {path} {problem}", field="key", fix=fix)

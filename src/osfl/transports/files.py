@@ -1,0 +1,100 @@
+"""The air gap: bundles carried by hand, on media that are slow, read-only, without hard links, or pulled out too early.
+
+Nothing here decides what is good: files that were picked up go through the gate, which names the client by the signed
+manifest. So a renamed file is fine, an incomplete copy is refused as such, and nobody's clock matters: a bundle holds no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from osfl.errors import FilesError
+from osfl.wire.atomic import replace_in_pieces
+
+SUFFIX = ".safetensors"
+_PIECE = 4 << 20
+
+
+def carry(source: Path, target: Path) -> str:
+    """Copy a file to a medium, read it back from there, and only then say so; its sha256.
+
+    The target appears whole or not at all. No hard links are needed, so exFAT will do.
+    """
+    sent = hashlib.sha256()
+    replace_in_pieces(target, _heard(source, sent))
+    _forget_cached(target)
+    came = hashlib.sha256()
+    for _ in _heard(target, came):
+        pass
+    if came.digest() != sent.digest():
+        raise FilesError(f"{target} differs from what was copied there", field="out", expected=sent.hexdigest(),
+                         got=came.hexdigest(), fix="The medium is damaged or full: take another one.")  # fmt: skip
+    return sent.hexdigest()
+
+
+def _heard(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            yield piece
+
+
+def _forget_cached(path: Path) -> None:
+    """Ask for the bytes of the medium next time, not for those that memory still holds of it."""
+    with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A file that was not even given to the gate."""
+
+    path: Path
+    why: str
+
+
+def pick_up(given: Sequence[Path]) -> tuple[list[Path], list[Left]]:
+    """The files to receive, and what was left alone: links and special files, and in folders what does not look finished.
+
+    A file that is named itself is taken whatever it is called; of a folder, all `.safetensors` files are.
+    """
+    taken: list[Path] = []
+    left: list[Left] = []
+    for path in (found for name in given for found in _spelled_out(name)):
+        inside = path.is_dir() and not path.is_symlink()
+        for file in sorted(path.iterdir()) if inside else [path]:
+            why = _unsuitable(file, named=not inside)
+            if why:
+                left.append(Left(file, why))
+            elif file not in taken:
+                taken.append(file)
+    return taken, left
+
+
+def _spelled_out(path: Path) -> list[Path]:
+    """A pattern that no shell has replaced, as the files it means; anything else as it is."""
+    if os.path.lexists(path) or not any(mark in path.name for mark in "*?["):
+        return [path]
+    return sorted(path.parent.glob(path.name)) or [path]
+
+
+def _unsuitable(path: Path, named: bool) -> str:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""  # the gate says what is wrong with it
+    if stat.S_ISLNK(mode):
+        return "a link, not a file: copy the file itself"
+    if not stat.S_ISREG(mode):
+        return "not a regular file"
+    if named:
+        return ""
+    if path.name.startswith("."):
+        return "a hidden file, such as a copy that is not finished"
+    return "" if path.suffix.lower() == SUFFIX else f"not called *{SUFFIX}: name it itself if it is a bundle"
