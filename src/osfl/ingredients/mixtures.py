@@ -73,7 +73,7 @@ class Mixture:
     def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor:
         """`count` images as uint8."""
         weights, dims = tensors["weights"], self._dims()
-        which = torch.multinomial(weights, count, replacement=True, generator=rng)
+        which = torch.multinomial(weights, max(count, 1), replacement=True, generator=rng)[:count]  # it refuses 0
         z = torch.randn((count, dims), generator=rng)
         points = torch.empty_like(z)
         for part in range(len(weights)):

@@ -1,0 +1,105 @@
+"""The magnitude-preserving U-Net: sizes of the paper, unit weights, preconditioning (methods sheet, test 23)."""
+
+import math
+
+import pytest
+import torch
+
+from osfl.errors import UsageError
+from osfl.models.initial import initialize
+from osfl.models.unet import Denoiser, MPConv, UnetShape, mp_cat, mp_silu, mp_sum, normalize, parse_unet, preconditioning
+
+
+def parameters(name: str, image: tuple[int, int, int]) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in Denoiser(image, parse_unet(name)).parameters())
+
+
+def small(dropout: float = 0.0, seed: int = 0) -> Denoiser:
+    net = Denoiser((1, 8, 8), parse_unet("w8-m1.2-b1-a4"), dropout)
+    initialize(net, torch.Generator().manual_seed(seed))
+    return net
+
+
+def test_the_paper_s_generators_have_its_sizes() -> None:
+    """50.70 M parameters at 32 px and 12.2 M at 128 px."""
+    assert round(parameters("w128-m1.2.2.2-b3-a16.8", (3, 32, 32)) / 1e6, 2) == 50.70
+    assert round(parameters("w64-m1.2.2.2-b3-a16.8", (3, 128, 128)) / 1e6, 1) == 12.2
+
+
+def test_names_of_networks() -> None:
+    assert parse_unet("w128-m1.2.2.2-b3-a16.8") == UnetShape(128, (1, 2, 2, 2), 3, (16, 8))
+    assert parse_unet("w16-m1.2-b1-s2") == UnetShape(16, (1, 2), 1, (), 2)
+    assert parse_unet("w16-m1.2-b1-s2").divides == 4
+    for wrong in ("", "w16", "w0-m1-b1", "resnet18", "w16-m1.2-b1-s0"):
+        with pytest.raises(UsageError, match="U-Net"):
+            parse_unet(wrong)
+
+
+def test_effective_weights_have_length_one_and_stored_ones_are_brought_back() -> None:
+    layer = MPConv(5, 7, 3)
+    with torch.no_grad():
+        layer.weight.normal_(std=30.0, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(layer.eval().effective().flatten(1).norm(dim=1), torch.ones(7), atol=1e-3)
+    assert float(layer.weight.detach().std()) > 20  # evaluation leaves them alone
+    layer.train()(torch.zeros(1, 5, 4, 4))
+    assert torch.allclose(layer.weight.detach().flatten(1).square().mean(1).sqrt(), torch.ones(7), atol=1e-3)
+    assert torch.allclose(layer.effective().flatten(1).norm(dim=1), torch.ones(7), atol=1e-3)
+
+
+def test_every_operation_keeps_the_magnitude() -> None:
+    a, b = torch.randn((2, 4000, 6), generator=torch.Generator().manual_seed(0))
+    for t in (0.3, 0.5):
+        assert abs(float(mp_sum(a, b, t).std()) - 1) < 0.02
+    assert abs(float(mp_silu(a).square().mean().sqrt()) - 1) < 0.02
+    assert abs(float(normalize(5 * a, (1,)).square().mean()) - 1) < 1e-3
+    joined = mp_cat(a, b[:, :2])  # both halves count the same although one has fewer channels
+    assert math.isclose(float(joined[:, :6].square().sum()), float(joined[:, 6:].square().sum()), rel_tol=0.05)
+    assert abs(float(joined.square().mean()) - 1) < 0.02
+
+
+def test_preconditioning_identities() -> None:
+    sigma = torch.tensor([1e-4, 0.002, 0.5, 80.0, 1e4], dtype=torch.float64)
+    skip, out, scale, level = preconditioning(sigma, 0.5)
+    assert torch.allclose(scale**2 * (sigma**2 + 0.25), torch.ones(5, dtype=torch.float64))
+    assert torch.allclose(level, sigma.log() / 4)
+    assert skip[0] > 1 - 1e-6 and out[0] < 1e-3 and skip[-1] < 1e-8
+    assert math.isclose(float(skip[2]), 0.5)
+    assert torch.allclose(out**2, skip * sigma**2)  # of c_skip x, exactly the posterior variance
+
+
+def test_without_training_it_is_the_wiener_filter() -> None:
+    """The output begins at zero, so D = c_skip x: optimal for data of N(0, 0.5^2)."""
+    net = small().eval()
+    rng = torch.Generator().manual_seed(1)
+    clean = 0.5 * torch.randn((400, 1, 8, 8), generator=rng)
+    for sigma in (0.1, 0.5, 2.0):
+        noisy = clean + sigma * torch.randn(clean.shape, generator=rng)
+        answer = net(noisy, torch.full((400,), sigma)).detach()
+        best = 0.25 / (0.25 + sigma**2)
+        assert torch.allclose(answer, best * noisy, atol=1e-6)
+        errors = [float((factor * noisy - clean).square().mean()) for factor in (best * 0.9, best, min(1.0, best * 1.1))]
+        assert errors[1] < errors[0] and errors[1] < errors[2]
+
+
+def test_dropout_draws_from_the_given_generator_only() -> None:
+    net, x, sigma = small(0.5).train(), torch.ones(4, 1, 8, 8), torch.ones(4)
+    with torch.no_grad():
+        net.unet.gain.fill_(1.0)
+    plain = net(x, sigma)
+    assert torch.allclose(net(x, sigma), plain, atol=1e-2)  # no generator, no dropout
+    global_state = torch.get_rng_state()
+    net.unet.randomize(torch.Generator().manual_seed(0))
+    first, second = net(x, sigma), net(x, sigma)
+    net.unet.randomize(torch.Generator().manual_seed(0))
+    assert not torch.allclose(first, second, atol=1e-2) and torch.allclose(net(x, sigma), first, atol=1e-2)
+    assert torch.equal(torch.get_rng_state(), global_state)
+
+
+def test_folded_pixels_come_back_in_place() -> None:
+    net = Denoiser((3, 8, 8), parse_unet("w8-m1.2-b1-s2"))
+    initialize(net, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        net.unet.gain.fill_(1.0)
+    answer = net(torch.zeros(2, 3, 8, 8), torch.ones(2))
+    assert answer.shape == (2, 3, 8, 8) and bool(torch.isfinite(answer).all()) and float(answer.detach().std()) > 0
