@@ -226,6 +226,31 @@ class Method(Protocol):
     def build(self, payload: Payload) -> nn.Module: ...
 
 
+@runtime_checkable
+class Previewing(Protocol):
+    """Optional, for `osfl inspect`: what a message looks like, as figures by title (see osfl.reports.figures)."""
+
+    def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]: ...
+
+
+@runtime_checkable
+class Separable(Protocol):
+    """A method whose uploads hold a part of their own for each class: single classes can then be forgotten, too."""
+
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        """An upload's payload as if the client had no image of this class; no tensors at all if nothing is left."""
+        ...
+
+
+@runtime_checkable
+class Joint(Protocol):
+    """Optional, for methods whose clients answer together in the end: what they exchange for it is counted and shown."""
+
+    def after_round(self, payloads: Mapping[ClientId, Payload]) -> Payload | None:
+        """One model of all clients' models, as `build` understands it; None where each client answers alone."""
+        ...
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A message that a multi-round reference sends `times` times; its bytes are measured like those of an upload."""

@@ -1,0 +1,121 @@
+"""`osfl inspect`: exactly what a bundle says, before it leaves or after it came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import escape, put_json, say
+from osfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.inspection.look import Look
+
+EXAMPLES = (
+    "osfl run --method ensemble --smoke --out runs/seen",
+    "osfl inspect runs/seen/inbox/client-00.safetensors",
+    "osfl inspect runs/seen/release.safetensors --html release.html",
+)
+COLORS = {"serious": "bold red", "caution": "yellow", "note": "cyan", "good": "green"}
+MOST_LINES = 40  # tensors in the terminal; the page and --format json list them all
+
+Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A .safetensors file: an upload, a release or a personal part.")]
+Plan = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="plan.toml", show_default=False, help="The round's plan: what the bundle should hold."),
+]
+Round = Annotated[
+    Path | None,
+    typer.Option("--round", metavar="DIR", show_default=False,
+                 help="A round folder instead of a plan: it knows the keys, too. Found by itself for a bundle inside one."),
+]  # fmt: skip
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", "-k", metavar="FILE", show_default=False,
+                 help="The key that must have signed it: a .pub file, or your own .key."),
+]  # fmt: skip
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="PATH", show_default=False,
+                 help="Your images: is one of them inside? Needs a plan or round."),
+]  # fmt: skip
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", parser=options.new_file, show_default=False,
+                 help="Write a page with pictures that opens offline and can be printed."),
+]  # fmt: skip
+
+
+def inspect(
+    bundle: Bundle,
+    plan: Plan = None,
+    round: Round = None,
+    key: Key = None,
+    data: Data = None,
+    html: Html = None,
+    format: options.Format = "text",
+) -> None:
+    """Show what leaves the building: every tensor and fact, who signed it, what was found, what was not checked.
+
+    The file is read as a stranger's, whoever made it. Exit code 1 if it is no bundle or a finding is serious.
+    """
+    from osfl.inspection.known import gather
+    from osfl.inspection.look import look, worst
+
+    known = gather(bundle, plan, round, key)
+    if data is not None and known.plan is None:
+        raise UsageError("--data needs the round's plan, which says how large images are", field="data",
+                         fix="Give --plan plan.toml or --round DIR, too.")  # fmt: skip
+    seen = look(bundle, known, name=bundle.name, data=data, draw=html is not None or format == "json")
+    if html is not None:
+        from osfl.reports.inspection import write_inspection
+
+        write_inspection(seen, html)
+    if format == "json":
+        put_json(seen)
+    else:
+        _show(seen, html)
+    if worst(seen) == "serious":
+        raise typer.Exit(1)
+
+
+def _show(seen: Look, html: Path | None) -> None:
+    say(f"[bold]{escape(seen['file'])}[/]  {seen['kind']} from {seen['sender']} to {seen['receiver']}, {seen['bytes']:,} bytes")
+    if seen["method"]:
+        say(f"method {escape(seen['method'])}: {escape(seen['description'])}")
+    say(f"round  {seen['round']}")
+    say(f"digest {seen['digest']}\n")
+    for sentence in seen["words"]:
+        say(escape(sentence))
+    say("\n[bold]Findings[/]")
+    for finding in seen["findings"]:
+        color = COLORS[str(finding["severity"])]
+        todo = f" [dim]{escape(finding['todo'])}[/]" if finding["todo"] else ""
+        say(f"  [{color}]{finding['severity']:<8}[/] {escape(finding['check'])}: {escape(finding['words'])}{todo}")
+    say("\n[bold]What was not checked[/]")
+    for sentence in seen["not_checked"]:
+        say(f"  {escape(sentence)}")
+    _facts(seen)
+    _tensors(seen)
+    if html is not None:
+        say(f"\nWith pictures: {escape(str(html))}")
+
+
+def _facts(seen: Look) -> None:
+    say("\n[bold]Facts[/], in plain text" if seen["facts"] else "\n[bold]Facts[/]: none")
+    for fact in seen["facts"]:
+        say(f"  {escape(fact['name'])} = {escape(ascii(fact['value'])[:400])}  [dim]{escape(fact['what'])}[/]")
+
+
+def _tensors(seen: Look) -> None:
+    say("\n[bold]Every tensor[/]")
+    rows = [(row["name"], f"{row['dtype']} {row['shape']}", f"{row['bytes']:,}", row["what"]) for row in seen["tensors"]]
+    wide = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+    for name, shape, size, what in rows[:MOST_LINES]:
+        cells = f"{name:<{wide[0]}}  {shape:<{wide[1]}}  {size:>{wide[2]}} bytes"
+        say(f"  {escape(cells)}  [dim]{escape(what)}[/]")
+    if len(rows) > MOST_LINES:
+        say(f"  and {len(rows) - MOST_LINES} more; --format json and --html list them all")

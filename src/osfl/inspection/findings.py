@@ -1,0 +1,272 @@
+"""What can be said about a bundle without attacking it, each finding with how much it matters and what to do.
+
+`serious`: do not send or use it. `caution`: somebody should decide. `note`: good to know. `good`: was checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from osfl.errors import Rejected
+from osfl.inspection.known import Known
+from osfl.inspection.numbers import Numbers
+from osfl.inspection.roles import Role
+from osfl.protocol import Json
+from osfl.wire.bundle import Line
+from osfl.wire.contract import check_contract
+from osfl.wire.facts import architecture_of, check_well_known
+from osfl.wire.window import Seen
+
+Severity: TypeAlias = Literal["serious", "caution", "note", "good"]
+SEVERITIES: tuple[Severity, ...] = ("serious", "caution", "note", "good")
+FEW = 2  # images of a class that may point to single persons
+SMALL = 20  # training images that a network can learn by heart
+LONG_TEXT = 80
+LARGE_FACTS = 4096
+USUAL_FACTS = {"samples", "class_counts", "architecture"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    severity: Severity
+    check: str  # what was looked at
+    words: str  # what was found
+    todo: str = ""
+
+    def as_json(self) -> dict[str, Json]:
+        return {"severity": self.severity, "check": self.check, "words": self.words, "todo": self.todo}
+
+
+@dataclass(frozen=True)
+class Material:
+    """A bundle that was looked at, and what is known about its round."""
+
+    seen: Seen
+    known: Known
+    roles: Mapping[str, Role]
+    numbers: Mapping[str, Numbers]
+
+    def named(self, kind: str) -> list[str]:
+        return [name for name, role in self.roles.items() if role.kind == kind]
+
+
+def findings(material: Material) -> list[Finding]:
+    """All of them, the most serious first."""
+    found = [finding for check in _CHECKS for finding in check(material)]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+# --- who made it, and for what ----------------------------------------------------------------------------------------
+
+
+def _signature(m: Material) -> Iterator[Finding]:
+    key, whose = m.known.key_for(m.seen.bundle)
+    if not key:
+        yield Finding("caution", "Signature", "WHO MADE THIS FILE IS NOT KNOWN. It carries a signature, but no key to check it "
+                      "with was given, so everything below is only what the file claims.",
+                      "Name the signer's public key with --key, or the round with --round.")  # fmt: skip
+    elif m.seen.signed_by(key):
+        yield Finding("good", "Signature", f"Signed with {whose} ({key[:16]}…). Nothing was changed since.")
+    else:
+        yield Finding("serious", "Signature", f"THE SIGNATURE IS NOT BY {whose.upper()} ({key[:16]}…). Somebody else made this "
+                      "file, or it was changed afterwards.", "Do not use it; ask its sender for the original.")  # fmt: skip
+
+
+def _integrity(m: Material) -> Iterator[Finding]:
+    for no in m.seen.doubts:
+        yield Finding("serious", "Integrity", f"The file is damaged or was rewritten: {no.reason}.", no.fix or "")
+    if not m.seen.doubts:
+        yield Finding("good", "Integrity", "Every tensor is exactly what the list in the file says, and nothing else is in it.")
+
+
+def _round(m: Material) -> Iterator[Finding]:
+    if m.known.plan is None:
+        return
+    if m.seen.bundle.plan != m.known.round:
+        yield Finding("serious", "Round", f"It was made for round {m.seen.bundle.plan[:16]}…, not for {m.known.round[:16]}… of "
+                      f"{m.known.where}.", "Use the plan that everybody agreed on.")  # fmt: skip
+        return
+    yield Finding("good", "Round", f"It belongs to the round of {m.known.where}.")
+    if m.seen.bundle.kind == "upload" and m.seen.bundle.client not in m.known.plan["clients"]:
+        yield Finding("serious", "Sender", f"{m.seen.bundle.client!r} is no client of this round.")
+
+
+def _contract(m: Material) -> Iterator[Finding]:
+    """Only uploads have a contract; a release is what the server made."""
+    if m.known.plan is None or not m.known.contracts or m.seen.bundle.kind != "upload":
+        return
+    try:
+        facts = dict(m.seen.bundle.facts)
+        lines = {name: Line(raw.dtype, raw.shape, "") for name, raw in m.seen.bundle.tensors.items()}
+        check_contract(lines, m.known.contracts[architecture_of(facts, m.known.contracts)])
+        check_well_known(facts, len(m.known.classes))
+    except Rejected as no:
+        yield Finding("serious", "Contents", f"It holds something else than the method announces: {no.reason} (expected "
+                      f"{no.expected}, got {no.got}).", no.fix or "")  # fmt: skip
+    else:
+        yield Finding("good", "Contents", f"It holds exactly the tensors that the method {m.known.plan['method']} announces, "
+                      "and no other.")  # fmt: skip
+
+
+# --- what it says about people -----------------------------------------------------------------------------------------
+
+
+def _pictures(m: Material) -> Iterator[Finding]:
+    names = m.named("pictures")
+    if names:
+        many = sum(m.seen.bundle.tensors[name].shape[0] for name in names)
+        yield Finding("caution", "Pictures", f"{many:,} pictures are inside, in {_listed(names)}. They should be synthetic.",
+                      "Look at them below: nobody should be recognizable.")  # fmt: skip
+    elif m.known.image:
+        yield Finding("good", "Pictures", "No tensor has the shape of the round's images.")
+
+
+def _class_counts(m: Material) -> Iterator[Finding]:
+    counts = _counts(m)
+    if counts is None:
+        return
+    yield Finding("note", "Images by class", f"The number of training images of each class leaves: {_told(counts)}.")
+    few = {name: n for name, n in counts.items() if 0 < n <= FEW}
+    if few:
+        yield Finding("caution", "Rare classes", f"Of some classes there are only one or two images: {_told(few)}. With other "
+                      "knowledge such a count can point to a person.",
+                      "Ask whether these cases may be known to exist here.")  # fmt: skip
+    held = [name for name, n in counts.items() if n]
+    if len(held) == 1:
+        yield Finding("caution", "One class", f"All training images are of one class, {held[0]!r}. Whatever is learned about "
+                      "this upload is learned about these persons.")  # fmt: skip
+
+
+def _samples(m: Material) -> Iterator[Finding]:
+    samples = m.seen.bundle.facts.get("samples")
+    if type(samples) is not int:
+        return
+    yield Finding("note", "Images", f"It says that {samples:,} training images were used.")
+    if 0 < samples < SMALL:
+        yield Finding("caution", "Few images", f"Only {samples} images were learned from. Networks can learn so few by heart, "
+                      "and what they know by heart can be drawn out of them.",
+                      "Consider not to take part with so few.")  # fmt: skip
+    room = _room_for_images(m, samples)
+    if room:
+        yield Finding("note", "Size", room)
+
+
+def _room_for_images(m: Material, samples: int) -> str:
+    """A message smaller than a single image can hold none; a larger one than all of them could hold them all."""
+    if not m.known.image or samples < 1 or m.seen.bundle.kind != "upload":
+        return ""
+    channels, height, width = m.known.image
+    one, sent = channels * height * width, sum(len(raw.data) for raw in m.seen.bundle.tensors.values())
+    if sent < one:
+        return "The tensors together are smaller than a single image."
+    return f"The tensors take as many bytes as {sent / one:,.0f} raw images of this round; {samples:,} were learned from."
+
+
+def _statistics(m: Material) -> Iterator[Finding]:
+    names = m.named("statistics")
+    if names:
+        yield Finding("note", "Averages", f"{len(names)} tensors are averages and spreads over the training images, as normal "
+                      "for networks with batch normalization. They describe all images together, not one of them.")  # fmt: skip
+
+
+def _labels(m: Material) -> Iterator[Finding]:
+    for name in m.named("labels"):
+        yield Finding("note", "Labels", f"{name!r} gives a class to each of {m.seen.bundle.tensors[name].shape[0]:,} items.")
+
+
+# --- what is odd about it ----------------------------------------------------------------------------------------------
+
+
+def _finite(m: Material) -> Iterator[Finding]:
+    bad = {name: numbers.not_finite for name, numbers in m.numbers.items() if numbers.not_finite}
+    for name, many in bad.items():
+        yield Finding("serious", "Numbers", f"{name!r} holds {many:,} values that are not numbers (NaN or infinite). "
+                      "Every coordinator will refuse it.",
+                      "Training diverged: lower the learning rate and train again.")  # fmt: skip
+    if not bad:
+        yield Finding("good", "Numbers", "All numbers are finite.")
+
+
+def _facts(m: Material) -> Iterator[Finding]:
+    for name, value in m.seen.bundle.facts.items():
+        text = _longest_text(value)
+        if len(text) > LONG_TEXT or (name not in USUAL_FACTS and len(str(value)) > LARGE_FACTS):
+            yield Finding("caution", "Text", f"The fact {name!r} is long ({len(str(value)):,} characters). Text can hold "
+                          "anything, also names.", "Read it below before it leaves.")  # fmt: skip
+    strange = sorted(set(m.seen.bundle.facts) - USUAL_FACTS)
+    if strange and m.seen.bundle.kind == "upload":
+        yield Finding("note", "Facts", f"Besides the usual facts it says {_listed(strange)}; see below.")
+
+
+def _size(m: Material) -> Iterator[Finding]:
+    limits = m.known.limits
+    if limits and m.seen.bundle.kind == "upload" and m.seen.size > limits.upload_bytes:
+        yield Finding("serious", "Size", f"With {m.seen.size:,} bytes it is larger than the plan allows "
+                      f"({limits.upload_bytes:,} bytes).", "Every coordinator will refuse it.")  # fmt: skip
+    odd = [name for name in m.named("numbers") if len(m.seen.bundle.tensors[name].data) > 1 << 20]
+    if odd:
+        yield Finding("caution", "Size", f"{_listed(odd)}: more than a megabyte each, and this program cannot tell what "
+                      "they are.", "Ask the method's authors what these tensors are.")  # fmt: skip
+
+
+def _origin(m: Material) -> Iterator[Finding]:
+    made_from = [name.removeprefix("upload/") for name in m.seen.bundle.made_from if name.startswith("upload/")]
+    if made_from:
+        yield Finding("note", "Origin", f"The server made it from the uploads of {_listed(made_from)}.")
+
+
+_CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
+    _signature, _integrity, _round, _contract, _pictures, _class_counts, _samples, _statistics, _labels, _finite, _facts, _size,
+    _origin,
+)  # fmt: skip
+
+
+# --- what nobody looked at ---------------------------------------------------------------------------------------------
+
+
+def not_checked(m: Material, data_checked: bool) -> list[str]:
+    """As important as the findings: a page without findings is not a proof."""
+    found = []
+    if m.known.plan is None:
+        found.append("Whether it belongs to your round and holds what its method announces: no plan was given (option --plan).")
+    if not data_checked:
+        found.append("Whether a training image is inside as it is: no images were given to compare with (option --data).")
+    else:
+        found.append("Whether a training image is inside in disguise: cropped, turned, compressed, or spread over tensors. "
+                     "Copies were looked for up to brightness and contrast, where rows have the size of an image.")  # fmt: skip
+    return [
+        *found,
+        "Whether somebody could find out that a certain person's image was used (membership), guess something about that "
+        "person (attributes), or reconstruct images from these numbers in part. This needs attacks, which were not tried.",
+        "Whether a message is hidden in the numbers, or whether they were chosen to do harm.",
+    ]
+
+
+# --- words -------------------------------------------------------------------------------------------------------------
+
+
+def _counts(m: Material) -> dict[str, int] | None:
+    """Images by class, with the classes' names where they are known."""
+    counts = m.seen.bundle.facts.get("class_counts")
+    if not isinstance(counts, list) or not all(type(n) is int for n in counts):
+        return None
+    names = m.known.classes if len(m.known.classes) == len(counts) else tuple(f"class {i}" for i in range(len(counts)))
+    return dict(zip(names, counts, strict=True))
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    shown = [f"{name} {n:,}" for name, n in list(counts.items())[:12]]
+    return ", ".join(shown) + (f" and {len(counts) - 12} more" if len(counts) > 12 else "")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _longest_text(value: Json) -> str:
+    if isinstance(value, str):
+        return value
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((_longest_text(item) for item in inside), key=len, default="")

@@ -1,0 +1,95 @@
+"""What the reader knows about the round that a bundle claims to belong to; every part of it may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from osfl.errors import UsageError
+from osfl.protocol import Contract, Json, Limits, Plan, digest_of
+from osfl.wire.agreed import read_json, standing_desk
+from osfl.wire.bundle import Bundle
+from osfl.wire.signing import read_public
+
+
+@dataclass(frozen=True)
+class Known:
+    """A plan as plan.json has it, what its uploads may hold, and whose keys are known."""
+
+    plan: Mapping[str, Json] | None = None
+    contracts: Mapping[str, Contract] = field(default_factory=dict)
+    clients: Mapping[str, str] = field(default_factory=dict)  # client -> public key
+    server: str = ""  # public key
+    given: str = ""  # a public key that the reader named; it then is the one that must have signed
+    where: str = ""  # who says so: a path
+
+    @property
+    def round(self) -> str:
+        return "" if self.plan is None else digest_of(dict(self.plan))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return () if self.plan is None else tuple(self.plan["task"]["classes"])
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        return () if self.plan is None else tuple(self.plan["task"]["image"])
+
+    @property
+    def limits(self) -> Limits | None:
+        return None if self.plan is None else Limits(**self.plan["limits"])
+
+    def key_for(self, bundle: Bundle) -> tuple[str, str]:
+        """The public key that must have signed this bundle, and whose it is in words; empty if nobody knows."""
+        if self.given:
+            return self.given, "the key that you named"
+        if bundle.kind == "upload":
+            return self.clients.get(bundle.client, ""), f"the key of {bundle.client!r} that is enrolled in {self.where}"
+        return self.server, f"the server's key that {self.where} names"
+
+    def whole_plan(self) -> Plan | None:
+        """The plan with its method's settings; this is where torch comes in."""
+        from osfl.plan import plan_from
+
+        return None if self.plan is None else plan_from(dict(self.plan), self.where)
+
+
+def from_round(folder: Path) -> Known:
+    """All that a round folder says; no torch."""
+    desk = standing_desk(folder)
+    # What is left of an upload after a class was forgotten is signed by the server.
+    keys = {client: desk.server if desk.forgotten.get(client) else key for client, key in desk.enrolled.items()}
+    return Known(read_json(folder / "plan.json"), desk.contracts, keys, desk.server, where=str(folder))
+
+
+def from_plan(path: Path) -> Known:
+    """All that a plan.toml says: it knows nobody's key."""
+    from osfl.plan import read_plan
+    from osfl.registry import is_reference, load
+    from osfl.round import contracts_of
+
+    plan = read_plan(path)
+    method = load(plan.method)(plan.task, plan.settings)
+    return Known(plan.as_json(), {} if is_reference(method) else contracts_of(method), where=str(path))
+
+
+def gather(bundle: Path, plan: Path | None = None, round: Path | None = None, key: Path | None = None) -> Known:
+    """From what the reader names; a bundle that lies in a round folder is judged by that round unless they name something."""
+    if plan is not None and round is not None:
+        raise UsageError("a round folder has its plan already", field="plan", fix="Give --plan or --round, not both.")
+    if plan is not None:
+        known = from_plan(plan)
+    elif round is not None:
+        known = from_round(round)
+    else:
+        around = _round_around(bundle)
+        known = from_round(around) if around else Known()
+    return replace(known, given=read_public(key)) if key else known
+
+
+def _round_around(bundle: Path) -> Path | None:
+    """The round folder that this file is part of: ROUND/release.safetensors, ROUND/inbox/x, ROUND/personal/x."""
+    needed = ("plan.json", "contract.json", "enrolled.json")
+    places = (bundle.parent, bundle.parent.parent) if bundle.parent.name in ("inbox", "personal") else (bundle.parent,)
+    return next((place for place in places if all((place / name).is_file() for name in needed)), None)

@@ -1,0 +1,143 @@
+"""`look`: everything there is to say about one bundle, as plain values that pages and scripts show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from osfl.inspection.findings import SEVERITIES, Finding, Material, findings, not_checked
+from osfl.inspection.known import Known
+from osfl.inspection.numbers import numbers_of
+from osfl.inspection.pictures import galleries, histograms, previews, training_images_inside
+from osfl.inspection.roles import owner_of, role_of
+from osfl.protocol import Json
+from osfl.wire.bundle import Bundle
+from osfl.wire.source import BytesLike
+from osfl.wire.window import look_at
+
+_FACTS = {"samples": "number of training images", "class_counts": "number of training images of each class",
+          "architecture": "the kind of network"}  # fmt: skip
+_HOLDS = {"weights": "weights of {owner}", "statistics": "averages over the training images in {owner}",
+          "counter": "counters in {owner}", "pictures": "PICTURES in {owner}", "tokens": "tokens in {owner}",
+          "labels": "labels in {owner}", "numbers": "numbers in {owner} whose meaning is not known"}  # fmt: skip
+
+
+class Look(TypedDict):
+    """What `osfl inspect --format json` prints."""
+
+    file: str
+    bytes: int
+    digest: str  # identity of what is said
+    kind: str  # upload, release, personal
+    sender: str
+    receiver: str
+    round: str  # digest of the plan that the bundle names
+    method: str  # "" if no plan is known
+    description: str
+    words: list[str]  # what this is, a sentence each
+    groups: list[dict[str, Json]]  # owner, kind, words, tensors, numbers, bytes
+    tensors: list[dict[str, Json]]
+    facts: list[dict[str, Json]]
+    made_from: dict[str, str]
+    findings: list[dict[str, Json]]
+    not_checked: list[str]
+    figures: dict[str, Json]  # as osfl.reports.figures describes
+
+
+def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None = None, draw: bool = True) -> Look:
+    """`data` are the reader's own images; `draw` asks for pictures, which may need the method and so torch."""
+    seen = look_at(source)
+    bundle = seen.bundle
+    roles = {n: role_of(n, raw.dtype, raw.shape, known.image) for n, raw in bundle.tensors.items()}
+    material = Material(seen, known, roles, {n: numbers_of(raw) for n, raw in bundle.tensors.items()})
+    found, unknown = findings(material), not_checked(material, data is not None)
+    figures: dict[str, Json] = {}
+    plan = known.whole_plan() if data is not None or draw else None
+    if plan is not None and data is not None:
+        found.append(training_images_inside(bundle, plan, data))
+    if draw:
+        figures = galleries(material)
+        if plan is not None and _keeps_its_word(found):
+            drawn, problems = previews(bundle, plan)
+            figures, unknown = {**drawn, **figures}, problems + unknown
+        figures |= histograms(material)
+    method = "" if known.plan is None else str(known.plan["method"])
+    groups = _groups(material)
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return {
+        "file": name, "bytes": seen.size, "digest": bundle.digest, "kind": bundle.kind,
+        "sender": bundle.client if bundle.kind == "upload" else "the server",
+        "receiver": {"upload": "the server", "release": "all sites"}.get(bundle.kind, bundle.client),
+        "round": bundle.plan, "method": method, "description": _description(method),
+        "words": _words(bundle, groups, material), "groups": groups, "tensors": _tensors(material),
+        "facts": _facts(material), "made_from": dict(bundle.made_from),
+        "findings": [finding.as_json() for finding in found], "not_checked": unknown, "figures": figures,
+    }  # fmt: skip
+
+
+def worst(look: Look) -> str:
+    """The severity of the most serious finding."""
+    return str(look["findings"][0]["severity"]) if look["findings"] else "good"
+
+
+def _keeps_its_word(found: Sequence[Finding]) -> bool:
+    """Whether the method's own code may be shown this bundle: only what its round would accept."""
+    return not any(finding.severity == "serious" for finding in found)
+
+
+def _description(method: str) -> str:
+    from osfl.registry import describe, names
+
+    return describe(method) if method in names() else ""
+
+
+# --- in words ----------------------------------------------------------------------------------------------------------
+
+
+def _words(bundle: Bundle, groups: Sequence[dict[str, Json]], m: Material) -> list[str]:
+    """What this is, for somebody who has never seen one."""
+    purpose = {
+        "upload": f"This is the one message that {bundle.client!r} sends to the server in this round.",
+        "release": "This is what the server gives back to all sites.",
+        "personal": f"This is the part of the server's answer that is meant for {bundle.client!r} alone.",
+    }[bundle.kind]
+    many = sum(numbers.count for numbers in m.numbers.values())
+    holds = "; ".join(f"{group['words']} ({group['numbers']:,} numbers)" for group in groups[:6])
+    more = f"; and {len(groups) - 6} more groups" if len(groups) > 6 else ""
+    contents = f"It holds {many:,} numbers: {holds}{more}." if groups else "It holds no tensor."
+    return [purpose, contents, _about_images(m)]
+
+
+def _about_images(m: Material) -> str:
+    if m.named("pictures"):
+        return "There are pictures in it; see below."
+    if m.known.image:
+        return "It holds no picture: no tensor has the shape of an image of this round."
+    return "Whether it holds pictures cannot be told without the plan, which says how large the images are."
+
+
+def _groups(m: Material) -> list[dict[str, Json]]:
+    """Tensors by what they belong to and what they are, in the order of their names."""
+    members: dict[tuple[str, str], list[str]] = {}
+    for name, role in m.roles.items():
+        members.setdefault((owner_of(name, m.known.classes), role.kind), []).append(name)
+    return [
+        {"owner": owner, "kind": kind, "words": _HOLDS[kind].format(owner=f"the {owner}"), "tensors": len(names),
+         "numbers": sum(m.numbers[name].count for name in names),
+         "bytes": sum(len(m.seen.bundle.tensors[name].data) for name in names)}
+        for (owner, kind), names in members.items()
+    ]  # fmt: skip
+
+
+def _tensors(m: Material) -> list[dict[str, Json]]:
+    return [
+        {"name": name, "kind": m.roles[name].kind, "what": m.roles[name].words, "dtype": raw.dtype, "shape": list(raw.shape),
+         "bytes": len(raw.data), **m.numbers[name].as_json()}
+        for name, raw in m.seen.bundle.tensors.items()
+    ]  # fmt: skip
+
+
+def _facts(m: Material) -> list[dict[str, Json]]:
+    return [{"name": name, "value": value, "what": _FACTS.get(name, "said by the method")}
+            for name, value in m.seen.bundle.facts.items()]  # fmt: skip

@@ -1,0 +1,73 @@
+"""What a tensor is, in words; told from its name, shape and the round's images, because a file cannot be asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from osfl.wire.values import FLOATS
+
+Kind: TypeAlias = Literal["pictures", "weights", "statistics", "counter", "labels", "tokens", "numbers"]
+_OF_CLASS = re.compile(r"class-([^/]{1,40})/")
+_PARAMETERS = ("weight", "bias", "scale", "gamma", "beta", "alpha")
+
+
+@dataclass(frozen=True)
+class Role:
+    kind: Kind
+    words: str
+
+
+def role_of(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -> Role:
+    """`image` is (channels, height, width) of the round, or empty if no plan is known."""
+    last = re.split(r"[./]", name)[-1]
+    if pictures := _pictures(dtype, shape, image):  # first: a picture would not say so in its name
+        return Role("pictures", pictures)
+    if last in ("running_mean", "running_var"):
+        what = "average" if last == "running_mean" else "spread"
+        return Role("statistics", f"{what} of what this layer saw in the training images")
+    if last == "num_batches_tracked":
+        return Role("counter", "number of training steps")
+    if dtype not in FLOATS and len(shape) == 1 and "label" in last:
+        return Role("labels", f"a class for each of {_many(shape[0], 'item')}")
+    if dtype in FLOATS and len(shape) == 3 and "token" in name.lower():
+        return Role("tokens", f"{_many(shape[0], 'sequence')} of {_many(shape[1], 'token')} of {shape[2]} numbers")
+    if dtype in FLOATS and _OF_CLASS.match(name):
+        return Role("weights", "parameters of a generator, which makes images of this class")
+    if dtype in FLOATS and (last in _PARAMETERS or last.endswith(("weight", "bias")) or name.startswith("model/")):
+        return Role("weights", _weights(last, shape))
+    return Role("numbers", "numbers whose meaning this program does not know")
+
+
+def _pictures(dtype: str, shape: Sequence[int], image: Sequence[int]) -> str:
+    """In words, if the shape is that of pictures: the round's own, or bytes that can hardly be anything else."""
+    if len(shape) != 4 or not shape[0]:
+        return ""
+    of_round = bool(image) and list(shape[1:]) == list(image)
+    like_bytes = dtype == "U8" and shape[1] in (1, 3) and min(shape[2:]) >= 8
+    return f"{_many(shape[0], 'picture')} of {shape[3]} × {shape[2]} pixels" if of_round or like_bytes else ""
+
+
+def _weights(last: str, shape: Sequence[int]) -> str:
+    if last.endswith("bias"):
+        return "offsets of a layer"
+    return {1: "scales of a layer", 2: "connections of a layer", 4: "filters of a convolution"}.get(
+        len(shape), "parameters of a layer"
+    )
+
+
+def owner_of(name: str, classes: Sequence[str]) -> str:
+    """What a tensor belongs to: "the network", "the generator of class 'basophil'"."""
+    found = _OF_CLASS.match(name)
+    if found:
+        number = found[1]
+        known = classes[int(number)] if number.isdecimal() and int(number) < len(classes) else number
+        return f"generator of class {known}"
+    start, slash, _ = name.partition("/")
+    return {"model": "network"}.get(start, start) if slash else "other tensors"
+
+
+def _many(number: int, one: str) -> str:
+    return f"{number:,} {one}" + ("" if number == 1 else "s")

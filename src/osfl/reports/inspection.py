@@ -1,0 +1,68 @@
+"""One bundle as one page, for people who decide whether it may leave: drawn from what `osfl.inspection.look` found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from osfl.reports.figures import figure_views
+from osfl.reports.rendering import render, write_text
+from osfl.reports.words import NOTHING, compact, count, many, size
+
+_TITLES = {
+    "upload": "What {sender} sends", "release": "What the server gives back", "personal": "What the server gives {receiver}",
+}  # fmt: skip
+_LEVELS = {"serious": "Serious", "caution": "Caution", "note": "Note", "good": "Checked"}
+
+
+def inspection_page(look: Mapping[str, Any]) -> str:
+    """The page as text; it holds everything it needs."""
+    return render(
+        "inspection.html", heading=_TITLES[look["kind"]].format(**look), words=look["words"], chips=_chips(look),
+        tiles=_tiles(look), findings=[{**finding, "level": _LEVELS[finding["severity"]]} for finding in look["findings"]],
+        not_checked=look["not_checked"], groups=[_group(row) for row in look["groups"]],
+        tensors=[_tensor(row) for row in look["tensors"]], facts=[_fact(row) for row in look["facts"]],
+        made_from=list(look["made_from"].items()), figures=figure_views(look["figures"]), digest=look["digest"],
+        round=look["round"], total=size(look["bytes"]), exact=f"{count(look['bytes'])} bytes",
+    )  # fmt: skip
+
+
+def write_inspection(look: Mapping[str, Any], path: Path) -> Path:
+    return write_text(path, inspection_page(look))
+
+
+def _chips(look: Mapping[str, Any]) -> list[tuple[str, str]]:
+    method = [("method", f"{look['method']}: {look['description']}" if look["description"] else look["method"])]
+    return [("from", look["sender"]), ("to", look["receiver"]), ("file", look["file"]), *(method if look["method"] else [])]
+
+
+def _tiles(look: Mapping[str, Any]) -> list[dict[str, str]]:
+    serious, caution = (sum(f["severity"] == level for f in look["findings"]) for level in ("serious", "caution"))
+    signature = next(f for f in look["findings"] if f["check"] == "Signature")
+    state = {"good": "valid", "caution": "unknown", "serious": "WRONG"}[signature["severity"]]
+    numbers = sum(row["count"] for row in look["tensors"])
+    return [
+        {"name": "Leaves the building", "figure": size(look["bytes"]), "why": f"{count(look['bytes'])} bytes in one file"},
+        {"name": "Numbers", "figure": compact(numbers), "why": f"in {many(len(look['tensors']), 'tensor')}, and "
+         f"{many(len(look['facts']), 'fact')}"},
+        {"name": "Signature", "figure": state, "why": "who made this file"},
+        {"name": "Findings", "figure": f"{serious} + {caution}", "why": "serious + for somebody to decide"},
+    ]  # fmt: skip
+
+
+def _group(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"words": row["words"][:1].upper() + row["words"][1:], "tensors": count(row["tensors"]),
+            "numbers": count(row["numbers"]), "bytes": size(row["bytes"])}  # fmt: skip
+
+
+def _tensor(row: Mapping[str, Any]) -> dict[str, str]:
+    shown = {key: NOTHING if row[key] is None else compact(row[key]) for key in ("least", "mean", "most")}
+    return {"name": row["name"], "what": row["what"], "shape": " × ".join(map(str, row["shape"])) or "one number",
+            "dtype": row["dtype"], "bytes": count(row["bytes"]), **shown}  # fmt: skip
+
+
+def _fact(row: Mapping[str, Any]) -> dict[str, str]:
+    value = row["value"]
+    return {**row, "value": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
