@@ -251,6 +251,15 @@ class Joint(Protocol):
         ...
 
 
+@runtime_checkable
+class Joint(Protocol):
+    """Optional, for methods whose clients answer together in the end: what they exchange for it is counted and shown."""
+
+    def after_round(self, payloads: Mapping[ClientId, Payload]) -> Payload | None:
+        """One model of all clients' models, as `build` understands it; None where each client answers alone."""
+        ...
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A message that a multi-round reference sends `times` times; its bytes are measured like those of an upload."""

@@ -73,6 +73,7 @@ class Costs(TypedDict):
     server_seconds: float  # = phases.server.seconds
     wall_seconds: float  # from command to report in this process, without what earlier, interrupted processes spent
     phases: dict[str, Phase]  # client, server, personalize, evaluate
+    inference_bytes: NotRequired[int]  # after the round: each client's model to all others, where they answer together
 
 
 class ClientRow(TypedDict):

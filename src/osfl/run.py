@@ -27,7 +27,7 @@ from osfl.evaluation.scores import score
 from osfl.meter import measure, reset_peak_memory
 from osfl.phases import Machine, computing, quiet, serve, settle, speak
 from osfl.plan import deviations, plan_from
-from osfl.protocol import ClientId, Context, Exchange, Payload, Plan, Progress, Shard, Task, digest_of
+from osfl.protocol import ClientId, Context, Exchange, Joint, Payload, Plan, Progress, Shard, Task, digest_of
 from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
@@ -200,6 +200,9 @@ def _personalization(method: Any, shards: Sequence[Shard], round: Round, ctx: Co
 def _evaluation(
     method: Any, federation: Federation, payloads: Mapping[ClientId, Payload], traffic: Traffic, round: Round, ctx: Context
 ) -> Result:
+    joint = method.after_round(payloads) if isinstance(method, Joint) else None
+    exchanged = {} if joint is None else {"inference_bytes": _exchanged(payloads, round)}
+    payloads = payloads if joint is None else dict.fromkeys(payloads, joint)
     built: dict[int, nn.Module] = {}
     for payload in payloads.values():
         if id(payload) not in built:
@@ -213,7 +216,7 @@ def _evaluation(
     with measure() as meter:
         scores = score(models, federation.test, classes, federation.counts,
                        device=ctx.device, map=ctx.map, domains=federation.domains,
-                       personalized=any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
+                       personalized=joint is None and any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
     round.note("evaluate", meter.as_json())
     ctx.progress("evaluate", 1, 1)
     described = plan.as_json()
@@ -235,10 +238,15 @@ def _evaluation(
         "settings": described["settings"],
         "deviations": deviations(type(method), plan.settings),
         "scores": scores,
-        "costs": _costs(traffic, round),
+        "costs": {**_costs(traffic, round), **exchanged},  # type: ignore[typeddict-item]
         "environment": {},
         "figures": round.figures(),
     }
+
+
+def _exchanged(models: Mapping[ClientId, Payload], round: Round) -> int:
+    """Bytes of every client's model sent to each of the others, which clients that answer together need."""
+    return sum(_measured([Exchange(model, len(models) - 1)], client, round) for client, model in models.items())
 
 
 def _data(federation: Federation) -> dict[str, Any]:
@@ -336,8 +344,17 @@ def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.M
     if client is not None and client not in plan.clients:
         raise RoundError(f"{client!r} took no part in this round", field="client", expected=" or ".join(plan.clients),
                          got=client, fix="Leave --client out where all share one model.")  # fmt: skip
-    payload = load_payload(folder / "model.safetensors") or _finished_model(folder, plan, client)
+    payload = load_payload(folder / "model.safetensors") or _joint_model(folder, method, client)
+    payload = payload or _finished_model(folder, plan, client)
     return method.build(payload).eval(), plan.task
+
+
+def _joint_model(folder: Path, method: Any, client: ClientId | None) -> Payload | None:
+    """Where clients answer together and none is asked for: all their models as one."""
+    if client is not None or not isinstance(method, Joint):
+        return None
+    kept = {path.stem: load_payload(path) for path in sorted((folder / "models").glob("*.safetensors"))}
+    return method.after_round({name: model for name, model in kept.items() if model is not None}) if kept else None
 
 
 def _finished_model(folder: Path, plan: Plan, client: ClientId | None) -> Payload:

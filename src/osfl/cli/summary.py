@@ -46,6 +46,8 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
     own, metrics = scores["clients"]["own"], scores["global"]
     sent = costs["messages_per_client"]
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
+    joint = costs.get("inference_bytes")
+    whose = whose if joint is None else "all clients' models together"
     return [
         ("Accuracy", percent(metrics["accuracy"]), f"{whose}; always one class: {percent(scores['majority'])}"),
         ("AUROC", decimal(metrics["auroc"]), "macro, one class against the rest"),
@@ -53,6 +55,7 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
         ("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
         ("Sent up", size(costs["upload_bytes"]), f"by all clients, {many(sent, 'message')} each"),
         ("Sent down", size(costs["download_bytes"]), "to all clients"),
+        *([] if joint is None else [("Sent to answer", size(joint), "each client's model to all others, after the round")]),
         ("Client time", seconds(costs["client_seconds"]), "summed over clients"),
         ("Server time", seconds(costs["server_seconds"]), f"{seconds(costs['wall_seconds'])} from command to report"),
     ]

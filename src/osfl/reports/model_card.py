@@ -101,6 +101,9 @@ def _costs(result: Result) -> str:
         f"Uploaded by all clients: {size(costs['upload_bytes'])} ({count(costs['upload_bytes'])} bytes)",
         f"Downloaded by all clients: {size(costs['download_bytes'])} ({count(costs['download_bytes'])} bytes)",
     ]
+    if "inference_bytes" in costs:
+        lines.append(f"Exchanged after the round, to answer together: {size(costs['inference_bytes'])} "
+                     f"({count(costs['inference_bytes'])} bytes)")  # fmt: skip
     rows = [
         [safe(name), seconds(phase["seconds"]), flops(phase["flops"]), size(phase["peak_bytes"])]
         for name, phase in costs["phases"].items()

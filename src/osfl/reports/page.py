@@ -95,6 +95,7 @@ def _costs(result: Result) -> dict[str, Any]:
         "costs_hint": hint, "traffic": traffic, "messages": count(costs["messages_per_client"]), "phases": phases,
         "total_up": size(costs["upload_bytes"]), "total_down": size(costs["download_bytes"]),
         "wall": seconds(costs["wall_seconds"]),
+        "inference": size(costs["inference_bytes"]) if "inference_bytes" in costs else "",
     }  # fmt: skip
 
 
