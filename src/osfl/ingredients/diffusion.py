@@ -161,12 +161,13 @@ def diffusion_loss(net: Denoiser, x: torch.Tensor, mean: float, std: float, rng:
     weight = (sigma**2 + net.data_std**2) / (sigma * net.data_std) ** 2
     u = net.uncertainty(sigma)
     error = (net(x + noise, sigma) - x).square().mean((1, 2, 3))
-    return (weight / u.exp() * error + u).mean()
+    loss: torch.Tensor = (weight / u.exp() * error + u).mean()
+    return loss
 
 
 def batch_for(count: int, most: int) -> int:
     """The largest power of two within the class' size, from 32 up to `most`."""
-    return min(most, max(32, 2 ** (max(1, count).bit_length() - 1)))
+    return min(most, max(32, 1 << (max(1, count).bit_length() - 1)))
 
 
 def learning_rate(settings: DiffusionSettings, step: int, batch: int) -> float:
@@ -193,7 +194,7 @@ def ema_beta(width: float, seen: int, new: int) -> float:
 @torch.no_grad()
 def follow(average: nn.Module, net: nn.Module, beta: float) -> None:
     """average <- beta average + (1 - beta) net, for every parameter."""
-    mine, new = list(average.parameters()), [parameter.detach() for parameter in net.parameters()]
+    mine, new = ([parameter.detach() for parameter in one.parameters()] for one in (average, net))
     torch._foreach_lerp_(mine, new, 1 - beta)
 
 
@@ -219,7 +220,7 @@ def time_grid(steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7
 def heun(denoise: Denoise, noise: torch.Tensor, steps: int) -> torch.Tensor:
     """Follow dx/dt = (x - D(x; t)) / t from pure noise to an image, second order, 2 n - 1 calls."""
     grid = time_grid(steps).tolist()
-    x = noise * grid[0]
+    x: torch.Tensor = noise * grid[0]
     for now, then in pairwise(grid):
         slope = (x - denoise(x, _levels(x, now))) / now
         ahead = x + (then - now) * slope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -41,7 +41,11 @@ class FactorySettings(MixtureSettings, VaeSettings, DiffusionSettings):
     least: int = 2  # images a class needs; a generator of a single image would be that image
 
 
-_KINDS = {"mixture": (Mixture, MixtureSettings), "vae": (Vae, VaeSettings), "edm": (Diffusion, DiffusionSettings)}
+_KINDS: Mapping[str, tuple[Callable[..., Factory], type]] = {
+    "mixture": (Mixture, MixtureSettings),
+    "vae": (Vae, VaeSettings),
+    "edm": (Diffusion, DiffusionSettings),
+}
 
 
 def factory_for(settings: FactorySettings, task: Task, device: torch.device | None = None) -> Factory:

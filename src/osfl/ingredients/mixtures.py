@@ -30,9 +30,9 @@ _TOLERANCE = 1e-4  # EM stops when the mean log-likelihood (nats an image) impro
 class MixtureSettings:
     """How a mixture is fitted. None of this is in the paper, whose generators are diffusion models."""
 
-    mixture_dims: int = 60  # principal components that are kept
-    mixture_components: int = 10  # Gaussians; fewer where a class has few images
-    mixture_prior: float = 10.0  # images' worth of belief that a component is as wide as the whole class
+    mixture_dims: int = 80  # principal components that are kept
+    mixture_components: int = 15  # Gaussians; fewer where a class has few images
+    mixture_prior: float = 1.0  # images' worth of belief that a component is as wide as the whole class
     mixture_iterations: int = 60  # of expectation maximisation, at most
 
 
@@ -97,8 +97,9 @@ def _principal(x: torch.Tensor, dims: int) -> torch.Tensor:
         values, vectors = torch.linalg.eigh(x @ x.T)
         directions = vectors.flip(1)[:, :dims].T @ x
         lengths = values.flip(0)[:dims].clamp_min(0).sqrt()
-        return directions / lengths.clamp_min(1e-9)[:, None]
-    return torch.linalg.eigh(x.T @ x)[1].flip(1)[:, :dims].T
+        return torch.div(directions, lengths.clamp_min(1e-9)[:, None])
+    vectors = torch.linalg.eigh(x.T @ x)[1]
+    return torch.clone(vectors.flip(1)[:, :dims].T)
 
 
 def _mixture(
@@ -134,4 +135,5 @@ def _log_densities(off: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """log N(x; center, L L^T) for differences (k, n, d) and factors (k, d, d)."""
     white = torch.linalg.solve_triangular(scales, off.transpose(1, 2), upper=False)  # (k, d, n)
     logdet = scales.diagonal(dim1=1, dim2=2).log().sum(1)
-    return -0.5 * (white.square().sum(1) + off.shape[2] * math.log(2 * math.pi)) - logdet[:, None]
+    found: torch.Tensor = -0.5 * (white.square().sum(1) + off.shape[2] * math.log(2 * math.pi)) - logdet[:, None]
+    return found

@@ -1,8 +1,9 @@
 """FederatedFactory — clients send a generator of each class they hold; whoever has them all makes a balanced dataset.
 
-Paper: FederatedFactory (one shot, EDM2 generators, ResNet-50 classifiers). A (`mode=central`): the server samples every cell of the
-generative matrix and trains one classifier on synthetic images only. B (`mode=peer`): the server passes the generators on,
-every client trains an expert on its own images and synthetic ones of what it lacks, and the experts answer as a product.
+Paper: FederatedFactory (one shot, EDM2 generators, ResNet-50 classifiers). Protocol A (`mode=central`): the server samples
+every cell of the generative matrix and trains one classifier on synthetic images only. B (`mode=peer`): the server passes
+the generators on, every client trains an expert on its own images and synthetic ones of what it lacks, and the experts
+answer as a product.
 Forgetting is exact: a cell taken out leaves the bytes of a round that never had it (`ingredients/cells.py`).
 """
 
@@ -31,7 +32,7 @@ from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, cl
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
-from osfl.protocol import ClientId, Context, Contract, Dataset, OneShot, Payload, Release, Shard, Upload
+from osfl.protocol import ClientId, Context, Contract, Dataset, Json, OneShot, Payload, Release, Shard, Upload
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Settings(FactorySettings, Training):
 
 CPU = {
     **CPU_TRAINING, "factory": "mixture", "symmetry": "none", "images_per_class": 1000, "noise": 0.3, "epochs": 10,
-    "mixture_prior": 3.0, "fill": "balance", "floor": 1e-3,
+    "fill": "balance", "floor": 1e-3,
     "unet": "w16-m1.2-b1-s2", "dropout": 0.0, "edm_images": 24_000, "edm_batch": 64, "edm_lr_batches": 150,
     "edm_rampup": 1_000, "edm_ema": 0.1, "edm_steps": 12, "edm_noise_mean": -0.4, "edm_noise_std": 1.2,
 }  # fmt: skip
@@ -95,6 +96,12 @@ class FederatedFactory(OneShot):
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         return train_factories(shard, self.settings, self.task, ctx)
 
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        counts = list(payload.facts["class_counts"])
+        samples, counts[label] = int(payload.facts["samples"]) - counts[label], 0
+        tensors = {name: value for name, value in payload.tensors.items() if not name.startswith(prefix(label))}
+        return Payload(tensors, {**payload.facts, "class_counts": counts, "samples": samples})
+
     # --- A: one classifier at the server ---
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
@@ -109,6 +116,18 @@ class FederatedFactory(OneShot):
         """The synthetic images that the server trains on, by class and client."""
         cells = self._cells(uploads)
         return self._pool(cells, self._asked(cells), ctx)
+
+    def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
+        """A few images of each generator in a message: what others will see of this client."""
+        passed_on = payload.facts.get("cells")
+        cells = (
+            cells_of([Upload("preview", "", payload)], len(self.task.classes)) if passed_on is None else self._given(payload)
+        )
+        if not cells:
+            return {}
+        pool = self._pool(cells, {cell.place: 6 for cell in cells}, ctx)
+        note = "Synthetic: made by the generators in this message, as many as anybody likes. Nobody should be recognizable."
+        return {"What its generators make": by_class(to_input(pool.images), pool.labels, self.task.classes, each=6, note=note)}
 
     def _cells(self, uploads: Sequence[Upload]) -> list[Cell]:
         cells = cells_of(uploads, len(self.task.classes))
@@ -181,14 +200,18 @@ class FederatedFactory(OneShot):
 
     def _received(self, given: Payload, shard: Shard, ctx: Context) -> list[Cell]:
         """The passed on generators, and where classes are filled up also the client's own, which never travelled back."""
-        cells = [Cell(label, client, seen, under(given.tensors, f"{client}/{prefix(label)}"))
-                 for label, client, seen in given.facts.get("cells", [])]  # fmt: skip
+        cells = self._given(given)
         if self.settings.fill == "balance":
             for label, seen in enumerate(torch.bincount(shard.train.labels).tolist()):
                 if seen >= self.settings.least:
                     own = train_factory(shard, label, self.settings, self.task, ctx)  # kept since the upload
                     cells.append(Cell(label, shard.client, seen, own))
         return sorted(cells, key=lambda cell: cell.place)
+
+    def _given(self, part: Payload) -> list[Cell]:
+        """The generators of others in a personal part."""
+        return [Cell(label, client, seen, under(part.tensors, f"{client}/{prefix(label)}"))
+                for label, client, seen in part.facts.get("cells", [])]  # fmt: skip
 
     def _wanted(self, cells: Sequence[Cell], real: Sequence[int]) -> dict[tuple[int, ClientId], int]:
         """Images of each cell: up to the target together with the real ones, or the whole target where there are none."""

@@ -59,7 +59,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 def normalize(x: torch.Tensor, dim: tuple[int, ...]) -> torch.Tensor:
     """Root mean square 1 over the given dimensions (EDM2, Eq. 30)."""
     size = math.prod(x.shape[d] for d in dim)
-    norm = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.float32)
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.float32)
     return x / (norm / math.sqrt(size) + 1e-4).to(x.dtype)
 
 
