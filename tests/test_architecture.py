@@ -31,6 +31,7 @@ ALLOWED = {
     "phases": {"environment", "meter", "outgoing", "protocol", "round", "storage", "wire", "workers"},
     "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
     "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
+    "provenance": {"errors", "protocol", "wire"},
     "transports": {"errors", "wire"},
     "evaluation": {"data", "errors", "meter", "models", "protocol", "result"},
     "reports": {"errors", "result"},

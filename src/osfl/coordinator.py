@@ -48,7 +48,7 @@ def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -
     missing, strange = sorted(set(plan.clients) - set(enrolled)), sorted(set(enrolled) - set(plan.clients))
     problems = [f"no key for {client!r}" for client in missing]
     problems += [f"{client!r} is no client of this plan" for client in strange]
-    problems += [f"{client!r} has the server's key, and could sign releases" for client in enrolled if enrolled[client] == server]
+    problems += [f"{client!r} has the server's key" for client, key in enrolled.items() if key == server]
     if problems:
         raise UsageError(problems, field="enrolled", fix="Each client sends its public key (`osfl keys NAME` prints it).")
 

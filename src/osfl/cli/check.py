@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
+from osfl.cli.progress import telling
 from osfl.cli.terminal import answers, escape, put_json, say
 from osfl.cli.words import Words, from_plan, same_plan, understand, with_smoke
 from osfl.errors import OsflError, UsageError
@@ -24,6 +25,8 @@ EXAMPLES = (
     "osfl check --dataset digits --partition classes:3 --clients 10",
     "osfl new --method fedavg --dataset digits --out plan.toml --force",
     "osfl check plan.toml",
+    "osfl new --method fedavg --dataset digits --clients north,south --smoke --sites sites --out real.toml --force",
+    "osfl check real.toml --data sites/north --client north",
 )
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SHADES = ("grey27", "dark_cyan", "cyan3", "bright_cyan")
@@ -31,6 +34,11 @@ SHADES = ("grey27", "dark_cyan", "cyan3", "bright_cyan")
 PlanArgument = Annotated[
     Path | None, typer.Argument(metavar="[plan.toml]", help="A plan to check instead of words.", show_default=False)
 ]
+ClientName = Annotated[
+    str | None,
+    typer.Option("--client", "-c", metavar="NAME", rich_help_panel=options.SITE, show_default=False,
+                 help="Who this site is in the plan."),
+]  # fmt: skip
 
 
 def check(
@@ -46,11 +54,20 @@ def check(
     samples: options.Samples = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
+    data: options.Data = None,
+    client: ClientName = None,
     format: options.Format = "text",
 ) -> None:
-    """Open the data, draw the labels of each client, list every problem. Exit code 1 if a run could not start."""
+    """Open the data, draw the labels of each client, list every problem. Exit code 1 if a run could not start.
+
+    With --data and --client: the same for one site's own images, before a real round.
+    """
     from osfl.simulation import prepare
 
+    if data is not None or client is not None:
+        options.refuse_beside_plan(str(plan))
+        _site(plan, data, client, format)
+        return
     if plan is not None:
         options.refuse_beside_plan(str(plan))
         federation = _plan(plan, format)
@@ -83,6 +100,43 @@ def _plan(path: Path, format: str) -> Federation | None:
         error.exit_code = OsflError.exit_code
         raise
     return federation
+
+
+def _site(plan: Path | None, data: Path | None, client: str | None, format: str) -> None:
+    """One site's images against the plan. What keeps it from taking part is a failure: exit 1."""
+    from osfl.data.site import open_site
+    from osfl.data.views import class_counts, make_shard
+    from osfl.plan import read_plan
+    from osfl.site import method_for
+
+    if plan is None or data is None or client is None:
+        missing = [word for word, given in (("plan.toml", plan), ("--data", data), ("--client", client)) if given is None]
+        raise UsageError(f"{' and '.join(missing)} is missing", field="data",
+                         fix="For example: osfl check plan.toml --data images --client north")  # fmt: skip
+    try:
+        agreed = read_plan(plan)
+        method_for(agreed, client)
+    except UsageError as error:
+        error.exit_code = OsflError.exit_code
+        raise
+    with telling(format == "json") as progress:
+        found = open_site(data, agreed.task, progress)
+    shard = make_shard(found.train, client, seed=agreed.seed)
+    counts = class_counts(found.train.labels, len(agreed.task.classes)).tolist()
+    problems = [{"path": p.path, "what": p.what, "done": p.done} for p in found.problems]
+    facts = {
+        "plan": agreed.digest, "client": client, "classes": list(agreed.task.classes), "image": list(agreed.task.image),
+        "counts": counts, "train_images": len(shard.train), "val_images": len(shard.val),
+        "test_images": len(found.test) if found.test else 0, "problems": problems,
+    }  # fmt: skip
+    if format == "json":
+        put_json(facts)
+        return
+    unused = f", {facts['test_images']:,} in a test part that the round leaves alone" if found.test else ""
+    say(f"[bold]{escape(client)}[/] in round {agreed.digest[:12]}: {len(shard.train):,} images to learn from, "
+        f"{len(shard.val):,} held out for validation{unused}\n")  # fmt: skip
+    _heat_map(agreed.task.classes, {client: counts})
+    _problems(problems)
 
 
 def _show_template(plan: Plan, path: Path, format: str) -> None:

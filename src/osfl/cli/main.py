@@ -13,7 +13,26 @@ from typing import Annotated
 import click
 import typer
 
-from osfl.cli import check, compare, demo, doctor, estimate, ls, new, predict, report, run
+from osfl.cli import (
+    check,
+    client,
+    compare,
+    demo,
+    doctor,
+    enrol,
+    estimate,
+    keys,
+    ls,
+    new,
+    personalize,
+    predict,
+    receive,
+    report,
+    run,
+    server,
+    show,
+    verify,
+)
 from osfl.cli.options import examples
 from osfl.cli.terminal import INTERRUPTED, complain, wants_json
 from osfl.errors import FilesError, OsflError
@@ -52,9 +71,27 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "check": (check.check, check.EXAMPLES),
     "estimate": (estimate.estimate, estimate.EXAMPLES),
     "doctor": (doctor.doctor, doctor.EXAMPLES),
+    "keys": (keys.keys, keys.EXAMPLES),
+    "enrol": (enrol.enrol, enrol.EXAMPLES),
+    "receive": (receive.receive, receive.EXAMPLES),
+    "server": (server.server, server.EXAMPLES),
+    "show": (show.show, show.EXAMPLES),
+    "client": (client.client, client.EXAMPLES),
+    "personalize": (personalize.personalize, personalize.EXAMPLES),
+    "verify": (verify.verify, verify.EXAMPLES),
 }
-for verb, (function, shown) in VERBS.items():
-    app.command(verb, epilog=examples(shown))(function)
+# Who asks for it, in the order of a round; a verb that nobody claims is anybody's.
+PANELS = {
+    "Simulate": ("demo", "run", "compare", "report", "estimate"),
+    "Coordinator of a real round": ("new", "keys", "enrol", "deploy", "receive", "show", "desk", "server", "forget"),
+    "Site of a real round": ("check", "client", "inspect", "personalize", "predict"),
+    "Anybody": ("ls", "verify", "doctor"),
+}
+_OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
+_ORDER = list(_OWNER)
+for verb in sorted(VERBS, key=lambda verb: _ORDER.index(verb) if verb in _ORDER else len(_ORDER)):
+    function, shown = VERBS[verb]
+    app.command(verb, epilog=examples(shown), rich_help_panel=_OWNER.get(verb, "Anybody"))(function)
 
 
 def main(words: list[str] | None = None) -> None:

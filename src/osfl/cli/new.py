@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from osfl.cli import options
 from osfl.cli.terminal import put_json, say
-from osfl.cli.words import Mistakes, Words, understand, with_smoke
+from osfl.cli.words import Mistakes, Words, names, understand, with_smoke
 from osfl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "osfl new --method fedavg --dataset digits --out plan.toml --force",
-    "osfl new --method ensemble --classes cat,dog --clients 3 --out pets.toml --force",
-    "osfl check plan.toml",
+    "osfl new --method ensemble --classes cat,dog --clients north,south,west --out pets.toml --force",
+    "osfl new --method fedavg --dataset digits --clients north,south --smoke --sites sites --out real.toml --force",
 )
 PLACEHOLDERS = ("first-class", "second-class")
 
@@ -33,6 +35,16 @@ Classes = Annotated[
     typer.Option("--classes", metavar="A,B,C", rich_help_panel=options.WHAT, show_default=False,
                  help="Names of the classes, in a template."),
 ]  # fmt: skip
+Clients = Annotated[
+    str | None,
+    typer.Option("--clients", "-n", metavar="N|A,B,C", rich_help_panel=options.WHAT, show_default=False,
+                 help="How many sites, default 5; or their names, for a real round."),
+]  # fmt: skip
+Sites = Annotated[
+    Path | None,
+    typer.Option("--sites", metavar="DIR", parser=options.new_folder, rich_help_panel=options.WHAT, show_default=False,
+                 help="A real round to rehearse: deal out the dataset as image folders, DIR/NAME/class/*."),
+]  # fmt: skip
 Out = Annotated[
     Path, typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, help="Where the plan goes.")
 ]
@@ -42,7 +54,7 @@ Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that 
 def new(
     method: options.Method = None,
     dataset: Dataset = None,
-    clients: options.Clients = None,
+    clients: Clients = None,
     partition: options.Partition = "dirichlet:0.1",
     preset: options.Preset = "cpu",
     seed: options.Seed = 0,
@@ -52,6 +64,7 @@ def new(
     smoke: options.Smoke = False,
     samples: options.Samples = None,
     classes: Classes = None,
+    sites: Sites = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     format: options.Format = "text",
@@ -61,26 +74,59 @@ def new(
     from osfl.simulation import prepare
 
     mistakes = Mistakes()
+    named: Sequence[str] = ()
+    number = None
     with mistakes.noted():
         _free(out, force)
-    words = Words([method] if method else [], dataset or "digits", clients, partition, with_smoke(preset, smoke), seed,
+    with mistakes.noted():
+        named, number = _clients(clients)
+    words = Words([method] if method else [], dataset or "digits", number, partition, with_smoke(preset, smoke), seed,
                   changes or (), samples, image_size, channels)  # fmt: skip
     with mistakes.noted():
-        if dataset and classes:
-            raise UsageError("--classes is for templates; a dataset names its classes itself", field="classes")
+        _consistent(dataset, classes, named, sites)
         simulation = understand(words)
     mistakes.check()
-    plan = prepare(simulation).plan if dataset else _template(simulation, classes)
+    if sites is not None:
+        plan = _dealt_out(simulation, named, sites)
+    else:
+        plan = prepare(simulation).plan if dataset else _template(simulation, classes, named)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_plan(plan), encoding="utf-8")
     if format == "json":
         put_json({"path": str(out), "digest": plan.digest, "plan": plan.as_json()})
         return
     say(f"Wrote {out}, round {plan.digest[:12]}.")
-    if dataset:
+    if sites is not None:
+        say(f"Images of {', '.join(plan.clients)} are in {sites}. Rehearse it with `osfl run --plan {out} --sites {sites}`.")
+    elif dataset:
         say(f"Look at its clients with `osfl check {out}`, run it with `osfl run --plan {out}`.")
     else:
         say("Fill in the classes, the image size and the clients, then look at it with `osfl check`.")
+
+
+def _clients(text: str | None) -> tuple[Sequence[str], int | None]:
+    """`3`, or `north,south,west`."""
+    if text is None:
+        return (), None
+    if text.strip().lstrip("-").isdigit():
+        number = int(text)
+        if number < 1:
+            raise UsageError(f"--clients {text}: expected at least 1", field="clients")
+        return (), number
+    found = names(text, "--clients", "client")
+    return found, len(found)
+
+
+def _consistent(dataset: str | None, classes: str | None, named: Sequence[str], sites: Path | None) -> None:
+    problems = []
+    if dataset and classes:
+        problems.append("--classes is for templates; a dataset names its classes itself")
+    if dataset and named and sites is None:
+        problems.append("--clients with names is for templates and --sites; simulated clients are numbered")
+    if sites is not None and not dataset:
+        problems.append("--sites deals out a dataset: give --dataset, too")
+    if problems:
+        raise UsageError(problems, field="classes" if classes else "clients")
 
 
 def _free(out: Path, force: bool) -> None:
@@ -89,7 +135,26 @@ def _free(out: Path, force: bool) -> None:
                          fix="Choose another --out, or replace it with --force.")  # fmt: skip
 
 
-def _template(simulation: Simulation, classes: str | None) -> Plan:
+def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Plan:
+    """A plan without data of its own, and each client's images where a site would have them."""
+    from osfl.data.export import write_images
+    from osfl.data.source import together
+    from osfl.plan import check_plan
+    from osfl.simulation import prepare
+
+    federation = prepare(simulation)
+    chosen = tuple(sorted(named)) or federation.plan.clients
+    if len(chosen) != len(federation.shards):
+        raise UsageError(f"this partition makes {len(federation.shards)} clients, and {len(chosen)} are named", field="clients",
+                         fix="Name as many, or choose another --partition.")  # fmt: skip
+    plan = replace(federation.plan, clients=chosen, data={})
+    check_plan(plan)
+    for name, shard in zip(chosen, federation.shards, strict=True):
+        write_images(sites / name, together([shard.train, shard.val]), plan.task.classes)
+    return plan
+
+
+def _template(simulation: Simulation, classes: str | None, clients: Sequence[str]) -> Plan:
     from osfl.data.partition import client_names
     from osfl.plan import check_plan, resolve_settings
     from osfl.protocol import Plan, Task
@@ -99,6 +164,7 @@ def _template(simulation: Simulation, classes: str | None) -> Plan:
     side = simulation.image_size or 32
     task = Task("my-task", names, (simulation.channels or 3, side, side))
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
-    plan = Plan(task, simulation.method, settings, tuple(client_names(simulation.clients or 5)), seed=simulation.seed)
+    plan = Plan(task, simulation.method, settings, tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
+                seed=simulation.seed)  # fmt: skip
     check_plan(plan)
     return plan

@@ -113,6 +113,23 @@ PlanFile = Annotated[
                  help="Take method, data, settings and seed from a plan that `osfl new` wrote."),
 ]  # fmt: skip
 
+SITE, COORDINATOR = "The site", "The round"
+Plan = Annotated[Path, typer.Argument(metavar="plan.toml", help="The plan that all agreed on.")]
+RoundFolder = Annotated[Path, typer.Argument(metavar="ROUND", help="The round's folder; `osfl enrol` makes one.")]
+ClientName = Annotated[
+    str, typer.Option("--client", "-c", metavar="NAME", rich_help_panel=SITE, help="Who this site is in the plan.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="PATH", rich_help_panel=SITE, show_default=False,
+                 help="This site's images: a folder or zip of class/*, a .csv or an .npz."),
+]  # fmt: skip
+Work = Annotated[
+    Path,
+    typer.Option("--work", metavar="DIR", parser=lambda text: new_folder(text), rich_help_panel=SITE,
+                 help="Where this site keeps what belongs to the round."),
+]  # fmt: skip
+
 
 # --- what was said, and where to write ----------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,17 +13,30 @@ from osfl.cli import options
 from osfl.cli.progress import telling
 from osfl.cli.summary import show_run
 from osfl.cli.words import Words, default_out, from_plan, same_plan, understand, with_smoke
+from osfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.phases import Machine
+    from osfl.result import Result
+    from osfl.simulation import Simulation
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke",
     "osfl run --method fedavg --clients 3 --partition iid --smoke",
     "osfl run --method fedavg --smoke --set epochs=2 --out runs/trial",
+    "osfl new --method fedavg --dataset digits --clients north,south --smoke --sites sites --out real.toml --force",
+    "osfl run --plan real.toml --sites sites --out runs/rehearsal",
 )
 
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, show_default=False,
                  help="Where everything goes; default runs/METHOD-DATASET-PARTITION-seedS."),
+]  # fmt: skip
+Sites = Annotated[
+    Path | None,
+    typer.Option("--sites", metavar="DIR", rich_help_panel=options.HOW, show_default=False,
+                 help="With --plan of a real round: rehearse it from the folders DIR/CLIENT."),
 ]  # fmt: skip
 
 
@@ -37,6 +51,7 @@ def run(
     changes: options.Changes = None,
     smoke: options.Smoke = False,
     plan: options.PlanFile = None,
+    sites: Sites = None,
     samples: options.Samples = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
@@ -50,26 +65,57 @@ def run(
 
     The folder is the state: to continue after an interruption, run the same command again.
     """
-    from osfl.environment import device_named
     from osfl.phases import Machine
     from osfl.run import run as walk
-    from osfl.simulation import prepare
 
-    if plan is not None:
-        options.refuse_beside_plan(f"--plan {plan}")
-        device_named(device)
-        simulation, agreed = from_plan(plan)
-        same_plan(agreed, prepare(simulation).plan, plan)
-    else:
-        words = Words([method] if method else [], dataset, clients, partition, with_smoke(preset, smoke), seed,
-                      changes or (), samples, image_size, channels, evaluate_on, device)  # fmt: skip
-        simulation = understand(words)
-    folder = out or default_out(simulation)
-    finished_before = (folder / "results.json").exists()
     machine = Machine(workers=workers, threads=threads, device=device)
-    with telling(format == "json") as progress:
-        result = walk(simulation, folder, machine=machine, progress=progress)
+    if sites is not None:
+        folder, result, finished_before = _rehearsed(plan, sites, out, machine, format)
+    else:
+        simulation = _simulation(plan, Words(
+            [method] if method else [], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples,
+            image_size, channels, evaluate_on, device,
+        ))  # fmt: skip
+        folder = out or default_out(simulation)
+        finished_before = (folder / "results.json").exists()
+        with telling(format == "json") as progress:
+            result = walk(simulation, folder, machine=machine, progress=progress)
     if format == "json":
         sys.stdout.write((folder / "results.json").read_text(encoding="utf-8"))
     else:
         show_run(result, folder, finished_before=finished_before)
+
+
+def _simulation(plan: Path | None, words: Words) -> Simulation:
+    from osfl.environment import device_named
+    from osfl.simulation import prepare
+
+    if plan is None:
+        return understand(words)
+    options.refuse_beside_plan(f"--plan {plan}")
+    device_named(words.device)
+    simulation, agreed = from_plan(plan)
+    same_plan(agreed, prepare(simulation).plan, plan)
+    return simulation
+
+
+def _rehearsed(
+    plan: Path | None, sites: Path, out: Path | None, machine: Machine, format: str
+) -> tuple[Path, Result, bool]:
+    """A real round in one process, before anybody travels: its release has the digest that the real one will have."""
+    from osfl.environment import device_named
+    from osfl.plan import read_plan
+    from osfl.run import walk
+    from osfl.simulation import rehearsal
+
+    if plan is None:
+        raise UsageError("--sites needs the plan of the round", field="plan", fix="Add --plan plan.toml.")
+    options.refuse_beside_plan(f"--plan {plan}")
+    device_named(machine.device)
+    agreed = read_plan(plan)
+    folder = out or Path("runs") / f"{agreed.method}-{agreed.task.name}-sites-seed{agreed.seed}"
+    before = (folder / "results.json").exists()
+    command = shlex.join(["osfl", "run", "--plan", str(plan), "--sites", str(sites), "--out", str(folder)]) + machine.words()
+    with telling(format == "json") as progress:
+        result = walk(rehearsal(agreed, sites), folder, {"preset": "", "command": command}, machine=machine, progress=progress)
+    return folder, result, before

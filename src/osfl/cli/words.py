@@ -146,12 +146,12 @@ def numbers(text: str, option: str) -> list[int]:
     return found
 
 
-def names(text: str, option: str) -> list[str]:
+def names(text: str, option: str, what: str = "method") -> list[str]:
     """`a,b,c` as names, each once."""
     found = [word.strip() for word in text.split(",") if word.strip()]
     twice = sorted({name for name in found if found.count(name) > 1})
     if twice:
-        raise UsageError(f"{option}: {', '.join(twice)} is named twice", field="methods", fix="Name each method once.")
+        raise UsageError(f"{option}: {', '.join(twice)} is named twice", field=f"{what}s", fix=f"Name each {what} once.")
     return found
 
 
@@ -166,7 +166,7 @@ def from_plan(path: Path) -> tuple[Simulation, Plan]:
     if not plan.data.get("dataset"):
         raise UsageError(
             f"{path} says nothing about data, so its shards cannot be simulated", field="data",
-            fix="Write it with `osfl new --dataset NAME`, or give --method and --dataset instead of --plan.",
+            fix="Give --sites with the folders of its sites, or write it with `osfl new --dataset NAME`.",
         )  # fmt: skip
     return _simulated(plan, path), plan
 

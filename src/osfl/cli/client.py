@@ -1,0 +1,94 @@
+"""`osfl client`: a site's one bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.progress import telling
+from osfl.cli.terminal import escape, put_json, say
+from osfl.errors import UsageError
+
+EXAMPLES = (
+    "osfl new --method fedavg --dataset digits --clients north,south --samples 150 --smoke --sites sites --force",
+    "osfl keys north --out keys",
+    "osfl client plan.toml --client north --data sites/north --key keys/north.key --out north.safetensors",
+)
+
+Key = Annotated[
+    Path, typer.Option("--key", "-k", metavar="FILE", rich_help_panel=options.SITE, help="The private key of `osfl keys`.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, rich_help_panel=options.SITE, show_default=False,
+                 help="Also copy the bundle there, such as to a USB stick, and read it back."),
+]  # fmt: skip
+
+
+def client(
+    plan: options.Plan,
+    name: options.ClientName,
+    key: Key,
+    data: options.Data = None,
+    work: options.Work = Path("work"),
+    out: Out = None,
+    threads: options.Threads = 1,
+    device: options.Device = "cpu",
+    format: options.Format = "text",
+) -> None:
+    """Learn from this site's images and write one signed bundle: all that leaves the building, and the site speaks once.
+
+    A bundle that is finished stands: the same command gives the same file again. Interrupted, it continues.
+    """
+    from osfl.phases import Machine
+    from osfl.plan import read_plan
+    from osfl.site import make_upload, work_folder
+    from osfl.transports.files import carry
+    from osfl.wire.signing import SigningKey
+
+    agreed, signing = read_plan(plan), SigningKey.load(key)
+    kept = (work_folder(agreed, name, work) / "upload.safetensors").exists()
+    if data is None and not kept:
+        raise UsageError("--data is missing", field="data", fix="Name the folder that holds one folder a class.")
+    with telling(format == "json") as progress:
+        bundle = make_upload(agreed, name, data or Path(), signing, work, machine=Machine(threads=threads, device=device),
+                             progress=progress)  # fmt: skip
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        carry(bundle, out)
+    facts = _facts(bundle, out, kept)
+    if format == "json":
+        put_json(facts)
+    else:
+        _show(facts)
+
+
+def _facts(bundle: Path, out: Path | None, kept: bool) -> dict[str, Any]:
+    from osfl.wire.bundle import nbytes
+    from osfl.wire.window import look_at
+
+    seen = look_at(bundle)
+    tensors = {name: {"dtype": t.dtype, "shape": list(t.shape), "bytes": nbytes(t.dtype, t.shape)}
+               for name, t in seen.bundle.tensors.items()}  # fmt: skip
+    return {"client": seen.bundle.client, "round": seen.bundle.plan, "digest": seen.bundle.digest, "bytes": seen.size,
+            "tensors": tensors, "facts": dict(seen.bundle.facts), "path": str(out or bundle), "kept": str(bundle),
+            "finished_before": kept}  # fmt: skip
+
+
+def _show(facts: dict[str, Any]) -> None:
+    numbers = sum(tensor["bytes"] for tensor in facts["tensors"].values())
+    before = " [dim](finished before; nothing was computed again)[/]" if facts["finished_before"] else ""
+    say(f"[bold]What leaves {facts['client']}[/]: one file of {facts['bytes']:,} bytes{before}")
+    say(f"  {len(facts['tensors'])} tensors, {numbers:,} bytes: {escape(_names(list(facts['tensors'])))}")
+    for name, value in facts["facts"].items():
+        say(f"  {escape(name)}: {escape(str(value))}")
+    say(f"  digest {facts['digest']}")
+    say(f"Bundle  {escape(facts['path'])}")
+    say("Give it to the coordinator, by any way and under any name: it is signed, but not secret. Then wait for the release.")
+
+
+def _names(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,82 @@
+"""`osfl personalize`: a site's model, made of the release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.progress import telling
+from osfl.cli.terminal import escape, put_json, say
+
+EXAMPLES = (
+    "osfl new --method fedavg --dataset digits --clients north --samples 150 --smoke --sites sites --force",
+    "osfl keys server north --out keys",
+    "osfl enrol plan.toml --keys keys --out round",
+    "osfl client plan.toml --client north --data sites/north --key keys/north.key --out usb/north.safetensors",
+    "osfl receive round usb",
+    "osfl server round --key keys/server.key",
+    "osfl personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model",
+    "osfl predict --run model sites/north",
+)
+
+Release = Annotated[
+    Path,
+    typer.Option("--release", "-r", metavar="FILE", rich_help_panel=options.SITE, help="What the server gave to everybody."),
+]  # fmt: skip
+Personal = Annotated[
+    Path | None,
+    typer.Option("--personal", metavar="FILE", rich_help_panel=options.SITE, show_default=False,
+                 help="What it made for this site alone, where the method makes such parts."),
+]  # fmt: skip
+Server = Annotated[
+    Path, typer.Option("--server", metavar="server.pub", rich_help_panel=options.SITE, help="The server's public key.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, rich_help_panel=options.SITE, show_default=False,
+                 help="Also put the model there, for `osfl predict --run DIR`."),
+]  # fmt: skip
+
+
+def personalize(
+    plan: options.Plan,
+    name: options.ClientName,
+    release: Release,
+    server: Server,
+    personal: Personal = None,
+    data: options.Data = None,
+    work: options.Work = Path("work"),
+    out: Out = None,
+    threads: options.Threads = 1,
+    device: options.Device = "cpu",
+    format: options.Format = "text",
+) -> None:
+    """Verify the release with the server's public key and make this site's model of it. Some learn once more: --data."""
+    from osfl.phases import Machine
+    from osfl.plan import read_plan
+    from osfl.site import take_release
+    from osfl.storage import load_payload
+    from osfl.transports.files import carry
+    from osfl.wire.signing import read_public
+
+    agreed, public = read_plan(plan), read_public(server)
+    with telling(format == "json") as progress:
+        model = take_release(agreed, name, release, personal, public, work, data=data,
+                             machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
+    folder = model.parent
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for file in ("plan.json", "model.safetensors"):
+            carry(folder / file, out / file)
+        folder = out
+    kept = load_payload(model)
+    digest = str(kept.facts["release"]) if kept else ""
+    if format == "json":
+        put_json({"client": name, "round": agreed.digest, "release": digest, "model": str(folder / "model.safetensors")})
+        return
+    say(f"Release  {digest}, signed by the server for this round")
+    say(f"Model    {escape(str(folder / 'model.safetensors'))}")
+    say(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")

@@ -1,0 +1,55 @@
+"""`osfl receive`: let bundles through the gate, one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import errors, escape, put_json, say
+
+EXAMPLES = (
+    "osfl run --method fedavg --smoke --out runs/first",
+    "osfl receive runs/first runs/first/inbox",
+    "osfl show runs/first",
+)
+
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE|FOLDER...", help="Bundles, or folders with .safetensors files.")
+]
+
+
+def receive(round: options.RoundFolder, files: Files, format: options.Format = "text") -> None:
+    """Check bundles and keep them; each is safe on disk before its line is printed. Exit code 1 if any was refused.
+
+    What was received once may be received again: it counts once, and the first stands. Any number of processes may receive.
+    """
+    from osfl.coordinator import receive as through_the_gate
+    from osfl.errors import Rejected
+    from osfl.transports.files import pick_up
+
+    taken, left = pick_up(files)
+    accepted: list[dict[str, Any]] = []
+    refused: list[dict[str, Any]] = []
+    for path in taken:
+        try:
+            receipt = through_the_gate(round, path)
+        except Rejected as no:
+            refused.append({"path": str(path), **no.as_json(), "client": no.client})
+            if format == "text":
+                errors().print(f"[bold red]refused[/]   {escape(str(path))}: {escape(str(no))}", soft_wrap=True)
+            continue
+        accepted.append({"path": str(path), "client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
+        if format == "text":
+            say(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
+    if format == "json":
+        alone = [{"path": str(file.path), "why": file.why} for file in left]
+        put_json({"accepted": accepted, "refused": refused, "left": alone})
+    for file in left if format == "text" else ():
+        errors().print(f"[yellow]left[/]      {escape(str(file.path))}: {file.why}", soft_wrap=True)
+    if not taken and format == "text":
+        errors().print("Nothing to receive.")
+    if refused or not taken:
+        raise typer.Exit(1)

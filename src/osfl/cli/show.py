@@ -1,0 +1,87 @@
+"""`osfl show`: where a round stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osfl.cli import options
+from osfl.cli.terminal import escape, put_json, say
+
+if TYPE_CHECKING:
+    from osfl.coordinator import Status
+
+EXAMPLES = (
+    "osfl run --method ensemble --smoke --out runs/first",
+    "osfl show runs/first",
+    "osfl show runs/first --format json",
+)
+
+
+def show(round: options.RoundFolder, format: options.Format = "text") -> None:
+    """Who has delivered, who is missing, what was refused and why, and what comes next. Works for simulated rounds, too."""
+    from osfl.coordinator import status
+
+    now = datetime.now(UTC)
+    found = status(round, now)
+    if format == "json":
+        put_json(facts(found, now))
+    else:
+        _show(round, found, now)
+
+
+def facts(found: Status, now: datetime) -> dict[str, Any]:
+    return {
+        "round": found.plan,
+        "method": found.method,
+        "delivered": [
+            {"client": c, "bytes": size, "digest": found.digests[c], "late": c in found.late}
+            for c, size in found.delivered.items()
+        ],
+        "missing": list(found.missing),
+        "refused": [dict(entry) for entry in found.refused],
+        "quorum": found.quorum,
+        "deadline": found.deadline.isoformat() if found.deadline else None,
+        "now": now.isoformat(timespec="seconds"),
+        "ready": found.ready,
+        "waits_for": found.waits_for,
+        "release": found.release or None,
+        "personal": list(found.personal),
+    }
+
+
+def _show(round: Path, found: Status, now: datetime) -> None:
+    clients = [*found.delivered, *found.missing]
+    say(f"[bold]{escape(found.method)}[/], round {found.plan[:12]}: {len(found.delivered)} of {len(clients)} have delivered")
+    for client in sorted(clients):
+        if client in found.delivered:
+            late = "  [yellow]too late for the release[/]" if client in found.late else ""
+            say(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
+        else:
+            say(f"  [yellow]missing[/]    {client}")
+    if found.refused:
+        say(f"Refused, {len(found.refused)} times:")
+        for entry in found.refused:
+            say(f"  {_refusal(entry)}")
+    say(f"Needed     {found.quorum} uploads" + (f"; the others may come until {found.deadline.isoformat()} (this clock says "
+        f"{now.isoformat(timespec='seconds')})" if found.deadline else ""))  # fmt: skip
+    if found.released:
+        say(f"Release    {found.release}  {escape(str(round / 'release.safetensors'))}")
+        if found.personal:
+            say(f"           and a part of its own for {', '.join(found.personal)} in {escape(str(round / 'personal'))}")
+    elif found.ready:
+        say(f"Next       `osfl server {escape(str(round))} --key server.key` may begin.")
+    else:
+        say(f"Next       waiting: {escape(found.waits_for)}.")
+
+
+def _refusal(entry: Mapping[str, Any]) -> str:
+    """One line of rejected.jsonl; whatever a stranger managed to put there is shown as text."""
+    when = entry.get("time")
+    stamp = datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if isinstance(when, (int, float)) else ""
+    against = f" (expected {entry['expected']}, got {entry.get('got', '')})" if "expected" in entry else ""
+    said = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}
+    text = f"{stamp}  {said['client']}  {said['field']}: {said['reason']}{against}. {said['fix']}"
+    return escape("".join(char if char.isprintable() else "?" for char in text))

@@ -1,0 +1,30 @@
+"""Images as files, one folder a class: what a site's data look like, for rehearsals and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from osfl.errors import DataError
+from osfl.protocol import Dataset
+
+
+def write_images(folder: Path, dataset: Dataset, classes: Sequence[str]) -> None:
+    """`folder/class/0000.png`, lossless. The same images again are written over; a folder with other files is refused."""
+    from PIL import Image
+
+    if bad := [name for name in classes if Path(name).name != name]:
+        raise DataError(f"the class {bad[0]!r} cannot be the name of a folder", field="classes",
+                        fix="Choose a dataset whose classes can, or export .npz files yourself.")  # fmt: skip
+    images, labels = dataset.images.numpy(), dataset.labels.numpy()
+    wanted = {folder / classes[label] / f"{number:05}.png": images[number] for number, label in enumerate(labels)}
+    strange = sorted({path for path in folder.rglob("*") if not path.is_dir()} - set(wanted))
+    if strange:
+        raise DataError(f"{folder} holds other files, such as {strange[0].name}", field="sites",
+                        fix="Choose another folder, or move away what is there.")  # fmt: skip
+    for path, pixels in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grey = pixels.shape[0] == 1
+        Image.fromarray(pixels[0] if grey else np.moveaxis(pixels, 0, -1)).save(path)
