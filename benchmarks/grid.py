@@ -34,6 +34,10 @@ ABLATIONS = (
     "fedbicross@weights=uniform", "fedbicross@weights=intra", "fedbicross@weights=similarity",
     "fedbicross@personalize=false", "fedbicross@clusters=1",
 )  # fmt: skip
+FACTORY = (  # generators instead of classifiers, beside many rounds: FederatedFactory's tables
+    "centralized", "local_only", "fedavg", "fedavg_rounds", "fedprox", "scaffold", "feddyn", "federated_factory",
+    "federated_factory@mode=peer", "federated_factory@factory=edm",
+)  # fmt: skip
 METRICS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
     "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
@@ -44,6 +48,14 @@ def medical(dataset: str, clients: int, alpha: str, samples: int | None = 4000) 
     return Simulation("fedavg", dataset, clients, f"dirichlet:{alpha}", "cpu", samples=samples)
 
 
+def generated(dataset: str, partition: str, samples: int | None = None) -> Simulation:
+    """Silos: as many clients as classes, each with one of them."""
+    clients = None if partition == "silos" else 5
+    return Simulation("federated_factory", dataset, clients, partition, "cpu", samples=samples)
+
+
+_GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
+              "cifar": ("cifar10-subset", 4000)}  # fmt: skip
 CELLS: Mapping[str, Simulation] = {
     "blood-n5-a0.1": medical("bloodcells-28", 5, "0.1"),
     "blood-n5-a0.3": medical("bloodcells-28", 5, "0.3"),
@@ -51,7 +63,10 @@ CELLS: Mapping[str, Simulation] = {
     "blood-n10-a0.1": medical("bloodcells-28", 10, "0.1"),
     **{f"skin-n5-a{alpha}": medical("skinlesions-28", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
     **{f"pneumonia-n5-a{alpha}": medical("pneumoniamnist", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
-}
+    **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
+    **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
+       for name, (dataset, samples) in _GENERATED.items()},
+}  # fmt: skip
 # FedBiCross, Table 1 (its first version): accuracy on each client, averaged, ResNet-18, official splits and full size
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "blood-n5-a0.1": {"fedavg": 14.23, "dafl": 13.42, "dense": 42.34, "fedisca": 48.49, "coboosting": 54.75,
@@ -97,6 +112,8 @@ def record(cell: str) -> Path | None:
 
 def methods_of(cell: str) -> tuple[str, ...]:
     """The ablations of the papers' first cell in full; elsewhere those that a target is about."""
+    if CELLS[cell].method == "federated_factory":
+        return FACTORY
     return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]))
 
 
