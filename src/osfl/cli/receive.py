@@ -47,8 +47,9 @@ def receive(round: options.RoundFolder, files: Files, format: options.Format = "
     if format == "json":
         alone = [{"path": str(file.path), "why": file.why} for file in left]
         put_json({"accepted": accepted, "refused": refused, "left": alone})
-    for file in left if format == "text" else ():
-        errors().print(f"[yellow]left[/]      {escape(str(file.path))}: {file.why}", soft_wrap=True)
+    for why in dict.fromkeys(file.why for file in left) if format == "text" else ():
+        paths = ", ".join(str(file.path) for file in left if file.why == why)
+        errors().print(f"[yellow]left[/]      {escape(paths)}: {why}", soft_wrap=True)
     if not taken and format == "text":
         errors().print("Nothing to receive.")
     if refused or not taken:

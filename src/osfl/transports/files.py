@@ -97,4 +97,4 @@ def _unsuitable(path: Path, named: bool) -> str:
         return ""
     if path.name.startswith("."):
         return "a hidden file, such as a copy that is not finished"
-    return "" if path.suffix.lower() == SUFFIX else f"not called *{SUFFIX}: name it itself if it is a bundle"
+    return "" if path.suffix.lower() == SUFFIX else f"not called *{SUFFIX}; if it is a bundle, name the file itself"
