@@ -83,6 +83,48 @@ class ClientRow(TypedDict):
     class_counts: list[int]  # by class, train and validation together
 
 
+class ClassOfImages(TypedDict):
+    """Synthetic images of one class beside real ones. Distances are in `Generators.space`; None: too few images for it."""
+
+    synthetic: int  # images in the pool
+    training: int  # real images of all clients that generators were trained on
+    held_out: int  # real images that nobody was trained on
+    compared: int  # of each kind, drawn at random, in the two distances below: the same number, so the floor is fair
+    frechet: float | None  # Fréchet distance of synthetic and training images; too large when `compared` is small
+    frechet_floor: float | None  # the same between held-out and training images: what a perfect generator would get
+    kernel: float | None  # unbiased kernel distance of synthetic and training images; around 0 for a perfect generator
+    kernel_floor: float | None  # the same between held-out and training images
+    nearest_ratio: float | None  # median distance to the nearest training image, synthetic over held-out, on thumbnails
+    copied: float | None  # share of synthetic images that are copies (see evaluation/memorization.py)
+    verdict: str  # copies, no sign of copying, too few to say
+    error: float | None  # estimated KL(real ‖ synthetic) in nats, Gaussians on principal components of the space
+
+
+class Bound(TypedDict):
+    """Excess risk that generators of this error can cause at most, after 2M √(½ Σ π ε); an estimate where ε is one."""
+
+    value: float | None  # for the 0-1 loss, M = 1: in shares of accuracy; 1 and more says nothing; None: none can be given
+    error: float | None  # Σ π ε in nats, π = share of each class among the real training images
+    prior_shift: float | None  # KL of the shares of classes, real ‖ synthetic; not in `value`, 0 if the pool is as unbalanced
+    dimensions: int  # principal components that ε was estimated on
+    left_out: list[str]  # classes with too few images to estimate ε; the others' shares are scaled up
+    infinite: list[str]  # classes without synthetic images, or with always the same one: then there is no bound
+
+
+class Generators(TypedDict):
+    """What synthetic images are worth, from methods that show theirs; in simulations only, for it takes real images."""
+
+    space: str  # the features in which images are compared; figures of different spaces do not compare
+    frechet_name: str  # FID on Inception features, FD on any other
+    kernel_name: str  # KID on Inception features, KD on any other
+    overall: ClassOfImages  # over the classes that have images of every kind; no verdict of its own
+    classes: dict[str, ClassOfImages]
+    clients: dict[str, float | None]  # estimated KL of the client's own images from the pool, mean over its classes
+    bound: Bound
+    warnings: list[str]  # a sentence each, for a reader who looks at nothing else
+    figures: dict[str, Any]  # pictures, by figure kind (see reports)
+
+
 class Result(TypedDict):
     schema: int
     method: str
@@ -101,6 +143,7 @@ class Result(TypedDict):
     costs: Costs
     environment: dict[str, Any]  # versions, device, workers, threads, processor
     figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
+    generators: NotRequired[Generators]  # only for methods that offer `samples`
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,0 +1,104 @@
+"""Distances between two samples of features: Fréchet, kernel, Kullback-Leibler of Gaussians, nearest neighbour.
+
+Features are float64 tensors (samples, dimensions). All are exact computations; what is estimated is what a finite sample
+says about the distribution behind it, and each function says how.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+Tensor = torch.Tensor
+_CHUNK = 512  # rows of a distance table that are in memory at once
+
+
+def frechet(a: Tensor, b: Tensor) -> float:
+    """|m1 - m2|² + tr(C1 + C2 - 2 (C1 C2)^½), the squared Fréchet distance of two Gaussians with these moments.
+
+    With C = RᵀR, the eigenvalues of C1 C2 are the squared singular values of R1 R2ᵀ: no matrix root, and no trouble with
+    covariances of fewer samples than dimensions. From few samples it is too large, even between samples of the same
+    distribution; read it beside the distance of two real samples of the same size.
+    """
+    gap = a.mean(0) - b.mean(0)
+    left, right = _root(a), _root(b)
+    cross = torch.linalg.svdvals(left @ right.T).sum()
+    return max(0.0, float(gap @ gap + left.square().sum() + right.square().sum() - 2 * cross))
+
+
+def _root(x: Tensor) -> Tensor:
+    """A matrix R with RᵀR = covariance of the rows, with as few rows as possible."""
+    centered = (x - x.mean(0)) / math.sqrt(len(x) - 1)
+    if len(x) <= x.shape[1]:
+        return centered
+    root: Tensor = torch.linalg.qr(centered, mode="r")[1]
+    return root
+
+
+def kernel_distance(a: Tensor, b: Tensor) -> float:
+    """Squared maximum mean discrepancy with the kernel (x·y / dimensions + 1)³, by its unbiased estimator.
+
+    Unbiased for any number of samples, so it may be negative where the two distributions are the same.
+    """
+    return float(_inside(a) + _inside(b) - 2 * _cubic(a, b).mean())
+
+
+def _inside(x: Tensor) -> Tensor:
+    """The mean over pairs of different samples; a pair of a sample with itself would be the bias."""
+    table = _cubic(x, x)
+    return (table.sum() - table.diagonal().sum()) / (len(x) * (len(x) - 1))
+
+
+def _cubic(a: Tensor, b: Tensor) -> Tensor:
+    table = a @ b.T / a.shape[1] + 1
+    return table * table * table  # five times faster than ** 3
+
+
+def gaussian_divergence(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -> float:
+    """KL(N(mean1, cov1) ‖ N(mean2, cov2)) in nats, in closed form."""
+    gap = mean2 - mean1
+    ratio = torch.linalg.solve(cov2, cov1).trace()
+    shift = gap @ torch.linalg.solve(cov2, gap)
+    return float(0.5 * (ratio + shift - len(gap) + torch.logdet(cov2) - torch.logdet(cov1)))
+
+
+def estimated_divergence(a: Tensor, b: Tensor) -> float:
+    """KL(A ‖ B) in nats from samples, unbiased if both are Gaussian; may be negative where they are the same.
+
+    Putting sample moments into the closed form is too large by about (parameters / samples) nats. Known expectations
+    of the Wishart distribution take that away: E[S⁻¹] = ν/(ν-d-1) C⁻¹ and E[ln|S|] = ln|C| + Σ ψ((ν+1-i)/2) + d ln(2/ν).
+    """
+    (n, d), m = a.shape, len(b)
+    gap = b.mean(0) - a.mean(0)
+    first, second = _covariance(a), _covariance(b)
+    shrink = (m - 1 - d - 1) / (m - 1)
+    ratio = shrink * torch.linalg.solve(second, first).trace()
+    shift = shrink * (gap @ torch.linalg.solve(second, gap)) - ratio / n - d / m
+    logs = torch.logdet(second) - _log_bias(m, d) - torch.logdet(first) + _log_bias(n, d)
+    return float(0.5 * (ratio + shift - d + logs))
+
+
+def _covariance(x: Tensor) -> Tensor:
+    centered = x - x.mean(0)
+    return centered.T @ centered / (len(x) - 1)
+
+
+def _log_bias(samples: int, dimensions: int) -> float:
+    """How far ln|S| of so many samples is from ln|C| on average."""
+    freedom = samples - 1
+    halves = (freedom + 1 - torch.arange(1, dimensions + 1, dtype=torch.float64)) / 2
+    return float(torch.digamma(halves).sum()) + dimensions * math.log(2 / freedom)
+
+
+def nearest(queries: Tensor, references: Tensor, *, same: bool = False) -> tuple[Tensor, Tensor]:
+    """Euclidean distance of each query to its nearest reference, and which one; `same`: nobody is its own neighbour."""
+    places = []
+    for start in range(0, len(queries), _CHUNK):
+        rows = queries[start : start + _CHUNK]
+        table = references.square().sum(1) - 2 * rows @ references.T  # + |row|², which changes no order
+        if same:
+            table[torch.arange(len(rows)), torch.arange(start, start + len(rows))] = torch.inf
+        places.append(table.argmin(1))
+    place = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+    return (queries - references[place]).square().sum(1).sqrt(), place  # exact, also for copies

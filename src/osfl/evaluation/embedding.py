@@ -1,0 +1,82 @@
+"""The space in which images are compared. Its name is part of every figure: a distance means nothing without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from osfl.meter import spend
+from osfl.models.build import build_model
+from osfl.models.flops import forward_flops
+from osfl.models.folding import freeze
+from osfl.models.inputs import to_input
+from osfl.models.naming import ModelError
+from osfl.models.pretrained import load_pretrained, weights_path
+from osfl.models.random_features import RandomFeatures
+from osfl.protocol import Task
+
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+_CHUNK = 64  # fixed, so that features do not depend on the number of workers
+_LITE = "efficientnet_lite0_imagenet"
+
+
+@dataclass(frozen=True)
+class Space:
+    """A network whose features are compared, and the image side it is shown."""
+
+    name: str
+    network: nn.Module
+    side: int
+    frechet: str = "FD"  # FID and KID are the same distances on Inception, and only there are they called so
+    kernel: str = "KD"
+
+    def embed(self, images: torch.Tensor, device: torch.device, map: Map) -> torch.Tensor:
+        """Features (images, dimensions) in float64; gray images count as color images of three equal channels."""
+        network = self.network.to(device)
+        spend(forward_flops(network, (3, self.side, self.side)) * len(images))
+
+        def features(chunk: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                return network(_shown(chunk, self.side, device)).double().cpu()  # type: ignore[no-any-return]
+
+        return torch.cat(map(features, torch.split(images, _CHUNK))).clone()  # clone: out of inference mode
+
+
+def _shown(images: torch.Tensor, side: int, device: torch.device) -> torch.Tensor:
+    x = to_input(images, device)
+    x = x.expand(-1, 3, -1, -1)
+    if x.shape[-2:] == (side, side):
+        return x
+    return F.interpolate(x, (side, side), mode="bilinear", align_corners=False, antialias=True)
+
+
+class _Features(nn.Module):
+    """A classifier without its last layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model.features(x)  # type: ignore[operator]
+        return found
+
+
+def available_space() -> Space:
+    """The best space that this machine has: a pretrained network if its weights are here, else random convolutions."""
+    try:
+        weights_path(_LITE)
+    except ModelError:
+        return random_space()
+    model = build_model("efficientnet_lite0", Task("space", ("none",), (3, 64, 64)))
+    load_pretrained(model, _LITE)
+    return Space("EfficientNet-Lite0 (ImageNet) features at 64 px", _Features(freeze(model)), 64)
+
+
+def random_space() -> Space:
+    return Space("fixed random convolutional features at 32 px", RandomFeatures().eval(), 32)

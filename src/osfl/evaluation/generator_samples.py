@@ -1,0 +1,66 @@
+"""The images that generators are judged by: synthetic, training and held-out ones of each class, and a sample of each.
+
+Only the sample is embedded, so that the cost does not grow with the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from osfl.evaluation.embedding import Map, Space
+from osfl.protocol import Dataset, Shard
+
+Draw = Callable[..., torch.Generator]  # ctx.generator
+MOST = 200  # images of a kind and class that are embedded
+IN_ALL = 1600  # images of a kind, over all classes
+KINDS = ("synthetic", "training", "held_out")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All images of one class and kind, and the sample of them that is embedded."""
+
+    images: torch.Tensor  # uint8 (n, channels, height, width)
+    sample: torch.Tensor  # indices into `images`, in random order
+    features: torch.Tensor  # (samples, dimensions) of the space
+    owners: Sequence[str] = ()  # whose each image is; training images only
+
+    @property
+    def shown(self) -> torch.Tensor:
+        return self.images[self.sample]
+
+
+ByKind = Mapping[str, Kind]
+
+
+def per_class(classes: int) -> int:
+    """How many images of each class and kind are embedded."""
+    return max(10, min(MOST, IN_ALL // max(1, classes)))
+
+
+def collect(
+    pool: Dataset, shards: Sequence[Shard], held_out: Dataset, classes: Sequence[str], space: Space, *, draw: Draw,
+    device: torch.device, map: Map,
+) -> dict[str, dict[str, Kind]]:  # fmt: skip
+    """class -> kind -> images. Samples are drawn by class and kind, so that nobody's draw depends on another's images."""
+    shards = sorted(shards, key=lambda shard: shard.client)
+    cap = per_class(len(classes))
+
+    def kind(images: torch.Tensor, what: str, name: str, owners: Sequence[str] = ()) -> Kind:
+        sample = torch.randperm(len(images), generator=draw("judge", what, name))[:cap]
+        features = space.embed(images[sample], device, map) if len(sample) else torch.zeros(0, 1, dtype=torch.float64)
+        return Kind(images, sample, features, owners)
+
+    found = {}
+    for label, name in enumerate(classes):
+        own = {shard.client: shard.train.images[shard.train.labels == label] for shard in shards}
+        owners = [client for client, images in own.items() for _ in range(len(images))]
+        found[name] = {
+            "synthetic": kind(pool.images[pool.labels == label], "synthetic", name),
+            "training": kind(torch.cat(list(own.values())), "training", name, owners),
+            "held_out": kind(held_out.images[held_out.labels == label], "held_out", name),
+        }
+    return found

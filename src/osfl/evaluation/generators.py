@@ -1,0 +1,148 @@
+"""How good synthetic images are, how varied, and whether they are copies: everything `results.json` says of generators.
+
+The pool of synthetic images is compared with the clients' training images, and so is an equal number of held-out real
+images: what the held-out images get is what a perfect generator could get. Distances and t-SNE look at a sample of every
+class (generator_samples.py), so that the cost stays the same whatever the pool; copies are searched among all training images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from osfl.evaluation.bound import DIMENSIONS, excess_risk_bound, generative_error, label_divergence, principal_axes
+from osfl.evaluation.distances import frechet, kernel_distance
+from osfl.evaluation.embedding import Map, Space, available_space
+from osfl.evaluation.generator_figures import figures_of
+from osfl.evaluation.generator_samples import KINDS, ByKind, Draw, Kind, collect
+from osfl.evaluation.memorization import COPIES, FEW, Memorization, verdict
+from osfl.protocol import Dataset, Shard
+from osfl.result import Bound, ClassOfImages, Generators
+
+
+def judge(
+    pool: Dataset, shards: Sequence[Shard], held_out: Dataset, classes: Sequence[str], *, draw: Draw, device: torch.device,
+    map: Map, space: Space | None = None,
+) -> Generators:  # fmt: skip
+    """All that is said of the generators behind `pool`; `draw(*labels)` gives the random numbers for samples."""
+    space = space or available_space()
+    found = collect(pool, shards, held_out, classes, space, draw=draw, device=device, map=map)
+    verdicts = dict(zip(found, map(_verdict, list(found.values())), strict=True))
+    axes = _axes(found)
+    errors = {name: _error(kinds["training"].features, kinds["synthetic"], axes) for name, kinds in found.items()}
+    rows = {name: _class_row(kinds, verdicts[name], errors[name]) for name, kinds in found.items()}
+    return {
+        "space": space.name,
+        "frechet_name": space.frechet,
+        "kernel_name": space.kernel,
+        "overall": _overall(found),
+        "classes": rows,
+        "clients": {shard.client: _client_error(shard.client, found, axes) for shard in shards},
+        "bound": _bound(rows, errors),
+        "warnings": _warnings(rows),
+        "figures": figures_of(found, verdicts, space, draw),
+    }
+
+
+# --- one class -------------------------------------------------------------------------------------------------------
+
+
+def _verdict(kinds: ByKind) -> Memorization:
+    """A sample of synthetic and held-out images against all training images: a copy may be of any of them."""
+    return verdict(kinds["synthetic"].shown, kinds["training"].images, kinds["held_out"].shown)
+
+
+def _class_row(kinds: ByKind, found: Memorization, error: float | None) -> ClassOfImages:
+    row = _compared({kind: kinds[kind].features for kind in KINDS}, {kind: len(kinds[kind].images) for kind in KINDS})
+    known = error if error is not None and math.isfinite(error) else None
+    return {**row, "nearest_ratio": found.ratio, "copied": found.copied, "verdict": found.verdict, "error": known}
+
+
+def _compared(features: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> ClassOfImages:
+    """Synthetic and held-out features against training features, the same number of each."""
+    n = min(len(rows) for rows in features.values())
+    row: ClassOfImages = {
+        "synthetic": counts["synthetic"], "training": counts["training"], "held_out": counts["held_out"], "compared": n,
+        "frechet": None, "frechet_floor": None, "kernel": None, "kernel_floor": None,
+        "nearest_ratio": None, "copied": None, "verdict": "", "error": None,
+    }  # fmt: skip
+    if n < 2:
+        return row
+    synthetic, training, held_out = (features[kind][:n] for kind in KINDS)
+    return {
+        **row,
+        "frechet": frechet(synthetic, training),
+        "frechet_floor": frechet(held_out, training),
+        "kernel": kernel_distance(synthetic, training),
+        "kernel_floor": kernel_distance(held_out, training),
+    }
+
+
+def _overall(found: Mapping[str, ByKind]) -> ClassOfImages:
+    """All classes together, each with as many images of one kind as of another: a mix of classes is not what is judged."""
+    equal = {name: min(len(kinds[kind].features) for kind in KINDS) for name, kinds in found.items()}
+    parts = {kind: [found[name][kind].features[:n] for name, n in equal.items() if n] for kind in KINDS}
+    features = {kind: torch.cat(rows) if rows else torch.zeros(0, 1) for kind, rows in parts.items()}
+    return _compared(features, {kind: sum(len(kinds[kind].images) for kinds in found.values()) for kind in KINDS})
+
+
+# --- the bound -------------------------------------------------------------------------------------------------------
+
+
+def _axes(found: Mapping[str, ByKind]) -> torch.Tensor:
+    rows = [kinds["training"].features for kinds in found.values() if len(kinds["training"].features)]
+    features = torch.cat(rows)
+    return principal_axes(features, min(DIMENSIONS, features.shape[1]))
+
+
+def _error(real: torch.Tensor, synthetic: Kind, axes: torch.Tensor) -> float | None:
+    if not len(synthetic.images) and len(real):
+        return math.inf
+    return generative_error(real, synthetic.features, axes) if len(real) else None
+
+
+def _client_error(client: str, found: Mapping[str, ByKind], axes: torch.Tensor) -> float | None:
+    """ε of one client: its own images of each class against the pool's, weighted by how many it holds."""
+    weights, errors = [], []
+    for kinds in found.values():
+        training = kinds["training"]
+        own = torch.tensor([training.owners[int(i)] == client for i in training.sample], dtype=torch.bool)
+        error = _error(training.features[own], kinds["synthetic"], axes)
+        if error is not None and math.isfinite(error):
+            weights.append(training.owners.count(client))
+            errors.append(error)
+    return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights) if weights else None
+
+
+def _bound(rows: Mapping[str, ClassOfImages], errors: Mapping[str, float | None]) -> Bound:
+    held = {name: row for name, row in rows.items() if row["training"]}
+    infinite = [name for name in held if errors[name] == math.inf]
+    known = {name: error for name in held if (error := errors[name]) is not None and math.isfinite(error)}
+    total = sum(held[name]["training"] for name in known)
+    weights = [held[name]["training"] / total for name in known]
+    given = bool(known) and not infinite
+    mean = sum(w * e for w, e in zip(weights, known.values(), strict=True)) if given else None
+    return {
+        "value": excess_risk_bound(weights, list(known.values())) if given else None,
+        "error": mean,
+        "prior_shift": label_divergence([r["training"] for r in rows.values()], [r["synthetic"] for r in rows.values()]),
+        "dimensions": DIMENSIONS,
+        "left_out": [name for name in held if errors[name] is None],
+        "infinite": infinite,
+    }
+
+
+def _warnings(rows: Mapping[str, ClassOfImages]) -> list[str]:
+    copied = [name for name, row in rows.items() if row["verdict"] == COPIES]
+    few = [name for name, row in rows.items() if row["verdict"] == FEW and row["training"]]
+    missing = [name for name, row in rows.items() if row["training"] and not row["synthetic"]]
+    found = []
+    if copied:
+        found.append(f"Generators copy training images of {', '.join(copied)}: whoever has the generator has these images.")
+    if missing:
+        found.append(f"No synthetic images of {', '.join(missing)}.")
+    if few := [name for name in few if name not in missing]:
+        found.append(f"Too few images to say whether generators copy: {', '.join(few)}.")
+    return found
