@@ -1,0 +1,49 @@
+"""`osfl deploy`: everything that the machines of a round over Flower need, in one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import escape, put_json, say
+
+EXAMPLES = (
+    "osfl new --method fedavg --classes cat,dog --clients 3 --out pets.toml --force",
+    "osfl deploy pets.toml --out deployed --host coordinator.example --port 8000",
+)
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan that everybody agreed on.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, help="Where the machines' folders go.")
+]
+Host = Annotated[
+    str, typer.Option("--host", metavar="NAME|ADDRESS", help="How sites reach the coordinator; the certificate is for it.")
+]
+Port = Annotated[int, typer.Option("--port", metavar="N", help="The coordinator's port; open it to the sites alone.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="DIR", show_default=False,
+                 help="NAME.pub files of sites that made their own key, and server.key; what is missing is made."),
+]  # fmt: skip
+
+
+def deploy(
+    plan: PlanFile, out: Out, host: Host, port: Port = 8000, keys: Keys = None, format: options.Format = "text"
+) -> None:
+    """Write certificates, keys, the Flower app and start scripts for each machine, and say what to do there.
+
+    Called again with another plan it keeps certificates and keys, and adds a round.
+    """
+    from osfl.deployment import deploy as write
+    from osfl.deployment import readme
+    from osfl.plan import read_plan
+
+    deployment = write(read_plan(plan), out, host, port, keys=keys)
+    if format == "json":
+        put_json({"out": str(out), "round": deployment.round, "machines": {k: list(v) for k, v in deployment.machines.items()}})
+        return
+    say(escape(readme(deployment)))
+    say(f"All of it is in {escape(str(out))}, with these commands in README.txt. Private keys are readable by you alone.")

@@ -1,0 +1,119 @@
+"""A site at the network: it answers questions about one round, from its own disk.
+
+The upload is made once and kept; asked again, the same bytes are sent. Nothing here looks inside a bundle or a plan:
+making the upload and taking the release are handed in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from osfl.errors import OsflError, UsageError
+from osfl.protocol import ClientId
+from osfl.transports import messages as say
+from osfl.transports.chunks import Partial, Whole, announce, read_chunk
+from osfl.transports.messages import Words
+from osfl.wire.atomic import replace_atomically
+from osfl.wire.names import is_digest
+from osfl.wire.signing import SigningKey
+
+LARGEST = 256 << 20  # bytes that one answer may hold, whatever is asked
+PARTS = ("release", "personal")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One site. `make` gives the file to send; `take` is given the release's files and makes the model."""
+
+    client: ClientId
+    key: SigningKey
+    work: Path  # <round>/<client>/ below it belongs to a round
+    make: Callable[[str], Path]
+    take: Callable[[str, Path, Path | None], Path]
+
+    def to(self, kind: str, words: Words) -> Words:
+        """The answer to one question; a refusal says little, because the details are the site's own affair."""
+        try:
+            return self._answer(kind, words)
+        except OsflError as no:
+            print(f"[osfl] {no}", flush=True)
+            return {"client": self.client, "refused": f"{type(no).__name__}{f' ({no.field})' if no.field else ''}"}
+
+    def _answer(self, kind: str, words: Words) -> Words:
+        round = say.text(words, "round")
+        if not is_digest(round):
+            raise UsageError("the message names no round", field="round")
+        if kind == say.SPEAK:
+            return self._speak(round, words)
+        if say.text(words, "client") != self.client:
+            raise UsageError("the message is for another client", field="client")
+        answers = {say.CHUNK: self._chunk, say.RECEIPT: self._receipt, say.PUT: self._put, say.TAKE: self._take}
+        return answers[kind](round, words)
+
+    def folder(self, round: str) -> Path:
+        return self.work / round[:16] / self.client
+
+    # --- the upload ---
+
+    def _speak(self, round: str, words: Words) -> Words:
+        """Who this is, and what it says in the round: size, hash, and the first piece at once, which often is all."""
+        proof = self.key.sign(say.statement(round, self.client, say.text(words, "nonce")))
+        about: dict[str, str | int | bytes] = {"client": self.client, "proof": proof}
+        if not say.number(words, "wanted"):
+            return about
+        path = self._upload(round, say.text(words, "plan"))
+        whole = announce(path)
+        first = read_chunk(path, 0, _length(words))
+        return {**about, "bytes": whole.bytes, "whole": whole.sha256, **say.chunk_words(first)}
+
+    def _upload(self, round: str, plan: str) -> Path:
+        kept = self.folder(round) / "upload.safetensors"
+        return kept if kept.exists() else self.make(plan)
+
+    def _chunk(self, round: str, words: Words) -> Words:
+        kept = self.folder(round) / "upload.safetensors"
+        if not kept.exists():
+            raise UsageError("there is no upload yet", field="upload")
+        return say.chunk_words(read_chunk(kept, max(0, say.number(words, "offset")), _length(words)))
+
+    def _receipt(self, round: str, words: Words) -> Words:
+        """Noted beside the upload, for the people at the site."""
+        known = {key: words[key] for key in ("digest", "bytes", "refused") if key in words}
+        refused = say.text(words, "refused")
+        print(f"[osfl] the coordinator refused the upload: {refused}" if refused else
+              f"[osfl] the coordinator has the upload {say.text(words, 'digest')}", flush=True)  # fmt: skip
+        replace_atomically(self.folder(round) / "receipt.json", json.dumps(known, indent=1, sort_keys=True).encode())
+        return {}
+
+    # --- the release ---
+
+    def _put(self, round: str, words: Words) -> Words:
+        """Keep a piece of the release; says how much of this part is here now."""
+        part, chunk = say.text(words, "part"), say.chunk_in(words)
+        whole = Whole.heard(words.get("bytes"), words.get("whole"))
+        if part not in PARTS or whole is None or chunk is None:
+            raise UsageError("the message holds no piece of a release", field="part")
+        there = self.folder(round) / f"{part}.safetensors"
+        if there.exists() and announce(there) == whole:
+            return {"part": part, "have": whole.bytes}
+        partial = Partial(self.folder(round), part, whole, max(1, say.number(words, "chunk")))
+        partial.add(chunk)
+        if partial.finished:
+            partial.complete().replace(there)
+            return {"part": part, "have": whole.bytes}
+        return {"part": part, "have": partial.size}
+
+    def _take(self, round: str, words: Words) -> Words:
+        release, personal = (self.folder(round) / f"{part}.safetensors" for part in PARTS)
+        if not release.exists():
+            raise UsageError("the release is not here yet", field="release")
+        model = self.take(say.text(words, "plan"), release, personal if personal.exists() else None)
+        print(f"[osfl] the release is verified; the model is {model}", flush=True)
+        return {"taken": 1}
+
+
+def _length(words: Words) -> int:
+    return min(LARGEST, max(1, say.number(words, "length")))

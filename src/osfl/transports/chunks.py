@@ -1,0 +1,115 @@
+"""A file in pieces: announced once, asked for piece by piece, whole or not at all.
+
+Memory is bounded by one piece, size by the disk. The receiver keeps a growing prefix of the file; a piece that is
+damaged, comes twice or comes too early is dropped and asked for again, and a crash costs at most one piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from osfl.errors import OsflError
+from osfl.protocol import Json
+from osfl.wire.names import is_digest
+
+_BLOCK = 1 << 20
+
+
+class Damaged(OsflError):
+    """All pieces are there and the file is not what was announced; it was removed and is asked for again."""
+
+    title = "Transfer"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is announced: how long the file is and the hash of all its bytes."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def heard(cls, size: Json, sha256: Json) -> Whole | None:
+        """A stranger's announcement, if it has the right form."""
+        right = isinstance(size, int) and not isinstance(size, bool) and size > 0 and is_digest(sha256)
+        return cls(size, sha256) if right else None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One piece of a file, with its own hash."""
+
+    offset: int
+    data: bytes
+    sha256: str
+
+
+def announce(path: Path) -> Whole:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return Whole(size, digest.hexdigest())
+
+
+def read_chunk(path: Path, offset: int, length: int) -> Chunk:
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(length)
+    return Chunk(offset, data, hashlib.sha256(data).hexdigest())
+
+
+class Partial:
+    """The part of an announced file that has arrived: `<name>.<hash>.part`, which only ever grows at its end."""
+
+    def __init__(self, folder: Path, name: str, whole: Whole, chunk: int) -> None:
+        self.whole, self.chunk = whole, chunk
+        self.path = folder / f"{name}.{whole.sha256[:16]}.part"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._cut()
+
+    def _cut(self) -> None:
+        """A crash may have torn the last piece: go on from the last whole one. A complete file stays."""
+        size = self.size
+        if (size < self.whole.bytes and size % self.chunk) or size > self.whole.bytes:
+            os.truncate(self.path, min(size, self.whole.bytes) // self.chunk * self.chunk)
+
+    @property
+    def size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def finished(self) -> bool:
+        return self.size == self.whole.bytes
+
+    def add(self, chunk: Chunk) -> bool:
+        """Append the next piece, durably; False for any other and for a damaged one."""
+        size = self.size
+        fits = chunk.offset == size and 0 < len(chunk.data) <= self.whole.bytes - size
+        if not fits or hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
+            return False
+        with self.path.open("ab") as file:
+            file.write(chunk.data)
+            file.flush()
+            os.fsync(file.fileno())
+        return True
+
+    def complete(self) -> Path:
+        """The file, if its bytes are those that were announced; otherwise it is removed."""
+        found = announce(self.path)
+        if found != self.whole:
+            self.remove()
+            raise Damaged("the pieces do not make the file that was announced", field="sha256",
+                          expected=self.whole.sha256, got=found.sha256, fix="It is asked for again.")  # fmt: skip
+        return self.path
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
