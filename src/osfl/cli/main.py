@@ -18,6 +18,7 @@ from osfl.cli import (
     client,
     compare,
     demo,
+    deploy,
     doctor,
     enrol,
     estimate,
@@ -77,6 +78,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "server": (server.server, server.EXAMPLES),
     "show": (show.show, show.EXAMPLES),
     "client": (client.client, client.EXAMPLES),
+    "deploy": (deploy.deploy, deploy.EXAMPLES),
     "personalize": (personalize.personalize, personalize.EXAMPLES),
     "verify": (verify.verify, verify.EXAMPLES),
 }
