@@ -19,9 +19,11 @@ from osfl.cli import (
     compare,
     demo,
     deploy,
+    desk,
     doctor,
     enrol,
     estimate,
+    inspect,
     keys,
     ls,
     new,
@@ -81,6 +83,8 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "deploy": (deploy.deploy, deploy.EXAMPLES),
     "personalize": (personalize.personalize, personalize.EXAMPLES),
     "verify": (verify.verify, verify.EXAMPLES),
+    "inspect": (inspect.inspect, inspect.EXAMPLES),
+    "desk": (desk.desk, desk.EXAMPLES),
 }
 # Who asks for it, in the order of a round; a verb that nobody claims is anybody's.
 PANELS = {

@@ -54,10 +54,10 @@ def look_at(source: BytesLike | Path, limits: Limits = WINDOW_LIMITS) -> Seen:
     return Seen(bundle, envelope.size, envelope, tuple(no for check in checks if (no := _refusal(check)) is not None))
 
 
-def _check_form(manifest: Any) -> dict[str, Any]:
+def _check_form(manifest: dict[str, Any]) -> dict[str, Any]:
     """Version, keys and kind as the gate wants them, and names that are names; of whichever round."""
     kinds = {"upload"} if manifest.get("kind") == "upload" else {"release", "personal"}
-    manifest = check_round(manifest, kinds, manifest.get("plan", ""))
+    manifest = dict(check_round(manifest, kinds, manifest.get("plan", "")))
     if not is_digest(manifest["plan"]):
         raise Rejected("it does not name its round", field="plan", expected="64 lower-case hex digits",
                        got=shown(manifest["plan"]), fix=REPACK)  # fmt: skip
