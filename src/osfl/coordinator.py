@@ -30,6 +30,8 @@ def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server:
     """Open a round here: the plan, what an upload may hold, and whose keys are known. The same words again do nothing."""
     from osfl.registry import is_reference, load
     from osfl.round import agree, contracts_of
+    from osfl.wire.gate import Desk
+    from osfl.wire.signing import VerifyKey
 
     method = load(plan.method)(plan.task, plan.settings)
     if is_reference(method):
@@ -40,8 +42,10 @@ def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server:
     if (folder / "enrolled.json").exists() and read_json(folder / "enrolled.json") != keys:
         raise RoundError(f"{folder} holds this round with other keys", field="enrolled",
                          fix="Keys are agreed when a round opens. Choose another folder for other keys.")  # fmt: skip
-    agree(folder, plan, contracts_of(method), enrolled, server)
-    standing_desk(folder)  # reads back what was written, and refuses keys that are none
+    contracts = contracts_of(method)
+    Desk(plan.digest, enrolled, contracts, len(plan.task.classes), plan.limits)  # refuses keys that are none, or shared
+    VerifyKey(server)
+    agree(folder, plan, contracts, enrolled, server)
 
 
 def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
