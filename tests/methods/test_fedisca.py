@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from osfl.ingredients import trajectories
+from osfl.ingredients.trajectories import Lesson, Lessons, Teacher
 from osfl.methods.fedisca import FedISCA, Settings
 from osfl.plan import resolve_settings
 from osfl.protocol import Upload
@@ -67,6 +69,26 @@ def test_the_student_learns_from_noise_alone() -> None:
     data = shard("a", n=60, seed=9).train
     with torch.no_grad():
         assert float((student(to_input(data.images)).argmax(1) == data.labels).float().mean()) > 0.5
+
+
+def test_lessons_made_ahead_are_the_same_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the student walks, the next stretch is made; too large to wait in memory, or after a resume, it is made later."""
+    settings = replace(SMOKE, repetitions=5)
+    method, ups = FedISCA(TASK, settings), uploads(settings)
+    made: list[int] = []
+    make = Lessons._make
+
+    def counted(self: Lessons, task: tuple[int, Teacher]) -> Lesson:
+        made.append(task[0])
+        return make(self, task)
+
+    monkeypatch.setattr(Lessons, "_make", counted)
+    ahead = method.server_phase(ups, context(settings, "ab")).shared.tensors
+    assert made == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(trajectories, "_AHEAD_BYTES", 0)
+    late = method.server_phase(ups, context(settings, "ab")).shared.tensors
+    assert made == [0, 1, 2, 3, 4] * 2
+    assert all(torch.equal(ahead[name], late[name]) for name in ahead)
 
 
 def test_settings_that_cannot_work_are_named() -> None:

@@ -58,11 +58,6 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)  # a plain list would escape eval(), to() and modules()
         self.register_buffer("weights", _shares(mode, weights, len(members)))
 
-    @classmethod
-    def from_counts(cls, members: Sequence[nn.Module], mode: str, counts: torch.Tensor) -> Ensemble:
-        """An ensemble in one of the MODES, given each member's label counts (members, classes)."""
-        return cls(members, mode, weights_for(mode, counts))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _combine(torch.stack([member(x) for member in self.members]), self.mode, self.weights)
 

@@ -77,10 +77,38 @@ def total_variation(x: torch.Tensor, normalize: bool = False) -> torch.Tensor:
 
     `normalize` divides by that root, so that one weight serves any batch and image size.
     """
-    right, down = x[..., :, :-1] - x[..., :, 1:], x[..., :-1, :] - x[..., 1:, :]
-    falling, rising = x[..., :-1, :-1] - x[..., 1:, 1:], x[..., 1:, :-1] - x[..., :-1, 1:]
-    total: torch.Tensor = right.norm() + down.norm() + falling.norm() + rising.norm()
+    total: torch.Tensor = _Variation.apply(x)  # type: ignore[no-untyped-call]
     return total / x.numel() ** 0.5 if normalize else total
+
+
+_FIRST, _LAST, _ALL = slice(None, -1), slice(1, None), slice(None)
+_NEIGHBORS = (  # two views of the pixels whose difference counts: along rows, columns and both diagonals
+    ((..., _ALL, _FIRST), (..., _ALL, _LAST)),
+    ((..., _FIRST, _ALL), (..., _LAST, _ALL)),
+    ((..., _FIRST, _FIRST), (..., _LAST, _LAST)),
+    ((..., _LAST, _FIRST), (..., _FIRST, _LAST)),
+)
+
+
+class _Variation(torch.autograd.Function):
+    """Sum of the norms of four differences. Written by autograd, the gradient of each view would be a new image of zeros,
+    and all that took a quarter of an inversion step of a small network."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        gaps = [x[one] - x[other] for one, other in _NEIGHBORS]
+        norms = torch.stack([gap.norm() for gap in gaps])
+        ctx.save_for_backward(x, norms, *gaps)
+        return norms.sum()
+
+    @staticmethod
+    def backward(ctx: Any, total: torch.Tensor) -> Any:  # type: ignore[override]
+        x, norms, *gaps = ctx.saved_tensors
+        gradient = torch.zeros_like(x)
+        for gap, scale, (one, other) in zip(gaps, total / norms.clamp_min(1e-12), _NEIGHBORS, strict=True):
+            gradient[one].addcmul_(gap, scale)
+            gradient[other].addcmul_(gap, -scale)
+        return gradient
 
 
 def disagreement(student: torch.Tensor, teacher: torch.Tensor, temperature: float = 3.0) -> torch.Tensor:
@@ -199,7 +227,7 @@ def invert(
     labels = labels.to(device)
     x = torch.randn((len(labels), *shape), generator=rng).to(device)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-    optimizer = torch.optim.Adam([x], settings.lr)
+    optimizer = torch.optim.Adam([x], settings.lr, fused=True)
     scale = (x.numel() / (256 * 3 * 32 * 32)) ** -0.5  # the published tv weight is for that many pixels
     for step in range(1, settings.steps + 1):
         seen = _moved(x, settings, rng)

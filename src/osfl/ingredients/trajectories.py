@@ -8,9 +8,10 @@ Client Model Adaptation" (FedISCA), MICCAI 2023; FedBiCross builds on it. At ste
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -18,15 +19,18 @@ from torch import nn
 from osfl.errors import TrainingError
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import combine
-from osfl.ingredients.inversion import Inversion, Watched, invert
-from osfl.ingredients.model_upload import counts_of
+from osfl.ingredients.inversion import Inversion, Watched, invert, labels_for
+from osfl.ingredients.model_upload import ModelUpload, counts_of
 from osfl.meter import spend
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
-from osfl.protocol import Payload, Upload
+from osfl.protocol import Context, Payload, Upload
 
 Reading = Literal["running", "batch_stats"]
+Item = TypeVar("Item")
+Out = TypeVar("Out")
+_AHEAD_BYTES = 1 << 30  # trajectories that are larger together are not made ahead of their time
 _FORGOTTEN = 1e-7  # images whose weight in the running average is below float32's resolution need not be visited
 
 
@@ -214,6 +218,53 @@ def lesson(
     return Lesson(trajectory, clean, answers(noise_adapted(guides, trajectory, reading), trajectory))
 
 
+class Lessons:
+    """Every maker's lesson of every repetition, in parallel. No lesson depends on a student, so that those of the next
+    stretch of repetitions are made while students follow this one: workers need not wait for one another."""
+
+    def __init__(
+        self, makers: Sequence[Teacher], uploads: Sequence[Upload], method: ModelUpload, ctx: Context,
+        guides: Teacher | None = None,
+    ) -> None:  # fmt: skip
+        self.makers, self.guides, self.ctx = makers, guides, ctx  # without guides, each maker guides along its own images
+        self.settings, self.image = method.settings, method.task.image
+        counts = counts_of(uploads, len(method.task.classes))
+        self.counts = dict(zip([upload.client for upload in uploads], counts, strict=True))
+        self.parts = in_parts(self.settings.repetitions, len(makers))
+        self._ready: dict[range, list[Lesson]] = {}
+
+    def take(self, part: range) -> list[list[Lesson]]:
+        """The lessons of these repetitions, each a list over the makers."""
+        made = self._ready.pop(part, None) or self.ctx.map(self._make, self._tasks(part))
+        return [made[start : start + len(self.makers)] for start in range(0, len(made), len(self.makers))]
+
+    def beside(self, part: range, work: Callable[[Item], Out], items: Sequence[Item]) -> list[Out]:
+        """`ctx.map(work, items)`, which ends this part, while the lessons of the part after it are made."""
+        after = next((other for other in self.parts if other.start == part.stop), range(0))
+        if self._bytes(after) > _AHEAD_BYTES:
+            return self.ctx.map(work, items)
+        jobs = [functools.partial(work, item) for item in items]
+        ahead = [functools.partial(self._make, task) for task in self._tasks(after)]
+        done = self.ctx.map(lambda job: job(), [*jobs, *ahead])
+        self._ready = {after: done[len(jobs) :]}
+        return done[: len(jobs)]
+
+    def _tasks(self, part: range) -> list[tuple[int, Teacher]]:
+        return [(repetition, maker) for repetition in part for maker in self.makers]
+
+    def _bytes(self, part: range) -> int:
+        s, (channels, height, width) = self.settings, self.image
+        return int(len(self._tasks(part)) * (s.steps // s.every) * s.images * channels * height * width * 2)
+
+    def _make(self, task: tuple[int, Teacher]) -> Lesson:
+        repetition, maker = task
+        s, rng = self.settings, self.ctx.generator("trajectory", maker.name, repetition)
+        seen = torch.stack([self.counts[client] for client in maker.clients]).sum(0)
+        labels = labels_for(s.labels, s.images, seen, rng)
+        return lesson(maker, self.guides or maker, labels, self.image, s.inversion(), rng,
+                      every=s.every, reading=s.noise_teacher)  # fmt: skip
+
+
 # --- the student -----------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +276,7 @@ class Learner:
         self.temperature = temperature
         self.parameters = list(model.parameters())
         self.velocity = torch.zeros(sum(p.numel() for p in self.parameters))
+        self._flops = functools.cache(lambda image: training_flops(self.model, image))
 
     def gradient(
         self, lessons: Sequence[Lesson], place: int, index: torch.Tensor | None = None, track: bool = True
@@ -238,7 +290,7 @@ class Learner:
         with _statistics(self.model, track):
             said = self.model(x.contiguous(memory_format=torch.channels_last))
         loss = share * kd_loss(noisy, said, self.temperature) + (1 - share) * kd_loss(clean, said, self.temperature)
-        spend(training_flops(self.model, tuple(x.shape[1:])) * len(x))
+        spend(self._flops(tuple(x.shape[1:])) * len(x))
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.parameters)])
 
     @torch.no_grad()

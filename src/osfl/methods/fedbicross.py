@@ -11,6 +11,7 @@ by the exact one-step hypergradient (`_bilevel_step`). Stage 3, at the client, f
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,12 +24,11 @@ from torch.nn import functional
 from osfl.ingredients.clustering import hierarchical, kmeans, members_of, parameters, predictions, similarity
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import fast_logits
-from osfl.ingredients.inversion import Pixels, labels_for, pixel_problems
+from osfl.ingredients.inversion import Pixels, pixel_problems
 from osfl.ingredients.model_upload import (
     Combine,
     ModelUpload,
     Student,
-    counts_of,
     digests_of,
     start_student,
     teachers,
@@ -49,12 +49,11 @@ from osfl.ingredients.trajectories import (
     Following,
     Learner,
     Lesson,
+    Lessons,
     Teacher,
     finished_images,
     following_problems,
-    in_parts,
     kept_images,
-    lesson,
     settled,
     teacher_of,
 )
@@ -150,9 +149,10 @@ class FedBiCross(ModelUpload):
         kept = Payload({})
         key = {"what": "fedbicross", "settings": asdict(_server_side(self.settings)), "uploads": digests_of(uploads),
                "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
-        for part in in_parts(self.settings.repetitions, len(groups)):
+        made = Lessons(makers, uploads, self, ctx)
+        for part in made.parts:
             def work(part: range = part, weights: torch.Tensor = weights) -> Payload:
-                return self._repeat(part, makers, learners, weights, uploads, ctx)
+                return self._repeat(part, made, learners, weights, ctx)
 
             kept = ctx.once({**key, "until": part.stop}, work)
             weights = kept.tensors["weights"]
@@ -193,39 +193,21 @@ class FedBiCross(ModelUpload):
         return Learner(student, self.settings.temperature)
 
     def _repeat(
-        self, part: range, makers: Sequence[Teacher], learners: Sequence[Learner], weights: torch.Tensor,
-        uploads: Sequence[Upload], ctx: Context,
-    ) -> Payload:  # fmt: skip
+        self, part: range, made: Lessons, learners: Sequence[Learner], weights: torch.Tensor, ctx: Context
+    ) -> Payload:
         """Some repetitions: every cluster's images, then every cluster's student along all of them."""
         state: dict[str, torch.Tensor] = {}
         histories = []
-        made = self._lessons(part, makers, uploads, ctx)
-        train, val = self._split(ctx)
-        for repetition, lessons in zip(part, made, strict=True):
-            tasks = [(k, learners[k], lessons, weights[k], train, val, repetition) for k in range(len(makers))]
-            paths = torch.stack(ctx.map(lambda task: self._follow(*task), tasks))  # (clusters, kept steps, clusters)
+        every, (train, val) = made.take(part), self._split(ctx)
+        for repetition, lessons in zip(part, every, strict=True):
+            tasks = [(k, learner, lessons, weights[k], train, val, repetition) for k, learner in enumerate(learners)]
+            at_once = functools.partial(made.beside, part) if repetition == part[-1] else ctx.map
+            paths = torch.stack(at_once(lambda task: self._follow(*task), tasks))  # (clusters, kept steps, clusters)
             weights = paths[:, -1]
             histories.append(paths)
         for k, learner in enumerate(learners):
             state |= named(learner.model, f"cluster-{k}") | {f"velocity-{k}": learner.velocity.clone()}
-        return Payload({**state, **kept_images(made[-1]), "weights": weights, "history": torch.cat(histories, 1)})
-
-    def _lessons(
-        self, part: range, makers: Sequence[Teacher], uploads: Sequence[Upload], ctx: Context
-    ) -> list[list[Lesson]]:
-        """Trajectories of every cluster and repetition, in parallel, with the cluster's answers, clean and noise-adapted."""
-        s = self.settings
-        counts = dict(zip([u.client for u in uploads], counts_of(uploads, len(self.task.classes)), strict=True))
-
-        def make(task: tuple[int, Teacher]) -> Lesson:
-            repetition, maker = task
-            rng = ctx.generator("trajectory", maker.name, repetition)
-            seen = torch.stack([counts[client] for client in maker.clients]).sum(0)
-            labels = labels_for(s.labels, s.images, seen, rng)
-            return lesson(maker, maker, labels, self.task.image, s.inversion(), rng, every=s.every, reading=s.noise_teacher)
-
-        made = ctx.map(make, [(repetition, maker) for repetition in part for maker in makers])
-        return [made[start : start + len(makers)] for start in range(0, len(made), len(makers))]
+        return Payload({**state, **kept_images(every[-1]), "weights": weights, "history": torch.cat(histories, 1)})
 
     def _split(self, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Which images are for training and which for validation: the same at every step and in every cluster."""

@@ -14,12 +14,11 @@ from typing import Literal
 
 import torch
 
-from osfl.ingredients.inversion import Pixels, labels_for, pixel_problems
+from osfl.ingredients.inversion import Pixels, pixel_problems
 from osfl.ingredients.model_upload import (
     Combine,
     ModelUpload,
     Student,
-    counts_of,
     digests_of,
     start_student,
     teachers,
@@ -30,12 +29,11 @@ from osfl.ingredients.trajectories import (
     Following,
     Learner,
     Lesson,
+    Lessons,
     Teacher,
     finished_images,
     following_problems,
-    in_parts,
     kept_images,
-    lesson,
     teacher_of,
 )
 from osfl.models.naming import load_named, named
@@ -83,11 +81,11 @@ class FedISCA(ModelUpload):
         kept = Payload({})
         key = {"what": "fedisca", "settings": asdict(self.settings), "uploads": digests_of(uploads),
                "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
-        for part in in_parts(self.settings.repetitions, len(makers)):
+        made = Lessons(makers, uploads, self, ctx, everyone if self.settings.guides == "everyone" else None)
+        for part in made.parts:
             def work(part: range = part) -> Payload:
-                lessons = self._lessons(makers, everyone, uploads, part, ctx)
-                for repetition, mine in zip(part, lessons, strict=True):
-                    self._walk(learner, mine, repetition)
+                lessons = made.take(part)
+                made.beside(part, lambda mine: self._walks(learner, mine, part), [lessons])
                 state = {**named(learner.model, "model"), "velocity": learner.velocity.clone()}
                 return Payload({**state, **kept_images(lessons[-1])})
 
@@ -106,24 +104,9 @@ class FedISCA(ModelUpload):
             return [everyone], everyone
         return [teacher_of([u], [m], mode, classes) for u, m in zip(uploads, members, strict=True)], everyone
 
-    def _lessons(
-        self, makers: Sequence[Teacher], everyone: Teacher, uploads: Sequence[Upload], part: range, ctx: Context
-    ) -> list[list[Lesson]]:
-        """Every maker's images and what the guides say, for each repetition of this part, in parallel."""
-        counts = dict(zip([u.client for u in uploads], counts_of(uploads, len(self.task.classes)), strict=True))
-        settings = self.settings
-
-        def make(task: tuple[int, Teacher]) -> Lesson:
-            repetition, maker = task
-            rng = ctx.generator("trajectory", maker.name, repetition)
-            seen = torch.stack([counts[client] for client in maker.clients]).sum(0)
-            labels = labels_for(settings.labels, settings.images, seen, rng)
-            guides = everyone if settings.guides == "everyone" else maker
-            return lesson(maker, guides, labels, self.task.image, settings.inversion(), rng,
-                          every=settings.every, reading=settings.noise_teacher)  # fmt: skip
-
-        made = ctx.map(make, [(repetition, maker) for repetition in part for maker in makers])
-        return [made[start : start + len(makers)] for start in range(0, len(made), len(makers))]
+    def _walks(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
+        for repetition, mine in zip(part, lessons, strict=True):
+            self._walk(learner, mine, repetition)
 
     def _walk(self, learner: Learner, lessons: Sequence[Lesson], repetition: int) -> None:
         """One student step for each kept step, forwards, `walks` times: the running statistics end at the finished images."""
