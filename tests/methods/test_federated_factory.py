@@ -254,7 +254,7 @@ def test_classes_of_one_client_learn_side_by_side_to_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("images_per_class", 0), ("noise", -0.1), ("floor", 0.0), ("floor", 1.0),
-                                             ("least", 1), ("unet", "w"), ("epochs", 0)])  # fmt: skip
+                                             ("expert_epochs", -1), ("least", 1), ("unet", "w"), ("epochs", 0)])  # fmt: skip
 def test_wrong_settings_are_named_before_anything_starts(name: str, value: Any) -> None:
     assert not method().problems(3)
     problems = method(**{name: value}).problems(3)

@@ -10,7 +10,7 @@ Forgetting is exact: a cell taken out leaves the bytes of a round that never had
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -48,19 +48,20 @@ class Settings(FactorySettings, Training):
     prior: Prior = "balanced"  # empirical: as many in all, by the classes' sizes
     noise: float = 0.0  # images get noise of a deviation up to this (pixels in [-1, 1]), against a generator's fingerprint
     fill: Literal["lacking", "balance"] = "lacking"  # B: synthetic images of what a client lacks, or of all it has too few of
+    expert_epochs: int = 0  # B: of each expert, over its images; 0 = as many as the server's classifier would get
     inference: Literal["product", "own"] = "product"  # B: experts answer together, or each client asks its own
     floor: float = 1e-12  # B: least probability that an expert may give a class
 
 
 CPU = {
     **CPU_TRAINING, "factory": "mixture", "symmetry": "none", "images_per_class": 1000, "noise": 0.3, "epochs": 10,
-    "fill": "balance", "floor": 1e-3,
+    "expert_epochs": 4,
     "unet": "w16-m1.2-b1-s2", "dropout": 0.0, "edm_images": 24_000, "edm_batch": 64, "edm_lr_batches": 150,
     "edm_rampup": 1_000, "edm_ema": 0.1, "edm_steps": 12, "edm_noise_mean": -0.4, "edm_noise_std": 1.2,
 }  # fmt: skip
 SMOKE = {
     **CPU, **SMOKE_TRAINING, "images_per_class": 16, "mixture_iterations": 5, "vae_steps": 5, "edm_images": 64,
-    "edm_batch": 32, "edm_steps": 3,
+    "edm_batch": 32, "edm_steps": 3, "expert_epochs": 1,
 }  # fmt: skip
 
 
@@ -79,6 +80,8 @@ class FederatedFactory(OneShot):
     def problems(self, clients: int) -> list[str]:
         s, one = self.settings, "all experts and the server's classifier have one architecture"
         found = training_problems(s, self.task, one=one) + factory_problems(s, self.task)
+        if s.expert_epochs < 0:
+            found.append(f"setting 'expert_epochs': expected at least 0, got {s.expert_epochs}")
         if s.images_per_class < 1:
             found.append(f"setting 'images_per_class': expected at least 1, got {s.images_per_class}")
         if not s.noise >= 0:
@@ -110,7 +113,7 @@ class FederatedFactory(OneShot):
             return self._pass_on(cells, uploads, ctx)
         pool = self._pool(cells, self._asked(cells), ctx)
         self._show(cells, uploads, pool, ctx)
-        return Release(self._learn(pool, ctx, "classifier"))
+        return Release(self._learn(pool, self.settings.epochs, ctx, "classifier"))
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
         """The synthetic images that the server trains on, by class and client."""
@@ -153,9 +156,9 @@ class FederatedFactory(OneShot):
         labels = [torch.full((len(part),), cell.label) for part, cell in zip(parts, cells, strict=True)]
         return Dataset(torch.cat(parts), torch.cat(labels))
 
-    def _learn(self, data: Dataset, ctx: Context, *labels: str) -> Payload:
-        """A classifier of its own random start; neither depends on how many cells there are."""
-        s = self.settings
+    def _learn(self, data: Dataset, epochs: int, ctx: Context, *labels: str) -> Payload:
+        """A classifier; its start and its order of images do not depend on how many cells there are."""
+        s = replace(self.settings, epochs=epochs)
         model = build_model(s.architecture, self.task, ctx.generator("init", s.architecture))
         fit(
             model, data, s, ctx.generator(*labels), device=ctx.device, perturb=noisy(s.noise),
@@ -195,7 +198,8 @@ class FederatedFactory(OneShot):
         parts = [sample_cell(cell, asked[cell.place], self.settings, self.task, ctx) for cell in used]
         labels = [torch.full((asked[cell.place],), cell.label) for cell in used]
         mixed = Dataset(torch.cat([shard.train.images, *parts]), torch.cat([shard.train.labels, *labels]))
-        expert = self._learn(mixed, ctx, "expert", shard.client)
+        epochs = self.settings.expert_epochs or self.settings.epochs
+        expert = self._learn(mixed, epochs, ctx, "expert", shard.client)
         return Payload(expert.tensors, {**expert.facts, "client": shard.client})
 
     def _received(self, given: Payload, shard: Shard, ctx: Context) -> list[Cell]:
