@@ -95,7 +95,8 @@ class ClassOfImages(TypedDict):
     kernel: float | None  # unbiased kernel distance of synthetic and training images; around 0 for a perfect generator
     kernel_floor: float | None  # the same between held-out and training images
     nearest_ratio: float | None  # median distance to the nearest training image, synthetic over held-out, on thumbnails
-    copied: float | None  # share of synthetic images that are copies (see evaluation/memorization.py)
+    copied: float | None  # share of synthetic images that count as copies (see evaluation/memorization.py)
+    copied_floor: float | None  # share of held-out images that would count as copies by the same rule
     verdict: str  # copies, no sign of copying, too few to say
     error: float | None  # estimated KL(real ‖ synthetic) in nats, Gaussians on principal components of the space
 

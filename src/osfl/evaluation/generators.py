@@ -57,7 +57,10 @@ def _verdict(kinds: ByKind) -> Memorization:
 def _class_row(kinds: ByKind, found: Memorization, error: float | None) -> ClassOfImages:
     row = _compared({kind: kinds[kind].features for kind in KINDS}, {kind: len(kinds[kind].images) for kind in KINDS})
     known = error if error is not None and math.isfinite(error) else None
-    return {**row, "nearest_ratio": found.ratio, "copied": found.copied, "verdict": found.verdict, "error": known}
+    return {
+        **row, "nearest_ratio": found.ratio, "copied": found.copied, "copied_floor": found.floor, "verdict": found.verdict,
+        "error": known,
+    }  # fmt: skip
 
 
 def _compared(features: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> ClassOfImages:
@@ -66,7 +69,7 @@ def _compared(features: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -
     row: ClassOfImages = {
         "synthetic": counts["synthetic"], "training": counts["training"], "held_out": counts["held_out"], "compared": n,
         "frechet": None, "frechet_floor": None, "kernel": None, "kernel_floor": None,
-        "nearest_ratio": None, "copied": None, "verdict": "", "error": None,
+        "nearest_ratio": None, "copied": None, "copied_floor": None, "verdict": "", "error": None,
     }  # fmt: skip
     if n < 2:
         return row

@@ -5,11 +5,14 @@ images of the class, turned and mirrored ones included: generators are often tra
 
 A small ratio alone convicts nobody: smooth, average-looking images are near to everything. So an image counts as a copy only if
 it is both less than half as far from a training image as held-out real images are, and less than half as far as from any
-held-out image: an average-looking image is equally near to both sets, a copy only to the one it was made from.
+held-out image: an average-looking image is equally near to both sets, a copy only to the one it was made from. By chance
+some honest images count, too, the more the fewer ways a class has to vary. How many, held-out images say, judged by the same
+rule; a class is accused when synthetic images exceed that clearly.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +23,8 @@ from osfl.evaluation.distances import nearest
 SIDE = 16  # pixels of a thumbnail
 LEAST = 10  # images of each kind, below which there is nothing to say
 HALF = 0.5  # of the usual distance
-TOLERATED = 0.05  # share of copies that does not raise a warning
+TOLERATED = 0.05  # share of copies, beyond that of held-out images, that does not raise a warning
+SURE = 3.0  # standard errors that this excess must be above zero
 COPIES, CLEAN, FEW = "copies", "no sign of copying", "too few to say"
 
 
@@ -40,26 +44,39 @@ class Memorization:
     verdict: str
     ratio: float | None  # median distance of synthetic images to training images, over that of held-out images
     copied: float | None  # share of synthetic images that count as copies
+    floor: float | None  # share of held-out images that would count as copies
 
 
 def verdict(synthetic: torch.Tensor, training: torch.Tensor, held_out: torch.Tensor) -> Memorization:
     """uint8 images (n, channels, height, width) of one class."""
     if min(len(synthetic), len(training), len(held_out)) < LEAST:
-        return Memorization(FEW, None, None)
-    to_training = closest(synthetic, training).distance
-    usual = closest(held_out, training).distance.median()
-    ratio = float(to_training.median() / usual.clamp_min(1e-12))
-    bar = HALF * torch.minimum(usual, closest(synthetic, held_out).distance)
-    copied = float((to_training < bar).double().mean())
-    return Memorization(COPIES if copied > TOLERATED else CLEAN, ratio, copied)
+        return Memorization(FEW, None, None, None)
+    made, real = closest(synthetic, training).distance, closest(held_out, training).distance
+    usual = real.median()
+    ratio = float(made.median() / usual.clamp_min(1e-12))
+    copied = _copies(made, closest(synthetic, held_out).distance, usual)
+    floor = _copies(real, closest(held_out, held_out, same=True).distance, usual)
+    return Memorization(
+        COPIES if copied - floor > _margin(copied, floor, len(made), len(real)) else CLEAN, ratio, copied, floor
+    )
 
 
-def closest(queries: torch.Tensor, references: torch.Tensor) -> Neighbors:
-    """The nearest reference of each query, over all views of the query."""
+def _margin(copied: float, floor: float, made: int, real: int) -> float:
+    """What the two shares may differ by without anybody copying; by chance as well as by choice."""
+    share = (copied * made + floor * real) / (made + real)
+    return max(TOLERATED, SURE * math.sqrt(share * (1 - share) * (1 / made + 1 / real)))
+
+
+def _copies(to_training: torch.Tensor, to_held_out: torch.Tensor, usual: torch.Tensor) -> float:
+    return float((to_training < HALF * torch.minimum(usual, to_held_out)).double().mean())
+
+
+def closest(queries: torch.Tensor, references: torch.Tensor, *, same: bool = False) -> Neighbors:
+    """The nearest reference of each query, over all views of the query; `same`: nobody is its own neighbor."""
     there = _thumbnails(references)
     rows = []
     for view in views(queries):
-        distance, place = nearest(_thumbnails(view), there)
+        distance, place = nearest(_thumbnails(view), there, same=same)
         rows.append((distance / there.shape[1] ** 0.5, place))
     distances, places = torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
     best, turn = distances.min(0)
