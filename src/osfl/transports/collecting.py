@@ -22,6 +22,8 @@ from osfl.transports.messages import Reply, Words
 from osfl.wire.inbox import Receipt
 from osfl.wire.signing import VerifyKey
 
+LOOK = 10.0  # seconds between two looks at the deadline
+
 
 @dataclass(frozen=True)
 class Manner:
@@ -95,6 +97,7 @@ class Collector:
         self.took: set[ClientId] = set()
         self.refused: set[str] = set()  # hashes of uploads that the gate said no to
         self.strangers: set[int] = set()
+        self.looked: float | None = None  # when the round was last found not to be ready
 
     def run(self) -> bool:
         """True when every client has the release."""
@@ -113,10 +116,17 @@ class Collector:
         until = self.clock() + self.manner.wait
         while not self._released() and self.clock() < until:
             self._step()
-            if self.counter.ready():
+            if self._may_begin():
                 self.tell("the server phase begins")
                 self.counter.serve()
                 self.tell("the release is published")
+
+    def _may_begin(self) -> bool:
+        """Asked when an upload has come, and from time to time because of the deadline."""
+        if self.looked is not None and self.clock() < self.looked + LOOK:
+            return False
+        self.looked = self.clock()
+        return self.counter.ready()
 
     def _released(self) -> bool:
         return self.counter.parts("") is not None
@@ -248,6 +258,7 @@ class Collector:
             self._forget(line)
         elif standing.exists() and announce(standing) == whole:
             self._deliver(line, standing)
+            Partial(self.counter.folder, line.client, whole, self.manner.chunk).remove()  # of a program that died here
         elif whole.bytes > self.counter.limit:
             no = Rejected("the upload is larger than the plan allows", client=line.client, field="size",
                           expected=f"at most {self.counter.limit} bytes", got=whole.bytes)  # fmt: skip
@@ -282,6 +293,7 @@ class Collector:
         except Rejected as no:
             self._say_no(line, whole, no)
             return
+        self.looked = None
         line.news = {"digest": receipt.digest, "bytes": receipt.bytes}
         self.tell(f"{line.client}: the upload is in the inbox ({receipt.bytes} bytes)")
 

@@ -1,0 +1,256 @@
+"""A network that loses, repeats, delays, reorders and damages, between a real collector and real answers; no Flower, no torch.
+
+Programs die in it too: `Killed` is raised at a numbered step, and the story begins again with what is on disk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from osfl.errors import Rejected
+from osfl.transports import messages as say
+from osfl.transports.answering import Answers
+from osfl.transports.collecting import Collector, Counter, Manner
+from osfl.transports.messages import Reply, Words
+from osfl.wire.atomic import append_line
+from osfl.wire.inbox import JOURNAL, Inbox, Receipt
+from tests.faults.story import _KEYS, CLIENTS, DESK, upload
+
+RELEASE = bytes(range(256)) * 40
+QUICK = Manner(chunk=1000, window=3, wait=3000.0, linger=3000.0, again=20.0, poll=1.0)
+
+
+class Killed(BaseException):
+    """kill -9: nobody catches it."""
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Faults:
+    """Chances of what happens to a question or its answer."""
+
+    lost: float = 0.0
+    repeated: float = 0.0
+    late: float = 0.0
+    damaged: float = 0.0
+    cut: float = 0.0
+    away: float = 0.0  # a node is not online in a step
+    seed: int = 0
+
+
+@dataclass
+class Network:
+    """A `Post`. A node is a function of (kind, words); a step is one call of `replies`."""
+
+    sites: dict[int, Callable[[str, Words], Words]]
+    clock: Clock
+    faults: Faults = field(default_factory=Faults)
+    tally: Tally[str] = field(default_factory=Tally)
+    under_way: list[tuple[float, Reply]] = field(default_factory=list)
+    dead: set[int] = field(default_factory=set)
+    tickets: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.faults.seed)
+
+    def nodes(self) -> set[int]:
+        return {node for node in self.sites if node not in self.dead and not self._chance("away")}
+
+    def send(self, node: int, kind: str, words: Words) -> str:
+        self.tickets += 1
+        self.tally[kind] += 1
+        ticket = f"t{self.tickets}"
+        if node in self.dead or self._chance("lost"):
+            self.under_way.append((self.clock() + 30, Reply(node, ticket, None, "no answer (code 5)")))
+            return ticket
+        answer = self._harm(self.sites[node](kind, words))
+        delay = self.rng.uniform(2, 60) if self._chance("late") else 0.0
+        for _ in range(1 + self._chance("repeated")):
+            self.under_way.append((self.clock() + delay, Reply(node, ticket, answer)))
+        return ticket
+
+    def replies(self) -> Iterator[Reply]:
+        due = [entry for entry in self.under_way if entry[0] <= self.clock()]
+        self.under_way = [entry for entry in self.under_way if entry[0] > self.clock()]
+        if self.faults.repeated or self.faults.late:
+            self.rng.shuffle(due)
+        yield from (reply for _, reply in due)
+
+    def _harm(self, answer: Words) -> Words:
+        data = answer.get("data")
+        if isinstance(data, bytes) and data and self._chance("damaged"):
+            place = self.rng.randrange(len(data))
+            answer = {**answer, "data": data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]}
+        elif isinstance(data, bytes) and self._chance("cut"):
+            answer = {**answer, "data": data[: len(data) // 2]}
+        return answer
+
+    def _chance(self, what: str) -> bool:
+        happens = self.rng.random() < getattr(self.faults, what)
+        self.tally[what] += happens
+        return happens
+
+
+@dataclass
+class Story:
+    """A round of the first few clients in one folder; every `step` may be the last one of a program."""
+
+    folder: Path
+    clients: tuple[str, ...] = CLIENTS[:3]
+    made: Tally[str] = field(default_factory=Tally)
+    receipts: dict[str, str] = field(default_factory=dict)  # client -> digest that the site was told
+    step: Callable[[], None] = lambda: None
+
+    def site(self, client: str) -> Answers:
+        work = self.folder / "sites" / client
+
+        def make(plan: str) -> Path:
+            self.made[client] += 1
+            path = answers.folder(DESK.plan) / "upload.safetensors"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            temporary.write_bytes(upload(client))
+            self.step()
+            temporary.replace(path)
+            self.step()
+            return path
+
+        def take(plan: str, release: Path, personal: Path | None) -> Path:
+            assert release.read_bytes() == RELEASE
+            return release
+
+        answers = Answers(client, _KEYS[client], work, make, take)
+        return answers
+
+    def answer(self, client: str) -> Callable[[str, Words], Words]:
+        def answer(kind: str, words: Words) -> Words:
+            self.step()
+            said = self.site(client).to(kind, words)  # opened anew for each message, as Flower does
+            if kind == say.RECEIPT and "digest" in words:
+                self.receipts[client] = say.text(words, "digest")
+            self.step()
+            return said
+
+        return answer
+
+    @property
+    def inbox(self) -> Inbox:
+        return Inbox(self.folder / "round" / "inbox", replace(DESK, enrolled={c: DESK.enrolled[c] for c in self.clients}))
+
+    def counter(self) -> Counter:
+        round = self.folder / "round"
+
+        def receive(path: Path) -> Receipt:
+            self.step()
+            receipt = self.inbox.receive(path)
+            self.step()
+            return receipt
+
+        def serve() -> None:
+            self.step()
+            (round / "release.tmp").write_bytes(RELEASE)
+            (round / "release.tmp").replace(round / "release.safetensors")
+            self.step()
+
+        def parts(client: str) -> dict[str, Path] | None:
+            path = round / "release.safetensors"
+            return {"release": path} if path.exists() else None
+
+        def refuse(no: Rejected) -> None:
+            append_line(round / JOURNAL, b"{}")
+
+        return Counter(
+            round=DESK.plan, plan="{}", enrolled={c: DESK.enrolled[c] for c in self.clients}, limit=DESK.limits.upload_bytes,
+            folder=round / "partial", standing=lambda client: self.inbox.path(client), receive=receive, refuse=refuse,
+            ready=lambda: len(self.inbox.delivered()) == len(self.clients), serve=serve, parts=parts,
+        )  # fmt: skip
+
+    def network(self, clock: Clock, faults: Faults) -> Network:
+        return Network({number: self.answer(client) for number, client in enumerate(self.clients, 10)}, clock, faults)
+
+    def tell(self, faults: Faults | None = None, manner: Manner = QUICK, network: Network | None = None) -> bool:
+        """One run of the coordinator's program; True when everybody has the release."""
+        clock = network.clock if network else Clock()
+        post = network or self.network(clock, faults or Faults())
+        return Collector(self.counter(), post, manner, tell=lambda words: None, clock=clock, sleep=clock.sleep).run()
+
+
+def judge(story: Story) -> dict[str, int]:
+    """What must be true at the end, counted as failures."""
+    standing = {receipt.client: receipt.digest for receipt in story.inbox.uploads()}
+    return {
+        "lost": sum(standing.get(client) != digest for client, digest in story.receipts.items()),
+        "missing": len(set(story.clients) - standing.keys()),
+        "made_twice": sum(count > 1 for count in story.made.values()),
+        "pieces_left": len(list((story.folder / "round" / "partial").glob("*"))),
+    }
+
+
+def killed_at_every_step(folder: Path, every: int = 1) -> dict[str, int]:
+    """Any program of the round dies at each numbered step; the coordinator's is started again until it ends."""
+    counting, total = Story(folder / "count"), Tally[str]()
+    steps = _steps(counting, lambda count: None)
+    for point in range(1, steps + 1, every):
+        story = Story(folder / f"kill-{point}")
+
+        def die(count: int, point: int = point) -> None:
+            if count == point:
+                raise Killed
+
+        try:
+            _steps(story, die)
+            total["not_killed"] += 1
+        except Killed:
+            story.step = lambda: None
+            finished = story.tell()
+            total["not_finished"] += not finished
+        # A site that dies between making and keeping its upload makes it once more; nothing was said before.
+        total.update(points=1, **{key: count for key, count in judge(story).items() if key != "made_twice"})
+    return dict(total)
+
+
+def _steps(story: Story, at: Callable[[int], None]) -> int:
+    taken = 0
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+        at(taken)
+
+    story.step = step
+    story.tell()
+    return taken
+
+
+def bad_networks(folder: Path, count: int) -> dict[str, int]:
+    """So many rounds, each over a network that does everything wrong at random."""
+    total: Tally[str] = Tally()
+    for seed in range(count):
+        story = Story(folder / f"bad-{seed}")
+        faults = Faults(lost=0.1, repeated=0.2, late=0.2, damaged=0.1, cut=0.1, away=0.05, seed=seed)
+        network = story.network(Clock(), faults)
+        finished = story.tell(network=network)
+        happened = {f"network_{key}": count for key, count in network.tally.items()}
+        total.update(rounds=1, not_finished=not finished, **judge(story), **happened)
+    return dict(total)
+
+
+def many_at_once(folder: Path, clients: int) -> dict[str, int]:
+    """All sites of a large round answer in the same step."""
+    story = Story(folder / "many", CLIENTS[:clients])
+    finished = story.tell(Faults(repeated=0.1, late=0.3))
+    return {"sites": len(story.clients), "finished": int(finished), **judge(story)}

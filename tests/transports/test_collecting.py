@@ -1,0 +1,234 @@
+"""The coordinator and its sites over networks that fail in every way; the same protocol as over Flower, without Flower."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osfl.errors import RoundError
+from osfl.transports import messages as say
+from osfl.transports.collecting import Collector
+from osfl.transports.messages import Words
+from osfl.wire.inbox import JOURNAL
+from tests.faults import network as net
+from tests.faults.network import QUICK, Clock, Faults, Network, Story, judge
+from tests.faults.story import _KEYS, CLIENTS, upload
+
+CLEAN = {"lost": 0, "missing": 0, "made_twice": 0, "pieces_left": 0}
+
+
+def test_a_round(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    network = story.network(Clock(), Faults())
+    assert story.tell(network=network) and judge(story) == CLEAN
+    assert set(story.receipts) == set(story.clients)
+    first = story.site(CLIENTS[0]).folder(net.DESK.plan)
+    assert (first / "release.safetensors").read_bytes() == net.RELEASE
+    assert json.loads((first / "receipt.json").read_text())["digest"] == story.receipts[CLIENTS[0]]
+    pieces = -(-len(upload(CLIENTS[0])) // QUICK.chunk)
+    assert network.tally[say.CHUNK] == (pieces - 1) * 3  # the first piece comes with the announcement
+
+
+@pytest.mark.parametrize("fault", ["lost", "repeated", "late", "damaged", "cut", "away"])
+def test_a_network_that_always_fails_in_one_way(tmp_path: Path, fault: str) -> None:
+    story = Story(tmp_path)
+    network = story.network(Clock(), Faults(**{fault: 0.4}))
+    assert story.tell(network=network) and judge(story) == CLEAN
+    assert network.tally[fault] > 0
+
+
+def test_networks_that_fail_in_all_ways(tmp_path: Path) -> None:
+    found = net.bad_networks(tmp_path, 5)
+    assert found["rounds"] == 5 and found["network_damaged"] and found["network_repeated"]
+    assert {key: found[key] for key in CLEAN} == CLEAN and not found["not_finished"]
+
+
+def test_killed_at_many_steps(tmp_path: Path) -> None:
+    """Whoever dies, wherever: started again it goes on, and what was acknowledged is there."""
+    found = net.killed_at_every_step(tmp_path, every=5)  # all of them in `make bench`
+    assert found["points"] >= 20 and not found.get("not_killed")
+    assert not any(found.get(key) for key in ("lost", "missing", "pieces_left", "not_finished")), found
+
+
+def test_all_sites_at_once(tmp_path: Path) -> None:
+    assert net.many_at_once(tmp_path, 24) == {"sites": 24, "finished": 1, **CLEAN}
+
+
+def test_a_new_program_asks_only_for_what_is_missing(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    clock = Clock()
+    network = story.network(clock, Faults())
+    network.dead = {12}  # the third site is away for the whole first run
+    assert not story.tell(network=network, manner=replace(QUICK, wait=100.0))
+    assert len(story.inbox.delivered()) == 2
+    again = story.network(Clock(), Faults())
+    assert story.tell(network=again) and judge(story) == CLEAN
+    pieces = -(-len(upload(CLIENTS[0])) // QUICK.chunk)
+    assert again.tally[say.CHUNK] == pieces - 1  # of the third site only
+
+
+def test_pieces_survive_the_program(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    asked: list[int] = []
+
+    def answer(kind: str, words: Words) -> Words:
+        if kind == say.CHUNK:
+            asked.append(say.number(words, "offset"))
+            if len(asked) == 3:
+                raise net.Killed
+        return story.site(CLIENTS[0]).to(kind, words)
+
+    network = Network({10: answer}, Clock())
+    with pytest.raises(net.Killed):
+        story.tell(network=network, manner=replace(QUICK, window=1))
+    assert story.tell(network=Network({10: answer}, Clock()), manner=replace(QUICK, window=1))
+    assert asked == [1000, 2000, 3000, 3000, 4000]  # the piece that never came is asked for again, no other
+
+
+def test_a_late_site_delivers_hours_later(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    clock = Clock()
+    network = story.network(clock, Faults())
+    network.dead = {12}
+    sleep = clock.sleep
+
+    def hours(seconds: float) -> None:
+        sleep(seconds * 600)
+        if clock.now > 5 * 3600:
+            network.dead = set()
+
+    manner = replace(QUICK, wait=86400.0, linger=86400.0)
+    collector = Collector(story.counter(), network, manner, tell=lambda words: None, clock=clock, sleep=hours)
+    assert collector.run() and clock.now > 5 * 3600 and judge(story) == CLEAN
+
+
+def refused(story: Story, client: str, change: Callable[[str, Words, Words], Words]) -> Network:
+    """A round in which one site does not play by the rules."""
+    network = story.network(Clock(), Faults())
+    node = 10 + story.clients.index(client)
+    honest = network.sites[node]
+    network.sites[node] = lambda kind, words: change(kind, words, honest(kind, words))
+    return network
+
+
+SHORT = replace(QUICK, wait=60.0)
+
+
+def test_a_node_that_cannot_sign_is_never_asked_for_a_byte(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    stranger = CLIENTS[5]  # has a key, but is not enrolled in this round
+
+    def lies(kind: str, words: Words, answer: Words) -> Words:
+        return {**answer, "proof": _KEYS[stranger].sign(b"something")} if kind == say.SPEAK else answer
+
+    network = refused(story, CLIENTS[1], lies)
+    network.sites[13] = story.answer(stranger)
+    assert not story.tell(network=network, manner=SHORT)
+    assert set(story.inbox.delivered()) == {CLIENTS[0], CLIENTS[2]}
+    assert network.tally[say.CHUNK] == 2 * 4
+    assert len((tmp_path / "round" / JOURNAL).read_bytes().splitlines()) == 2  # both were written down, once
+
+
+def test_an_old_proof_is_not_good_again(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    proofs: list[object] = []
+
+    def replays(kind: str, words: Words, answer: Words) -> Words:
+        if kind == say.SPEAK:
+            proofs.append(answer["proof"])
+            return {**answer, "proof": "0" * 128} if len(proofs) == 1 else {**answer, "proof": str(proofs[0])}
+        return answer
+
+    assert not story.tell(network=refused(story, CLIENTS[0], replays), manner=SHORT) and len(proofs) > 1
+    assert not story.inbox.delivered()
+
+
+def test_an_upload_that_the_gate_refuses_is_answered_with_the_reason(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    folder = story.site(CLIENTS[1]).folder(net.DESK.plan)
+    folder.mkdir(parents=True)
+    (folder / "upload.safetensors").write_bytes(upload(CLIENTS[5]))  # somebody else's
+    network = story.network(Clock(), Faults())
+    assert not story.tell(network=network, manner=SHORT)
+    told = json.loads((folder / "receipt.json").read_text())
+    assert "no such client is enrolled" in told["refused"]
+    assert "digest" not in told and CLIENTS[1] not in story.inbox.delivered()
+    (folder / "upload.safetensors").write_bytes(upload(CLIENTS[1]))  # people at the site put it right
+    assert story.tell() and judge(story) == CLEAN
+
+
+def test_a_second_different_upload_is_refused_and_the_first_stands(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.inbox.receive(upload(CLIENTS[0]))
+    folder = story.site(CLIENTS[0]).folder(net.DESK.plan)
+    folder.mkdir(parents=True)
+    (folder / "upload.safetensors").write_bytes(upload(CLIENTS[0], version=1))
+    story.tell(manner=replace(SHORT, linger=60.0))
+    assert "the first one stands" in json.loads((folder / "receipt.json").read_text())["refused"]
+    assert story.inbox.path(CLIENTS[0]).read_bytes() == upload(CLIENTS[0])
+
+
+def test_too_large_is_refused_before_a_piece_is_asked_for(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    network = story.network(Clock(), Faults())
+    small = replace(story.counter(), limit=100)
+    Collector(small, network, SHORT, tell=lambda words: None, clock=network.clock, sleep=network.clock.sleep).run()
+    assert not network.tally[say.CHUNK] and not story.inbox.delivered()
+
+
+def test_a_site_that_lost_its_upload_is_asked_from_the_beginning(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    kept = story.site(CLIENTS[0]).folder(net.DESK.plan) / "upload.safetensors"
+
+    def forgets(kind: str, words: Words, answer: Words) -> Words:
+        if kind == say.CHUNK and story.made[CLIENTS[0]] == 1:
+            kept.unlink(missing_ok=True)
+        return answer
+
+    assert story.tell(network=refused(story, CLIENTS[0], forgets))
+    assert story.made[CLIENTS[0]] == 2 and story.inbox.delivered()
+
+
+def test_a_full_disk_ends_the_run_and_nothing_is_acknowledged(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+
+    def full(path: Path) -> object:
+        raise RoundError("the disk failed", field="inbox")
+
+    network = story.network(Clock(), Faults())
+    broken = replace(story.counter(), receive=full)  # type: ignore[arg-type]
+    with pytest.raises(RoundError):
+        Collector(broken, network, QUICK, tell=lambda words: None, clock=network.clock, sleep=network.clock.sleep).run()
+    assert not story.receipts and not story.inbox.delivered()
+    assert story.tell() and judge(story) == CLEAN
+
+
+def test_a_node_that_was_away_is_asked_again(tmp_path: Path) -> None:
+    """A SuperNode that is restarted forgets the question and nobody says so."""
+    story = Story(tmp_path, CLIENTS[:1])
+    network = story.network(Clock(), Faults())
+    send, nodes = network.send, network.nodes
+    silent = [True]
+    network.send = lambda node, kind, words: "never" if silent[0] else send(node, kind, words)  # type: ignore[method-assign]
+    network.nodes = lambda: set() if 5 < network.clock() < 8 else nodes()  # type: ignore[method-assign]
+    sleep = network.clock.sleep
+
+    def pass_time(seconds: float) -> None:
+        sleep(seconds)
+        silent[0] = network.clock() < 6
+
+    collector = Collector(story.counter(), network, QUICK, tell=lambda words: None, clock=network.clock, sleep=pass_time)
+    assert collector.run() and network.clock() < 100
+
+
+def test_a_site_answers_only_for_itself_and_says_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = Story(tmp_path).site(CLIENTS[0])
+    about = {"round": net.DESK.plan, "client": CLIENTS[1], "offset": 0, "length": 10}
+    assert site.to(say.CHUNK, about) == {"client": CLIENTS[0], "refused": "UsageError (client)"}
+    assert site.to(say.SPEAK, {"round": "../../etc"})["refused"] == "UsageError (round)"
+    assert site.to(say.CHUNK, {**about, "client": CLIENTS[0]})["refused"] == "UsageError (upload)"
+    assert "there is no upload yet" in capsys.readouterr().out  # the reason stays at the site
