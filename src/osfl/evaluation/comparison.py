@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from osfl.result import Result
 
 SCHEMA = 1
+POOLED = "centralized"
 
 # By their place in results.json; scripts look them up under the same dotted names.
 METRICS = (
@@ -16,8 +17,11 @@ METRICS = (
     "scores.global.ece", "scores.global.nll", "scores.clients.own.mean", "scores.clients.own.std",
     "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
     "costs.download_bytes", "costs.messages_per_client", "costs.client_seconds", "costs.server_seconds",
-    "costs.wall_seconds",
+    "costs.wall_seconds", "costs.flops", "costs.bytes", "generators.overall.frechet", "generators.overall.kernel",
+    "generators.bound.error", "generators.bound.value",
 )  # fmt: skip
+
+_WORK = ("client", "server", "personalize")  # phases that make the models; judging them is nobody's cost
 
 
 def summarize(
@@ -38,6 +42,7 @@ def summarize(
         "command": command,
         "data": _common_data(results),
         "methods": {name: {metric: over_seeds(metric, group) for metric in METRICS} for name, group in groups.items()},
+        "gaps": {name: gap for name in groups if (gap := _gap(groups[name], results)) is not None},
         "runs": [
             {"method": name, "seed": result["seed"], "path": place}
             for name, result, place in zip(names, results, places, strict=True)
@@ -47,14 +52,34 @@ def summarize(
 
 def over_seeds(metric: str, group: Sequence[Result]) -> dict[str, Any]:
     """One metric over the runs of a group; a value that does not exist (None) is left out and not counted."""
-    found = [_value(metric, result) for result in group]
+    return _over(_value(metric, result) for result in group)
+
+
+def _over(found: Iterable[float | None]) -> dict[str, Any]:
     values = [float(value) for value in found if value is not None]
     mean = statistics.fmean(values) if values else None
     std = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": mean, "std": std if values else None, "n": len(values), "values": values}
 
 
+def _gap(group: Sequence[Result], results: Sequence[Result]) -> dict[str, Any] | None:
+    """How much accuracy pooling all images would gain over methods with generators, seed by seed on the same shards."""
+    pooled = [result for result in results if result["method"] == POOLED]
+    gaps = [
+        other["scores"]["global"]["accuracy"] - result["scores"]["global"]["accuracy"]
+        for result in group if "generators" in result
+        for other in pooled if other["seed"] == result["seed"] and other["data"] == result["data"]
+    ]  # fmt: skip
+    return _over(gaps) if gaps else None
+
+
 def _value(metric: str, result: Mapping[str, Any]) -> float | None:
+    """What results.json holds under this name, or the sum of what it holds: all FLOPs of making, all bytes both ways."""
+    costs = result["costs"]
+    if metric == "costs.flops":
+        return sum(phase["flops"] for name, phase in costs["phases"].items() if name in _WORK) if "phases" in costs else None
+    if metric == "costs.bytes":
+        return float(costs["upload_bytes"] + costs["download_bytes"])
     found: Any = result
     for key in metric.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -77,7 +77,7 @@ class Frame:
 def draw_axes(frame: Frame, x_names: Sequence[str], y_names: Sequence[str], x_label: str, y_label: str) -> list[str]:
     """Grid lines, marks and axis titles. The y title is written above the axis, where it can be read without turning."""
     parts = [label(4, frame.top - 14, y_label, size=12, class_="muted", room=frame.left + frame.width)]
-    for mark, name in zip(frame.y.marks, y_names, strict=True):
+    for mark, name in [*([(0.0, "0")] if frame.y.zero else []), *zip(frame.y.marks, y_names, strict=True)]:
         y = frame.at(frame.x.low, mark)[1]
         parts.append(line(frame.left, y, frame.left + frame.width, y, "grid"))
         parts.append(label(frame.left - 8, y + 4, name, size=11, anchor="end", class_="muted"))

@@ -9,9 +9,10 @@ from typing import Any
 from markupsafe import Markup
 
 from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
+from osfl.reports.generators import bound_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
-from osfl.reports.words import judged_on, many, percent, size, size_mark
+from osfl.reports.words import flops_mark, judged_on, many, percent, size, size_mark
 from osfl.result import Result
 
 ACCURACY, OWN, UP = "scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes"
@@ -26,7 +27,7 @@ def write_comparison(comparison: dict[str, Any], results: Sequence[Result], fold
         reading=reading_help(comparison, results), columns=shown_columns(methods), rows=table_rows(methods),
         accuracy_chart=_bars(methods, judged), cost_chart=_scatter(methods, judged), judged=judged,
         runs=comparison.get("runs", []), data=fact_rows(comparison.get("data", {})), command=comparison.get("command", ""),
-        **_labels(results),
+        compute_chart=_compute(methods), generators=bound_rows(comparison), **_labels(results),
     )  # fmt: skip
     return write_text(folder / "index.html", page)
 
@@ -138,6 +139,28 @@ def _scatter(methods: Methods, judged: str) -> Markup:
         )  # fmt: skip
 
     return responsive(draw, "Accuracy against bytes")
+
+
+def _compute(methods: Methods) -> Markup:
+    """Computing against sending, both for the whole federation: what one-shot methods pay to speak once."""
+    points = []
+    for name in methods:
+        work, sent = mean(methods, name, "costs.flops"), mean(methods, name, "costs.bytes")
+        if work is not None and sent is not None:
+            rounds = (mean(methods, name, "costs.messages_per_client") or 0) > 1
+            points.append(Point(name, sent, work, kind=1 if is_pooled(name) else 2 if rounds else 0))
+    if not any(point.y for point in points):
+        return Markup("")
+    kinds = ("one message a client, or none", "all images in one place", "many rounds")
+
+    def draw(width: float) -> str:
+        return scatter(
+            points, what="Floating point operations against bytes, by method", width=width, x_words=size_mark,
+            y_words=flops_mark, log_y=True, kinds=kinds, x_label="bytes sent up and down (log scale)",
+            y_label="floating point operations (log scale)",
+        )  # fmt: skip
+
+    return responsive(draw, "Computing against sending")
 
 
 def _labels(results: Sequence[Result]) -> dict[str, Any]:

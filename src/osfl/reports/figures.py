@@ -1,9 +1,10 @@
-"""What a method wants shown: `result["figures"]` maps a title to one of four kinds, drawn without knowing the method.
+"""What a method wants shown: `result["figures"]` maps a title to one of five kinds, drawn without knowing the method.
 
     {"kind": "gallery", "images": [{"png": <base64>, "caption": "class 3"}, ...]}
     {"kind": "heatmap", "rows": [...], "columns": [...], "values": [[...]]}      optional: row_title, column_title, unit
     {"kind": "lines", "x": [...], "series": {name: [... or None]}}               optional: x_label, y_label
     {"kind": "histogram", "bins": [n + 1 edges], "series": {name: [n counts]}}   optional: x_label, y_label
+    {"kind": "scatter", "series": {group: {kind: [[x, y], ...]}}}                 colour by group, shape by kind (two of them)
 
 Each may have a "note", a sentence shown above it. A figure that is not of these forms costs a sentence, never the report.
 """
@@ -15,7 +16,7 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from osfl.reports.plots import heatmap, histogram, lines
+from osfl.reports.plots import cloud, heatmap, histogram, lines
 from osfl.reports.rendering import responsive
 
 View = dict[str, Any]
@@ -75,6 +76,14 @@ def _histogram(title: str, figure: Mapping[str, Any]) -> View:
     return {"chart": responsive(lambda width: histogram(bins, series, what=title, width=width, **words), title)}
 
 
+def _scatter(title: str, figure: Mapping[str, Any]) -> View:
+    series = {
+        str(group): {str(kind): [(float(x), float(y)) for x, y in points] for kind, points in kinds.items()}
+        for group, kinds in figure["series"].items()
+    }
+    return {"chart": responsive(lambda width: cloud(series, what=title, width=width), title)}
+
+
 def _series(figure: Mapping[str, Any], length: int) -> dict[str, Any]:
     series = {str(name): row for name, row in figure["series"].items()}
     wrong = [name for name, row in series.items() if len(row) != length]
@@ -89,4 +98,5 @@ def _chosen(figure: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 _KINDS: dict[str, Callable[[str, Mapping[str, Any]], View]] = {
     "gallery": _gallery, "heatmap": _heatmap, "lines": _lines, "histogram": _histogram,
+    "scatter": _scatter,
 }  # fmt: skip

@@ -1,8 +1,9 @@
 """Every drawing of a report: pure functions from plain values to an SVG string. Import drawings from here."""
 
 from osfl.reports.bars import bars
+from osfl.reports.clouds import cloud
 from osfl.reports.curves import histogram, lines
 from osfl.reports.grids import confusion, heatmap
 from osfl.reports.scatter import Point, scatter
 
-__all__ = ["Point", "bars", "confusion", "heatmap", "histogram", "lines", "scatter"]
+__all__ = ["Point", "bars", "cloud", "confusion", "heatmap", "histogram", "lines", "scatter"]

@@ -1,4 +1,4 @@
-"""Named points over a (logarithmic) cost axis, each named beside itself without overlapping."""
+"""Named points over (logarithmic) axes of cost, each named beside itself without overlapping."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from osfl.reports.axes import Frame, draw_axes, linear, logarithmic, room_for
-from osfl.reports.svg import canvas, color, fit_middle, label, line, tag, title, width_of
+from osfl.reports.svg import canvas, color, fit_middle, label, legend, line, tag, title, width_of
 from osfl.reports.words import compact
 
 _NAME_ROOM = 32  # pixels of width a name needs on average; where there is less, points are numbered
@@ -24,15 +24,17 @@ class Point:
 
 def scatter(
     points: Sequence[Point], *, what: str, width: float = 860, x_label: str = "", y_label: str = "", log_x: bool = True,
-    x_words: Callable[[float], str] = compact, y_words: Callable[[float], str] = compact,
+    x_words: Callable[[float], str] = compact, y_words: Callable[[float], str] = compact, log_y: bool = False,
+    kinds: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Points with their names. A log axis keeps a place for zero at its start."""
+    """Points with their names. A log axis keeps a place for zero at its start. `kinds` names what colours stand for."""
     across = logarithmic([p.x for p in points]) if log_x else linear([p.x for p in points])
-    up = linear([p.y for p in points])
+    up = logarithmic([p.y for p in points]) if log_y else linear([p.y for p in points])
     y_names = [y_words(mark) for mark in up.marks]
     left = room_for(y_names)
-    frame = Frame(left, 34, width - left - 34, max(300.0, 14.0 * len(points)), across, up)
-    parts = draw_axes(frame, [x_words(mark) for mark in across.marks], y_names, x_label, y_label)
+    head, top = legend(list(kinds), 0, 14, width) if kinds else ([], 8.0)
+    frame = Frame(left, top + 26, width - left - 34, max(300.0, 14.0 * len(points)), across, up)
+    parts = head + draw_axes(frame, [x_words(mark) for mark in across.marks], y_names, x_label, y_label)
     parts += [_mark(frame, point, f"{point.name}: {y_words(point.y)} at {x_words(point.x)}") for point in points]
     if len(points) * _NAME_ROOM <= width:
         return canvas(width, frame.bottom + 52, what, *parts, *_names(frame, points, [p.name for p in points]))

@@ -49,6 +49,11 @@ def flops(value: float | None) -> str:
     return _scaled(value, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
+def flops_mark(value: float) -> str:
+    """Operations at a mark of an axis."""
+    return re.sub(r"\.0+(?=\D)", "", flops(value))
+
+
 def seconds(value: float | None) -> str:
     if value is None:
         return NOTHING
