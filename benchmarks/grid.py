@@ -38,6 +38,10 @@ FACTORY = (  # generators instead of classifiers, beside many rounds: FederatedF
     "centralized", "local_only", "fedavg", "fedavg_rounds", "fedprox", "scaffold", "feddyn", "federated_factory",
     "federated_factory@mode=peer", "federated_factory@factory=edm",
 )  # fmt: skip
+TOKENS = (  # features instead of models: FALCON's tables and its ablations
+    "centralized_tokens", "falcon@server=average", "fedpft", "fedcgs", "falcon", "falcon@alpha=0", "falcon@order=ar",
+    "falcon@order=nar", "falcon@resolution=112",
+)  # fmt: skip
 METRICS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
     "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
@@ -54,6 +58,13 @@ def generated(dataset: str, partition: str, samples: int | None = None) -> Simul
     return Simulation("federated_factory", dataset, clients, partition, "cpu", samples=samples)
 
 
+def encoded(dataset: str, partition: str) -> Simulation:
+    """At 224 px: one token for the whole image and one for each quarter, at 112 px."""
+    clients = None if partition == "domains" else 5
+    return Simulation("falcon", dataset, clients, partition, "cpu", image_size=224)
+
+
+_TOKENS = {"brain": "brain-mri-subset", "xray": "chest-xray-448-subset", "blood360": "bloodcells-360-subset"}
 _GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
               "cifar": ("cifar10-subset", 4000)}  # fmt: skip
 CELLS: Mapping[str, Simulation] = {
@@ -63,6 +74,9 @@ CELLS: Mapping[str, Simulation] = {
     "blood-n10-a0.1": medical("bloodcells-28", 10, "0.1"),
     **{f"skin-n5-a{alpha}": medical("skinlesions-28", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
     **{f"pneumonia-n5-a{alpha}": medical("pneumoniamnist", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
+    "pacs-domains": encoded("pacs-subset", "domains"),
+    **{f"{name}-a{alpha}": encoded(dataset, f"dirichlet:{alpha}")
+       for name, dataset in _TOKENS.items() for alpha in ("0.1", "0.3", "0.5")},
     **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
     **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
        for name, (dataset, samples) in _GENERATED.items()},
@@ -114,6 +128,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
     """The ablations of the papers' first cell in full; elsewhere those that a target is about."""
     if CELLS[cell].method == "federated_factory":
         return FACTORY
+    if CELLS[cell].method == "falcon":
+        return TOKENS
     return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]))
 
 

@@ -133,7 +133,7 @@ def _data() -> Finding:
 
 
 def _cache() -> Path:
-    from osfl.data.places import cache_folder
+    from osfl.caching import cache_folder
 
     return cache_folder()
 

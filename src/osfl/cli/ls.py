@@ -11,7 +11,7 @@ from osfl.cli import options
 from osfl.cli.terminal import answers, escape, put_json, say
 
 EXAMPLES = ("osfl ls", "osfl ls methods", "osfl ls datasets --format json")
-What: TypeAlias = Literal["methods", "datasets", "architectures", "partitions", "presets"]
+What: TypeAlias = Literal["methods", "datasets", "architectures", "encoders", "partitions", "presets"]
 Rows: TypeAlias = list[dict[str, Any]]
 
 PARTITIONS = {
@@ -34,7 +34,7 @@ def ls(
     what: Annotated[What | None, typer.Argument(help="One list; all of them if left out.", show_default=False)] = None,
     format: options.Format = "text",
 ) -> None:
-    """List methods, datasets, architectures, partitions and presets."""
+    """List methods, datasets, architectures, encoders, partitions and presets."""
     listed = {name: rows() for name, rows in _LISTS.items() if what in (None, name)}
     if format == "json":
         put_json(listed[what] if what else listed)
@@ -59,6 +59,12 @@ def _architectures() -> Rows:
     from osfl.models.architectures import architectures
 
     return _described(architectures())
+
+
+def _encoders() -> Rows:
+    from osfl.models.encoder_table import ENCODERS
+
+    return [{"name": name, "description": sheet.description, "width": sheet.width} for name, sheet in ENCODERS.items()]
 
 
 def _datasets() -> Rows:
@@ -87,6 +93,7 @@ _LISTS: Mapping[What, Callable[[], Rows]] = {
     "methods": _methods,
     "datasets": _datasets,
     "architectures": _architectures,
+    "encoders": _encoders,
     "partitions": lambda: _described(PARTITIONS),
     "presets": lambda: _described(PRESETS),
 }

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import PIL
 from PIL import Image
 
+from osfl.caching import cache_folder
 from osfl.data.decode import BROKEN, Decoded, Unusable, decode, full_scale
 from osfl.data.layout import SKIPPED
-from osfl.data.places import cache_folder
 from osfl.data.source import Indices, Pixels, Problem
 from osfl.protocol import Progress, digest_of
 

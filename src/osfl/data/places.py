@@ -12,6 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 
+from osfl.caching import cache_folder
 from osfl.data.catalog import File, Sheet
 from osfl.data.source import Problem
 from osfl.errors import DataError
@@ -31,11 +32,6 @@ def data_folder() -> Path | None:
 
 def _wanted_folder() -> Path:
     return Path(os.environ.get("OSFL_DATA") or Path("..") / "shared" / "data")
-
-
-def cache_folder() -> Path:
-    """OSFL_CACHE, or the user's cache; everything in it can be deleted at any time."""
-    return Path(os.environ.get("OSFL_CACHE") or Path.home() / ".cache" / "osfl")
 
 
 def bases() -> list[Path]:

@@ -50,6 +50,7 @@ TABLE: Mapping[str, Architecture] = {
     "vit_small": _vit(384, 6, "ViT-Small/16, the same module as deit_small"),
     "vit_base": _vit(768, 12, "ViT-Base/16, the same module as deit_base"),
     "vit_small_dinov2": _vit(384, 6, "ViT-S/14 with LayerScale, laid out as DINOv2", patch=14, layer_scale=True),
+    "vit_base_dinov2": _vit(768, 12, "ViT-B/14 with LayerScale, laid out as DINOv2", patch=14, layer_scale=True),
     "efficientnet_lite0": Architecture("efficientnet", "EfficientNet-Lite0, 1,280 features, 3.4 M parameters"),
 }
 

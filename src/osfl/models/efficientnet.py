@@ -94,10 +94,13 @@ class EfficientNetLite(nn.Module):
         self._bn1 = _norm(FEATURES)
         self._fc = nn.Linear(FEATURES, classes)
 
+    def blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """What the last block says about each place: (batch, 320, height / 32, width / 32)."""
+        y: torch.Tensor = self._blocks(F.relu6(self._bn0(self._conv_stem(x)), inplace=True))
+        return y
+
     def features(self, x: torch.Tensor) -> torch.Tensor:  # (batch, channels, height, width) -> (batch, 1280)
-        x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
-        x = F.relu6(self._bn1(self._conv_head(self._blocks(x))), inplace=True)
-        return x.mean((2, 3))
+        return F.relu6(self._bn1(self._conv_head(self.blocks(x))), inplace=True).mean((2, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._fc(self.features(x))

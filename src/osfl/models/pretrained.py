@@ -33,6 +33,8 @@ class Weights:
     deviation: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
 
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation that most published networks expect
+
 KNOWN: Mapping[str, Weights] = {
     "efficientnet_lite0_imagenet": Weights(
         "efficientnet_lite0",
@@ -53,24 +55,33 @@ KNOWN: Mapping[str, Weights] = {
 }
 
 
+def weights_folder() -> Path:
+    """`weights/` under OSFL_DATA, by default ../shared/data."""
+    return Path(os.environ.get("OSFL_DATA", "../shared/data")) / "weights"
+
+
 def weights_path(name: str) -> Path:
-    """Where the file of a known set of weights is: `weights/` under OSFL_DATA, by default ../shared/data."""
-    path = Path(os.environ.get("OSFL_DATA", "../shared/data")) / "weights" / KNOWN[name].file
+    """Where the file of a known set of weights is."""
+    path = weights_folder() / KNOWN[name].file
     if path.is_file():
         return path
     raise ModelError(
         f"the weights '{name}' are not at {path}",
         field=name,
-        fix=f"Set OSFL_DATA to the folder that holds weights/{KNOWN[name].file}.",
+        expected=f"a file with sha256 {KNOWN[name].sha256}",
+        fix=f"They are {KNOWN[name].origin}. Set OSFL_DATA to the folder that holds weights/{KNOWN[name].file}.",
     )
 
 
 def load_pretrained(model: nn.Module, name: str) -> None:
     """Load a known set of weights into a model of its architecture; the classifier keeps its own first weights."""
-    known = KNOWN[name]
-    tensors = read_weights(weights_path(name), known.sha256)
+    fill(model, read_weights(weights_path(name), KNOWN[name].sha256), KNOWN[name], name)
+
+
+def fill(model: nn.Module, tensors: dict[str, torch.Tensor], known: Weights, where: str) -> None:
+    """Put a file's tensors into a model that takes images in [-1, 1]; the classifier keeps its own first weights."""
     expect_usual_range(tensors, known)
-    _load(model, tensors, name, own_head=True)
+    _load(model, tensors, where, own_head=True)
 
 
 def load_weights(model: nn.Module, path: Path, sha256: str | None = None, *, own_head: bool = False) -> None:

@@ -1,0 +1,190 @@
+"""Gaussians in feature space: sufficient statistics with a classifier in closed form (FedCGS), and mixtures (FedPFT)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from osfl.ingredients.clustering import kmeans
+from osfl.meter import spend
+
+Covariance = Literal["total", "within"]
+Shape = Literal["diag", "spherical", "full"]
+NEVER = -1e9  # logit of a class that nobody has; finite, because an infinite number would be refused on the wire
+FLOOR = 1e-6  # of variances: below 6e-8 a 16-bit float is zero
+
+
+# --- statistics that add up --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over samples, in float64. Adding two is the same as taking them of both sets: any partition gives one total."""
+
+    sums: torch.Tensor  # A_c = sum of x, (classes, d)
+    gram: torch.Tensor  # B = sum of x x^T, (d, d)
+    counts: torch.Tensor  # n_c, (classes,)
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(self.sums + other.sums, self.gram + other.gram, self.counts + other.counts)
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        return Statistics(self.sums - other.sums, self.gram - other.gram, self.counts - other.counts)
+
+
+def statistics(features: torch.Tensor, labels: torch.Tensor, classes: int, chunk: int = 4096) -> Statistics:
+    """Of features (n, d); in chunks, so that memory does not grow with n."""
+    d = features.shape[1]
+    sums, gram = torch.zeros(classes, d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
+    for x, y in zip(torch.split(features, chunk), torch.split(labels, chunk), strict=True):
+        wide = x.double()
+        sums.index_add_(0, y, wide)
+        gram.addmm_(wide.T, wide)
+    spend(2.0 * len(features) * d * d)
+    return Statistics(sums, gram, torch.bincount(labels, minlength=classes).double())
+
+
+def linear_classifier(total: Statistics, covariance: Covariance, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """W (classes, d) and b (classes,) of the Gaussian classifier with one covariance for all classes; nothing is trained.
+
+    w_c = S^-1 mu_c, b_c = -mu_c^T S^-1 mu_c / 2 + ln(n_c / N). S is the covariance of all samples ("total", as the public
+    code has it) or within classes ("within", linear discriminant analysis); ridge * tr(S)/d is added on its diagonal.
+    Means are taken from the overall mean, which shifts all logits of a sample alike and keeps them small.
+    """
+    n, d = float(total.counts.sum()), total.gram.shape[0]
+    present = total.counts > 0
+    means, mean = total.sums / total.counts.clamp_min(1)[:, None], total.sums.sum(0) / n
+    if covariance == "total":
+        spread = (total.gram - n * torch.outer(mean, mean)) / max(n - 1, 1)
+    else:
+        spread = (total.gram - (means * total.counts[:, None]).T @ means) / max(n - float(present.sum()), 1)
+    spread = (spread + spread.T) / 2
+    spread.diagonal().add_(ridge * float(spread.trace()) / d)
+    off = means - mean
+    weight = _solved(spread, off.T).T
+    bias = -weight @ mean - 0.5 * (weight * off).sum(1) + (total.counts / n).clamp_min(1e-300).log()
+    spend(d**3 / 3.0)
+    weight = torch.where(present[:, None], weight, torch.zeros_like(weight))
+    return weight, torch.where(present, bias, torch.full_like(bias, NEVER))
+
+
+def _solved(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """S^-1 right; where S is singular (fewer samples than dimensions and no ridge) the solution of least norm."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed) == 0:
+        return torch.cholesky_solve(right, factor)
+    found: torch.Tensor = torch.linalg.pinv(matrix, hermitian=True) @ right
+    return found
+
+
+def packed(symmetric: torch.Tensor) -> torch.Tensor:
+    """The upper triangle of (..., d, d) as (..., d (d + 1) / 2): all that a symmetric matrix says."""
+    row, column = torch.triu_indices(symmetric.shape[-1], symmetric.shape[-1]).unbind()
+    return symmetric[..., row, column]
+
+
+def unpacked(triangle: torch.Tensor) -> torch.Tensor:
+    d = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
+    row, column = torch.triu_indices(d, d).unbind()
+    whole = triangle.new_zeros(*triangle.shape[:-1], d, d)
+    whole[..., row, column] = triangle
+    whole[..., column, row] = triangle
+    return whole
+
+
+def summed(parts: Iterable[Statistics]) -> Statistics:
+    """One after the other: no more than two are in memory."""
+    total: Statistics | None = None
+    for part in parts:
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+# --- mixtures --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FeatureMixture:
+    """K Gaussians: weights (K,), means (K, d) and variances: (K, d) diag, (K,) spherical, (K, d, d) full."""
+
+    weights: torch.Tensor
+    means: torch.Tensor
+    spread: torch.Tensor
+
+    def sample(self, count: int, rng: torch.Generator) -> torch.Tensor:
+        """(count, d)"""
+        which = torch.multinomial(self.weights, count, replacement=True, generator=rng)
+        noise = torch.randn((count, self.means.shape[1]), generator=rng, dtype=self.means.dtype)
+        if self.spread.ndim == 3:
+            factors = torch.linalg.cholesky(self.spread)
+            off = torch.empty_like(noise)
+            for k in range(len(self.weights)):
+                off[which == k] = noise[which == k] @ factors[k].T
+        else:
+            deviation = self.spread.sqrt()
+            off = noise * (deviation[which] if self.spread.ndim == 2 else deviation[which, None])
+        return self.means[which] + off
+
+
+def components_for(count: int, most: int) -> int:
+    """A class of few images gets fewer Gaussians, never none (the public code drops such classes)."""
+    return max(1, min(most, count // 10))
+
+
+def fit_mixture(
+    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, *, tolerance: float = 1e-3, iterations: int = 200
+) -> FeatureMixture:
+    """Expectation maximisation from a k-means start, on features (n, d) in float64; variances are at least FLOOR.
+
+    Densities come from matrix products of x and x^2, so no (n, K, d) array is made.
+    """
+    center = x.double().mean(0)
+    x = x.double() - center  # products of centred numbers lose fewer digits
+    squared = x.square()
+    owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).double()
+    before = -math.inf
+    for _ in range(iterations):
+        weights, means, spread = _maximized(x, squared, owned, shape)
+        logs = weights.log() + _log_density(x, squared, means, spread)
+        spend(8.0 * x.shape[0] * k * x.shape[1])
+        likelihood = float(logs.logsumexp(1).mean())
+        owned = logs.softmax(1)
+        if abs(likelihood - before) < tolerance:
+            break
+        before = likelihood
+    return FeatureMixture(weights, means + center, spread)
+
+
+def _maximized(
+    x: torch.Tensor, squared: torch.Tensor, owned: torch.Tensor, shape: Shape
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mass = owned.sum(0).clamp_min(1e-10)
+    means = owned.T @ x / mass[:, None]
+    if shape == "full":
+        off = [x - mean for mean in means]
+        spread = torch.stack([(o * w[:, None]).T @ o / m for o, w, m in zip(off, owned.T, mass, strict=True)])
+        spread.diagonal(dim1=1, dim2=2).add_(FLOOR)
+        return mass / mass.sum(), means, spread
+    variance = (owned.T @ squared / mass[:, None] - means.square()).clamp_min(FLOOR)
+    return mass / mass.sum(), means, variance if shape == "diag" else variance.mean(1)
+
+
+def _log_density(x: torch.Tensor, squared: torch.Tensor, means: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """log N(x; mean_k, spread_k), (n, K)."""
+    d = x.shape[1]
+    if spread.ndim == 3:
+        factors = torch.linalg.cholesky(spread)
+        off = (x[None] - means[:, None]).transpose(1, 2)  # (K, d, n)
+        white = torch.linalg.solve_triangular(factors, off, upper=False).square().sum(1)
+        logdet = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)
+        whole: torch.Tensor = -0.5 * (white + (logdet + d * math.log(2 * math.pi))[:, None])
+        return whole.T
+    inverse = 1 / (spread if spread.ndim == 2 else spread[:, None].expand(-1, d))
+    distance = squared @ inverse.T - 2 * x @ (means * inverse).T + (means.square() * inverse).sum(1)
+    found: torch.Tensor = -0.5 * (distance - inverse.log().sum(1) + d * math.log(2 * math.pi))
+    return found

@@ -1,0 +1,260 @@
+"""FALCON — a frozen encoder turns images into token sequences; each client sends sequences of a generator, and a classifier.
+
+Paper: "FALCON: feature-aware one-shot federated learning with hierarchical token sequences". A client encodes each image as
+one global and L regional tokens (`views`), fits a mixture-density transformer p(s0 | y) p(s1..sL | s0, y) (`TokenGenerator`)
+and a classifier (`AttentionPool`), and sends drawn sequences, or the generator where that is smaller. The server trains one
+classifier on all sequences with (1 - alpha) CE + alpha T^2 KL(mean of the clients' classifiers || student).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.errors import TrainingError
+from osfl.ingredients.averaging import average
+from osfl.ingredients.token_training import (
+    Classifying,
+    classifying_problems,
+    draw_sequences,
+    fit_classifier,
+    fit_generator,
+    train_on_tokens,
+)
+from osfl.ingredients.tokens import Encoding, OnTokens, TokenMethod, same_encoder
+from osfl.models.initial import initialize
+from osfl.models.naming import contract_of, load_named, named
+from osfl.models.token_models import AttentionPool, TokenGenerator
+from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
+
+
+@dataclass(frozen=True)
+class Generating:
+    """The clients' generators; Sec. 4.1 and 1.3 of our sheet."""
+
+    order: Literal["mar", "ar", "nar"] = "mar"  # regions given the global token; each given all before; each by itself
+    generator_epochs: int = 400
+    generator_batch: int = 256
+    generator_lr: float = 1e-4  # AdamW, weight decay 1e-4, gradients clipped at 2
+    generator_width: int = 0  # 0: the tokens' own
+    depth: int = 4
+    heads: int = 16
+    components: int = 20  # K, Gaussians at each position; fewer where a client has few images
+    standardize: bool = True  # z-score each dimension with the client's own statistics, undone before upload
+
+
+@dataclass(frozen=True)
+class Settings(Encoding, Generating, Classifying):
+    per_image: float = 1.5  # sequences drawn for each real image, class by class
+    temperature_sampling: float = 1.0  # on the mixture's weights
+    send: Literal["smaller", "sequences", "generator"] = "smaller"
+    wire: Literal["float32", "float16"] = "float32"  # of the sequences
+    alpha: float = 0.5  # weight of distillation; 0: cross-entropy alone
+    temperature: float = 4.0  # T
+    teachers: Literal["uniform", "size", "class_count"] = "uniform"  # how the clients' classifiers are averaged
+    init: Literal["random", "average"] = "random"  # of the student; average: the mean of the clients' classifiers
+    noise: float = 0.0  # deviation of noise on every token; the public code adds 1.0
+    server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
+
+
+class Falcon(TokenMethod):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112,
+                "generator_epochs": 60, "generator_batch": 64, "generator_lr": 1e-3, "generator_width": 128, "depth": 2,
+                "heads": 4, "components": 5, "hidden": 320, "wire": "float16", "teachers": "class_count"},
+        "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "generator_epochs": 2,
+                  "generator_batch": 32, "generator_lr": 1e-3, "generator_width": 16, "depth": 1, "heads": 2,
+                  "components": 2, "epochs": 3, "batch_size": 32, "hidden": 32},
+    }  # fmt: skip
+    DEVIATIONS = (
+        "log variances are clamped to [-7, 7] and tokens standardized: the likelihood of few samples is unbounded otherwise",
+        "a client with few images has fewer components: one for every ten images",
+        "the last epoch is used; the public code selects by accuracy on pooled real validation tokens",
+    )
+
+    def problems(self, clients: int) -> list[str]:
+        s = self.settings
+        low = ("generator_epochs", "depth", "heads", "components")
+        positive = ("generator_lr", "per_image", "temperature", "temperature_sampling")
+        found = [f"setting {k!r}: expected at least 1, got {getattr(s, k)}" for k in low if getattr(s, k) < 1]
+        found += [f"setting {k!r}: expected a positive number, got {getattr(s, k)}" for k in positive if not getattr(s, k) > 0]
+        found += [f"setting 'generator_batch': expected at least 2, got {s.generator_batch}"] * (s.generator_batch < 2)
+        found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
+        found += classifying_problems(s)
+        before = [*super().problems(clients), *found]
+        if not before and (s.generator_width or s.width()) % s.heads:
+            before.append(f"setting 'heads': {s.heads} do not divide the generator's width {s.generator_width or s.width()}")
+        return before
+
+    # --- what travels ---
+
+    def contract(self, architecture: str) -> Contract:
+        s, tokens = self.settings, 1 + self.settings.regions()
+        found = dict(contract_of(self._classifier(None), "classifier"))
+        if s.server == "average":
+            return found
+        found["sequences"] = Field("F16" if s.wire == "float16" else "F32", ("n", tokens, s.width()), required=False)
+        found["labels"] = Field("I64", ("n",), required=False, below=len(self.task.classes))
+        for name, line in contract_of(self._generator(s.components, None), "generator").items():
+            shape = tuple("k" if i == 0 and "weights." in name else "kd" if i == 0 and _per_component(name) else side
+                          for i, side in enumerate(line.shape))  # fmt: skip
+            found[name] = Field(line.dtype, shape, required=False)
+        found["statistics"] = Field("F32", (2, s.width()), required=False)  # the generator's standardization
+        return found
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        tokens = self.encoded(shard.train, shard, ctx)
+        key = {"client": shard.client, "data": shard.digest, "seed": ctx.plan.seed, "encoding": _part(self.settings, Encoding),
+               "classes": len(self.task.classes), "device": ctx.device.type}  # fmt: skip
+        classifier = ctx.once({**key, "what": "token classifier", **_part(self.settings, Classifying)},
+                              lambda: Payload(named(self._fitted(tokens, shard, ctx), "classifier")))  # fmt: skip
+        if self.settings.server == "average":
+            return Payload(classifier.tensors, self.facts(shard))
+        generator = ctx.once({**key, "what": "token generator", **_part(self.settings, Generating)},
+                             lambda: self._generated(tokens, shard, ctx))  # fmt: skip
+        sequences = self._sequences(generator, shard.client, self.facts(shard)["class_counts"], ctx)
+        return Payload({**classifier.tensors, **self._smaller(generator, sequences)}, self.facts(shard))
+
+    def _smaller(self, generator: Payload, sequences: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        sizes = [sum(t.numel() * t.element_size() for t in each.values()) for each in (sequences, generator.tensors)]
+        wanted = self.settings.send
+        send_sequences = wanted == "sequences" or (wanted == "smaller" and sizes[0] <= sizes[1])
+        return sequences if send_sequences else dict(generator.tensors)
+
+    # --- the client's two models ---
+
+    def _classifier(self, rng: torch.Generator | None) -> AttentionPool:
+        found: AttentionPool = self.settings.classifier(self.settings.width(), len(self.task.classes), rng)
+        return found
+
+    def _fitted(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> AttentionPool:
+        """The local classifier, from a start that all clients share."""
+        return fit_classifier(
+            self.settings, tokens, shard.train.labels, len(self.task.classes), ctx.generator("classifier"),
+            ctx.generator("local", shard.client), ctx.device,
+            lambda done, total: ctx.progress(f"{shard.client} classifier", done, total),
+        )  # fmt: skip
+
+    def _generator(self, components: int, rng: torch.Generator | None) -> TokenGenerator:
+        s = self.settings
+        model = TokenGenerator(1 + s.regions(), s.width(), len(self.task.classes), width=s.generator_width, depth=s.depth,
+                               heads=s.heads, components=components, order=s.order)  # fmt: skip
+        initialize(model, rng)
+        return model
+
+    def _generated(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> Payload:
+        """The client's generator: least negative log-likelihood, mean over positions, AdamW."""
+        s, rng, labels = self.settings, ctx.generator("generator", shard.client), shard.train.labels
+        center, scale = tokens.mean((0, 1)), tokens.std((0, 1)).nan_to_num(1.0).clamp_min(1e-4)
+        if not s.standardize:
+            center, scale = torch.zeros_like(center), torch.ones_like(scale)
+        z = (tokens - center) / scale
+        model = self._generator(max(1, min(s.components, len(tokens) // 10)), ctx.generator("generator start"))
+        try:
+            fit_generator(model, z, labels, rng, epochs=s.generator_epochs, batch_size=s.generator_batch, lr=s.generator_lr,
+                          device=ctx.device,
+                          progress=lambda done, total: ctx.progress(f"{shard.client} generator", done, total))  # fmt: skip
+        except TrainingError as error:
+            error.client = shard.client
+            raise
+        return Payload({**named(model, "generator"), "statistics": torch.stack([center, scale])})
+
+    def _sequences(self, generator: Payload, client: str, counts: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
+        """Drawn sequences of each class that the client has, each class with its own seed; classes it lacks get none."""
+        components = len(generator.tensors["generator/weights.bias"])
+        model = self._generator(components, None)
+        load_named(model, {n: t for n, t in generator.tensors.items() if n.startswith("generator/")}, "generator")
+        wanted = {c: round(self.settings.per_image * count) for c, count in enumerate(counts)}
+        found, labels = draw_sequences(
+            model, generator.tensors["statistics"], {c: n for c, n in wanted.items() if n},
+            lambda c: ctx.generator("sequences", client, c), self.settings.temperature_sampling, ctx.device,
+        )  # fmt: skip
+        kind = torch.float16 if self.settings.wire == "float16" else torch.float32
+        return {"sequences": found.to(kind), "labels": labels}
+
+    # --- the server ---
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        same_encoder(uploads)
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        if self.settings.server == "average":
+            return Release(Payload(self._averaged(uploads)))
+        pool = [self._pool(upload, ctx) for upload in uploads]
+        x = torch.cat([part["sequences"].float() for part in pool])
+        y = torch.cat([part["labels"] for part in pool])
+        student = self._classifier(ctx.generator("student"))
+        if self.settings.init == "average":
+            load_named(student, self._averaged(uploads), "classifier")
+        teacher, s, rng = self._teacher(uploads, x, ctx), self.settings, ctx.generator("distil")
+
+        def loss(index: torch.Tensor) -> torch.Tensor:
+            seen = x[index]
+            if s.noise:
+                seen = seen + s.noise * torch.randn(seen.shape, generator=rng)
+            said = student(seen.to(ctx.device), rng)
+            hard = functional.cross_entropy(said, y[index].to(ctx.device))
+            if not s.alpha:
+                return hard
+            log_q = functional.log_softmax(said / s.temperature, -1)
+            soft = functional.kl_div(log_q, teacher[index].to(ctx.device), reduction="batchmean")
+            total: torch.Tensor = (1 - s.alpha) * hard + s.alpha * s.temperature**2 * soft
+            return total
+
+        train_on_tokens(student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total))
+        return Release(Payload(named(student, "classifier")))
+
+    def _pool(self, upload: Upload, ctx: Context) -> dict[str, torch.Tensor]:
+        """A client's sequences, as it sent them or drawn here from its generator, which gives the same."""
+        tensors = upload.payload.tensors
+        if "sequences" in tensors:
+            return {"sequences": tensors["sequences"], "labels": tensors["labels"]}
+        return self._sequences(upload.payload, upload.client, upload.payload.facts["class_counts"], ctx)
+
+    @torch.no_grad()
+    def _teacher(self, uploads: Sequence[Upload], x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """p_T of every sequence, (n, classes): the weighted mean of the clients' softened answers. Asked once."""
+        counts = torch.tensor([upload.payload.facts["class_counts"] for upload in uploads], dtype=torch.float32)
+        weights = {"uniform": torch.ones_like(counts), "size": counts.sum(1, keepdim=True).expand_as(counts),
+                   "class_count": counts + 1e-6}[self.settings.teachers]  # fmt: skip
+        weights = weights / weights.sum(0)
+        total = torch.zeros(len(x), len(self.task.classes))
+        for upload, weight in zip(uploads, weights, strict=True):
+            model = self._classifier(None)
+            load_named(model, upload.payload.tensors, "classifier")
+            model.to(ctx.device).eval()
+            answers = [model(part.to(ctx.device)).cpu() for part in torch.split(x, 4096)]
+            total += weight * (torch.cat(answers) / self.settings.temperature).softmax(-1)
+        return total / total.sum(-1, keepdim=True)
+
+    def _averaged(self, uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
+        own = [{n: t for n, t in u.payload.tensors.items() if n.startswith("classifier/")} for u in uploads]
+        return average(own, [float(upload.payload.facts["samples"]) for upload in uploads])
+
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        """The same upload had its client no sequence of the class; the classifier has still seen it (see the card)."""
+        keep = payload.tensors["labels"] != label
+        counts = [0 if c == label else n for c, n in enumerate(payload.facts["class_counts"])]
+        cut = {"sequences": payload.tensors["sequences"][keep], "labels": payload.tensors["labels"][keep]}
+        return Payload({**payload.tensors, **cut}, {**payload.facts, "class_counts": counts, "samples": sum(counts)})
+
+    def build(self, payload: Payload) -> nn.Module:
+        model = self._classifier(None)
+        load_named(model, payload.tensors, "classifier")
+        return OnTokens(self.tokenizer(), model).eval()
+
+
+def _per_component(name: str) -> bool:
+    return name.removeprefix("generator/").startswith(("means.", "variances."))
+
+
+def _part(settings: Settings, kind: type[Any]) -> dict[str, Any]:
+    """The settings of one mixin: what names the work that depends on nothing else."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in asdict(settings).items() if name in names}

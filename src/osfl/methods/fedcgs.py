@@ -1,0 +1,153 @@
+"""FedCGS — each client sends sums of its features; the server adds them up and has a Gaussian classifier, without training.
+
+Paper: Guan et al., "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025. A client sends
+A_c = sum of x over class c, B = sum of x x^T and n_c of a frozen encoder's features; the head is w_c = S^-1 mu_c,
+b_c = -mu_c^T S^-1 mu_c / 2 + ln(n_c / N) (`linear_classifier`). The sums do not depend on who holds what, so neither does the
+classifier. Personalised (`personal`): a client also fits a map of its features, drawn to the global class means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.ingredients.gaussians import Covariance, Statistics, linear_classifier, packed, statistics, summed, unpacked
+from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder
+from osfl.ingredients.training import batches, step
+from osfl.models.naming import load_named, named
+from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Encoding):
+    resolution: int = 224  # R; the paper takes one vector an image
+    tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
+    covariance: Covariance = "total"  # of all samples (public code), or within classes (linear discriminant analysis)
+    ridge: float = 1e-4  # on the covariance's diagonal, times its mean variance; the public code has none and may be singular
+    by_class: bool = False  # send B class by class: then a class can be forgotten, and the upload grows with the classes
+    precision: Literal["float32", "float64"] = "float32"  # on the wire; sums are taken in float64
+    personal: bool = False  # fit a map of the features at each client, after the round
+    personal_epochs: int = 30
+    personal_lr: float = 1e-4
+    alignment: float = 1.0  # weight of the distance between mapped features and the global mean of their class
+
+
+class FedCGS(TokenMethod):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "tokens": "concat",
+                "precision": "float64", "ridge": 1e-2},
+        "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8},
+    }  # fmt: skip
+    DEVIATIONS = ("a ridge keeps the covariance invertible", "all methods here share FALCON's encoder")
+
+    def problems(self, clients: int) -> list[str]:
+        found = [f"setting 'ridge': expected at least 0, got {self.settings.ridge}"] * (not self.settings.ridge >= 0)
+        return [*super().problems(clients), *found]
+
+    def width(self) -> int:
+        """d of what is summed."""
+        return int(self.settings.width(self.settings.tokens))
+
+    def contract(self, architecture: str) -> Contract:
+        d, classes = self.width(), len(self.task.classes)
+        kind = "F64" if self.settings.precision == "float64" else "F32"
+        triangle = (d * (d + 1) // 2,)
+        gram = {f"class-{c}/gram": Field(kind, triangle, required=False) for c in range(classes)}
+        return {"sums": Field(kind, (classes, d)), **(gram if self.settings.by_class else {"gram": Field(kind, triangle)})}
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        x, y = self._features(self.encoded(shard.train, shard, ctx)), shard.train.labels
+        classes = len(self.task.classes)
+        kind = torch.float64 if self.settings.precision == "float64" else torch.float32
+        if self.settings.by_class:
+            found = {c: statistics(x[y == c], y[y == c], classes) for c in sorted(set(y.tolist()))}
+            tensors = {f"class-{c}/gram": packed(one.gram).to(kind) for c, one in found.items()}
+            total = summed(found.values())
+        else:
+            total = statistics(x, y, classes)
+            tensors = {"gram": packed(total.gram).to(kind)}
+        return Payload({"sums": total.sums.to(kind), **tensors}, self.facts(shard))
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        """One upload at a time: memory does not grow with their number."""
+        same_encoder(uploads)
+        total = summed(self._statistics(upload.payload) for upload in uploads)
+        weight, bias = linear_classifier(total, self.settings.covariance, self.settings.ridge)
+        head = {"head/weight": weight.float(), "head/bias": bias.float()}
+        means = (total.sums / total.counts.clamp_min(1)[:, None]).float()
+        return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
+
+    def _statistics(self, payload: Payload) -> Statistics:
+        grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
+        gram = torch.stack([value.double() for value in grams]).sum(0)
+        counts = torch.tensor(payload.facts["class_counts"], dtype=torch.float64)
+        return Statistics(payload.tensors["sums"].double(), unpacked(gram), counts)
+
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        """The same upload had its client no image of the class; possible where B was sent class by class."""
+        counts = [0 if c == label else n for c, n in enumerate(payload.facts["class_counts"])]
+        sums = payload.tensors["sums"].clone()
+        sums[label] = 0
+        kept = {name: value for name, value in payload.tensors.items() if name != f"class-{label}/gram"}
+        return Payload({**kept, "sums": sums}, {**payload.facts, "class_counts": counts, "samples": sum(counts)})
+
+    def separable(self) -> bool:
+        """Whether one class can be taken out of an upload."""
+        return bool(self.settings.by_class)
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        """A residual map of the features that starts as nothing, fitted with CE and drawn to the global class means."""
+        if not self.settings.personal:
+            return release.shared
+        head, s = _Mapped(self._linear(release.shared)), self.settings
+        x, y, means = self._features(self.encoded(shard.train, shard, ctx)), shard.train.labels, release.shared.tensors["means"]
+        scale = x.var(0).mean().clamp_min(1e-12)  # so that one alignment weight serves any encoder
+        optimizer, rng = torch.optim.Adam(head.parameters(), s.personal_lr), ctx.generator("personal", shard.client)
+        for _ in range(s.personal_epochs):
+            for index in batches(len(x), 64, rng):
+                mapped = head.mapped(x[index])
+                loss = functional.cross_entropy(head.linear(mapped), y[index])
+                loss = loss + s.alignment * (mapped - means[y[index]]).square().mean() / scale
+                step(head, optimizer, loss)
+        return Payload({**named(head.linear, "head"), **named(head.map, "map")})
+
+    def build(self, payload: Payload) -> nn.Module:
+        head: nn.Module = self._linear(payload)
+        if "map/weight" in payload.tensors:
+            assert isinstance(head, nn.Linear)
+            head = _Mapped(head)
+            load_named(head.map, payload.tensors, "map")
+        return OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval()
+
+    def _linear(self, payload: Payload) -> nn.Linear:
+        linear = nn.Linear(self.width(), len(self.task.classes))
+        load_named(linear, payload.tensors, "head")
+        return linear
+
+    def _features(self, tokens: torch.Tensor) -> torch.Tensor:
+        return pooled(tokens, self.settings.tokens)
+
+
+class _Mapped(nn.Module):
+    """A linear classifier behind a residual map that starts as nothing."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.map = nn.Linear(linear.in_features, linear.in_features, bias=False)
+        self.linear = linear
+        nn.init.zeros_(self.map.weight)
+
+    def mapped(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.map(x)
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(self.mapped(x))
+        return y

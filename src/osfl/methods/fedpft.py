@@ -1,0 +1,123 @@
+"""FedPFT — each client sends Gaussian mixtures of its features, one a class; the server samples them and trains a linear head.
+
+Paper: Beitollahi et al., "Parametric Feature Transfer: One-shot Federated Learning with Foundation Models", 2024. Mixtures
+have K components with diagonal (or spherical, or full) covariances and travel as 16-bit floats: (2d + 1) K 2 bytes a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from osfl.ingredients.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
+from osfl.ingredients.token_training import linear_head
+from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder
+from osfl.models.naming import load_named, named
+from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
+
+
+@dataclass(frozen=True)
+class Settings(Encoding):
+    resolution: int = 224  # R; the paper takes one vector an image
+    tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
+    components: int = 20  # K, Gaussians a class; fewer for classes with few images
+    shape: Shape = "diag"  # of the covariances
+    tolerance: float = 1e-12  # EM stops when the mean log-likelihood changes by less
+    iterations: int = 1000  # of EM, at most
+    samples: float = 1.0  # synthetic features for each real one
+    epochs: int = 50  # of the head
+    batch_size: int = 128
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.01
+    standardize: bool = False  # train the head on standardized features (folded into its weights afterwards)
+
+
+class FedPFT(TokenMethod):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "tokens": "concat",
+                "components": 5, "tolerance": 1e-3, "iterations": 200, "standardize": True},
+        "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "components": 2, "tolerance": 1e-3,
+                  "iterations": 20, "epochs": 3, "standardize": True},
+    }  # fmt: skip
+    DEVIATIONS = (
+        "classes with few images get fewer components; the public code drops them",
+        f"variances are at least {FLOOR}: smaller ones are zero as 16-bit floats",
+        "all methods here share FALCON's encoder",
+    )
+
+    def problems(self, clients: int) -> list[str]:
+        s = self.settings
+        low = {"components": 1, "iterations": 1, "epochs": 1, "batch_size": 1}
+        found = [f"setting {k!r}: expected at least {v}, got {getattr(s, k)}" for k, v in low.items() if getattr(s, k) < v]
+        found += [f"setting {k!r}: expected a positive number, got {getattr(s, k)}" for k in ("lr", "samples")
+                  if not getattr(s, k) > 0]  # fmt: skip
+        return [*super().problems(clients), *found]
+
+    def contract(self, architecture: str) -> Contract:
+        d = self.settings.width(self.settings.tokens)
+        sizes: dict[str, tuple[int | str, ...]] = {
+            "diag": ("k{}", d), "spherical": ("k{}",), "full": ("k{}", d * (d + 1) // 2),
+        }  # fmt: skip
+        found: dict[str, Field] = {}
+        for c in range(len(self.task.classes)):
+            spread = tuple(side.format(c) if isinstance(side, str) else side for side in sizes[self.settings.shape])
+            for name, shape in (("weights", (f"k{c}",)), ("means", (f"k{c}", d)), ("spread", spread)):
+                found[f"class-{c}/{name}"] = Field("F16", shape, required=False)
+        return found
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        s = self.settings
+        x, y = pooled(self.encoded(shard.train, shard, ctx), s.tokens), shard.train.labels
+
+        def fitted(c: int) -> dict[str, torch.Tensor]:
+            mine = x[y == c]
+            k, rng = components_for(len(mine), s.components), ctx.generator("mixture", shard.client, c)
+            found = fit_mixture(mine, k, s.shape, rng, tolerance=s.tolerance, iterations=s.iterations)
+            spread = packed(found.spread) if s.shape == "full" else found.spread
+            return {f"class-{c}/weights": found.weights, f"class-{c}/means": found.means, f"class-{c}/spread": spread}
+
+        tensors = {name: value.half() for c in sorted(set(y.tolist())) for name, value in fitted(c).items()}
+        return Payload(tensors, self.facts(shard))
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        same_encoder(uploads)
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        drawn = [self._drawn(upload, ctx) for upload in uploads]
+        x, y = (torch.cat([part for pair in drawn for part in pair[which]]) for which in (0, 1))
+        s = self.settings
+        head = linear_head(x, y, len(self.task.classes), ctx.generator("head"), epochs=s.epochs, batch_size=s.batch_size,
+                           optimizer=s.optimizer, lr=s.lr, standardize=s.standardize, device=ctx.device,
+                           progress=lambda done, total: ctx.progress("head", done, total))  # fmt: skip
+        return Release(Payload(named(head, "head")))
+
+    def _drawn(self, upload: Upload, ctx: Context) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Synthetic features of one client, class by class; each cell has its own seed, so that it can be forgotten."""
+        features, labels = [], []
+        for c, count in enumerate(upload.payload.facts["class_counts"]):
+            if f"class-{c}/weights" in upload.payload.tensors and count:
+                n = max(1, round(count * self.settings.samples))
+                mixture = self.mixture(upload.payload, c)
+                features.append(mixture.sample(n, ctx.generator("sample", upload.client, c)).float())
+                labels.append(torch.full((n,), c))
+        return features, labels
+
+    def mixture(self, payload: Payload, label: int) -> FeatureMixture:
+        weights, means, spread = (payload.tensors[f"class-{label}/{what}"].double() for what in ("weights", "means", "spread"))
+        return FeatureMixture(weights, means, unpacked(spread) if self.settings.shape == "full" else spread)
+
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        """The same upload had its client no image of the class."""
+        counts = [0 if c == label else n for c, n in enumerate(payload.facts["class_counts"])]
+        kept = {name: value for name, value in payload.tensors.items() if not name.startswith(f"class-{label}/")}
+        return Payload(kept, {**payload.facts, "class_counts": counts, "samples": sum(counts)})
+
+    def build(self, payload: Payload) -> nn.Module:
+        head = nn.Linear(self.settings.width(self.settings.tokens), len(self.task.classes))
+        load_named(head, payload.tensors, "head")
+        return OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval()

@@ -1,0 +1,127 @@
+"""Frozen encoders: an image in, a vector out. Named in the plan, pinned by sha256, the same at every site.
+
+`random` needs no weights at all. The others read a safetensors file that the plan pins: one of `KNOWN` (see pretrained.py),
+a file of the user's in timm's or transformers' naming, or one fetched from a hub (`hub:facebook/dinov2-base`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from osfl.models.build import build_model
+from osfl.models.checkpoints import usual_names
+from osfl.models.efficientnet import EfficientNetLite
+from osfl.models.encoder_table import ENCODERS
+from osfl.models.folding import freeze
+from osfl.models.naming import ModelError
+from osfl.models.pretrained import IMAGENET, KNOWN, Weights, fill, read_weights, weights_folder, weights_path
+from osfl.models.random_features import RandomFeatures
+from osfl.protocol import Task, digest_of
+
+_VERSION = 1  # of what an encoder does besides its weights; a change makes old features unused
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A network that describes images as vectors; `digest` names everything that its answers depend on."""
+
+    name: str
+    width: int  # d, numbers in a vector
+    digest: str
+    network: nn.Module  # frozen; (batch, 3, side, side) in [-1, 1] -> (batch, d)
+
+
+Features = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+def _class_token(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = model.features(x)  # type: ignore[operator]
+    return found
+
+
+def _before_head(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """320 numbers: the last block's channels, averaged over the image."""
+    assert isinstance(model, EfficientNetLite)
+    return model.blocks(x).mean((2, 3))
+
+
+_FEATURES: Mapping[str, Features] = {"efficientnet_lite0_320": _before_head}
+
+
+def encoder_problems(name: str, side: int, weights: str, sha256: str) -> list[str]:
+    """What is wrong with an encoder's settings, before any file is looked for."""
+    if name not in ENCODERS:
+        return [f"setting 'encoder': expected one of {', '.join(ENCODERS)}, got {name!r}"]
+    kind, found = ENCODERS[name], []
+    if side < 8 or side % kind.multiple:
+        expected = f"a multiple of {kind.multiple}" if kind.multiple > 1 else "at least 8"
+        found.append(f"setting 'window': {name} takes images of {expected} pixels, got {side}")
+    if kind.architecture and not kind.weights and not (weights and sha256):
+        found.append(f"setting 'encoder_weights': {name} needs a safetensors file and its sha256 (encoder_weights, "
+                     "encoder_sha256), so that every site has the same encoder")  # fmt: skip
+    if weights and kind.weights:
+        found.append(f"setting 'encoder_weights': {name} has weights of its own; leave it empty")
+    if weights and not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        found.append(f"setting 'encoder_sha256': expected 64 lower-case hex digits, got {sha256!r}")
+    return found
+
+
+@lru_cache(maxsize=4)
+def load_encoder(name: str, side: int, weights: str = "", sha256: str = "") -> Encoder:
+    """The encoder, with weights that hash to what the plan says; else an error that says where to get them."""
+    kind = ENCODERS[name]
+    if not kind.architecture:
+        return Encoder(name, kind.width, _digest(name, "", side), _Describing(RandomFeatures(grid=1), _class_token))
+    model = build_model(kind.architecture, Task("encoder", ("none",), (3, side, side)))
+    known = KNOWN[kind.weights] if kind.weights else Weights(kind.architecture, weights, sha256, "", "", *IMAGENET)
+    path = weights_path(kind.weights) if kind.weights else _given(weights, sha256)
+    fill(model, usual_names(read_weights(path, known.sha256)), known, str(path))
+    network = _Describing(freeze(model), _FEATURES.get(name, _class_token))
+    return Encoder(name, kind.width, _digest(name, known.sha256, side), network)
+
+
+def _digest(name: str, sha256: str, side: int) -> str:
+    return digest_of(["osfl encoder", _VERSION, name, sha256, side])
+
+
+def _given(weights: str, sha256: str) -> Path:
+    """A user's file: a path, a name in the weights folder, or a file of a hub."""
+    if weights.startswith("hub:"):
+        return _from_hub(weights.removeprefix("hub:"))
+    for path in (Path(weights), weights_folder() / weights):
+        if path.is_file():
+            return path
+    raise ModelError(
+        f"the encoder's weights {weights!r} are not here", field="encoder_weights", expected=f"a file with sha256 {sha256}",
+        fix=f"Put the file into {weights_folder()}, or set OSFL_DATA to the folder that holds weights/.",
+    )  # fmt: skip
+
+
+def _from_hub(address: str) -> Path:
+    """`owner/name[@revision][:file]`, by huggingface_hub; what arrives is checked against the plan's sha256 like any file."""
+    repository, _, file = address.partition(":")
+    repository, _, revision = repository.partition("@")
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise ModelError("weights from a hub need huggingface_hub", field="encoder_weights",
+                         fix="Install it with: pip install 'osfl[hub]'. Or give a local file.") from None  # fmt: skip
+    return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision or None))
+
+
+class _Describing(nn.Module):
+    """A network reduced to its features."""
+
+    def __init__(self, model: nn.Module, features: Features) -> None:
+        super().__init__()
+        self.model, self.take = model.eval().requires_grad_(False), features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.take(self.model, x)

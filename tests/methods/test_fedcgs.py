@@ -1,0 +1,99 @@
+"""FedCGS: the classifier does not depend on who holds what, and a client or class can be subtracted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from osfl.checks import small_federation
+from osfl.methods.fedcgs import FedCGS, Settings
+from osfl.plan import resolve_settings
+from osfl.protocol import Context, Payload, Release, Task, Upload
+from osfl.simulation import Federation, Simulation, prepare
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))
+
+
+def ctx(federation: Federation) -> Context:
+    return Context(federation.plan, torch.device("cpu"))
+
+
+def method(federation: Federation, **changes: object) -> FedCGS:
+    settings = resolve_settings(FedCGS, "smoke", {"precision": "float64", **changes})
+    return FedCGS(federation.plan.task, settings)
+
+
+def uploads(one: FedCGS, federation: Federation) -> list[Upload]:
+    return [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
+
+
+def weights(release: Release) -> torch.Tensor:
+    return torch.cat([release.shared.tensors["head/weight"], release.shared.tensors["head/bias"][:, None]], 1)
+
+
+def test_every_partition_gives_the_same_classifier() -> None:
+    found = []
+    for partition, clients, seed in (("iid", 2, 0), ("dirichlet:0.1", 5, 1), ("silos", None, 2)):
+        federation = prepare(Simulation("fedcgs", "digits", clients, partition, "smoke", seed, samples=120, image_size=8))
+        whole = [replace(s, train=_all(s)) for s in federation.shards]  # validation images are cut by client: use all
+        federation = replace(federation, shards=whole)
+        one = method(federation, ridge=1e-2)
+        found.append(weights(one.server_phase(uploads(one, federation), ctx(federation))))
+    for other in found[1:]:
+        assert torch.allclose(found[0], other, rtol=1e-5, atol=1e-5)
+
+
+def _all(shard: object) -> object:
+    from osfl.data.source import together
+
+    return together([shard.train, shard.val])  # type: ignore[attr-defined]
+
+
+def test_bytes_are_those_of_the_formula() -> None:
+    federation = small_federation("fedcgs")
+    one = method(federation, precision="float32")
+    payload = one.client_phase(federation.shards[0], ctx(federation))
+    d, classes = one.width(), len(federation.plan.task.classes)
+    assert sum(t.numel() * t.element_size() for t in payload.tensors.values()) == 4 * (classes * d + d * (d + 1) // 2)
+    assert 4 * (10 * 512 + 512 * 513 // 2 + 10) == 545_832  # the sheet's 546 kB, counts included
+
+
+def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:
+    federation = small_federation("fedcgs")
+    one = method(federation, by_class=True)
+    assert one.separable() and not method(federation).separable()
+    cut = [Upload(u.client, "", one.without_class(u.payload, 3)) for u in uploads(one, federation)]
+    bare = []
+    for shard in federation.shards:
+        keep = shard.train.labels != 3
+        bare.append(replace(shard, train=shard.train.subset(keep.nonzero().flatten())))
+    never = uploads(one, replace(federation, shards=bare))
+    after, expected = (one.server_phase(u, ctx(federation)).shared.tensors for u in (cut, never))
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+
+
+def test_the_personal_map_starts_as_nothing_and_fits_the_client() -> None:
+    federation = small_federation("fedcgs")
+    one = method(federation, personal=True, personal_epochs=0, ridge=100.0)
+    release = one.server_phase(uploads(one, federation), ctx(federation))
+    shard = federation.shards[0]
+    x = shard.train.images.float() / 127.5 - 1
+    shared = one.build(Payload({n: t for n, t in release.shared.tensors.items() if n != "means"}))(x)
+    untouched = one.build(one.personalize(release, shard, ctx(federation)))(x)
+    assert torch.allclose(shared, untouched, atol=1e-4)
+    longer = method(federation, personal=True, personal_epochs=20)
+    own = longer.build(longer.personalize(release, shard, ctx(federation)))(x)
+    loss = torch.nn.functional.cross_entropy
+    assert loss(own, shard.train.labels).item() < loss(shared, shard.train.labels).item()
+
+
+def test_wrong_settings_are_named() -> None:
+    task = Task("t", ("a", "b"), (1, 8, 8))
+    found = FedCGS(task, Settings(ridge=-1)).problems(3)
+    assert any("'ridge'" in line for line in found) and any("encoder_weights" in line for line in found)

@@ -1,0 +1,73 @@
+"""FedPFT: bytes, small classes, and cells that can be forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from osfl.checks import small_federation
+from osfl.methods.fedpft import FedPFT
+from osfl.plan import resolve_settings
+from osfl.protocol import Context, Upload
+from osfl.simulation import Federation
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))
+
+
+def ctx(federation: Federation) -> Context:
+    return Context(federation.plan, torch.device("cpu"))
+
+
+def method(federation: Federation, **changes: object) -> FedPFT:
+    return FedPFT(federation.plan.task, resolve_settings(FedPFT, "smoke", changes))
+
+
+@pytest.mark.parametrize("shape", ["diag", "spherical", "full"])
+def test_bytes_are_those_of_the_formula(shape: str) -> None:
+    federation = small_federation("fedpft")
+    one = method(federation, components=1, shape=shape)
+    payload = one.client_phase(federation.shards[0], ctx(federation))
+    held, d = sum(n > 0 for n in payload.facts["class_counts"]), one.settings.width()
+    numbers = {"diag": 2 * d + 1, "spherical": d + 2, "full": 1 + d + d * (d + 1) // 2}[shape]
+    assert sum(2 * t.numel() for t in payload.tensors.values()) == 2 * numbers * held
+    assert {t.dtype for t in payload.tensors.values()} == {torch.float16}
+    assert 2 * 20 * (2 * 768 + 1) == 61_480  # the sheet's 61.5 kB a class
+
+
+def test_a_class_of_one_image_is_kept() -> None:
+    federation = small_federation("fedpft")
+    shard = federation.shards[0]
+    label = int(shard.train.labels[0])
+    keep = (shard.train.labels != label).nonzero().flatten()
+    few = replace(shard, train=shard.train.subset(torch.cat([torch.tensor([0]), keep])))
+    payload = method(federation).client_phase(few, ctx(federation))
+    assert payload.tensors[f"class-{label}/means"].shape[0] == 1
+    assert float(payload.tensors[f"class-{label}/spread"].min()) > 0  # not rounded to zero
+
+
+def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:
+    federation = small_federation("fedpft")
+    one = method(federation)
+    said = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
+    cut = [Upload(u.client, "", one.without_class(u.payload, 3)) for u in said]
+    bare = [replace(s, train=s.train.subset((s.train.labels != 3).nonzero().flatten())) for s in federation.shards]
+    never = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in bare]
+    after, expected = (one.server_phase(u, ctx(federation)).shared.tensors for u in (cut, never))
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+
+
+def test_standardization_is_folded_into_the_head() -> None:
+    from osfl.ingredients.token_training import linear_head
+    from osfl.seeds import torch_generator
+
+    x = torch.randn(60, 4, generator=torch_generator(0, "x")) * torch.tensor([1.0, 10, 0.1, 1]) + 5
+    y = (x[:, 1] > 5).long()
+    head = linear_head(x, y, 2, torch_generator(0, "h"), epochs=30, batch_size=16, optimizer="sgd", lr=0.1, standardize=True,
+                       device=torch.device("cpu"), progress=lambda done, total: None)  # fmt: skip
+    assert float((head(x).argmax(1) == y).float().mean()) > 0.95
