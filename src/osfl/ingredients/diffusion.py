@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -176,6 +177,7 @@ def learning_rate(settings: DiffusionSettings, step: int, batch: int) -> float:
     return settings.edm_lr / math.sqrt(late) * min(step * batch / max(settings.edm_rampup, 1), 1.0)
 
 
+@cache
 def ema_exponent(width: float) -> float:
     """gamma whose averaging profile t^gamma has this relative standard deviation: std^2 = (g + 1) / ((g + 2)^2 (g + 3))."""
     low, high = 0.0, 1e6
