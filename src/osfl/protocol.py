@@ -260,6 +260,15 @@ class Joint(Protocol):
         ...
 
 
+@runtime_checkable
+class Generative(Protocol):
+    """Optional, for methods that make images: a simulation compares them with real ones."""
+
+    def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
+        """The synthetic images and their labels, as the classifier is trained on them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A message that a multi-round reference sends `times` times; its bytes are measured like those of an upload."""

@@ -23,16 +23,17 @@ from torch import nn
 from osfl.environment import describe_environment
 from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
+from osfl.evaluation.generators import judge
 from osfl.evaluation.scores import score
 from osfl.meter import measure, reset_peak_memory
 from osfl.phases import Machine, computing, quiet, serve, settle, speak
 from osfl.plan import deviations, plan_from
-from osfl.protocol import ClientId, Context, Exchange, Joint, Payload, Plan, Progress, Shard, Task, digest_of
+from osfl.protocol import ClientId, Context, Exchange, Generative, Joint, Payload, Plan, Progress, Shard, Task, digest_of
 from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
-from osfl.result import SCHEMA, Costs, Phase, Result, write_json
+from osfl.result import SCHEMA, Costs, Generators, Phase, Result, write_json
 from osfl.round import Round, contracts_of, open_round, simulated_key, standing_round
 from osfl.simulation import Federation, Simulation, for_methods, prepare
 from osfl.storage import load_payload, payload_digest, to_raw
@@ -217,10 +218,11 @@ def _evaluation(
         scores = score(models, federation.test, classes, federation.counts,
                        device=ctx.device, map=ctx.map, domains=federation.domains,
                        personalized=joint is None and any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
+        judged = _generators(method, federation, round, ctx)
     round.note("evaluate", meter.as_json())
     ctx.progress("evaluate", 1, 1)
     described = plan.as_json()
-    return {
+    result: Result = {
         "schema": SCHEMA,
         "method": plan.method,
         "preset": "",
@@ -242,6 +244,20 @@ def _evaluation(
         "environment": {},
         "figures": round.figures(),
     }
+    if judged is not None:
+        result["generators"] = judged
+    return result
+
+
+def _generators(method: Any, federation: Federation, round: Round, ctx: Context) -> Generators | None:
+    """Synthetic images beside real ones, which only a simulation has in one place."""
+    if not isinstance(method, Generative):
+        return None
+    uploads, _ = round.uploads()
+    with measure():  # the operations of making images are the server's, and were counted there
+        pool = method.samples(uploads, ctx)
+    classes = federation.plan.task.classes
+    return judge(pool, federation.shards, federation.test, classes, draw=ctx.generator, device=ctx.device, map=ctx.map)
 
 
 def _exchanged(models: Mapping[ClientId, Payload], round: Round) -> int:
