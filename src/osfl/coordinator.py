@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from osfl.errors import RoundError, UsageError
 from osfl.protocol import ClientId, Json, Plan, Progress
-from osfl.wire.agreed import read_json, standing_desk
+from osfl.wire.agreed import read_json, standing_desk, unfinished
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
 from osfl.wire.source import BytesLike
 
@@ -59,7 +59,11 @@ def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -
 
 def receive(folder: Path, source: BytesLike | Path) -> Receipt:
     """Let a bundle through the gate and keep it; returns when it is safe on disk, raises `Rejected` with the reason."""
-    return Inbox(folder / "inbox", standing_desk(folder)).receive(source)
+    receipt = Inbox(folder / "inbox", standing_desk(folder)).receive(source)
+    if standing_desk(folder).forgotten.get(receipt.client) == "":  # forgotten meanwhile: what was stored must not stay
+        receipt.path.unlink(missing_ok=True)
+        return Inbox(folder / "inbox", standing_desk(folder)).receive(source)  # refused, with the reason
+    return receipt
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Status:
     digests: Mapping[ClientId, str] = field(default_factory=dict)  # of each upload in the inbox
     release: str = ""  # its digest, once it is there
     personal: Sequence[ClientId] = ()  # for whom the release has a part of its own
+    forgotten: Sequence[ClientId] = ()  # nobody waits for them
 
 
 def status(folder: Path, now: datetime | None = None) -> Status:
@@ -88,27 +93,29 @@ def status(folder: Path, now: datetime | None = None) -> Status:
     inbox = Inbox(folder / "inbox", desk)
     delivered = inbox.delivered()
     waiting = plan.get("round", {})
-    quorum = waiting.get("quorum", 0) or len(plan["clients"])
+    present = [client for client in plan["clients"] if desk.forgotten.get(client) != ""]
+    quorum = waiting.get("quorum", 0) or max(1, len(present))
     deadline = datetime.fromisoformat(waiting["deadline"]) if waiting.get("deadline") else None
-    why = _waits_for(len(delivered), len(plan["clients"]), quorum, deadline, now or datetime.now(UTC))
-    release = _release(folder)
+    why = _waits_for(len(delivered), len(present), quorum, deadline, now or datetime.now(UTC))
+    half = unfinished(folder) is not None
+    why = "a forgetting has begun and not ended: repeat that command" if half else why
+    release = None if half else _release(folder)
     made_from = release.made_from if release else {}
     return Status(
-        desk.plan, plan["method"], delivered, [client for client in plan["clients"] if client not in delivered],
+        desk.plan, plan["method"], delivered, [client for client in present if client not in delivered],
         list(refusals(folder)), quorum, deadline, not why, why, release is not None,
         [client for client in delivered if release and f"upload/{client}" not in made_from],
         {client: inbox.digest(client) for client in delivered}, release.digest if release else "",
         [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
+        [client for client in plan["clients"] if client not in present],
     )  # fmt: skip
 
 
 def _waits_for(delivered: int, clients: int, quorum: int, deadline: datetime | None, now: datetime) -> str:
     """Empty if the server phase may begin: everybody has spoken, or enough have and nobody need be waited for."""
-    if delivered == clients:
-        return ""
     if delivered < quorum:
         return f"{delivered} of the {quorum} uploads that are needed have arrived"
-    if deadline is not None and now < deadline:
+    if delivered < clients and deadline is not None and now < deadline:
         return f"{clients - delivered} more may deliver until {deadline.isoformat()}"
     return ""
 

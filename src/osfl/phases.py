@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from osfl.environment import device_named
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.outgoing import check_outgoing
-from osfl.protocol import Context, Contract, Json, Payload, Plan, Progress, Release, Shard
+from osfl.protocol import ClientId, Context, Contract, Json, Payload, Plan, Progress, Release, Shard
 from osfl.round import Round
 from osfl.storage import Shelf, to_raw
 from osfl.wire.bundle import pack
@@ -70,9 +70,9 @@ def speak(
     return pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key), meter
 
 
-def serve(method: Any, round: Round, ctx: Context) -> None:
-    """From the inbox to a signed release. The server sees uploads, never shards."""
-    uploads, made_from = round.uploads()
+def serve(method: Any, round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:
+    """From the inbox to a signed release. The server sees uploads, never shards; `among`: only those of these clients."""
+    uploads, made_from = round.uploads(among)
     reset_peak_memory()
     ctx.progress("server", 0, 1)
     with measure() as meter:

@@ -235,19 +235,14 @@ class Previewing(Protocol):
 
 @runtime_checkable
 class Separable(Protocol):
-    """A method whose uploads hold a part of their own for each class: single classes can then be forgotten, too."""
+    """Optional, for methods whose uploads hold a part of their own for each class: single classes can be forgotten, too.
+
+    Where only some settings send classes apart, `separable()` tells. Where another part of the upload has seen the class as
+    well, a string `inseparable` says so: it goes into the certificate.
+    """
 
     def without_class(self, payload: Payload, label: int) -> Payload:
-        """An upload's payload as if the client had no image of this class; no tensors at all if nothing is left."""
-        ...
-
-
-@runtime_checkable
-class Joint(Protocol):
-    """Optional, for methods whose clients answer together in the end: what they exchange for it is counted and shown."""
-
-    def after_round(self, payloads: Mapping[ClientId, Payload]) -> Payload | None:
-        """One model of all clients' models, as `build` understands it; None where each client answers alone."""
+        """An upload's payload as if the client had no image of this class; 0 `samples` or no tensors: nothing is left."""
         ...
 
 

@@ -14,7 +14,7 @@ from osfl.errors import Rejected
 from osfl.protocol import ClientId
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
-from osfl.wire.gate import RELEASE_LIMITS, Desk, accept, verify_release
+from osfl.wire.gate import RELEASE_LIMITS, Desk, open_standing, verify_release
 from osfl.wire.source import opened
 
 Answer: TypeAlias = Literal["yes", "no", "not checked"]
@@ -75,10 +75,11 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
 def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
     question = "signature, round and content"
     try:
-        if _kind(path) == "upload":
+        kind, client = _said(path)
+        if kind == "upload":
             if known.desk is None:
                 return Check(question, "not checked", "the clients' keys are not known: give --round or --keys")
-            believed[path] = accept(path, known.desk)
+            believed[path] = open_standing(path, known.desk, client)[0]
         else:
             if not known.server:
                 return Check(question, "not checked", "the server's key is not known: give --server")
@@ -88,10 +89,11 @@ def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
     return Check(question, "yes")
 
 
-def _kind(path: Path) -> object:
+def _said(path: Path) -> tuple[str, ClientId]:
+    """Kind and client as the manifest has them; nothing of it is believed yet."""
     with opened(path) as file:
         manifest = read_envelope(file, RELEASE_LIMITS).manifest
-    return manifest.get("kind") if isinstance(manifest, dict) else None
+    return (str(manifest.get("kind")), str(manifest.get("client"))) if isinstance(manifest, dict) else ("", "")
 
 
 def _name(bundle: Bundle) -> str:

@@ -7,6 +7,7 @@
     models/                                   what clients made of it (in a simulation)
     figures/                                  pictures that the method wants in the report
     scratch/                                  checkpoints of unfinished phases
+    forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
     results.json  report/  model_card.md
 """
 
@@ -17,8 +18,9 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from osfl.errors import Rejected, RoundError, UsageError
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
 from osfl.storage import from_raw, load_payload, save_payload, to_raw
-from osfl.wire.agreed import read_json, standing_desk
+from osfl.wire.agreed import INTENT, read_json, standing_desk, unfinished
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import Desk, verify_release
@@ -50,6 +52,11 @@ class Round:
         return Inbox(self.folder / "inbox", self.desk)
 
     @property
+    def present(self) -> list[ClientId]:
+        """The plan's clients without those who were forgotten."""
+        return [client for client in self.plan.clients if self.desk.forgotten.get(client) != ""]
+
+    @property
     def scratch(self) -> Path:
         return self.folder / "scratch"
 
@@ -59,9 +66,9 @@ class Round:
         """Clients whose upload is safe in the inbox, with its size in bytes; sorted."""
         return self.inbox.delivered()
 
-    def uploads(self) -> tuple[list[Upload], dict[ClientId, str]]:
-        """Every upload, sorted by client, and the digests that the release will name as its origin."""
-        bundles = [self.inbox.bundle(client) for client in self.delivered()]
+    def uploads(self, among: Collection[ClientId] | None = None) -> tuple[list[Upload], dict[ClientId, str]]:
+        """Every upload (`among` these clients), sorted by client, and the digests that the release will name as its origin."""
+        bundles = [self.inbox.bundle(client) for client in self.delivered() if among is None or client in among]
         uploads = [Upload(b.client, b.plan, _payload(b)) for b in bundles]
         return uploads, {bundle.client: bundle.digest for bundle in bundles}
 
@@ -112,7 +119,7 @@ class Round:
         shared = self.folder / "release.safetensors"
         own = {path.stem: path.stat().st_size for path in (self.folder / "personal").glob("*.safetensors")}
         says_something = bool(own or self._verified(shared).tensors)
-        return {client: (shared.stat().st_size if says_something else 0) + own.get(client, 0) for client in self.plan.clients}
+        return {client: (shared.stat().st_size if says_something else 0) + own.get(client, 0) for client in self.present}
 
     # --- models that clients made of the release ---
 
@@ -204,17 +211,38 @@ def standing_round(folder: Path, plan: Plan, server_key: SigningKey | None = Non
         return
     with alone(folder):
         round = _standing(folder, plan, server_key)
-        if round.server != server_key.public_hex:
-            raise UsageError(
-                [f"this key is not the server's: expected the private half of {round.server}, got that of "
-                 f"{server_key.public_hex}"], field="key", fix="Give the key with which the round was opened.",
-            )  # fmt: skip
+        check_server_key(round)
         yield round
 
 
+def check_server_key(round: Round) -> None:
+    assert round.server_key is not None
+    if round.server != round.server_key.public_hex:
+        raise UsageError(
+            [f"this key is not the server's: expected the private half of {round.server}, got that of "
+             f"{round.server_key.public_hex}"], field="key", fix="Give the key with which the round was opened.",
+        )  # fmt: skip
+
+
 def _standing(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Round:
+    check_whole(folder)
     desk = standing_desk(folder)
-    return Round(folder, plan, desk, read_json(folder / "enrolled.json")["server"], server_key)
+    return Round(folder, plan, desk, desk.server, server_key)
+
+
+def check_whole(folder: Path) -> None:
+    """Half a forgetting is no state to work in or to read from."""
+    intent = unfinished(folder)
+    if intent is not None:
+        raise RoundError(f"{folder} is in the middle of forgetting {asked_words(intent)}", field="round",
+                         expected="a round that nothing is being removed from", got=INTENT,
+                         fix=f"Finish it first: osfl forget {folder} {asked_words(intent)}")  # fmt: skip
+
+
+def asked_words(entry: Mapping[str, Any]) -> str:
+    """What a certificate or an intent was asked for, as words of `osfl forget`."""
+    words = [word for client in entry["asked"]["clients"] for word in ("--client", client)]
+    return shlex.join(words + (["--class", entry["asked"]["class"]] if entry["asked"]["class"] else []))
 
 
 def _same_plan(folder: Path, plan: Plan) -> None:

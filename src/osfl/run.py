@@ -9,6 +9,7 @@ same digest, and no finished client phase is repeated.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -75,6 +76,9 @@ def walk(
         finished = round.finished()
         if finished is not None:
             return _completed(finished, round)
+        federation = _without_forgotten(method, federation, round)
+        if shelf is not None and ("shelf", "") not in round.journal():
+            round.note("shelf", {"path": os.path.relpath(shelf, out)})  # client models are kept there, too
         with computing(plan, machine, progress, round.scratch, shelf=shelf, show=round.show) as ctx:
             traffic = _release(method, federation, round, ctx)
             payloads = _personalization(method, federation.shards, round, ctx)
@@ -84,6 +88,19 @@ def walk(
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
         write_json(out / "results.json", result)
         return _completed(result, round)
+
+
+def _without_forgotten(method: Any, federation: Federation, round: Round) -> Federation:
+    """Clients that were forgotten (`osfl forget`) do not come back when the same words are said again."""
+    if len(round.present) == len(round.plan.clients):
+        return federation
+    shards = [shard for shard in federation.shards if shard.client in round.present]
+    problems = list(method.problems(len(shards))) if shards else ["every client was forgotten"]
+    if problems:
+        raise RoundError(f"nothing can be made of what was not forgotten: {'; '.join(problems)}", field="clients",
+                         expected="enough clients for this method", got=f"{len(shards)} of {len(federation.shards)}",
+                         fix="Start a new round with other settings, in another folder.")  # fmt: skip
+    return replace(federation, shards=shards)
 
 
 def _completed(result: Result, round: Round) -> Result:
@@ -117,7 +134,7 @@ def _release(method: Any, federation: Federation, round: Round, ctx: Context) ->
         _client_phases(method, federation.shards, round, ctx)
     if round.release() is None:
         serve(method, round, ctx)
-    up = round.delivered() if speaks else dict.fromkeys(ctx.plan.clients, 0)
+    up = round.delivered() if speaks else dict.fromkeys(round.present, 0)
     return Traffic(up, round.release_bytes(), int(speaks))
 
 
@@ -148,7 +165,7 @@ def _reference(method: Any, shards: Sequence[Shard], round: Round, ctx: Context)
         reset_peak_memory()
         with measure() as meter:
             simulated = method.simulate(shards, ctx)
-        everyone = round.plan.clients
+        everyone = round.present
         traffic = {
             "up": {c: _measured(simulated.up.get(c, ()), c, round) for c in everyone},
             "down": {c: _measured(simulated.down.get(c, ()), c, round) for c in everyone},

@@ -41,6 +41,7 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
             for c, size in found.delivered.items()
         ],
         "missing": list(found.missing),
+        "forgotten": list(found.forgotten),
         "refused": [dict(entry) for entry in found.refused],
         "quorum": found.quorum,
         "deadline": found.deadline.isoformat() if found.deadline else None,
@@ -61,6 +62,8 @@ def _show(round: Path, found: Status, now: datetime) -> None:
             say(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
         else:
             say(f"  [yellow]missing[/]    {client}")
+    for client in found.forgotten:
+        say(f"  forgotten  {client}")
     if found.refused:
         say(f"Refused, {len(found.refused)} times:")
         for entry in found.refused:

@@ -1,14 +1,22 @@
-"""What a round folder says about the round, read back without torch: the desk needs nothing else to receive."""
+"""What a round folder says about the round, read back without torch: the desk needs nothing else to receive.
+
+What was forgotten is part of it (see osfl.forgetting): certificates in `forgotten/`, signed by the server, and while a
+forgetting is unfinished its intent in `forgetting.json`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from osfl.errors import RoundError
-from osfl.protocol import Contract, Field, Limits, digest_of
+from osfl.protocol import ClientId, Contract, Field, Limits, canonical, digest_of
 from osfl.wire.gate import Desk
+from osfl.wire.signing import VerifyKey
+
+CERTIFICATES, INTENT = "forgotten", "forgetting.json"
 
 
 def read_json(path: Path) -> Any:
@@ -28,10 +36,42 @@ def standing_desk(folder: Path) -> Desk:
     try:
         contracts = {name: _contract(lines) for name, lines in read_json(folder / "contract.json").items()}
         classes, limits = len(plan["task"]["classes"]), Limits(**plan["limits"])
-        return Desk(digest_of(plan), dict(enrolled["clients"]), contracts, classes, limits)
+        server = enrolled["server"]
+        forgotten = struck([*certificates(folder, server), *filter(None, [unfinished(folder)])])
+        return Desk(digest_of(plan), dict(enrolled["clients"]), contracts, classes, limits, server, forgotten)
     except (AttributeError, KeyError, TypeError) as error:
         raise RoundError(f"{folder} is not a whole round folder: {error!r}", field="round",
                          fix="Open the round again with `osfl enrol`, in a new folder.") from None  # fmt: skip
+
+
+def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
+    """What was forgotten here, oldest first; refused unless the server signed every one."""
+    found = []
+    for path in sorted((folder / CERTIFICATES).glob("*.json")):
+        content = read_json(path)
+        try:
+            good = VerifyKey(server).verify(canonical(content["certificate"]), content["signature"])
+            found.append({**content["certificate"], "uploads": dict(content["certificate"]["uploads"])})
+        except (AttributeError, KeyError, TypeError, ValueError):
+            good = False
+        if not good:
+            raise RoundError(f"{CERTIFICATES}/{path.name} is not what the server signed", field="certificate",
+                             expected=f"a signature by {server}",
+                             fix="It was edited or damaged: restore it from a copy.")  # fmt: skip
+    return found
+
+
+def unfinished(folder: Path) -> dict[str, Any] | None:
+    """The forgetting that has begun here and has not ended."""
+    if not (folder / INTENT).exists():
+        return None
+    intent: dict[str, Any] = read_json(folder / INTENT)
+    return intent
+
+
+def struck(entries: Iterable[Mapping[str, Any]]) -> dict[ClientId, str]:
+    """Of whom these certificates (or an intent) took something: the digest of what is left of the upload, or ""."""
+    return {client: str(upload["after"]) for entry in entries for client, upload in entry["uploads"].items()}
 
 
 def _contract(lines: Any) -> Contract:

@@ -44,6 +44,8 @@ class Desk:
     contracts: Mapping[str, Contract]  # architecture -> what its uploads hold; the single key "" needs no fact
     classes: int
     limits: Limits = field(default_factory=Limits)
+    server: str = ""  # public key that signs releases, and what is left of an upload after a class was forgotten
+    forgotten: Mapping[ClientId, str] = field(default_factory=dict)  # client -> digest of what is left of its upload, or ""
 
     def __post_init__(self) -> None:
         for client, key in self.enrolled.items():
@@ -61,13 +63,13 @@ def accept(source: BytesLike | Path, desk: Desk) -> Bundle:
     return open_upload(source, desk)[0]
 
 
-def open_upload(source: BytesLike | Path, desk: Desk) -> tuple[Bundle, memoryview]:
-    """The same, with the file's bytes as they were checked."""
+def open_upload(source: BytesLike | Path, desk: Desk, signer: str = "") -> tuple[Bundle, memoryview]:
+    """The same, with the file's bytes as they were checked; `signer` is a key to expect instead of the client's."""
     with _blaming(UNKNOWN), opened(source) as file:
         envelope = read_envelope(file, desk.limits)
         client = _enrolled(envelope.manifest, desk)
         with _blaming(client):
-            _check_signature(envelope, VerifyKey(desk.enrolled[client]))
+            _check_signature(envelope, VerifyKey(signer or desk.enrolled[client]))
             manifest = check_round(envelope.manifest, {"upload"}, desk.plan)
             contract = desk.contracts[architecture_of(manifest["facts"], desk.contracts)]
             lines = read_lines(manifest["tensors"])
@@ -79,6 +81,16 @@ def open_upload(source: BytesLike | Path, desk: Desk) -> tuple[Bundle, memoryvie
             check_well_known(manifest["facts"], desk.classes)
             check_canonical(envelope, lines)
             return bundle_of(envelope, tensors), data
+
+
+def open_standing(source: BytesLike | Path, desk: Desk, client: ClientId) -> tuple[Bundle, memoryview]:
+    """An upload that was received: signed by its client, or, where a class of it was forgotten, by the server."""
+    left = desk.forgotten.get(client)
+    bundle, data = open_upload(source, desk, desk.server if left else "")
+    if left and bundle.digest != left:
+        fix = "Restore what the certificate of forgetting names."
+        raise _no("upload", "it is not what was left of this upload", left, bundle.digest, fix)
+    return bundle, data
 
 
 def verify_release(

@@ -14,7 +14,7 @@ from osfl.protocol import ClientId, digest_of
 from osfl.wire import atomic
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
-from osfl.wire.gate import Desk, open_upload
+from osfl.wire.gate import Desk, open_standing, open_upload
 from osfl.wire.names import check_client_id
 from osfl.wire.source import BytesLike, opened
 
@@ -45,6 +45,7 @@ class Inbox:
         """Check, store durably, then acknowledge. The same upload again gets the same receipt."""
         try:
             bundle, data = open_upload(source, self.desk)
+            self._refuse_forgotten(bundle.client)
             receipt = Receipt(bundle.client, bundle.digest, data.nbytes, self.path(bundle.client))
             if self._store(receipt.path, data):
                 return receipt
@@ -57,13 +58,13 @@ class Inbox:
     def uploads(self) -> list[Receipt]:
         """Everything acknowledged so far, by client, checked again; other files in the folder are nobody's upload."""
         with _using(self.folder):
-            present = [client for client in sorted(self.desk.enrolled) if self.path(client).exists()]
+            present = [client for client in self._expected() if self.path(client).exists()]
         return [self._stored(client)[1] for client in present]
 
     def delivered(self) -> dict[ClientId, int]:
         """Clients whose upload is here, by name, with its size in bytes; it was checked on the way in."""
         with _using(self.folder):
-            paths = {client: self.path(client) for client in sorted(self.desk.enrolled)}
+            paths = {client: self.path(client) for client in self._expected()}
             return {client: path.stat().st_size for client, path in paths.items() if path.exists()}
 
     def digest(self, client: ClientId) -> str:
@@ -92,7 +93,7 @@ class Inbox:
     def _stored(self, client: ClientId) -> tuple[Bundle, Receipt]:
         path = self.path(client)
         try:
-            bundle, data = open_upload(path, self.desk)
+            bundle, data = open_standing(path, self.desk, client)
         except Rejected as no:
             raise _damaged(client, path, no.reason) from None
         if bundle.client != client:
@@ -106,6 +107,18 @@ class Inbox:
                 atomic.sync_folder(self.folder)  # the process that stored it may not have come that far
                 return False
             return atomic.create_once(path, data)
+
+    def _expected(self) -> list[ClientId]:
+        """Whose uploads count: a file of a forgotten client is nobody's."""
+        return [client for client in sorted(self.desk.enrolled) if self.desk.forgotten.get(client) != ""]
+
+    def _refuse_forgotten(self, client: ClientId) -> None:
+        if client in self.desk.forgotten:
+            gone = "a class of its upload" if self.desk.forgotten[client] else "this client"
+            raise Rejected(
+                f"{gone} was forgotten in this round", client=client, field="client", expected="another client",
+                got=client, fix="Forgetting is final in a round. To take part again, open a new round (another seed will do).",
+            )  # fmt: skip
 
     def _agreed(self, receipt: Receipt) -> Receipt:
         """The receipt once more, if it is for the upload that stands."""

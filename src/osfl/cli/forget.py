@@ -1,0 +1,121 @@
+"""`osfl forget`: take back what a client said, or a class of it, exactly; and repeat the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.progress import telling
+from osfl.cli.terminal import escape, put_json, say
+from osfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.forgetting import Finding
+
+EXAMPLES = (
+    "osfl run --method ensemble --smoke --out runs/taught",
+    "osfl forget runs/taught --client client-02",
+    "osfl forget runs/taught --verify",
+    "osfl run --method federated_factory --clients 3 --smoke --out runs/made",
+    "osfl forget runs/made --class 7",
+)
+
+Clients = Annotated[
+    list[str] | None,
+    typer.Option("--client", "-c", metavar="NAME", show_default=False, help="Whose upload is forgotten; repeatable."),
+]  # fmt: skip
+Class = Annotated[
+    str,
+    typer.Option("--class", metavar="NAME", show_default=False,
+                 help="Only this class: of the clients named, or of everybody. For methods that send classes apart."),
+]  # fmt: skip
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", "-k", metavar="server.key", show_default=False,
+                 help="The server's private key, which signs the new release; simulated rounds need none."),
+]  # fmt: skip
+Withdraw = Annotated[
+    bool, typer.Option("--withdraw", help="Where too little is left for a release, take the old one back without a new one.")
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Repeat the proof of everything that was forgotten here.")]
+
+
+def forget(
+    round: options.RoundFolder,
+    clients: Clients = None,
+    class_name: Class = "",
+    key: Key = None,
+    withdraw: Withdraw = False,
+    verify: Verify = False,
+    workers: options.Workers = None,
+    threads: options.Threads = 1,
+    device: options.Device = "cpu",
+    format: options.Format = "text",
+) -> None:
+    """Delete what was said and make the release again, bit for bit as if it had never been said. Writes a certificate.
+
+    Killed, the same command goes on. --verify changes nothing, needs no key, and answers 1 if something does not hold.
+    """
+    from osfl import forgetting
+    from osfl.phases import Machine
+    from osfl.wire.signing import SigningKey
+
+    if verify:
+        if clients or class_name or withdraw:
+            raise UsageError("--verify repeats the proof of all that was forgotten, and forgets nothing", field="verify",
+                             fix="Leave --client, --class and --withdraw out.")  # fmt: skip
+        with telling(format == "json") as progress:
+            findings = forgetting.verify(round, workers=workers, progress=progress)
+        _answer(findings, format)
+        return
+    signing = SigningKey.load(key) if key else None
+    machine = Machine(workers=workers, threads=threads, device=device)
+    with telling(format == "json") as progress:
+        certificate = forgetting.forget(round, signing, clients=clients or (), class_name=class_name, withdraw=withdraw,
+                                        machine=machine, progress=progress)  # fmt: skip
+    path = round / "forgotten" / f"{certificate['number']:04}.json"
+    if format == "json":
+        put_json({**certificate, "path": str(path)})
+    else:
+        _show(certificate, path, round)
+
+
+def _show(certificate: Mapping[str, Any], path: Path, round: Path) -> None:
+    for client, upload in certificate["uploads"].items():
+        left = f"class {escape(certificate['asked']['class'])} is gone from its upload" if upload["after"] else "forgotten"
+        say(f"[bold]{client}[/]: {left}")
+    release, replace = certificate["release"], certificate["replace"]
+    if not release["after"]:
+        why = "the release was taken back" if release["before"] else "there was none yet"
+        say(f"Release      none: {why}")
+    else:
+        same = "  (the same as before)" if release["after"] == release["before"] else ""
+        say(f"Release      {release['after']}{same}")
+    if replace:
+        who = ", ".join(row["who"] for row in replace)
+        say(f"To replace   {who} may hold release {release['before'][:16]}... or models of it")
+    if certificate["stays"]:
+        say(f"[yellow]Stays[/]        {escape(certificate['stays'])}")
+    for found in certificate["elsewhere"]:
+        say(f"[yellow]Elsewhere[/]    {escape(found)} holds the same bytes; remove it, too")
+    say(f"Certificate  {escape(str(path))}")
+    say(f"Verify       osfl forget {escape(str(round))} --verify")
+    if certificate["again"]:
+        say(f"Evaluate     {escape(certificate['again'])}")
+
+
+def _answer(findings: Sequence[Finding], format: str) -> None:
+    good = all(finding.good for finding in findings)
+    if format == "json":
+        rows = [{"check": f.check, "good": f.good, "detail": f.detail} for f in findings]
+        put_json({"good": good, "checks": rows})
+    else:
+        for finding in findings:
+            mark = "[green]PASS[/]" if finding.good else "[bold red]FAIL[/]"
+            say(f"{mark}  {finding.check:<12} {escape(finding.detail)}")
+    if not good:
+        raise typer.Exit(1)
