@@ -81,6 +81,11 @@ class Handler(BaseHTTPRequestHandler):
             self._json(422 if isinstance(no, Rejected) else 400, {**no.as_json(), "words": str(no)})
         except OsflError as error:
             self._json(409, {**error.as_json(), "words": str(error)})
+        except OSError as error:
+            if isinstance(error, ConnectionError | TimeoutError):  # somebody went away
+                raise
+            why = f"the disk failed: {error.strerror}"
+            self._refuse(No(507, f"{why}. Nothing was acknowledged; make room or repair it, then try again"))
 
     # --- looking ---
 
@@ -169,20 +174,20 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") or not re.fullmatch(r"[0-9]{1,15}", said):
             self._refuse(No(411, "the request does not say how long it is"))
         elif int(said) > most:
-            self._refuse(No(413, f"it is too large: expected at most {most} bytes, got {said}"), linger=True)
+            self._refuse(No(413, f"it is too large: expected at most {most} bytes, got {said}"))
         else:
             return int(said)
         return None
 
     # --- answers ---
 
-    def _refuse(self, no: No, linger: bool = False) -> None:
+    def _refuse(self, no: No) -> None:
         self.close_connection = True  # a body may be on its way that nobody will read
         if no.door and self.command == "GET" and self.path in ("/", "/door.js", "/desk.css"):
             self._door()
             return
         self._json(no.status, {"error": "Refused", "reason": no.reason, "words": f"{no.reason[:1].upper()}{no.reason[1:]}."})
-        if linger:
+        if self.command == "POST":
             self._drain()
 
     def _door(self) -> None:

@@ -50,4 +50,4 @@ class Keeper:
         from osfl.reports.inspection import inspection_page
 
         with self.drawing:
-            return inspection_page(look(path, replace(from_round(self.round), where="this round"), name=path.name))
+            return inspection_page(look(path, replace(from_round(self.round), where=""), name=path.name))

@@ -85,10 +85,10 @@ def _round(m: Material) -> Iterator[Finding]:
     if m.known.plan is None:
         return
     if m.seen.bundle.plan != m.known.round:
-        yield Finding("serious", "Round", f"It was made for round {m.seen.bundle.plan[:16]}…, not for {m.known.round[:16]}… of "
-                      f"{m.known.where}.", "Use the plan that everybody agreed on.")  # fmt: skip
+        yield Finding("serious", "Round", f"It was made for round {m.seen.bundle.plan[:16]}…, not for {m.known.round[:16]}…, "
+                      f"which is {m.known.place}.", "Use the plan that everybody agreed on.")  # fmt: skip
         return
-    yield Finding("good", "Round", f"It belongs to the round of {m.known.where}.")
+    yield Finding("good", "Round", f"It belongs to the round {m.known.place}.")
     if m.seen.bundle.kind == "upload" and m.seen.bundle.client not in m.known.plan["clients"]:
         yield Finding("serious", "Sender", f"{m.seen.bundle.client!r} is no client of this round.")
 

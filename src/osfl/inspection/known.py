@@ -22,11 +22,15 @@ class Known:
     clients: Mapping[str, str] = field(default_factory=dict)  # client -> public key
     server: str = ""  # public key
     given: str = ""  # a public key that the reader named; it then is the one that must have signed
-    where: str = ""  # who says so: a path
+    where: str = ""  # who says so: a path, or nothing where that is plain
 
     @property
     def round(self) -> str:
         return "" if self.plan is None else digest_of(dict(self.plan))
+
+    @property
+    def place(self) -> str:
+        return f"in {self.where}" if self.where else "here"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -45,8 +49,8 @@ class Known:
         if self.given:
             return self.given, "the key that you named"
         if bundle.kind == "upload":
-            return self.clients.get(bundle.client, ""), f"the key of {bundle.client!r} that is enrolled in {self.where}"
-        return self.server, f"the server's key that {self.where} names"
+            return self.clients.get(bundle.client, ""), f"the key of {bundle.client!r} that is enrolled {self.place}"
+        return self.server, f"the server's key that is enrolled {self.place}"
 
     def whole_plan(self) -> Plan | None:
         """The plan with its method's settings; this is where torch comes in."""

@@ -103,6 +103,7 @@ def _words(bundle: Bundle, groups: Sequence[dict[str, Json]], m: Material) -> li
         "personal": f"This is the part of the server's answer that is meant for {bundle.client!r} alone.",
     }[bundle.kind]
     many = sum(numbers.count for numbers in m.numbers.values())
+    groups = [group for group in groups if group["kind"] != "counter"]  # they are in the table; here they would hide the rest
     holds = "; ".join(f"{group['words']} ({group['numbers']:,} numbers)" for group in groups[:6])
     more = f"; and {len(groups) - 6} more groups" if len(groups) > 6 else ""
     contents = f"It holds {many:,} numbers: {holds}{more}." if groups else "It holds no tensor."

@@ -59,14 +59,16 @@ def _weights(last: str, shape: Sequence[int]) -> str:
 
 
 def owner_of(name: str, classes: Sequence[str]) -> str:
-    """What a tensor belongs to: "the network", "the generator of class 'basophil'"."""
+    """What a tensor belongs to: "network", "generator of class basophil", "network of north"."""
     found = _OF_CLASS.match(name)
     if found:
         number = found[1]
         known = classes[int(number)] if number.isdecimal() and int(number) < len(classes) else number
         return f"generator of class {known}"
-    start, slash, _ = name.partition("/")
-    return {"model": "network"}.get(start, start) if slash else "other tensors"
+    start, _, rest = name.partition("/")
+    if start == "model":
+        return "network"
+    return f"{owner_of(rest, classes)} of {start}" if "/" in rest else f"part {start}" if rest else "unnamed part"
 
 
 def _many(number: int, one: str) -> str:

@@ -43,8 +43,9 @@ def _tiles(look: Mapping[str, Any]) -> list[dict[str, str]]:
     signature = next(f for f in look["findings"] if f["check"] == "Signature")
     state = {"good": "valid", "caution": "unknown", "serious": "WRONG"}[signature["severity"]]
     numbers = sum(row["count"] for row in look["tensors"])
+    leaves = "Leaves the building" if look["kind"] == "upload" else "Size"
     return [
-        {"name": "Leaves the building", "figure": size(look["bytes"]), "why": f"{count(look['bytes'])} bytes in one file"},
+        {"name": leaves, "figure": size(look["bytes"]), "why": f"{count(look['bytes'])} bytes in one file"},
         {"name": "Numbers", "figure": compact(numbers), "why": f"in {many(len(look['tensors']), 'tensor')}, and "
          f"{many(len(look['facts']), 'fact')}"},
         {"name": "Signature", "figure": state, "why": "who made this file"},

@@ -49,7 +49,8 @@ function send(file, tell) {
     request.onload = () => {
       const answer = JSON.parse(request.responseText || "{}");
       if (request.status === 200) tell("good", `accepted: the upload of ${answer.client}`);
-      else tell("bad", `refused: ${answer.words || answer.reason}`);
+      else if (request.status === 401 || request.status === 403) location.reload();  // another desk answers: its page is newer
+      else tell("bad", `refused: ${answer.reason}. ${answer.fix || ""}`);
       done();
     };
     request.onerror = () => { tell("bad", "not sent: the desk does not answer. Drop the file once more."); done(); };

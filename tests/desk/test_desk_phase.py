@@ -1,0 +1,94 @@
+"""The server phase from the page: a process of its own that continues after a kill and ends in downloads."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from osfl.desk.phase import Phase, Teller, sole
+from osfl.wire.gate import verify_release
+from tests.desk.conftest import OpenDesk, Visitor, World
+from tests.test_roles import CLIENTS
+
+
+def deliver(desk: Visitor, world: World) -> None:
+    for client in CLIENTS:
+        assert desk.post("/bundles", world.bundles[client].read_bytes()).status == 200
+
+
+def until(desk: Visitor, state: str, seconds: float = 120) -> dict[str, object]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = desk.state()
+        if found["phase"]["state"] == state:
+            return dict(found)
+        time.sleep(0.2)
+    raise AssertionError(f"never {state}: {found['phase']}")
+
+
+def test_a_killed_phase_goes_on_with_the_next_desk(open_desk: OpenDesk, world: World, tmp_path: Path) -> None:
+    desk = open_desk(key=world.key_file)
+    early = desk.post("/phase")
+    assert early.status == 409 and "0 of the 3 uploads" in early.json["words"]
+    deliver(desk, world)
+    assert desk.state()["can_start"] and "can start" in desk.state()["headline"]
+    assert desk.post("/phase").status == 202
+    child = desk.server.keeper.phase._child
+    assert child is not None
+    assert desk.post("/phase").status == 202 and desk.server.keeper.phase._child is child  # it runs: nothing happens
+    child.kill()
+    child.wait()
+    assert until(desk, "interrupted")["can_start"]
+    desk.server.keeper.resume()  # what the next desk does first
+    found = until(desk, "finished")
+    assert found["released"] and not found["can_start"]
+    assert [row["name"] for row in found["downloads"]] == ["release.safetensors"]  # type: ignore[attr-defined]
+    answer = desk.get("/download/release.safetensors")
+    assert 'filename="release.safetensors"' in answer.headers["Content-Disposition"]
+    assert verify_release(answer.body, world.keys["server"].public_hex, world.plan.digest).kind == "release"
+    assert "What the server gives back" in desk.get("/release").body.decode()
+    assert desk.get("/download/personal/north.safetensors").status == 404  # this method makes no personal parts
+    for path in ("/", "/board", "/state"):
+        assert b"PRIVATE KEY" not in desk.get(path).body and str(world.key_file).encode() not in desk.get(path).body
+
+
+def test_without_a_key_it_only_receives(open_desk: OpenDesk, world: World) -> None:
+    desk = open_desk()
+    deliver(desk, world)
+    assert not desk.state()["can_start"]
+    answer = desk.post("/phase")
+    assert answer.status == 409 and "without the server's key" in answer.json["reason"]
+
+
+def test_a_failure_is_shown_and_can_be_tried_again(open_desk: OpenDesk, world: World, tmp_path: Path) -> None:
+    desk = open_desk(key=tmp_path / "no.key")
+    deliver(desk, world)
+    desk.post("/phase")
+    found = until(desk, "failed")
+    assert found["can_start"] and "no.key" in found["phase"]["error"]["reason"]  # type: ignore[index]
+    assert "It failed:" in desk.get("/board").body.decode()
+
+
+def test_progress_is_told_as_a_file(tmp_path: Path) -> None:
+    tell = Teller(tmp_path)
+    tell("distil", 0, 10)
+    tell.told = 0.0
+    tell("distil", 5, 10)
+    told = json.loads((tmp_path / "phase.json").read_text())
+    assert told["state"] == "running" and [(s["what"], s["done"], s["total"]) for s in told["steps"]] == [("distil", 5, 10)]
+    assert told["steps"][0]["left"] > 0
+    tell.told = 0.0
+    tell("distil", 10, 10)
+    assert json.loads((tmp_path / "phase.json").read_text())["steps"] == []
+
+
+def test_whose_phase_it_was_does_not_matter(tmp_path: Path) -> None:
+    """A desk that was killed leaves a process behind, which finishes; the next desk sees that it is alive."""
+    Teller(tmp_path)("distil", 0, 10)
+    phase = Phase(tmp_path, tmp_path)
+    assert phase.state()["state"] == "interrupted"
+    with sole(tmp_path / "phase.lock") as free:
+        assert free and phase.state()["state"] == "running"
+    (tmp_path / "phase.json").write_text("{")
+    assert phase.state()["state"] == "none"
