@@ -269,3 +269,12 @@ def test_defaults_are_the_paper_s() -> None:
     assert (s.images_per_class, s.floor, s.edm_images, s.edm_batch, s.edm_lr, s.edm_lr_batches, s.edm_rampup) == (
         10_000, 1e-12, 25_000_000, 4096, 0.01, 35_000, 10_000_000)  # fmt: skip
     assert (s.edm_ema, s.edm_noise_mean, s.edm_noise_std, s.edm_steps, s.dropout) == (0.05, -0.8, 1.6, 32, 0.3)
+
+
+def test_the_preview_shows_each_generator_of_an_upload_and_nothing_of_a_classifier() -> None:
+    upload = method().client_phase(shard("a"), ctx())
+    (figure,) = method().preview(upload, ctx()).values()
+    held = {image["caption"] for image in figure["images"]}
+    assert figure["kind"] == "gallery" and len(figure["images"]) == 6 * len(held)
+    assert held == {TASK.classes[label] for label in range(len(TASK.classes)) if f"class-{label}/" in " ".join(upload.tensors)}
+    assert method().preview(Payload({"model/x": torch.zeros(2)}, {"architecture": "cnn"}), ctx()) == {}

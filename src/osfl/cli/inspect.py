@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke --out runs/seen",
-    "osfl inspect runs/seen/inbox/client-00.safetensors",
+    "osfl inspect runs/seen/inbox/client-01.safetensors",
     "osfl inspect runs/seen/release.safetensors --html release.html",
 )
 COLORS = {"serious": "bold red", "caution": "yellow", "note": "cyan", "good": "green"}

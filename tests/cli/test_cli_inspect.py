@@ -1,0 +1,70 @@
+"""`osfl inspect` in words, as JSON and as a page; its mistakes. `osfl desk` before it opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from osfl.wire.signing import SigningKey
+
+UPLOAD = "runs/seen/inbox/client-01.safetensors"
+
+
+@pytest.fixture
+def finished(osfl) -> None:
+    said = osfl("run --method fedavg --smoke --samples 120 --image-size 8 --clients 2 --out runs/seen")
+    assert said.code == 0, said.err
+
+
+def test_inspect(osfl, finished, tmp_path: Path) -> None:
+    said = osfl(f"inspect {UPLOAD}")
+    assert said.code == 0
+    for words in ("upload from client-01 to the server", "weights of the network", "Signed with the key of 'client-01'",
+                  "What was not checked", "model/head.bias"):  # fmt: skip
+        assert words in said.out
+    seen = osfl(f"inspect {UPLOAD} --format json --html page.html").json
+    assert seen["kind"] == "upload" and seen["method"] == "fedavg" and seen["bytes"] == Path(UPLOAD).stat().st_size
+    assert {f["severity"] for f in seen["findings"]} <= {"good", "note", "caution"}
+    page = Path("page.html").read_text()
+    assert page.startswith("<!doctype html>") and "What client-01 sends" in page and "<script" not in page
+    assert osfl("inspect runs/seen/release.safetensors").code == 0
+
+    Path("alone.safetensors").write_bytes(Path(UPLOAD).read_bytes())
+    said = osfl("inspect alone.safetensors")
+    assert said.code == 0 and "WHO MADE THIS FILE IS NOT KNOWN" in said.out
+    assert "Signed with the key of" in osfl("inspect alone.safetensors --round runs/seen").out
+    SigningKey.generate().save(Path("mine.key"))
+    said = osfl("inspect alone.safetensors --key mine.key")
+    assert said.code == 1 and "THE SIGNATURE IS NOT BY THE KEY THAT YOU NAMED" in said.out
+    assert "PRIVATE" not in said.out
+
+
+MISTAKES = {
+    "inspect nothing.safetensors": (1, "cannot be read"),
+    "inspect .": (1, "not a regular file"),
+    "inspect junk.bin": (1, "rejected"),
+    "inspect junk.bin --plan plan.toml": (2, "there is no plan"),
+    "inspect junk.bin --round .": (1, "plan.json is missing"),
+    "inspect junk.bin --key nothing.pub": (2, "cannot be read"),
+    "inspect junk.bin --data .": (2, "--data needs the round's plan"),
+    "inspect junk.bin --html data": (2, "is a folder"),
+    "desk nowhere": (1, "plan.json is missing"),
+    "desk . --port 70000": (2, "70000"),
+    "desk . --host 0.0.0.0 --token short": (2, "too easy to guess"),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes(osfl, words: str) -> None:
+    Path("junk.bin").write_bytes(b"\x00" * 100)
+    said = osfl(words)
+    code, text = MISTAKES[words]
+    assert said.code == code and text in said.err and "Traceback" not in said.err
+    assert osfl(f"{words} --format json").json["error"]
+
+
+def test_a_desk_wants_the_right_key_at_once(osfl, finished) -> None:
+    SigningKey.generate().save(Path("mine.key"))
+    said = osfl("desk runs/seen --key mine.key")
+    assert said.code == 2 and "not the server's" in said.err
