@@ -51,7 +51,9 @@ ALLOWED = {
         "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry", "reports", "result",
         "round", "simulation", "storage", "transports", "wire", "workers",
     },
-    "checks": {"forgetting", "phases", "protocol", "registry", "result", "run", "simulation", "storage", "workers"},
+    "checks": {
+        "forgetting", "phases", "protocol", "registry", "result", "round", "run", "simulation", "storage", "wire", "workers",
+    },
 }  # fmt: skip
 
 

@@ -6,7 +6,8 @@ runs the whole walk on three small clients in seconds, and says in an AssertionE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 
 import torch
 
-from osfl.phases import Machine
-from osfl.protocol import Context, Payload, Release, Upload
+from osfl.forgetting import Finding, forget, verify
+from osfl.phases import Machine, computing, quiet, serve
+from osfl.protocol import Context, Dataset, Release, Separable
 from osfl.registry import is_reference, load
 from osfl.result import Result
+from osfl.round import contracts_of, open_round, simulated_key, standing_round
 from osfl.run import load_model, walk
 from osfl.simulation import Federation, Simulation, prepare
-from osfl.storage import payload_digest
+from osfl.storage import payload_digest, to_raw
+from osfl.wire.bundle import pack
 from osfl.workers import compute_threads
 
 Check = Callable[[str, Path], None]
@@ -98,27 +102,137 @@ def survives_hard_shards(method: str, folder: Path) -> None:
 
 
 def forgets_exactly(method: str, folder: Path) -> None:
-    """Without a client, the release equals that of a round which the client never joined."""
-    with compute_threads(1):
-        _forgets_exactly(method, folder)
-
-
-def _forgets_exactly(method: str, folder: Path) -> None:
+    """Each client in turn is forgotten in a real folder: the release is that of a round which the client never joined,
+    with this plan and with a plan that lacks the client, and nothing of the client is left under the folder."""
     federation = small_federation(method)
-    stays = [shard for shard in federation.shards if shard.client != "client-02"]
-    never = replace(
-        federation, shards=stays, plan=replace(federation.plan, clients=tuple(shard.client for shard in stays))
-    )
+    _walk(federation, folder / "round")
+    for client in federation.plan.clients:
+        _forgets_one(federation, client, folder)
+    left = [shard for shard in federation.shards if shard.client != "client-02"]
+    without = replace(federation, shards=left, plan=replace(federation.plan, clients=tuple(s.client for s in left)))
+    _walk(without, folder / "other-plan")
+    assert _released(without, folder / "other-plan") == _released(federation, folder / "without-client-02")
+    _holds(verify(folder / "without-client-02"))
+
+
+def _forgets_one(federation: Federation, client: str, folder: Path) -> None:
+    forgotten = folder / f"without-{client}"
+    shutil.copytree(folder / "round", forgotten)
+    windows = _windows_of(client, forgotten)
+    certificate = forget(forgotten, clients=[client])
+    if not certificate["release"]["after"]:  # a reference learns from images: the same words make its release again
+        _walk(federation, forgotten)
+    else:
+        never = never_joined(federation, forgotten / "inbox", folder / f"never-{client}")
+        assert certificate["release"]["after"] == never, f"without {client} it is another release than if it had never joined"
+    assert not (found := files_with(windows, forgotten)), f"bytes of {client} are left in {found}"
+
+
+def _holds(findings: Sequence[Finding]) -> None:
+    assert all(finding.good for finding in findings), [finding for finding in findings if not finding.good]
+
+
+def never_joined(federation: Federation, uploads: Path, folder: Path) -> str:
+    """The release's digest in a new folder where only these uploads were delivered."""
+    plan = federation.plan
+    method = load(plan.method)(plan.task, plan.settings)
+    enrolled = {client: simulated_key(plan.seed, client).public_hex for client in plan.clients}
+    with open_round(folder, plan, contracts_of(method), enrolled, simulated_key(plan.seed, "server")) as round:
+        for path in sorted(uploads.glob("*.safetensors")):
+            round.inbox.receive(path)
+        with computing(plan, Machine(), quiet, round.scratch) as ctx:
+            serve(method, round, ctx)
+        published = round.release()
+    assert published is not None
+    return published[1]
+
+
+def _windows_of(client: str, folder: Path) -> list[bytes]:
+    """Slices of what the client sent (or of its model) that nobody else sent; constants are everybody's."""
+    own = [folder / kind / f"{client}.safetensors" for kind in ("inbox", "models")]
+    others = b"".join(path.read_bytes() for path in (folder / "inbox").glob("*.safetensors") if path not in own)
+    bodies = [_body(path) for path in own if path.exists()]
+    slices = [body[start : start + 32] for body in bodies for start in range(0, len(body) - 32, max(32, len(body) // 256))]
+    return [window for window in slices if len(set(window)) >= 12 and window not in others]
+
+
+def _body(path: Path) -> bytes:
+    """A safetensors file without its header."""
+    data = path.read_bytes()
+    return data[8 + int.from_bytes(data[:8], "little") :]
+
+
+def files_with(windows: Sequence[bytes], folder: Path) -> list[str]:
+    """Where under a folder any of these bytes are, found by looking at every byte."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [str(path.relative_to(folder)) for path in files if any(window in path.read_bytes() for window in windows)]
+
+
+def _released(federation: Federation, folder: Path) -> list[str]:
+    with standing_round(folder, federation.plan) as round:
+        published = round.release()
+    assert published is not None
+    return _release_digest(published[0])
+
+
+def forgets_classes(method: str, folder: Path) -> None:
+    """Where uploads can be taken apart by class: without a class, the release is that of clients who never sent it."""
+    federation = small_federation(method)
     instance = load(method)(federation.plan.task, federation.plan.settings)
-    if is_reference(instance):
-        expected = instance.simulate(stays, _context(federation, folder / "x")).release
-        assert _release_digest(instance.simulate(stays, _context(never, folder / "y")).release) == _release_digest(expected)
+    if not isinstance(instance, Separable) or not getattr(instance, "separable", lambda: True)():
         return
-    everyone = [_upload(instance, shard, federation, folder) for shard in federation.shards]
-    left = [upload for upload in everyone if upload.client != "client-02"]
-    forgotten = instance.server_phase(left, _context(federation, folder / "x"))
-    joined = [_upload(instance, shard, never, folder) for shard in stays]
-    assert _release_digest(forgotten) == _release_digest(instance.server_phase(joined, _context(never, folder / "y")))
+    _walk(federation, folder / "round")
+    label, client = _shared_class(federation)
+    name = federation.plan.task.classes[label]
+    for number, clients in enumerate(([], [client])):  # of everybody, then a single cell
+        forgotten = folder / f"without-{number}"
+        shutil.copytree(folder / "round", forgotten)
+        never_sent = folder / f"sent-{number}"
+        _send_without(instance, federation, clients or federation.plan.clients, label, forgotten, never_sent)
+        certificate = forget(forgotten, clients=clients, class_name=name)
+        never = never_joined(federation, never_sent, folder / f"never-{number}")
+        assert certificate["release"]["after"] == never, "without a class it is another release than if it was never sent"
+        _holds(verify(forgotten))
+    if not getattr(instance, "inseparable", ""):
+        _never_had_it(instance, federation, client, label, folder)
+
+
+def _shared_class(federation: Federation) -> tuple[int, str]:
+    """A class that two clients hold, and the one of them who holds most others: something is left of its upload."""
+    counts, classes = federation.counts, len(federation.plan.task.classes)
+    holders = {label: [c for c in sorted(counts) if counts[c][label] >= 4] for label in range(classes)}
+    label = max(holders, key=lambda label: len(holders[label]))
+    return label, max(holders[label], key=lambda client: sum(n > 0 for n in counts[client]))
+
+
+def _send_without(
+    instance: Any, federation: Federation, clients: Sequence[str], label: int, round: Path, folder: Path
+) -> None:
+    """The uploads that these clients would have sent without the class, signed by themselves; the others' as they are."""
+    folder.mkdir()
+    plan = federation.plan
+    with standing_round(round, plan) as opened:
+        uploads, _ = opened.uploads()
+    for upload in uploads:
+        payload = instance.without_class(upload.payload, label) if upload.client in clients else upload.payload
+        if payload.tensors and payload.facts.get("samples") != 0:
+            key = simulated_key(plan.seed, upload.client)
+            bundle = pack("upload", upload.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
+            (folder / f"{upload.client}.safetensors").write_bytes(bundle)
+
+
+def _never_had_it(instance: Any, federation: Federation, client: str, label: int, folder: Path) -> None:
+    """What is left of an upload is what a client without these images says."""
+    shard = next(shard for shard in federation.shards if shard.client == client)
+    poorer = replace(shard, train=_subset(shard.train, label), val=_subset(shard.val, label), digest=f"{shard.digest} without")
+    with compute_threads(1):
+        said = instance.client_phase(shard, _context(federation, folder / "rich"))
+        never = instance.client_phase(poorer, _context(federation, folder / "poor"))
+    assert payload_digest(instance.without_class(said, label)) == payload_digest(never)
+
+
+def _subset(data: Dataset, label: int) -> Dataset:
+    return data.subset((data.labels != label).nonzero().flatten())
 
 
 def server_sees_uploads_only(method: str, folder: Path) -> None:
@@ -137,11 +251,6 @@ def _context(federation: Federation, scratch: Path) -> Context:
     return Context(federation.plan, torch.device("cpu"), scratch=scratch)
 
 
-def _upload(instance: Any, shard: Any, federation: Federation, folder: Path) -> Upload:
-    payload: Payload = instance.client_phase(shard, _context(federation, folder / shard.client))
-    return Upload(shard.client, federation.plan.digest, payload)
-
-
 def _release_digest(release: Release) -> list[str]:
     personal = [payload_digest(release.personal[client]) for client in sorted(release.personal)]
     return [payload_digest(release.shared), *personal]
@@ -151,7 +260,7 @@ CHECKS: Mapping[str, Check] = {
     check.__name__: check
     for check in (
         runs_and_scores, repeats, order_and_workers_do_not_matter, resumes, survives_hard_shards, forgets_exactly,
-        server_sees_uploads_only,
+        forgets_classes, server_sees_uploads_only,
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.errors import TrainingError
+from osfl.errors import TrainingError, UsageError
 from osfl.ingredients.averaging import average
 from osfl.ingredients.token_training import (
     Classifying,
@@ -78,6 +78,7 @@ class Falcon(TokenMethod):
         "a client with few images has fewer components: one for every ten images",
         "the last epoch is used; the public code selects by accuracy on pooled real validation tokens",
     )
+    inseparable = "the classifiers that came with the sequences were trained on the class, too"
 
     def problems(self, clients: int) -> list[str]:
         s = self.settings
@@ -239,6 +240,9 @@ class Falcon(TokenMethod):
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no sequence of the class; the classifier has still seen it (see the card)."""
+        if "labels" not in payload.tensors:
+            raise UsageError("an upload holds one generator of all its classes, which cannot be taken apart", field="class",
+                             fix="Forget the whole client; in the next plan, send = \"sequences\".")  # fmt: skip
         keep = payload.tensors["labels"] != label
         counts = [0 if c == label else n for c, n in enumerate(payload.facts["class_counts"])]
         cut = {"sequences": payload.tensors["sequences"][keep], "labels": payload.tensors["labels"][keep]}
