@@ -79,6 +79,8 @@ def test_axes_follow_the_largest_spread() -> None:
     x = torch.tensor([[0.0, 9.0, 0.1], [0.0, -9.0, 0.0], [1.0, 0.0, 0.1], [-1.0, 0.0, 0.0]], dtype=FLOAT)
     axes = principal_axes(x, 1)
     assert axes.shape == (3, 1) and abs(float(axes[1, 0])) == pytest.approx(1, abs=1e-3)
+    few, many = (principal_axes(torch.cat([x] * copies)[:, [0, 1, 2, 0, 1]], 2) for copies in (1, 2))
+    assert torch.allclose(few @ few.T, many @ many.T, atol=1e-9)  # both ways of computing them
 
 
 def test_a_balanced_pool_of_unbalanced_classes() -> None:

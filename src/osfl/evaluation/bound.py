@@ -29,10 +29,13 @@ def excess_risk_bound(weights: Sequence[float], errors: Sequence[float], loss: f
 
 
 def principal_axes(features: torch.Tensor, count: int = DIMENSIONS) -> torch.Tensor:
-    """The directions (dimensions, count) in which real features vary most, whatever their class."""
+    """The directions (dimensions, at most `count`) in which features vary most, whatever their class."""
     centered = features - features.mean(0)
+    if len(features) < features.shape[1]:
+        rows: torch.Tensor = torch.linalg.svd(centered, full_matrices=False)[2]  # the same, faster for few samples
+        return rows[:count].T
     vectors: torch.Tensor = torch.linalg.eigh(centered.T @ centered)[1]  # by eigenvalue, the largest last
-    return vectors[:, vectors.shape[1] - count :]
+    return vectors.flip(1)[:, :count]
 
 
 def generative_error(real: torch.Tensor, synthetic: torch.Tensor, axes: torch.Tensor) -> float | None:

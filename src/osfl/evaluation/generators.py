@@ -96,8 +96,7 @@ def _overall(found: Mapping[str, ByKind]) -> ClassOfImages:
 
 def _axes(found: Mapping[str, ByKind]) -> torch.Tensor:
     rows = [kinds["training"].features for kinds in found.values() if len(kinds["training"].features)]
-    features = torch.cat(rows)
-    return principal_axes(features, min(DIMENSIONS, features.shape[1]))
+    return principal_axes(torch.cat(rows))
 
 
 def _error(real: torch.Tensor, synthetic: Kind, axes: torch.Tensor) -> float | None:
