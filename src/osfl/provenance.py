@@ -103,6 +103,8 @@ def _name(bundle: Bundle) -> str:
 
 def _traced(release: Bundle, digests: Mapping[str, str]) -> Iterator[Check]:
     """Each part that the release says it was made of, or comes with."""
+    if not any(name.startswith("upload/") for name in release.made_from):
+        yield Check("made from uploads", "not checked", "the release names none, as in a simulation that pools images")
     for name, digest in sorted(release.made_from.items()):
         question = f"made from {name}" if name.startswith("upload/") else f"comes with {name}"
         if name not in digests:

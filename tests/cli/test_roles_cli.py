@@ -233,6 +233,18 @@ def test_refusals_name_who_field_expected_got_and_fix(osfl: Osfl, here: Path) ->
         assert {"path", "client", "field", "expected", "got", "fix", "reason"} <= row.keys() and row["client"] == "north"
 
 
+def test_file_names_cannot_steer_a_terminal(osfl: Osfl, here: Path) -> None:
+    (here / "drop").mkdir()
+    whole = Path("usb/north.safetensors").read_bytes()
+    for name, content in ((b"\x1b[2J\xff[red].safetensors", whole), (b"\x1b]0;title\x07.safetensors", whole[:9])):
+        Path(os.fsdecode(os.fsencode(here) + b"/drop/" + name)).write_bytes(content)
+    said = osfl("receive round drop")
+    assert said.code == 1 and "[red].safetensors" in said.out and "incomplete copy" in said.err
+    assert not any(mark in said.out + said.err + osfl("show round").out for mark in ("\x1b", "\x07"))
+    again = osfl("receive round drop --format json")
+    assert again.code == 1 and len(again.json["accepted"]) == 1 and "\x1b" not in again.out
+
+
 def test_the_desk_needs_no_torch_to_receive_and_show(here: Path) -> None:
     code = (
         "import sys, osfl.cli.main as m\n"
@@ -279,7 +291,7 @@ def test_verify_says_what_it_could_not_check(osfl: Osfl, here: Path) -> None:
     said = osfl(f"verify {release}")
     assert said.code == 1 and "not checked" in said.out and "give --server" in said.out
     said = osfl(f"verify {release} --server keys/server.pub")
-    assert said.code == 0 and said.out.count("not checked") == 3 and "3 questions could not be answered" in said.out
+    assert said.code == 0 and said.out.count("not checked") == 3 and "Not checked: 3." in said.out
     said = osfl(f"verify {release} usb/north.safetensors --keys keys --format json").json
     assert said["good"] and [c["answer"] for c in said["files"][0]["checks"]] == ["yes", "yes", "not checked", "not checked"]
     said = osfl(f"verify {release} --server keys/north.pub")

@@ -27,7 +27,7 @@ EXAMPLES = (
 )
 BATCH = 64
 
-Run = Annotated[Path, typer.Option("--run", "-r", metavar="DIR", help="The folder of a finished run.")]
+Run = Annotated[Path, typer.Option("--run", "-r", metavar="DIR", help="The folder of a finished run, or of a site's model.")]
 Client = Annotated[
     str | None,
     typer.Option("--client", "-c", metavar="NAME", show_default=False, help="Whose model, where each has its own."),

@@ -55,8 +55,10 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
 
 def _show(round: Path, found: Status, now: datetime) -> None:
     clients = [*found.delivered, *found.missing]
-    say(f"[bold]{escape(found.method)}[/], round {found.plan[:12]}: {len(found.delivered)} of {len(clients)} have delivered")
-    for client in sorted(clients):
+    unheard = found.released and not found.delivered  # a simulation that pooled images or spoke otherwise
+    told = "simulated without uploads" if unheard else f"{len(found.delivered)} of {len(clients)} have delivered"
+    say(f"[bold]{escape(found.method)}[/], round {found.plan[:12]}: {told}")
+    for client in sorted([] if unheard else clients):
         if client in found.delivered:
             late = "  [yellow]too late for the release[/]" if client in found.late else ""
             say(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
@@ -68,8 +70,9 @@ def _show(round: Path, found: Status, now: datetime) -> None:
         say(f"Refused, {len(found.refused)} times:")
         for entry in found.refused:
             say(f"  {_refusal(entry)}")
-    say(f"Needed     {found.quorum} uploads" + (f"; the others may come until {found.deadline.isoformat()} (this clock says "
-        f"{now.isoformat(timespec='seconds')})" if found.deadline else ""))  # fmt: skip
+    if not unheard:
+        say(f"Needed     {found.quorum} uploads" + (f"; the others may come until {found.deadline.isoformat()} (this clock says "
+            f"{now.isoformat(timespec='seconds')})" if found.deadline else ""))  # fmt: skip
     if found.released:
         say(f"Release    {found.release}  {escape(str(round / 'release.safetensors'))}")
         if found.personal:
@@ -87,4 +90,4 @@ def _refusal(entry: Mapping[str, Any]) -> str:
     against = f" (expected {entry['expected']}, got {entry.get('got', '')})" if "expected" in entry else ""
     said = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}
     text = f"{stamp}  {said['client']}  {said['field']}: {said['reason']}{against}. {said['fix']}"
-    return escape("".join(char if char.isprintable() else "?" for char in text))
+    return escape(text.replace("\n", " "))

@@ -32,7 +32,8 @@ def say(text: str = "") -> None:
 
 
 def put_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")  # a file may be named in bytes that are no text
 
 
 def wants_json(words: list[str]) -> bool:
@@ -50,7 +51,7 @@ def complain(text: str, facts: dict[str, object], as_json: bool) -> None:
 
 
 def escape(text: str) -> str:
-    """Text that holds square brackets, shown as it is."""
+    """Text that holds square brackets, shown as it is; what could steer a terminal (a stranger's file name) is not."""
     from rich.markup import escape as escaped
 
-    return escaped(text)
+    return escaped("".join(char if char.isprintable() or char in "\n\t" else "?" for char in text))

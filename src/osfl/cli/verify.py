@@ -122,5 +122,5 @@ def _show(verdicts: Sequence[Verdict], good: bool) -> None:
             say(f"  [{STYLES[check.answer]}]{check.answer}[/]  {escape(check.question)}"
                 + (f": {escape(check.why)}" if check.why else ""))  # fmt: skip
     open_questions = sum(check.answer == "not checked" for verdict in verdicts for check in verdict.checks)
-    rest = f" {open_questions} questions could not be answered." if open_questions else ""
+    rest = f" Not checked: {open_questions}." if open_questions else ""
     say(f"[green]Every signature is good.[/]{rest}" if good else f"[bold red]Not everything can be believed.[/]{rest}")
