@@ -64,9 +64,9 @@ def _check_clients(round: Round, clients: Sequence[ClientId]) -> None:
     delivered = round.delivered()
     for client in clients:
         if client not in round.plan.clients:
-            raise RoundError(f"{client!r} took no part in this round{nearest(client, round.plan.clients)}", field="client",
+            raise RoundError(f"{client!r} took no part in this round", field="client",
                              expected=" or ".join(round.plan.clients), got=client,
-                             fix="Name a client of this round's plan.")  # fmt: skip
+                             fix=f"Name a client of this round's plan.{nearest(client, round.plan.clients)}")  # fmt: skip
         if client not in round.present:
             raise RoundError(f"{client!r} was forgotten already", field="client",
                              expected=" or ".join(round.present) or "nobody, all were", got=client,
@@ -89,9 +89,9 @@ def _label(method: Any, plan: Plan, name: str) -> int:
         raise UsageError(f"uploads of {plan.method}{settings} cannot be taken apart by class", field="class",
                          fix=f"Forget the whole client with --client. By class it works for: {', '.join(able)}.")  # fmt: skip
     if name not in plan.task.classes:
-        raise RoundError(f"there is no class {name!r} in this round{nearest(name, plan.task.classes)}", field="class",
+        raise RoundError(f"there is no class {name!r} in this round", field="class",
                          expected=" or ".join(plan.task.classes), got=name,
-                         fix="Name a class of this round's plan.")  # fmt: skip
+                         fix=f"Name a class of this round's plan.{nearest(name, plan.task.classes)}")  # fmt: skip
     return plan.task.classes.index(name)
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from osfl.environment import describe_environment
-from osfl.errors import RoundError, UsageError
+from osfl.errors import OsflError, RoundError, UsageError
 from osfl.forgetting.asking import RELEASE, doomed, intend, reduced
 from osfl.phases import Machine, computing, quiet, serve
 from osfl.plan import plan_from
@@ -28,6 +29,7 @@ from osfl.round import Round, alone, asked_words, check_server_key, simulated_ke
 from osfl.traces import search
 from osfl.wire.agreed import CERTIFICATES, INTENT, certificates, read_json, standing_desk, struck, unfinished
 from osfl.wire.atomic import make_folder, replace_atomically, sync_folder
+from osfl.wire.gate import verify_release
 from osfl.wire.inbox import JOURNAL
 from osfl.wire.signing import SigningKey
 from osfl.workers import default_workers
@@ -171,9 +173,7 @@ def left_over(round: Round, traces: Sequence[str]) -> list[str]:
 
     Bytes that other uploads or the release made of them hold, too, are not the forgotten client's: common initial weights.
     """
-    found = search(round.folder, traces)
-    others = [round.inbox.path(client) for client in round.delivered()]
-    others += [round.folder / RELEASE, *(round.folder / "personal").glob("*.safetensors")]
+    found, others = search(round.folder, traces), _of_others(round)
     own = set(traces).difference(*(found.get(path, set()) for path in others))
     where = sorted(str(path.relative_to(round.folder)) for path, hits in found.items() if path not in others and hits & own)
     if where:
@@ -181,6 +181,22 @@ def left_over(round: Round, traces: Sequence[str]) -> list[str]:
                          expected=f"none under {round.folder}", got=f"{len(where)} file(s)",
                          fix="osfl did not put them there: remove them and run the same command again.")  # fmt: skip
     return sorted(own)
+
+
+def _of_others(round: Round) -> list[Path]:
+    """Files that are known to be made without what was forgotten: signed uploads, and a release of nothing but those."""
+    known: list[Path] = []
+    uploads: dict[str, str] = {}
+    for client in round.delivered():
+        with suppress(RoundError):
+            uploads[f"upload/{client}"] = round.inbox.bundle(client).digest
+            known.append(round.inbox.path(client))
+    with suppress(OsflError):
+        published = round.release()
+        made_from = verify_release(round.folder / RELEASE, round.server, round.plan.digest).made_from if published else {}
+        if published and all(uploads.get(name) == d for name, d in made_from.items() if name.startswith("upload/")):
+            known += [round.folder / RELEASE, *(round.folder / "personal" / f"{c}.safetensors" for c in published[0].personal)]
+    return known
 
 
 def _certificate(
