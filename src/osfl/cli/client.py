@@ -87,8 +87,8 @@ def _show(facts: dict[str, Any]) -> None:
         say(f"  {escape(name)}: {escape(str(value))}")
     say(f"  digest {facts['digest']}")
     say(f"Bundle  {escape(facts['path'])}")
-    say(f"Look inside it with `osfl inspect {escape(facts['path'])}`. Then give it to the coordinator, by any way and under any name:"
-        " it is signed, but not secret.")  # fmt: skip
+    say(f"Look inside it with `osfl inspect {escape(facts['path'])}`. Then give it to the coordinator, by any way and under "
+        "any name: it is signed, but not secret.")  # fmt: skip
 
 
 def _names(names: list[str], most: int = 4) -> str:

@@ -71,8 +71,9 @@ def _show(round: Path, found: Status, now: datetime) -> None:
         for entry in found.refused:
             say(f"  {_refusal(entry)}")
     if not unheard:
-        say(f"Needed     {found.quorum} uploads" + (f"; the others may come until {found.deadline.isoformat()} (this clock says "
-            f"{now.isoformat(timespec='seconds')})" if found.deadline else ""))  # fmt: skip
+        say(f"Needed     {found.quorum} uploads")
+    if found.deadline:
+        say(f"Deadline   {found.deadline.isoformat()} (this clock says {now.isoformat(timespec='seconds')})")
     if found.released:
         say(f"Release    {found.release}  {escape(str(round / 'release.safetensors'))}")
         if found.personal:
