@@ -18,7 +18,10 @@ from osfl.workers import default_workers
 
 RECORDS = Path(__file__).parent / "records"
 # each is a module with run() -> dict
-PARTS = ("walk_speed", "ensemble_forward", "inversion_speed", "synthesis_speed", "wire_faults", "walk_faults", "roles_faults")
+PARTS = (
+    "walk_speed", "ensemble_forward", "inversion_speed", "synthesis_speed", "wire_faults", "walk_faults", "roles_faults",
+    "forgetting",
+)  # fmt: skip
 
 
 def main(parts: list[str]) -> None:

@@ -111,14 +111,14 @@ def forgets_exactly(method: str, folder: Path) -> None:
     left = [shard for shard in federation.shards if shard.client != "client-02"]
     without = replace(federation, shards=left, plan=replace(federation.plan, clients=tuple(s.client for s in left)))
     _walk(without, folder / "other-plan")
-    assert _released(without, folder / "other-plan") == _released(federation, folder / "without-client-02")
+    assert released(without, folder / "other-plan") == released(federation, folder / "without-client-02")
     _holds(verify(folder / "without-client-02"))
 
 
 def _forgets_one(federation: Federation, client: str, folder: Path) -> None:
     forgotten = folder / f"without-{client}"
     shutil.copytree(folder / "round", forgotten)
-    windows = _windows_of(client, forgotten)
+    windows = windows_of(client, forgotten)
     certificate = forget(forgotten, clients=[client])
     if not certificate["release"]["after"]:  # a reference learns from images: the same words make its release again
         _walk(federation, forgotten)
@@ -147,7 +147,7 @@ def never_joined(federation: Federation, uploads: Path, folder: Path) -> str:
     return published[1]
 
 
-def _windows_of(client: str, folder: Path) -> list[bytes]:
+def windows_of(client: str, folder: Path) -> list[bytes]:
     """Slices of what the client sent (or of its model) that nobody else sent; constants are everybody's."""
     own = [folder / kind / f"{client}.safetensors" for kind in ("inbox", "models")]
     others = b"".join(path.read_bytes() for path in (folder / "inbox").glob("*.safetensors") if path not in own)
@@ -168,7 +168,7 @@ def files_with(windows: Sequence[bytes], folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in files if any(window in path.read_bytes() for window in windows)]
 
 
-def _released(federation: Federation, folder: Path) -> list[str]:
+def released(federation: Federation, folder: Path) -> list[str]:
     with standing_round(folder, federation.plan) as round:
         published = round.release()
     assert published is not None
@@ -188,7 +188,7 @@ def forgets_classes(method: str, folder: Path) -> None:
         forgotten = folder / f"without-{number}"
         shutil.copytree(folder / "round", forgotten)
         never_sent = folder / f"sent-{number}"
-        _send_without(instance, federation, clients or federation.plan.clients, label, forgotten, never_sent)
+        send_without(instance, federation, clients or federation.plan.clients, label, forgotten, never_sent)
         certificate = forget(forgotten, clients=clients, class_name=name)
         never = never_joined(federation, never_sent, folder / f"never-{number}")
         assert certificate["release"]["after"] == never, "without a class it is another release than if it was never sent"
@@ -205,11 +205,11 @@ def _shared_class(federation: Federation) -> tuple[int, str]:
     return label, max(holders[label], key=lambda client: sum(n > 0 for n in counts[client]))
 
 
-def _send_without(
+def send_without(
     instance: Any, federation: Federation, clients: Sequence[str], label: int, round: Path, folder: Path
 ) -> None:
     """The uploads that these clients would have sent without the class, signed by themselves; the others' as they are."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     plan = federation.plan
     with standing_round(round, plan) as opened:
         uploads, _ = opened.uploads()
