@@ -65,3 +65,23 @@ def test_shared_data_is_kept_and_differing_data_left_out() -> None:
     other = run(seed=1, data={"dataset": "digits", "partition": "silos", "digest": "e"})
     assert summarize([run(), other])["data"] == {"dataset": "digits", "clients": 1}
     assert summarize([])["methods"] == {}
+
+
+def test_work_and_bytes_are_those_of_making_the_models() -> None:
+    phase = {"seconds": 1.0, "peak_bytes": 1}
+    flops = {"client": 3.0, "server": 4.0, "personalize": 5.0, "evaluate": 1000.0}
+    result = run()
+    result["costs"]["phases"] = {name: {**phase, "flops": value} for name, value in flops.items()}
+    metrics = summarize([result])["methods"]["fedavg"]
+    assert metrics["costs.flops"]["mean"] == 12 and metrics["costs.bytes"]["mean"] == 30
+    assert summarize([run()])["methods"]["fedavg"]["costs.flops"]["mean"] is None
+
+
+def test_gaps_are_taken_seed_by_seed_and_for_generators_only() -> None:
+    made = {"generators": {"bound": {"value": 0.4, "error": 0.08}}}
+    results = [run("centralized", 0, 0.9), run("centralized", 1, 0.8), run("a", 0, 0.7, **made), run("a", 1, 0.7, **made),
+               run("a", 2, 0.1, **made), run("b", 0, 0.5)]  # fmt: skip
+    summary = summarize(results)
+    assert list(summary["gaps"]) == ["a"] and summary["gaps"]["a"]["values"] == pytest.approx([0.2, 0.1])
+    assert summary["methods"]["a"]["generators.bound.value"]["mean"] == pytest.approx(0.4)
+    assert summary["methods"]["b"]["generators.bound.value"]["mean"] is None

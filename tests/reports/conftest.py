@@ -60,13 +60,40 @@ def all_figures() -> dict[str, Any]:
         "Confidence": {"kind": "histogram", "bins": [i / 10 for i in range(11)], "x_label": "confidence",
                        "series": {"members": [1, 2, 3, 4, 8, 12, 20, 30, 60, 120],
                                   "others": [2, 4, 7, 9, 12, 18, 25, 33, 40, 70]}},
+        "Plane": {"kind": "scatter", "series": {"a": {"real": [[0, 1], [2, 3.5]], "synthetic": [[1, 1]]}, "b": {"real": []}}},
+    }  # fmt: skip
+
+
+def sample_generators(labels: list[str], clients: list[str]) -> dict[str, Any]:
+    """What evaluation says of generators: one class is copied, one has too few images."""
+    rng = random.Random(len(labels))
+    row = {"synthetic": 400, "training": 1964, "held_out": 310, "compared": 200, "frechet": 2853.1, "frechet_floor": 359.2,
+           "kernel": 37.02, "kernel_floor": -0.0511, "nearest_ratio": 1.03, "copied": 0.02, "copied_floor": 0.0,
+           "verdict": "no sign of copying", "error": 1.6}  # fmt: skip
+    rows = {name: dict(row) for name in labels}
+    rows[labels[0]] |= {"verdict": "copies", "copied": 0.97, "nearest_ratio": 0.04}
+    rows[labels[-1]] |= {"verdict": "too few to say", "training": 3, "compared": 3, "copied": None, "copied_floor": None,
+                         "nearest_ratio": None, "error": None, "frechet": None}  # fmt: skip
+    points = {name: {kind: [[rng.gauss(i, 1), rng.gauss(-i, 1)] for _ in range(12)] for kind in ("real", "synthetic")}
+              for i, name in enumerate(labels)}  # fmt: skip
+    return {
+        "space": "EfficientNet-Lite0 (ImageNet) features at 64 px", "frechet_name": "FD", "kernel_name": "KD",
+        "overall": {**row, "verdict": "", "copied": None, "copied_floor": None, "nearest_ratio": None, "error": None},
+        "classes": rows, "clients": dict.fromkeys(clients, 1.6) | {clients[-1]: None},
+        "bound": {"value": 1.79, "error": 1.6, "prior_shift": 0.0764, "dimensions": 8, "left_out": [labels[-1]],
+                  "infinite": []},
+        "warnings": [f"Generators copy training images of {labels[0]}: whoever has the generator has these images."],
+        "figures": {
+            "Pairs": {"kind": "gallery", "wide": True, "images": [{"png": png(9 * i), "caption": "a pair"} for i in range(9)]},
+            "Plane": {"kind": "scatter", "series": points, "note": "Rings are real."},
+        },
     }  # fmt: skip
 
 
 def sample_result(
     method: str = "ensemble", clients: int = 5, classes: int = 8, seed: int = 0, accuracy: float = 0.78, odd: bool = False,
     auroc: float | None = 0.954, personalized: bool = False, messages: int = 1, upload: int = 1_243_392,
-    figures: bool | dict[str, Any] = False, **replaced: Any,
+    figures: bool | dict[str, Any] = False, generators: bool = False, **replaced: Any,
 ) -> Result:  # fmt: skip
     """A run with label skew; `odd` gives clients, classes and settings names that try to break a page."""
     rng = random.Random(f"{clients}/{classes}")
@@ -105,7 +132,7 @@ def sample_result(
             "upload_bytes": sum(up.values()), "download_bytes": sum(up.values()) * 5,
             "upload_bytes_by_client": up, "download_bytes_by_client": {name: 5 * value for name, value in up.items()},
             "messages_per_client": messages, "client_seconds": 184.25, "server_seconds": 3.0714, "wall_seconds": 98.2,
-            "phases": {"client": {"seconds": 184.25, "flops": 3.21e12, "peak_bytes": 812_000_000},
+            "phases": {"client": {"seconds": 184.25, "flops": 3.21e12 * max(1, messages), "peak_bytes": 812_000_000},
                        "server": {"seconds": 3.0714, "flops": 0.0, "peak_bytes": 640_500_000},
                        "personalize": {"seconds": 0.0, "flops": 0.0, "peak_bytes": 640_500_000},
                        "evaluate": {"seconds": 6.5, "flops": 4.4e11, "peak_bytes": 700_000_000}},
@@ -115,6 +142,8 @@ def sample_result(
     }  # fmt: skip
     if figures:
         result["figures"] = all_figures() if figures is True else figures
+    if generators:
+        result["generators"] = sample_generators(labels, names)
     return {**result, **replaced}  # type: ignore[return-value]
 
 
@@ -154,6 +183,6 @@ def sample_runs(methods: int = 5, seeds: int = 3, **more: Any) -> list[Result]:
         plan.append((name, 0.55 + 0.35 * ((index * 37) % 100) / 100, 1, [1_243_392, 96_000, 4_800_000][index % 3], False))
     return [
         sample_result(name, accuracy=score + 0.01 * ((seed * 7) % 3 - 1), messages=messages, upload=up, personalized=own,
-                      seed=seed, **more)
+                      seed=seed, generators=name == "federated_factory", **more)
         for name, score, messages, up, own in plan[:methods] for seed in range(seeds)
     ]  # fmt: skip

@@ -65,10 +65,11 @@ def pages(sample, demo_runs, tmp_path_factory) -> dict[str, str]:
     folder, written = tmp_path_factory.mktemp("pages"), {}
     references = demo_runs(5, seeds=1)
     for clients, classes, odd in ((2, 2, True), (5, 8, False), (20, 10, True), (20, 100, False)):
-        result = sample(clients=clients, classes=classes, odd=odd, figures=classes == 8, personalized=odd)
+        shown = {"figures": classes == 8, "generators": clients > 2}
+        result = sample(clients=clients, classes=classes, odd=odd, personalized=odd, **shown)
         name = f"run of {clients} clients, {classes} classes"
         written[name] = write_report(result, folder / name, references if classes > 2 else ())
-    for methods in (1, 5, 25):
+    for methods in (1, 5, 25):  # the last with generators
         results = demo_runs(methods, seeds=2)
         name = f"comparison of {methods}"
         written[name] = write_comparison(summarize(results, command="osfl compare"), results, folder / name)

@@ -59,7 +59,7 @@ def test_the_page_is_whole_and_self_contained(sample, tmp_path, clients, classes
 def test_every_drawing_is_xml(sample, tmp_path, clients, classes) -> None:
     text = page_of(sample(clients=clients, classes=classes, odd=clients > 1, figures=True), tmp_path)
     found = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(found) == 3 * 6  # three widths of bars, labels, confusion, and the figures heatmap, lines, histogram
+    assert len(found) == 3 * 7  # three widths of bars, labels, confusion, and the figures heatmap, lines, histogram, scatter
     for svg in found:
         ElementTree.fromstring(svg)
 

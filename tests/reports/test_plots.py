@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from osfl.reports.plots import Point, bars, confusion, heatmap, histogram, lines, scatter
+from osfl.reports.plots import Point, bars, cloud, confusion, heatmap, histogram, lines, scatter
 from osfl.reports.svg import fit, fit_middle, width_of, wrap
 
 WIDTHS = (300.0, 570.0, 890.0)
@@ -23,6 +23,8 @@ def drawings(name: str = "plain", width: float = 890) -> dict[str, str]:
         "lines": lines([0, 1, 2], {name: [1, None, 3], "b": [2, 2, 2]}, what=name, width=width, x_label=name),
         "histogram": histogram([0, 1, 2], {name: [1, 4], "b": [0, 0]}, what=name, width=width, x_label=name),
         "scatter": scatter(points, what=name, width=width, x_label=name, y_label=name),
+        "log scatter": scatter(points, what=name, width=width, log_y=True, kinds=[name, "b", "c"], y_label=name),
+        "cloud": cloud({name: {"real": [(0, 1), (2, 3)], "made": [(1, 1)]}, "b": {"real": []}}, what=name, width=width),
     }
 
 
@@ -75,6 +77,25 @@ def test_scatter_keeps_a_place_for_zero_and_numbers_what_it_cannot_name() -> Non
     points = [Point(f"method {index}", 10.0**index, index / 25) for index in range(25)]
     shown = texts(scatter(points, what="many", width=300))
     assert "25" in shown and any(text.endswith("method 24") for text in shown)
+
+
+def test_a_log_axis_upwards_keeps_a_place_for_zero() -> None:
+    points = [Point("nothing", 0, 0), Point("little", 10, 1e3), Point("much", 1e5, 1e9)]
+    shown = texts(scatter(points, what="w", log_y=True, kinds=["one", "two"]))
+    assert shown.count("0") == 2 and {"1k", "1G", "one", "two"} <= set(shown)
+    dots = [float(dot.attrib["cy"]) for dot in ElementTree.fromstring(scatter(points, what="w", log_y=True)).iter("circle")]
+    assert dots == sorted(dots, reverse=True) and dots[0] - dots[1] > 20
+
+
+def test_clouds_show_every_point_and_number_groups_that_share_a_colour() -> None:
+    groups = {f"class {index}": {"real": [(index, 0)], "synthetic": [(index, 1), (index, 2)]} for index in range(10)}
+    svg = cloud(groups, what="w")
+    root = ElementTree.fromstring(svg)
+    assert len(list(root.iter("circle"))) == 10 + 1 and len(list(root.iter("polygon"))) == 20 + 1  # and the key
+    assert "10" in texts(svg) and "10 class 9" in texts(svg)
+    assert texts(cloud({str(index): group for index, group in enumerate(groups.values())}, what="w")).count("9") == 2
+    few = texts(cloud(dict(list(groups.items())[:3]), what="w"))
+    assert few == ["class 0", "class 1", "class 2", "real", "synthetic"]
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [1.0], [0.3, 0.3]])

@@ -60,7 +60,7 @@ def _pairs(found: Mapping[str, ByKind], verdicts: Mapping[str, Memorization]) ->
         "the class. The number is the root mean square difference of their thumbnails, pixels from 0 to 1. "
         "These are images of clients: do not publish this page if they are private."
     )
-    return {"kind": "gallery", "images": images, "note": note}
+    return {"kind": "gallery", "images": images, "note": note, "wide": True}
 
 
 def _side_by_side(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -10,17 +10,21 @@ from osfl.reports.svg import PALETTE, Attribute, canvas, color, label, legend, t
 Points = Sequence[Sequence[float]]
 _HEIGHT = 0.62  # of the width
 _SIZE = 11.5
+_SHORT = 4  # letters of a name that can stand in a cloud
 
 
 def cloud(series: Mapping[str, Mapping[str, Points]], *, what: str, width: float = 860) -> str:
     """group -> kind -> points (x, y). The first kind is drawn as rings, the second as full diamonds.
 
-    The axes of an embedding mean nothing, so there are none. With more groups than colours, each also has its number.
+    The axes of an embedding mean nothing, so there are none. With more groups than colours, each is also marked by its number,
+    or by its name where all are short.
     """
     kinds = list(dict.fromkeys(kind for group in series.values() for kind in group))
     places = [point for group in series.values() for points in group.values() for point in points]
     numbered = len(series) > len(PALETTE)
-    names = [f"{index + 1} {name}" if numbered else name for index, name in enumerate(series)]
+    short = all(len(name) <= _SHORT for name in series)  # digits, say: a second number would only confuse
+    marks_of = list(series) if short else [str(index + 1) for index in range(len(series))]
+    names = [f"{mark} {name}" if numbered and not short else name for mark, name in zip(marks_of, series, strict=True)]
     head, top = legend(names, 0, 14, width)
     key, top = _key(kinds, top + 2, width)
     x, y = linear([point[0] for point in places]), linear([point[1] for point in places])
@@ -30,8 +34,9 @@ def cloud(series: Mapping[str, Mapping[str, Points]], *, what: str, width: float
     parts = [border]
     for index, (name, group) in enumerate(series.items()):
         marks = [_mark(frame, point, kinds.index(kind), index) for kind, points in group.items() for point in points]
-        number = _number(frame, group, index) if numbered else ""
-        parts.append(tag("g", *marks, number, title(name)))
+        parts.append(tag("g", *marks, title(name)))
+    if numbered:
+        parts += _texts(frame, dict(zip(marks_of, series.values(), strict=True)))
     return canvas(width, frame.bottom + 8, what, *head, *key, *parts)
 
 
@@ -56,12 +61,19 @@ def _shape(x: float, y: float, kind: int, ink: str) -> str:
     return tag("polygon", points=corners, **look)
 
 
-def _number(frame: Frame, group: Mapping[str, Points], index: int) -> str:
-    """At the group's point nearest to its middle, so that it lies on the cloud and not between two."""
-    points = [point for points in group.values() for point in points]
-    if not points:
-        return ""
-    middle = [sum(point[axis] for point in points) / len(points) for axis in (0, 1)]
-    best = min(points, key=lambda point: (point[0] - middle[0]) ** 2 + (point[1] - middle[1]) ** 2)
-    x, y = frame.at(best[0], best[1])
-    return label(x, y + 4, str(index + 1), size=_SIZE, anchor="middle", class_="value strong")
+def _texts(frame: Frame, groups: Mapping[str, Mapping[str, Points]]) -> list[str]:
+    """Each at the group's point nearest to its middle, so that it lies on the cloud; left out where another one stands."""
+    parts: list[str] = []
+    taken: list[tuple[float, float, float]] = []
+    for text, group in groups.items():
+        points = [point for points in group.values() for point in points]
+        if not points:
+            continue
+        middle = [sum(point[axis] for point in points) / len(points) for axis in (0, 1)]
+        best = min(points, key=lambda p, m=middle: (p[0] - m[0]) ** 2 + (p[1] - m[1]) ** 2)  # type: ignore[misc]
+        (x, y), half = frame.at(best[0], best[1]), width_of(text, _SIZE) / 2 + 2
+        if any(abs(x - at) < half + room and abs(y - level) < 16 for at, level, room in taken):
+            continue  # its tooltip still says which it is
+        taken.append((x, y, half))
+        parts.append(label(x, y + 4, text, size=_SIZE, anchor="middle", class_="value strong"))
+    return parts

@@ -1,6 +1,6 @@
 """What a method wants shown: `result["figures"]` maps a title to one of five kinds, drawn without knowing the method.
 
-    {"kind": "gallery", "images": [{"png": <base64>, "caption": "class 3"}, ...]}
+    {"kind": "gallery", "images": [{"png": <base64>, "caption": "class 3"}, ...]}       optional: wide (pictures of pairs)
     {"kind": "heatmap", "rows": [...], "columns": [...], "values": [[...]]}      optional: row_title, column_title, unit
     {"kind": "lines", "x": [...], "series": {name: [... or None]}}               optional: x_label, y_label
     {"kind": "histogram", "bins": [n + 1 edges], "series": {name: [n counts]}}   optional: x_label, y_label
@@ -29,7 +29,7 @@ def figure_views(figures: Mapping[str, Any]) -> list[View]:
 
 
 def _view(title: str, figure: Any) -> View:
-    view: View = {"title": title, "note": "", "problem": "", "chart": "", "images": []}
+    view: View = {"title": title, "note": "", "problem": "", "chart": "", "images": [], "wide": False}
     try:
         kind = figure["kind"]
         if kind not in _KINDS:
@@ -42,7 +42,7 @@ def _view(title: str, figure: Any) -> View:
 
 def _gallery(title: str, figure: Mapping[str, Any]) -> View:
     images = [{"png": _checked_png(image["png"]), "caption": image.get("caption", "")} for image in figure["images"]]
-    return {"images": images}
+    return {"images": images, "wide": bool(figure.get("wide"))}
 
 
 def _checked_png(text: str) -> str:

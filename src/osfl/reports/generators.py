@@ -7,7 +7,7 @@ from typing import Any
 
 from osfl.reports.columns import is_pooled
 from osfl.reports.figures import figure_views
-from osfl.reports.words import NOTHING, PERCENT, count, decimal, percent
+from osfl.reports.words import NOTHING, PERCENT, POINTS, count, decimal, percent, points
 from osfl.result import ClassOfImages, Generators, Result
 
 Row = dict[str, Any]
@@ -19,10 +19,9 @@ def generators_section(result: Result, references: Sequence[Result] = ()) -> dic
     if found is None:
         return {"generators": None}
     rows = [_row(name, row) for name, row in found["classes"].items()]
-    rows.append(_row("All classes", found["overall"]))
     view = {
-        "hint": _hint(found), "names": (found["frechet_name"], found["kernel_name"]), "rows": rows,
-        "warnings": found["warnings"], "bound": _bound(found, result, references),
+        "hint": _hint(found), "names": (found["frechet_name"], found["kernel_name"]), "warnings": found["warnings"],
+        "rows": [*rows, _row("All classes", found["overall"])], "verdicts": rows, "bound": _bound(found, result, references),
         "clients": [(client, _nats(error)) for client, error in found["clients"].items()],
         "figures": figure_views(found["figures"]),
     }  # fmt: skip
@@ -33,9 +32,9 @@ def _hint(found: Generators) -> str:
     n = found["overall"]["compared"]
     return (
         f"{found['frechet_name']} and {found['kernel_name']} are the Fréchet and the kernel distance of synthetic and real "
-        f"training images on {found['space']}; in brackets the same between held-out and training images, which a perfect "
-        f"generator would reach. They were measured on the number of images in the column “compared” of each kind "
-        f"({count(n)} in all), and compare only with figures on the same features and of as many images."
+        f"training images on {found['space']}; in brackets the floor, the same between held-out and training images, "
+        f"which a perfect generator would reach. They were measured on as many images of each kind as the column “compared” "
+        f"says ({count(n)} in all), and compare only with figures on the same features and of as many images."
     )
 
 
@@ -80,7 +79,7 @@ def _bound(found: Generators, result: Result, references: Sequence[Result]) -> l
     if pooled is not None:
         best, own = (run["scores"]["global"]["accuracy"] for run in (pooled, result))
         texts.append(f"Measured: training on all images in one place reaches {percent(best)}, this run {percent(own)}: "
-                     f"a gap of {percent(best - own)}.")  # fmt: skip
+                     f"a gap of {points(best - own)}.")  # fmt: skip
     if bound["left_out"]:
         texts.append(f"Too few images to estimate the error of {', '.join(bound['left_out'])}; left out.")
     if bound["prior_shift"]:
@@ -122,5 +121,5 @@ def bound_rows(comparison: Mapping[str, Any]) -> list[Row]:
 def _with_spread(entry: Mapping[str, Any]) -> str:
     if entry.get("mean") is None:
         return NOTHING
-    spread = f" ± {percent(entry['std'])}" if entry["n"] > 1 else ""
-    return percent(entry["mean"]) + spread
+    spread = f" ± {points(entry['std'])}" if entry["n"] > 1 else ""
+    return f"{points(entry['mean'])}{spread}".replace(f"{POINTS} ±", " ±")

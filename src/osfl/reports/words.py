@@ -8,12 +8,18 @@ from typing import Any
 
 _NBSP = "\N{NO-BREAK SPACE}"
 PERCENT = f"{_NBSP}%"
+POINTS = f"{_NBSP}points"
 NOTHING = "–"
 _THOUSANDS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def percent(value: float | None, digits: int = 1) -> str:
     return NOTHING if value is None else f"{100 * value:.{digits}f}{PERCENT}"
+
+
+def points(value: float) -> str:
+    """A difference of two shares: 12.0 points, which 12 % would leave open."""
+    return f"{100 * value:.1f}{POINTS}"
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
