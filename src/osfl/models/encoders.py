@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from osfl.models.build import build_model
 from osfl.models.checkpoints import usual_names
@@ -24,8 +25,9 @@ from osfl.models.naming import ModelError
 from osfl.models.pretrained import IMAGENET, KNOWN, Weights, fill, read_weights, weights_folder, weights_path
 from osfl.models.random_features import RandomFeatures
 from osfl.protocol import Task, digest_of
+from osfl.seeds import torch_generator
 
-_VERSION = 1  # of what an encoder does besides its weights; a change makes old features unused
+_VERSION = 2  # of what an encoder does besides its weights; a change makes old features unused
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def load_encoder(name: str, side: int, weights: str = "", sha256: str = "") -> E
     """The encoder, with weights that hash to what the plan says; else an error that says where to get them."""
     kind = ENCODERS[name]
     if not kind.architecture:
-        return Encoder(name, kind.width, _digest(name, "", side), _Describing(RandomFeatures(grid=1), _class_token))
+        plain = _Describing(RandomFeatures(grid=1), _class_token)
+        return Encoder(name, kind.width, _digest(name, "", side), _Standardized(plain, side))
     model = build_model(kind.architecture, Task("encoder", ("none",), (3, side, side)))
     known = KNOWN[kind.weights] if kind.weights else Weights(kind.architecture, weights, sha256, "", "", *IMAGENET)
     path = weights_path(kind.weights) if kind.weights else _given(weights, sha256)
@@ -125,3 +128,31 @@ class _Describing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.take(self.model, x)
+
+
+class _Standardized(nn.Module):
+    """Features minus their mean, over their deviation, on fixed pictures of blurred noise.
+
+    Untrained features are nearly the same for all images; what they differ in is then of the size that classifiers expect.
+    """
+
+    def __init__(self, network: nn.Module, side: int) -> None:
+        super().__init__()
+        self.network = network
+        with torch.no_grad():
+            found = network(_noise_pictures(side))
+        self.register_buffer("center", found.mean(0))
+        self.register_buffer("scale", found.std(0).clamp_min(1e-6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = (self.network(x) - self.center) / self.scale
+        return y
+
+
+def _noise_pictures(side: int) -> torch.Tensor:
+    """(128, 3, side, side) in [-1, 1]: the same on every machine, blurred to grains of different sizes."""
+    rng, found = torch_generator(0, "noise pictures"), []
+    for grain in (2, 4, 8, 16):
+        small = 2 * torch.rand(32, 3, grain, grain, generator=rng) - 1
+        found.append(functional.interpolate(small, (side, side), mode="bilinear", align_corners=False))
+    return torch.cat(found)
