@@ -117,7 +117,11 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["osfl", "osfl.protocol", "osfl.registry", "osfl.plan", "osfl.wire.inbox", "osfl.cli.main"])
+LIGHT = ("osfl", "osfl.protocol", "osfl.registry", "osfl.plan", "osfl.wire.inbox", "osfl.cli.main", "osfl.desk.server",
+         "osfl.inspection.look")  # fmt: skip
+
+
+@pytest.mark.parametrize("module", LIGHT)
 def test_torch_comes_late(module: str) -> None:
     """The receiving desk starts in a tenth of a second, and --help answers at once, because they need no torch."""
     assert python(f"import sys, {module}; print('torch' in sys.modules)") == "False"

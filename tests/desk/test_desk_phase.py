@@ -6,7 +6,9 @@ import json
 import time
 from pathlib import Path
 
+from osfl.coordinator import receive
 from osfl.desk.phase import Phase, Teller, sole
+from osfl.desk.server import opened
 from osfl.wire.gate import verify_release
 from tests.desk.conftest import OpenDesk, Visitor, World
 from tests.test_roles import CLIENTS
@@ -51,6 +53,20 @@ def test_a_killed_phase_goes_on_with_the_next_desk(open_desk: OpenDesk, world: W
     assert desk.get("/download/personal/north.safetensors").status == 404  # this method makes no personal parts
     for path in ("/", "/board", "/state"):
         assert b"PRIVATE KEY" not in desk.get(path).body and str(world.key_file).encode() not in desk.get(path).body
+
+
+def test_the_next_desk_continues_by_itself(world: World, tmp_path: Path) -> None:
+    round = world.new_round(tmp_path / "round")
+    for client in CLIENTS:
+        receive(round, world.bundles[client])
+    with opened(round, key=world.key_file) as first:
+        first.keeper.start_phase()
+        assert first.keeper.phase.alive()
+    assert not first.keeper.phase.alive() and not (round / "release.safetensors").exists()  # it stopped with its desk
+    with opened(round) as blind:
+        assert blind.keeper.phase.state()["state"] == "interrupted"  # without the key nobody can go on
+    with opened(round, key=world.key_file) as second:
+        assert second.keeper.phase.state()["state"] == "running"
 
 
 def test_without_a_key_it_only_receives(open_desk: OpenDesk, world: World) -> None:

@@ -95,7 +95,11 @@ class Phase:
         """With the desk; starting again continues."""
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
-            self._child.wait(timeout=10)
+            try:
+                self._child.wait(timeout=10)
+            except subprocess.TimeoutExpired:  # deep in a computation that hears no signal
+                self._child.kill()
+                self._child.wait()
 
 
 def _write(folder: Path, told: dict[str, Json]) -> None:
