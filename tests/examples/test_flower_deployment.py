@@ -1,0 +1,45 @@
+"""The example plays a whole round over Flower as separate processes; its commands are those that exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from osfl.cli.main import answer
+
+FOLDER = Path(__file__).parents[2] / "examples" / "flower_deployment"
+
+
+def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(tmp_path / "flwr")}
+    found_there = {**os.environ, **quiet, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with (tmp_path / "said.txt").open("w+") as said:  # not a pipe: whatever is left behind must not keep us waiting
+        done = subprocess.run([FOLDER / "run.sh", tmp_path / "play"], stdout=said, stderr=said, env=found_there,
+                              stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        said.seek(0)
+        text = said.read()
+    assert done.returncode == 0, text
+    last = text.strip().splitlines()[-1]
+    assert last.startswith("Shown: 3 sites and a coordinator spoke over Flower with TLS") and "bit for bit" in last
+    assert "PRIVATE KEY" not in text
+
+
+def test_its_readme_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but what needs images: key, plan and deployment, in one folder, in order."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.S)
+    commands = [line for block in blocks for line in block.splitlines() if line.startswith("osfl ") and "IMAGES" not in line]
+    assert [command.split()[1] for command in commands] == ["keys", "new", "deploy"]
+    (tmp_path / "public").mkdir()
+    for command in commands:
+        assert answer(shlex.split(command)[1:]) == 0, command
+        if "keys" in command.split()[1]:
+            (tmp_path / "north.pub").rename(tmp_path / "public" / "north.pub")
+    assert (tmp_path / "deployed" / "sites" / "north" / "start.sh").exists()
+    assert not (tmp_path / "deployed" / "sites" / "north" / "site.key").exists()  # it stayed at the site
