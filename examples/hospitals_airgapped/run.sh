@@ -75,7 +75,7 @@ image=$(cd north && find images -name '*.png' | sort | head -n 1)
 at north osfl predict --run model "$image"
 
 step "Anybody: is this release what it says, and made of these uploads?"
-at coordinator osfl verify round/release.safetensors --round round | tail -n 5
+at coordinator osfl verify --round round | tail -n 5
 
 step "Would one process with all images have come to the same release? (only a play can ask)"
 mkdir hospitals
