@@ -22,7 +22,7 @@ from osfl.protocol import ClientId, Plan
 from osfl.transports.answering import Answers
 from osfl.transports.collecting import Collector, Counter, Manner
 from osfl.transports.flower import GridPost, answering_app, require_flower
-from osfl.wire.agreed import read_json, standing_desk
+from osfl.wire.agreed import read_json, standing_desk, unfinished
 from osfl.wire.atomic import append_line
 from osfl.wire.inbox import JOURNAL, Inbox
 from osfl.wire.names import check_client_id
@@ -113,9 +113,9 @@ def counter_of(folder: Path, key: Path) -> Counter:
 
 
 def released(folder: Path, client: ClientId) -> dict[str, Path] | None:
-    """The files that a client fetches; None before the server phase has finished."""
+    """The files that a client fetches; None before the server phase has finished, and while something is being forgotten."""
     shared, own = folder / "release.safetensors", folder / "personal" / f"{client}.safetensors"
-    if not shared.exists():
+    if not shared.exists() or unfinished(folder) is not None:
         return None
     return {"release": shared, **({"personal": own} if client and own.exists() else {})}
 
