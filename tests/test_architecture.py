@@ -40,6 +40,7 @@ ALLOWED = {
     "transports": {"errors", "protocol", "wire"},
     "flower_app": {"coordinator", "errors", "plan", "protocol", "site", "transports", "wire"},
     "certificates": set(),
+    "cluster": {"errors", "meter", "phases", "plan", "protocol", "registry", "round"},
     "deployment": {"certificates", "coordinator", "errors", "plan", "protocol", "wire"},
     "inspection": {"errors", "models", "outgoing", "plan", "protocol", "registry", "round", "site", "storage", "wire"},
     "desk": {"coordinator", "errors", "inspection", "phases", "protocol", "reports", "round", "wire"},
@@ -48,7 +49,7 @@ ALLOWED = {
     "environment": {"errors", "osfl"},
     "simulation": {"data", "errors", "plan", "protocol", "registry"},
     "run": {
-        "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry", "reports", "result",
+        "cluster", "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry", "reports", "result",
         "round", "simulation", "storage", "transports", "wire", "workers",
     },
     "checks": {

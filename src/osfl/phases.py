@@ -34,6 +34,7 @@ class Machine:
     workers: int | None = None  # clients at once; default one a core. Any number gives the same bits
     device: str = "cpu"
     threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
+    engine: str = "local"  # "ray": simulated clients on a Ray cluster (osfl.cluster); the same bits
 
     def words(self) -> str:
         """What a command must repeat to get the same bits."""

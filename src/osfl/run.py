@@ -21,12 +21,13 @@ from typing import Any
 
 from torch import nn
 
+from osfl.cluster import speak_on_ray
 from osfl.environment import describe_environment
 from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.generators import judge
 from osfl.evaluation.scores import score
-from osfl.meter import measure, reset_peak_memory
+from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.phases import Machine, computing, quiet, serve, settle, speak
 from osfl.plan import deviations, plan_from
 from osfl.protocol import ClientId, Context, Exchange, Generative, Joint, Payload, Plan, Progress, Shard, Task, digest_of
@@ -80,7 +81,7 @@ def walk(
         if shelf is not None and ("shelf", "") not in round.journal():
             round.note("shelf", {"path": os.path.relpath(shelf, out)})  # client models are kept there, too
         with computing(plan, machine, progress, round.scratch, shelf=shelf, show=round.show) as ctx:
-            traffic = _release(method, federation, round, ctx)
+            traffic = _release(method, federation, round, ctx, machine)
             payloads = _personalization(method, federation.shards, round, ctx)
             result = _evaluation(method, federation, payloads, traffic, round, ctx)
             environment = describe_environment(machine.device, machine.workers or default_workers())
@@ -125,20 +126,20 @@ class Traffic:
     messages: int
 
 
-def _release(method: Any, federation: Federation, round: Round, ctx: Context) -> Traffic:
+def _release(method: Any, federation: Federation, round: Round, ctx: Context, machine: Machine) -> Traffic:
     """Everything up to release.safetensors, which is left alone if it is there."""
     if is_reference(method):
         return _reference(method, federation.shards, round, ctx)
     speaks = any(round.desk.contracts.values())  # a method whose contract is empty says nothing, and costs nothing
     if speaks:
-        _client_phases(method, federation.shards, round, ctx)
+        _client_phases(method, federation.shards, round, ctx, machine)
     if round.release() is None:
         serve(method, round, ctx)
     up = round.delivered() if speaks else dict.fromkeys(round.present, 0)
     return Traffic(up, round.release_bytes(), int(speaks))
 
 
-def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> None:
+def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Context, machine: Machine) -> None:
     """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
     delivered = round.delivered()
     waiting = [shard for shard in shards if shard.client not in delivered]
@@ -146,16 +147,22 @@ def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Cont
     spoken: list[ClientId] = []
     reset_peak_memory()
 
-    def hand_over(shard: Shard) -> None:
-        key = simulated_key(round.plan.seed, shard.client)
-        bundle, meter = speak(method, shard, round.plan, round.desk.contracts, key, ctx)
-        round.note("client", meter.as_json(), shard.client)
+    def hand_over(client: ClientId, bundle: bytes, meter: Meter) -> None:
+        round.note("client", meter.as_json(), client)
         deliver(bundle, round.inbox)
-        spoken.append(shard.client)
+        spoken.append(client)
         ctx.progress("clients", done + len(spoken), len(shards))
 
+    def speak_here(shard: Shard) -> None:
+        key = simulated_key(round.plan.seed, shard.client)
+        hand_over(shard.client, *speak(method, shard, round.plan, round.desk.contracts, key, ctx))
+
     ctx.progress("clients", done, len(shards))
-    ctx.map(hand_over, waiting)
+    if machine.engine == "ray":
+        for said in speak_on_ray(round.plan, waiting, workers=machine.workers):
+            hand_over(*said)
+    else:
+        ctx.map(speak_here, waiting)
 
 
 def _reference(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> Traffic:

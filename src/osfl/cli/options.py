@@ -90,6 +90,11 @@ EvaluateOn = Annotated[
     typer.Option("--evaluate-on", rich_help_panel=WHAT,
                  help="val: choose settings without touching the test set."),
 ]  # fmt: skip
+Engine = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--engine", rich_help_panel=HOW,
+                 help="ray: clients on a Ray cluster, RAY_ADDRESS or this machine; the same bits."),
+]  # fmt: skip
 Workers = Annotated[
     int | None,
     typer.Option("--workers", "-w", metavar="W", min=1, rich_help_panel=HOW, show_default=False,

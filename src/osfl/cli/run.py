@@ -56,6 +56,7 @@ def run(
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
+    engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
@@ -68,7 +69,7 @@ def run(
     from osfl.phases import Machine
     from osfl.run import run as walk
 
-    machine = Machine(workers=workers, threads=threads, device=device)
+    machine = Machine(workers=workers, threads=threads, device=device, engine=engine)
     if sites is not None:
         folder, result, finished_before = _rehearsed(plan, sites, out, machine, format)
     else:
