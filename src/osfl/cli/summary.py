@@ -32,6 +32,8 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     for row in _facts(result):
         table.add_row(*row)
     answers().print(table)
+    for warning in result["generators"]["warnings"] if "generators" in result else ():
+        say(f"[yellow]{escape(warning)}[/]")
     say()
     say(f"Results  {out / 'results.json'}")
     say(f"Report   {out / 'report' / 'index.html'}")

@@ -131,7 +131,7 @@ def _plane(found: Mapping[str, ByKind], space: Space, draw: Draw) -> Any:
     seed = int(torch.randint(2**31, (1,), generator=draw("judge", "t-sne")))
     reduced = (features - features.mean(0)) @ principal_axes(features, 50)
     perplexity = min(30.0, (len(features) - 1) / 3)
-    places = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(reduced.numpy())
+    places = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1, max_iter=500).fit_transform(reduced.numpy())
     series: dict[str, dict[str, list[list[float]]]] = {name: {} for name in found}
     start = 0
     for name, kind, rows in parts:

@@ -16,7 +16,7 @@ from osfl.evaluation.bound import DIMENSIONS, excess_risk_bound, generative_erro
 from osfl.evaluation.distances import frechet, kernel_distance
 from osfl.evaluation.embedding import Map, Space, available_space
 from osfl.evaluation.generator_figures import figures_of
-from osfl.evaluation.generator_samples import KINDS, ByKind, Draw, Kind, collect
+from osfl.evaluation.generator_samples import KINDS, ByKind, Draw, collect
 from osfl.evaluation.memorization import COPIES, FEW, Memorization, verdict
 from osfl.protocol import Dataset, Shard
 from osfl.result import Bound, ClassOfImages, Generators
@@ -31,7 +31,7 @@ def judge(
     found = collect(pool, shards, held_out, classes, space, draw=draw, device=device, map=map)
     verdicts = dict(zip(found, map(_verdict, list(found.values())), strict=True))
     axes = _axes(found)
-    errors = {name: _error(kinds["training"].features, kinds["synthetic"], axes) for name, kinds in found.items()}
+    errors = {name: _class_error(kinds, axes) for name, kinds in found.items()}
     rows = {name: _class_row(kinds, verdicts[name], errors[name]) for name, kinds in found.items()}
     return {
         "space": space.name,
@@ -96,13 +96,14 @@ def _overall(found: Mapping[str, ByKind]) -> ClassOfImages:
 
 def _axes(found: Mapping[str, ByKind]) -> torch.Tensor:
     rows = [kinds["training"].features for kinds in found.values() if len(kinds["training"].features)]
-    return principal_axes(torch.cat(rows))
+    return principal_axes(torch.cat(rows)) if rows else torch.zeros(1, 1, dtype=torch.float64)
 
 
-def _error(real: torch.Tensor, synthetic: Kind, axes: torch.Tensor) -> float | None:
-    if not len(synthetic.images) and len(real):
+def _class_error(kinds: ByKind, axes: torch.Tensor) -> float | None:
+    """ε of one class; infinite where clients hold it and there are no synthetic images of it."""
+    if len(kinds["training"].images) and not len(kinds["synthetic"].images):
         return math.inf
-    return generative_error(real, synthetic.features, axes) if len(real) else None
+    return generative_error(kinds["training"].features, kinds["synthetic"].features, axes)
 
 
 def _client_error(client: str, found: Mapping[str, ByKind], axes: torch.Tensor) -> float | None:
@@ -110,8 +111,9 @@ def _client_error(client: str, found: Mapping[str, ByKind], axes: torch.Tensor) 
     weights, errors = [], []
     for kinds in found.values():
         training = kinds["training"]
-        own = torch.tensor([training.owners[int(i)] == client for i in training.sample], dtype=torch.bool)
-        error = _error(training.features[own], kinds["synthetic"], axes)
+        shown = training.sample[: len(training.features)]
+        own = torch.tensor([training.owners[int(i)] == client for i in shown], dtype=torch.bool)
+        error = generative_error(training.features[own], kinds["synthetic"].features, axes)
         if error is not None and math.isfinite(error):
             weights.append(training.owners.count(client))
             errors.append(error)
