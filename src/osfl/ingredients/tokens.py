@@ -97,7 +97,7 @@ class Tokenizer(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
         """Frozen and large: copies of a classifier share it. (FLOPs are counted on a twin without numbers.)"""
-        if not any(id(p) in memo for p in self.parameters()):
+        if not any(id(tensor) in memo for tensor in (*self.parameters(), *self.buffers())):
             return self
         twin = Tokenizer.__new__(Tokenizer)
         nn.Module.__init__(twin)
