@@ -2,6 +2,7 @@
 
     python -m benchmarks.grid                     the cells in order; what is finished is not repeated
     python -m benchmarks.grid blood-n5-a0.1       one cell
+    python -m benchmarks.grid blood-silos --skip=edm   without the variants that say so; they can follow later
     python -m benchmarks.grid --collect           no runs: records of what is finished so far
 
 Runs go to runs/grid/<cell>; interrupt and start again as you like. docs/results.md is written from the records alone
@@ -139,12 +140,14 @@ def _line(what: str, done: int, total: int) -> None:
 
 
 def main(names: list[str]) -> None:
-    cells = [name for name in names if name != "--collect"] or list(CELLS)
+    cells = [name for name in names if not name.startswith("--")] or list(CELLS)
+    skipped = [name.removeprefix("--skip=") for name in names if name.startswith("--skip=")]
     for cell in cells:
         if cell not in CELLS:
             raise SystemExit(f"there is no cell {cell!r}; cells: {', '.join(CELLS)}")
         if "--collect" not in names:
-            compare(CELLS[cell], methods_of(cell), SEEDS, Path("runs/grid") / cell, progress=_line)
+            wanted = [label for label in methods_of(cell) if not any(text in label for text in skipped)]
+            compare(CELLS[cell], wanted, SEEDS, Path("runs/grid") / cell, progress=_line)
         print(cell, record(cell) or "has no finished run", flush=True)
 
 
