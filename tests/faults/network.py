@@ -5,9 +5,14 @@ Programs die in it too: `Killed` is raised at a numbered step, and the story beg
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
 import random
+import signal
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +22,11 @@ from osfl.transports.answering import Answers
 from osfl.transports.collecting import Collector, Counter, Manner
 from osfl.transports.messages import Reply, Words
 from osfl.wire.atomic import append_line
+from osfl.wire.bundle import RawTensor, pack
+from osfl.wire.gate import Desk
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
+from osfl.wire.signing import SigningKey
+from tests.faults.kills import CONTEXT
 from tests.faults.story import _KEYS, CLIENTS, DESK, upload
 
 RELEASE = bytes(range(256)) * 40
@@ -114,6 +123,15 @@ class Story:
     made: Tally[str] = field(default_factory=Tally)
     receipts: dict[str, str] = field(default_factory=dict)  # client -> digest that the site was told
     step: Callable[[], None] = lambda: None
+    keys: Mapping[str, SigningKey] = field(default_factory=lambda: _KEYS)
+
+    @property
+    def desk(self) -> Desk:
+        return replace(DESK, enrolled={client: self.keys[client].public_hex for client in self.clients})
+
+    def said(self, client: str) -> bytes:
+        tensors = {"w": RawTensor("U8", (4000,), bytes(4000))}
+        return upload(client) if self.keys is _KEYS else pack("upload", client, DESK.plan, tensors, {}, self.keys[client])
 
     def site(self, client: str) -> Answers:
         work = self.folder / "sites" / client
@@ -123,7 +141,7 @@ class Story:
             path = answers.folder(DESK.plan) / "upload.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(upload(client))
+            temporary.write_bytes(self.said(client))
             self.step()
             temporary.replace(path)
             self.step()
@@ -133,7 +151,7 @@ class Story:
             assert release.read_bytes() == RELEASE
             return release
 
-        answers = Answers(client, _KEYS[client], work, make, take)
+        answers = Answers(client, self.keys[client], work, make, take)
         return answers
 
     def answer(self, client: str) -> Callable[[str, Words], Words]:
@@ -149,7 +167,7 @@ class Story:
 
     @property
     def inbox(self) -> Inbox:
-        return Inbox(self.folder / "round" / "inbox", replace(DESK, enrolled={c: DESK.enrolled[c] for c in self.clients}))
+        return Inbox(self.folder / "round" / "inbox", self.desk)
 
     def counter(self) -> Counter:
         round = self.folder / "round"
@@ -174,7 +192,7 @@ class Story:
             append_line(round / JOURNAL, b"{}")
 
         return Counter(
-            round=DESK.plan, plan="{}", enrolled={c: DESK.enrolled[c] for c in self.clients}, limit=DESK.limits.upload_bytes,
+            round=DESK.plan, plan="{}", enrolled=self.desk.enrolled, limit=DESK.limits.upload_bytes,
             folder=round / "partial", standing=lambda client: self.inbox.path(client), receive=receive, refuse=refuse,
             ready=lambda: len(self.inbox.delivered()) == len(self.clients), serve=serve, parts=parts,
         )  # fmt: skip
@@ -251,6 +269,39 @@ def bad_networks(folder: Path, count: int) -> dict[str, int]:
 
 def many_at_once(folder: Path, clients: int) -> dict[str, int]:
     """All sites of a large round answer in the same step."""
-    story = Story(folder / "many", CLIENTS[:clients])
+    names = tuple(f"hospital-{number:03d}" for number in range(clients))
+    keys = {name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}
+    story = Story(folder / "many", names, keys=keys)
     finished = story.tell(Faults(repeated=0.1, late=0.3))
     return {"sites": len(story.clients), "finished": int(finished), **judge(story)}
+
+
+def really_killed(folder: Path, every: int = 1) -> dict[str, int]:
+    """The same points with kill -9 of a process of its own; then a new process finishes the round."""
+    total: Tally[str] = Tally()
+    steps = _steps(Story(folder / "count"), lambda count: None)
+    for point in range(1, steps + 1, every):
+        place = folder / f"killed-{point}"
+        child = CONTEXT.Process(target=_die_at, args=(place, point))
+        child.start()
+        child.join()
+        story = Story(place)
+        told = {client: json.loads(path.read_text()).get("digest") for client in story.clients
+                if (path := story.site(client).folder(DESK.plan) / "receipt.json").exists()}  # fmt: skip
+        standing = {receipt.client: receipt.digest for receipt in story.inbox.uploads()}
+        finished = story.tell()
+        total.update(
+            points=1, not_killed=child.exitcode != -signal.SIGKILL, not_finished=not finished,
+            acknowledged=len(told), lost=sum(standing.get(client) != digest for client, digest in told.items()),
+            missing=judge(story)["missing"], pieces_left=judge(story)["pieces_left"],
+        )  # fmt: skip
+    return dict(total)
+
+
+def _die_at(place: Path, point: int) -> None:
+    def die(count: int) -> None:
+        if count == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        _steps(Story(place), die)
