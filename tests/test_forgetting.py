@@ -103,7 +103,7 @@ def test_a_comparison_keeps_models_on_a_shelf_that_the_certificate_names(tmp_pat
     simulation = Simulation("fedavg", "digits", 3, "dirichlet:0.5", "smoke", samples=120, image_size=8)
     compare(simulation, ["fedavg", "ensemble"], [0], tmp_path / "pair", machine=ONE)
     certificate = forget(tmp_path / "pair" / "ensemble" / "seed0", clients=["client-01"], machine=ONE)
-    assert [Path(path).parent for path in certificate["elsewhere"]] == [(tmp_path / "pair" / "shelf").resolve()]
+    assert [Path(path).parent for path in certificate["elsewhere"]] == [Path("../../shelf")]
 
 
 # --- classes and cells ----------------------------------------------------------------------------------------------------

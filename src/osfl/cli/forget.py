@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,7 +102,7 @@ def _show(certificate: Mapping[str, Any], path: Path, round: Path) -> None:
     if certificate["stays"]:
         say(f"[yellow]Stays[/]        {escape(certificate['stays'])}")
     for found in certificate["elsewhere"]:
-        say(f"[yellow]Elsewhere[/]    {escape(found)} holds the same bytes; remove it, too")
+        say(f"[yellow]Elsewhere[/]    {escape(os.path.normpath(round / found))} holds the same bytes; remove it, too")
     say(f"Certificate  {escape(str(path))}")
     say(f"Verify       osfl forget {escape(str(round))} --verify")
     if certificate["again"]:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -236,7 +237,7 @@ def _replacements(round: Round, intent: Mapping[str, Any], after: str) -> list[d
 
 
 def _elsewhere(round: Round, own: Sequence[str]) -> list[str]:
-    """Files outside the round folder that are known to hold the same bytes: the shelf that a comparison shares."""
+    """Files outside the round folder that hold the same bytes, seen from there: on the shelf that a comparison shares."""
     note = round.journal().get(("shelf", ""))
-    shelf = (round.folder / str(note["path"])).resolve() if note else None
-    return [str(path) for path in search(shelf, own)] if shelf and shelf.is_dir() else []
+    shelf = round.folder / str(note["path"]) if note else None
+    return [os.path.relpath(path, round.folder) for path in search(shelf, own)] if shelf and shelf.is_dir() else []
