@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -170,6 +171,7 @@ def misuses(folder: Path) -> dict[str, Any]:
             "a node key that nobody registered": [f"127.0.0.1:{good}", *secure, *unknown],
         }
         found = {what: _try_node(net, what, *words) for what, words in tries.items()}
+        found |= {f"{way} from outside": _try_way(net, way) for way in ("/v1/control/start-run", "/v1/runtime/acquire-task")}
         control = _try_node(net, "control", f"127.0.0.1:{good}", *secure, *key)
     return {"misuses": len(found), "refused": sum(said != "accepted" for said in found.values()),
             "control": control, "said": found}  # fmt: skip
@@ -187,7 +189,7 @@ def _start_link(net: Machines, name: str, port: int, days: int) -> None:
         pem, key = alone.pem, private_pem(alone.key)
     (tls / "server.pem").write_bytes(pem)
     (tls / "server.key").write_bytes(key)
-    net.start(f"link-{name}", [home / "start.sh"], OSFL_PORT=str(port))
+    net.start(f"link-{name}", [home / "start.sh"], OSFL_PORT=str(port), OSFL_INNER=str(free_ports(1)[0]))
 
 
 def _try_node(net: Machines, what: str, address: str, *words: Any) -> str:
@@ -204,6 +206,15 @@ def _try_node(net: Machines, what: str, address: str, *words: Any) -> str:
     telling = ("code:", "certificate", "SSL", "Error", "error")
     lines = [line.strip() for line in log.splitlines() if any(word in line for word in telling)]
     return lines[-1][:160] if lines else "no identity"
+
+
+def _try_way(net: Machines, path: str) -> str:
+    """Submitting a run, or taking a task, at the port that is open to the sites."""
+    import httpx
+
+    context = ssl.create_default_context(cafile=net.coordinator / "tls" / "ca.crt")
+    said = httpx.post(f"https://127.0.0.1:{net.port}{path}", verify=context, content=b"")
+    return f"HTTP {said.status_code}" if said.status_code == 403 else "accepted"
 
 
 # --- separate hosts ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ ALLOWED = {
     "transports": {"errors", "protocol", "wire"},
     "flower_app": {"coordinator", "errors", "plan", "protocol", "site", "transports", "wire"},
     "certificates": set(),
+    "flower_door": set(),
     "cluster": {"errors", "meter", "phases", "plan", "protocol", "registry", "round"},
     "deployment": {"certificates", "coordinator", "errors", "plan", "protocol", "wire"},
     "inspection": {"errors", "models", "outgoing", "plan", "protocol", "registry", "round", "site", "storage", "wire"},
@@ -49,8 +50,8 @@ ALLOWED = {
     "environment": {"errors", "osfl"},
     "simulation": {"data", "errors", "plan", "protocol", "registry"},
     "run": {
-        "cluster", "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry", "reports", "result",
-        "round", "simulation", "storage", "transports", "wire", "workers",
+        "cluster", "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry", "reports",
+        "result", "round", "simulation", "storage", "transports", "wire", "workers",
     },
     "checks": {
         "forgetting", "phases", "protocol", "registry", "result", "round", "run", "simulation", "storage", "wire", "workers",

@@ -40,6 +40,7 @@ for site in north south west; do
 done
 
 step "All machines start: the SuperLink, three SuperNodes"
+OSFL_INNER=$(port); export OSFL_INNER
 start coordinator/deployed/coordinator/start.sh > link.txt 2>&1
 for site in north south west; do
     OSFL_NODE_PORT=$(port) start "$site/node/start.sh" "$site/images" > "$site.txt" 2>&1

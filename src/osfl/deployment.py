@@ -197,23 +197,28 @@ _COORDINATOR = Template("""\
 #!/bin/sh
 # Shared by start.sh and run.sh: where things are, and how `flwr` reaches the SuperLink of this machine.
 export OSFL_COORDINATOR="$$PWD" FLWR_HOME="$$PWD/flwr"
-port="$${OSFL_PORT:-$port}"
+port="$${OSFL_PORT:-$port}"               # open to the sites
+inner="$${OSFL_INNER:-$$((port + 1))}"     # of this machine alone
 ${environment}mkdir -p flwr link
 cat > flwr/config.toml <<END
 [superlink]
 default = "round"
 
 [superlink.round]
-address = "127.0.0.1:$$port"
+address = "127.0.0.1:$$inner"
 root-certificates = "$$PWD/tls/ca.crt"
 END
 """)
 _START = Template("""\
 #!/bin/sh
 # The SuperLink of the round, always on: stop it and start it again whenever you like, nothing is lost.
+# It listens on this machine alone; sites come in through the door, which leads nowhere else (osfl.flower_door).
 cd "$$(dirname "$$0")" && . ./environment.sh || exit 1
+python="$$(dirname "$$(command -v flower-superlink)")/python"
+[ -x "$$python" ] || python=python3
+"$$python" -m osfl.flower_door --host "$${OSFL_BIND:-$bind}" --port "$$port" --inner "$$inner" --tls tls &
 exec flower-superlink --ssl-ca-certfile tls/ca.crt --ssl-certfile tls/server.pem --ssl-keyfile tls/server.key \\
-    --enable-supernode-auth --host "$${OSFL_BIND:-$bind}" --port "$$port" --database link/state.db \\
+    --enable-supernode-auth --host 127.0.0.1 --port "$$inner" --database link/state.db \\
     --disable-runtime-dependency-installation
 """)
 _RUN = Template("""\

@@ -1,0 +1,132 @@
+"""Rounds over Flower between real processes: SuperLink and SuperNodes with TLS and authentication, killed on the way."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import json
+import shutil
+import ssl
+from pathlib import Path
+
+import pytest
+
+from osfl import coordinator, site
+from osfl.certificates import make_node_key
+from osfl.errors import UsageError
+from osfl.phases import Machine
+from osfl.protocol import Plan
+from osfl.run import walk
+from osfl.simulation import rehearsal
+from osfl.transports.flower import require_flower
+from osfl.wire.agreed import read_json
+from osfl.wire.gate import verify_release
+from osfl.wire.signing import SigningKey
+from tests.faults.machines import CLIENTS, Machines, machines
+
+METHODS = ("fedavg", "fedbicross")  # one shared model; and one with a part for each site
+
+
+def name_of(plan: Plan) -> str:
+    return f"{plan.method}-{plan.digest[:8]}"
+
+
+def released(folder: Path, plan: Plan) -> str:
+    return verify_release(folder / "release.safetensors", read_json(folder / "enrolled.json")["server"], plan.digest).digest
+
+
+def by_files(folder: Path, plan: Plan, data: Path) -> str:
+    """The same round without any network; keys are others, digests are not."""
+    keys = {name: SigningKey.generate() for name in (*CLIENTS, "server")}
+    public = {client: keys[client].public_hex for client in CLIENTS}
+    coordinator.open_new(folder, plan, public, keys["server"].public_hex)
+    for client in CLIENTS:
+        path = site.make_upload(plan, client, data / f"{client}.npz", keys[client], folder / "work", machine=Machine(1))
+        coordinator.receive(folder, path)
+    return coordinator.serve(folder, keys["server"], machine=Machine(1))
+
+
+def check_round(net: Machines, plan: Plan, tmp_path: Path) -> None:
+    """The digest of the simulation and of carried files; each site trained once, has its receipt and its model."""
+    found = released(net.round(name_of(plan)), plan)
+    in_memory = walk(rehearsal(plan, net.data), tmp_path / "memory" / plan.method, {"preset": "", "command": ""})
+    assert found == in_memory["release_digest"] == by_files(tmp_path / "files" / plan.method, plan, net.data)
+    for client in CLIENTS:
+        work = net.folder / "sites" / client / "work" / plan.digest[:16] / client
+        journal = [json.loads(line)["phase"] for line in (work / "journal.jsonl").read_text().splitlines()]
+        assert journal.count("client") == 1, "a finished upload is sent again, never made again"
+        assert json.loads((work / "receipt.json").read_text())["digest"]
+        assert (work / "model.safetensors").exists()
+
+
+def add_stranger(net: Machines) -> None:
+    """A machine that has the certificate and a key of its own making, which nobody registered."""
+    folder = net.folder / "sites" / "stranger"
+    shutil.copytree(net.folder / "sites" / "north", folder)
+    (folder / "node.key").write_bytes(make_node_key()[0])
+
+
+def check_door(net: Machines) -> None:
+    """Whoever reaches the open port cannot submit a run there, which would be a program at every site."""
+    import httpx
+
+    context = ssl.create_default_context(cafile=net.coordinator / "tls" / "ca.crt")
+    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run", "/docs"):
+        assert httpx.post(f"https://127.0.0.1:{net.port}{path}", verify=context, content=b"").status_code == 403
+
+
+def no_secrets(net: Machines) -> None:
+    """What is private appears in no log."""
+    private = [path.read_text() for path in net.folder.rglob("*.key")]
+    bodies = [line for text in private for line in text.splitlines() if "-----" not in line and len(line) > 20]
+    assert bodies and not [log for log in net.folder.glob("*.log") for body in bodies if body in net.log(log.stem)]
+
+
+def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
+    with machines(tmp_path, METHODS) as (net, plans):
+        first, second = (net.round(name_of(plan)) for plan in plans)
+        net.link()
+        for client in CLIENTS:
+            net.site(client)
+        net.run(first.name)
+        net.wait_for("an upload", lambda: any((first / "inbox").glob("*.safetensors")), 400)
+        assert net.kill("flower-supernode", "north"), "a site's node dies; its script starts it again"
+        net.wait_for("two uploads", lambda: len(list((first / "inbox").glob("*.safetensors"))) >= 2, 400)
+        assert net.kill("flower-superlink"), "the SuperLink dies, and with it the run"
+        net.link()
+        add_stranger(net)
+        net.site("north", name="stranger")
+        net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"), 400)
+        net.wait_for("the first release everywhere", (first / "everyone-has-it").exists, 600)
+        check_door(net)
+        net.run(second.name)
+        net.wait_for("an upload", lambda: any((second / "inbox").glob("*.safetensors")), 400)
+        assert net.kill("flwr-serverapp"), "the run's program dies; run.sh starts another"
+        net.wait_for("the second release everywhere", (second / "everyone-has-it").exists, 600)
+        no_secrets(net)
+        net.stop()
+        for plan in plans:
+            check_round(net, plan, tmp_path)
+
+
+def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="Flower is not installed") as caught:
+        require_flower()
+    assert "pip install 'osfl[flower]'" in str(caught.value)
+
+
+def test_our_files_import_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of ours names Flower before it is needed."""
+    real = builtins.__import__
+
+    def none(name: str, *args: object, **more: object) -> object:
+        if name.split(".")[0] == "flwr":
+            raise ModuleNotFoundError(name)
+        return real(name, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", none)
+    for module in ("osfl.transports.flower", "osfl.flower_app", "osfl.deployment"):
+        spec = importlib.util.find_spec(module)
+        assert spec and spec.loader
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
