@@ -15,7 +15,7 @@ step() { printf '\n== %s\n' "$*"; }
 at() { (cd "$1"; shift; "$@"); }                                    # a command on another machine
 started=
 start() { setsid "$@" & started="$started $!"; }                    # a machine's program, always on
-stop() { for group in $started; do kill -KILL -- "-$group" 2> /dev/null || true; done; }
+stop() { for group in $started; do kill -KILL "-$group" 2> /dev/null || true; done; }
 trap stop EXIT
 trap 'exit 1' INT TERM
 port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -16,6 +17,16 @@ from osfl.cli.main import answer
 FOLDER = Path(__file__).parents[2] / "examples" / "flower_deployment"
 
 
+def left_running(play: Path) -> list[str]:
+    """Processes that still know this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.fsencode(play) in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text())
+    return found
+
+
 def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(tmp_path / "flwr")}
     found_there = {**os.environ, **quiet, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -28,6 +39,7 @@ def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
     last = text.strip().splitlines()[-1]
     assert last.startswith("Shown: 3 sites and a coordinator spoke over Flower with TLS") and "bit for bit" in last
     assert "PRIVATE KEY" not in text
+    assert not left_running(tmp_path / "play"), "every program that was started was stopped"
 
 
 def test_its_readme_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
