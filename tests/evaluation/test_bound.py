@@ -68,6 +68,8 @@ def test_few_samples_give_no_error_and_a_constant_generator_an_infinite_one() ->
     real, axes = torch.randn(100, 12, generator=rng, dtype=FLOAT), torch.eye(12, dtype=FLOAT)[:, :8]
     assert generative_error(real, real[:23], axes) is None
     assert generative_error(real, torch.ones(100, 12, dtype=FLOAT), axes) == math.inf
+    almost = torch.full((100, 12), 0.1, dtype=FLOAT) + 1e-12 * real  # what rounding leaves of a constant
+    assert generative_error(real, almost, axes) == math.inf
 
 
 def test_chance_does_not_add_up_to_an_error() -> None:

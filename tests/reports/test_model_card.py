@@ -45,3 +45,8 @@ def test_a_missing_licence_is_said(sample, tmp_path) -> None:
     result = sample()
     del result["data"]["licence"]
     assert "licence: not recorded" in card_of(result, tmp_path)
+
+
+def test_generators_that_copy_are_named_under_privacy(sample, tmp_path) -> None:
+    text = write_model_card(sample(generators=True), tmp_path).read_text(encoding="utf-8")
+    assert "**Generators copy training images of basophil" in text.split("## Privacy")[1].split("##")[0]

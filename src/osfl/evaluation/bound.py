@@ -43,11 +43,15 @@ def generative_error(real: torch.Tensor, synthetic: torch.Tensor, axes: torch.Te
     generator that always draws the same image."""
     if min(len(real), len(synthetic)) < max(LEAST, 3 * axes.shape[1]):
         return None
-    try:
-        found = estimated_divergence(real @ axes, synthetic @ axes)
-    except RuntimeError:  # no spread in some direction
+    if _least_spread(synthetic @ axes) <= 1e-9 * _least_spread(real @ axes):  # beyond what float64 can invert
         return math.inf
+    found = estimated_divergence(real @ axes, synthetic @ axes)
     return found if math.isfinite(found) else math.inf
+
+
+def _least_spread(x: torch.Tensor) -> float:
+    """The variance in the direction in which samples vary least."""
+    return float(torch.linalg.svdvals(x - x.mean(0))[-1] ** 2) / len(x)
 
 
 def label_divergence(real: Sequence[int], synthetic: Sequence[int]) -> float | None:

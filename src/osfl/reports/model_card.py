@@ -122,6 +122,8 @@ def _privacy(result: Result) -> str:
             "statistics or synthetic data), as listed in the signed bundles; such things can still reveal something about "
             "the images they were made from."
         )
+    for warning in result["generators"]["warnings"] if "generators" in result else ():
+        text += f" **{safe(warning)}**"
     audits: Any = result.get("audits")
     if isinstance(audits, Mapping) and audits:
         lines = [f"{safe(key)}: {safe(value)}" for key, value in fact_rows(audits)]
