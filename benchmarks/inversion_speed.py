@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.measuring import medians
+from benchmarks.measuring import medians, require_quiet
 from osfl import workers
 from osfl.ingredients import trajectories
 from osfl.ingredients.distillation import kd_loss
@@ -53,6 +53,7 @@ Members = Sequence[nn.Module]
 
 
 def run() -> dict[str, object]:
+    require_quiet()
     return {name: part() for name, part in PARTS.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,14 @@ def sgemm_gflops(threads: int, size: int = 2048, repeats: int = 5) -> float:
         best = min(best, time.perf_counter() - start)
     torch.set_num_threads(before)
     return 2 * size**3 / best / 1e9
+
+
+def require_quiet() -> None:
+    """Stop on a busy machine: operations that use all cores wait for the slowest, up to ten times as long, which flatters
+    whatever does not."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores + 1:
+        raise SystemExit(f"the machine is busy (load {load:.1f} on {cores} cores): measure again when it is quiet")
 
 
 def medians(

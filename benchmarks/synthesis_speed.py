@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.measuring import medians
+from benchmarks.measuring import medians, require_quiet
 from osfl.ingredients.synthesis import Objective, Seen, Synthesis, Teacher, generator_flops, generator_loss
 from osfl.methods.coboosting import CoBoosting
 from osfl.methods.coboosting import Settings as CoBoostingSettings
@@ -41,6 +41,7 @@ TASK = Task("bench", tuple("abcdefgh"), IMAGE)
 
 
 def run() -> dict[str, object]:
+    require_quiet()
     keep_freed_memory()  # as every run does
     with compute_threads(1):
         return {
