@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import shutil
 import ssl
 import stat
 import subprocess
@@ -89,6 +90,26 @@ def test_again_with_another_plan_keeps_identities_and_adds_a_round(tmp_path: Pat
     pem = (tmp_path / "coordinator" / "tls" / "server.pem").read_bytes()
     assert {HOST, "other.example"} <= names_of(pem)
     assert (tmp_path / "coordinator" / "tls" / "ca.key").read_bytes() in before.values()
+
+
+@pytest.mark.parametrize("own_keys", [False, True])
+def test_again_when_sites_have_taken_their_folders_away(tmp_path: Path, own_keys: bool) -> None:
+    """As README.txt tells: a folder is deleted here once it is there. The site's keys are still the site's."""
+    keys = tmp_path / "keys" if own_keys else None
+    if keys is not None:
+        keys.mkdir()
+        save_public(keys / "north.pub", SigningKey.generate().public_hex)
+    out = tmp_path / "out"
+    first = deploy(PLAN, out, HOST, keys=keys)
+    node = (out / "coordinator" / "nodes" / "north.pub").read_bytes()
+    shutil.rmtree(out / "sites" / "north")
+    second = deploy(make_plan("ensemble"), out, HOST)
+    enrolled = [(out / "coordinator" / "rounds" / found.round / "enrolled.json").read_bytes() for found in (first, second)]
+    assert enrolled[0] == enrolled[1] and (out / "coordinator" / "nodes" / "north.pub").read_bytes() == node
+    assert not private_files(out / "sites" / "north") and len(private_files(out / "sites" / "south")) == 2
+    (command,) = second.machines["site north"]
+    assert command.startswith(f"copy sites/north/plans/{second.round}.toml there")
+    assert deploy(PLAN, out, HOST).round == first.round
 
 
 def test_sites_that_made_their_own_keys(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     coordinator/   tls/  keys/server.key  nodes/<site>.pub  app/  rounds/<name>/  start.sh  run.sh
     sites/<name>/  ca.crt  node.key  site.key  plans/  start.sh      all that this site may have, and nothing of others
 
-Called again with another plan it keeps certificates and keys, and adds a round.
+Called again with another plan it keeps certificates and keys, and adds a round. Folders of sites may be gone by then, as they
+should: the coordinator has the public halves of their keys, and no others are made.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def deploy(
     _write_scripts(coordinator, name, host, port)
     for client, folder in sites.items():
         _write_site(folder, client, server, coordinator / "tls" / "ca.crt", name, plan, host, port)
-    deployment = Deployment(out, name, _commands(sites, host))
+    deployment = Deployment(out, name, _commands(sites, host, name))
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
     return deployment
 
@@ -106,14 +107,15 @@ def _write_tls(folder: Path, host: str) -> None:
         certificate.write_bytes(pem)
 
 
-def _identity(path: Path, keys: Path | None, name: str) -> str:
+def _identity(path: Path, keys: Path | None, name: str, known: Path | None = None) -> str:
     """The public key of `name`, whose private half is at `path`: kept, taken from `keys`, or made. Only a site may have
-    its private half elsewhere, which is best."""
+    its private half elsewhere, which is best; `known` is its public half of an earlier call."""
     given = keys / f"{name}.key" if keys else path
     if not path.exists() and given.exists():
         SigningKey.load(given).save(path)
-    public = keys / f"{name}.pub" if keys else path.with_suffix(".pub")
-    if not path.exists() and name != "server" and public.exists():
+    elsewhere = [keys / f"{name}.pub" if keys else path.with_suffix(".pub"), *([known] if known else [])]
+    public = next((half for half in elsewhere if half.exists()), None)
+    if not path.exists() and name != "server" and public is not None:
         return read_public(public)
     if not path.exists():
         SigningKey.generate().save(path)
@@ -126,13 +128,18 @@ def _write_keys(folder: Path, client: ClientId, coordinator: Path, keys: Path | 
     """Node key and site key of one site; the coordinator keeps the public halves. Returns the site's public key."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    if not (folder / "node.key").exists():
+    (coordinator / "nodes").mkdir(exist_ok=True)
+    registered = coordinator / "nodes" / f"{client}.pub"
+    if not (folder / "node.key").exists() and not registered.exists():
         private, node = make_node_key()
         write_private(folder / "node.key", private)
         (folder / "node.pub").write_bytes(node)
-    (coordinator / "nodes").mkdir(exist_ok=True)
-    shutil.copyfile(folder / "node.pub", coordinator / "nodes" / f"{client}.pub")
-    return _identity(folder / "site.key", keys, client)
+    if (folder / "node.pub").exists():
+        shutil.copyfile(folder / "node.pub", registered)
+    known = coordinator / "keys" / f"{client}.pub"
+    public = _identity(folder / "site.key", keys, client, known)
+    known.write_text(f"{public}\n", encoding="ascii")
+    return public
 
 
 # --- the Flower app ------------------------------------------------------------------------------------------------------
@@ -304,7 +311,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _commands(sites: Mapping[ClientId, Path], host: str) -> dict[str, tuple[str, ...]]:
+def _commands(sites: Mapping[ClientId, Path], host: str, round: str) -> dict[str, tuple[str, ...]]:
     install = "pip install 'osfl[flower]'"
     machines: dict[str, tuple[str, ...]] = {
         f"coordinator ({host})": (
@@ -314,6 +321,9 @@ def _commands(sites: Mapping[ClientId, Path], host: str) -> dict[str, tuple[str,
         )
     }  # fmt: skip
     for client, folder in sites.items():
+        if not (folder / "node.key").exists():  # it was handed over with an earlier round
+            machines[f"site {client}"] = (f"copy sites/{client}/plans/{round}.toml there, into plans/ of the folder it has",)
+            continue
         own = () if (folder / "site.key").exists() else (f"put the private key {client}.key of that site there as site.key",)
         machines[f"site {client}"] = (
             f"copy the folder sites/{client}/ there, by a way that nobody else can read, and delete it here", *own, install,
