@@ -10,6 +10,7 @@ from sklearn.mixture import GaussianMixture
 
 from osfl.ingredients.gaussians import (
     NEVER,
+    FeatureMixture,
     Statistics,
     components_for,
     fit_mixture,
@@ -131,6 +132,15 @@ def test_samples_have_the_moments_of_the_mixture(shape: str) -> None:
     assert torch.allclose(drawn.mean(0), x.mean(0), atol=0.06)
     if shape == "full":
         assert torch.allclose(torch.cov(drawn.T), torch.cov(x.T), atol=0.15)
+
+
+def test_a_covariance_of_few_samples_survives_the_wire() -> None:
+    x = samples(15, 16)[0]
+    found = fit_mixture(x, 1, "full", torch_generator(0, "fit"))
+    weights, means, spread = (part.half().double() for part in (found.weights, found.means, packed(found.spread)))
+    assert float(torch.linalg.eigvalsh(unpacked(spread)).min()) < 0  # rounding has made it indefinite
+    drawn = FeatureMixture(weights, means, unpacked(spread)).sample(40_000, torch_generator(0, "draw"))
+    assert torch.allclose(torch.cov(drawn.T), torch.cov(x.T, correction=0), atol=0.2)
 
 
 def test_small_classes_have_fewer_components() -> None:

@@ -40,6 +40,14 @@ def test_bytes_are_those_of_the_formula(shape: str) -> None:
     assert 2 * 20 * (2 * 768 + 1) == 61_480  # the sheet's 61.5 kB a class
 
 
+@pytest.mark.parametrize("shape", ["spherical", "full"])
+def test_every_shape_makes_a_release(shape: str) -> None:
+    federation = small_federation("fedpft")
+    one = method(federation, shape=shape)
+    said = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
+    assert bool(one.server_phase(said, ctx(federation)).shared.tensors["head/weight"].isfinite().all())
+
+
 def test_a_class_of_one_image_is_kept() -> None:
     federation = small_federation("fedpft")
     shard = federation.shards[0]

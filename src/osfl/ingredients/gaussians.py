@@ -121,14 +121,22 @@ class FeatureMixture:
         which = torch.multinomial(self.weights, count, replacement=True, generator=rng)
         noise = torch.randn((count, self.means.shape[1]), generator=rng, dtype=self.means.dtype)
         if self.spread.ndim == 3:
-            factors = torch.linalg.cholesky(self.spread)
+            roots = _root(self.spread)
             off = torch.empty_like(noise)
             for k in range(len(self.weights)):
-                off[which == k] = noise[which == k] @ factors[k].T
+                off[which == k] = noise[which == k] @ roots[k]
         else:
             deviation = self.spread.sqrt()
             off = noise * (deviation[which] if self.spread.ndim == 2 else deviation[which, None])
         return self.means[which] + off
+
+
+def _root(spread: torch.Tensor) -> torch.Tensor:
+    """The symmetric square root. As 16-bit floats a covariance of few samples is not quite positive definite any more, so
+    what is below the floor of variances is lifted there."""
+    values, vectors = torch.linalg.eigh(spread)
+    root: torch.Tensor = (vectors * values.clamp_min(FLOOR).sqrt().unsqueeze(-2)) @ vectors.transpose(-1, -2)
+    return root
 
 
 def components_for(count: int, most: int) -> int:
