@@ -16,6 +16,7 @@ import pytest
 from osfl import coordinator, site
 from osfl.checks import files_with, never_joined, small_federation
 from osfl.errors import OsflError, Rejected, RoundError, UsageError
+from osfl.flower_app import DONE, counter_of
 from osfl.forgetting import forget, verify
 from osfl.phases import Machine
 from osfl.protocol import canonical
@@ -234,7 +235,11 @@ def test_a_real_round_wants_its_servers_key_and_keeps_the_forgotten_out(tmp_path
         forget(round, clients=["south"])
     with pytest.raises(UsageError, match="not the server's"):
         forget(round, known["north"], clients=["south"])
+    (round / DONE).touch()
+    counter = counter_of(round, tmp_path / "unused.key")
+    assert not counter.forgotten()
     certificate = forget(round, known["server"], clients=["south"], machine=ONE)
+    assert counter.forgotten() == ["south"] and not (round / DONE).exists()  # nobody has the new release yet
     with pytest.raises(Rejected, match="this client was forgotten in this round"):
         coordinator.receive(round, bundles["south"])
     assert not (round / "inbox" / "south.safetensors").exists()

@@ -109,6 +109,7 @@ def counter_of(folder: Path, key: Path) -> Counter:
         ready=lambda: status(folder).ready,
         serve=serve,
         parts=lambda client: released(folder, client),
+        forgotten=lambda: [client for client, left in standing_desk(folder).forgotten.items() if not left],
     )
 
 

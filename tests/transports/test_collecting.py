@@ -106,6 +106,43 @@ def test_a_late_site_delivers_hours_later(tmp_path: Path) -> None:
     assert collector.run() and clock.now > 5 * 3600 and judge(story) == CLEAN
 
 
+def test_nobody_waits_for_the_forgotten(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    assert story.tell()
+    network = story.network(Clock(), Faults())
+    network.dead = {12}  # it took its upload back, and left
+
+    def run(gone: list[str]) -> bool:
+        counter = replace(story.counter(), forgotten=lambda: gone)
+        return Collector(counter, network, QUICK, tell=lambda words: None, clock=network.clock, sleep=network.clock.sleep).run()
+
+    assert not run([]) and run([CLIENTS[2]])
+    network.dead, network.tally = set(), type(network.tally)()
+    assert run([CLIENTS[2]]) and network.tally[say.TAKE] == 2  # the forgotten one is there, and is brought nothing
+
+
+def test_a_release_that_is_made_again_is_brought_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is forgotten while the program still waits for a site that is away."""
+    story = Story(tmp_path)
+    network = story.network(Clock(), Faults())
+    sleep, path = network.clock.sleep, tmp_path / "round" / "release.safetensors"
+
+    def pass_time(seconds: float) -> None:
+        sleep(seconds)
+        if path.exists() and not network.dead and len(collector.took) == 0:
+            network.dead = {12}
+        elif len(collector.took) == 2 and net.RELEASE[:3] != b"new":
+            monkeypatch.setattr(net, "RELEASE", b"new" + net.RELEASE)
+            path.write_bytes(net.RELEASE)
+            network.dead = {99}
+
+    collector = Collector(story.counter(), network, QUICK, tell=lambda words: None, clock=network.clock, sleep=pass_time)
+    assert collector.run()
+    for client in story.clients:
+        assert (story.site(client).folder(net.DESK.plan) / "release.safetensors").read_bytes() == net.RELEASE
+    assert net.RELEASE[:3] == b"new"
+
+
 def refused(story: Story, client: str, change: Callable[[str, Words, Words], Words]) -> Network:
     """A round in which one site does not play by the rules."""
     network = story.network(Clock(), Faults())

@@ -60,6 +60,7 @@ class Counter:
     ready: Callable[[], bool]
     serve: Callable[[], None]
     parts: Callable[[ClientId], Mapping[str, Path] | None]  # what a client fetches; None before the release
+    forgotten: Callable[[], Collection[ClientId]] = tuple  # nobody waits for them, and nothing is brought to them
 
 
 @dataclass
@@ -98,6 +99,8 @@ class Collector:
         self.refused: set[str] = set()  # hashes of uploads that the gate said no to
         self.strangers: set[int] = set()
         self.looked: float | None = None  # when the round was last found not to be ready
+        self.release: tuple[int, ...] = ()  # the file that is being brought
+        self.forgotten: set[ClientId] = set()
 
     def run(self) -> bool:
         """True when every client has the release."""
@@ -106,11 +109,16 @@ class Collector:
             self.tell("time is up; start again to go on waiting, nothing is lost")
             return False
         until = self.clock() + self.manner.linger
-        while self.took < set(self.counter.enrolled) and self.clock() < until:
+        self._look_at_round()
+        while self._without() and self.clock() < until:
             self._step()
-        missing = sorted(set(self.counter.enrolled) - self.took)
+        missing = self._without()
         self.tell(f"has no release yet: {', '.join(missing)}" if missing else "every client has the release")
         return not missing
+
+    def _without(self) -> list[ClientId]:
+        """Who has no release yet."""
+        return sorted(set(self.counter.enrolled) - self.forgotten - self.took)
 
     def _gather(self) -> None:
         until = self.clock() + self.manner.wait
@@ -131,7 +139,21 @@ class Collector:
     def _released(self) -> bool:
         return self.counter.parts("") is not None
 
+    def _look_at_round(self) -> None:
+        """Something may have been forgotten meanwhile: then there is another release, which nobody has yet."""
+        self.forgotten = set(self.counter.forgotten())
+        found = _mark(self.counter.parts(""))
+        if not found or found == self.release:
+            return
+        if self.release:
+            self.took.clear()
+            for line in self.lines.values():
+                line.parts, line.have, line.took = None, 0, False
+                line.sent.clear()  # answers about the old one do not count
+        self.release = found
+
     def _step(self) -> None:
+        self._look_at_round()
         online = self.post.nodes()
         for node in online:
             self.lines.setdefault(node, Line(node))
@@ -158,7 +180,7 @@ class Collector:
             self._ask_for_pieces(line, line.partial)
         elif line.news is not None:
             self._ask_once(line, say.RECEIPT)
-        elif not line.took and (files := self.counter.parts(line.client)) is not None:
+        elif not line.took and line.client not in self.forgotten and (files := self.counter.parts(line.client)) is not None:
             self._bring(line, files)
 
     def _ask_once(self, line: Line, kind: str) -> None:
@@ -327,3 +349,12 @@ class Collector:
         line.took = True
         self.took.add(line.client)
         self.tell(f"{line.client}: has the release and made its model of it")
+
+
+def _mark(files: Mapping[str, Path] | None) -> tuple[int, ...]:
+    """Tells a release from the one before without reading it; empty if there is none."""
+    try:
+        found = files["release"].stat() if files else None
+    except FileNotFoundError:
+        found = None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if found else ()
