@@ -248,6 +248,17 @@ def test_a_real_round_wants_its_servers_key_and_keeps_the_forgotten_out(tmp_path
     assert failed(round) == []  # the refusal is noted, with nothing of the upload
 
 
+def test_what_flower_keeps_of_an_upload_is_named(tmp_path: Path) -> None:
+    opened_here, known, bundles = real_round(tmp_path)
+    round, link = tmp_path / "coordinator" / "rounds" / "one", tmp_path / "coordinator" / "link"
+    round.parent.mkdir(parents=True)
+    opened_here.rename(round)
+    link.mkdir()
+    (link / "state.db").write_bytes(b"pages" + bundles["south"].read_bytes()[-2000:])
+    (link / "registered-south").touch()
+    assert forget(round, known["server"], clients=["south"], machine=ONE)["elsewhere"] == ["../../link/state.db"]
+
+
 def test_before_the_release_forgetting_lets_the_round_go_on(tmp_path: Path) -> None:
     round, known, bundles = real_round(tmp_path, deliver=("north", "south"))
     certificate = forget(round, known["server"], clients=["south"], machine=ONE)

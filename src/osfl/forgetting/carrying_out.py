@@ -237,7 +237,10 @@ def _replacements(round: Round, intent: Mapping[str, Any], after: str) -> list[d
 
 
 def _elsewhere(round: Round, own: Sequence[str]) -> list[str]:
-    """Files outside the round folder that hold the same bytes, seen from there: on the shelf that a comparison shares."""
+    """Files outside the round folder that hold the same bytes, seen from there: on the shelf that a comparison shares, and
+    in the SuperLink's database, where Flower leaves what passed through it (see osfl.deployment)."""
     note = round.journal().get(("shelf", ""))
-    shelf = round.folder / str(note["path"]) if note else None
-    return [os.path.relpath(path, round.folder) for path in search(shelf, own)] if shelf and shelf.is_dir() else []
+    places = [round.folder / str(note["path"])] if note else []
+    places += [round.folder.resolve().parent.parent / "link"] if round.folder.resolve().parent.name == "rounds" else []
+    found = [path for place in places if place.is_dir() for path in search(place, own)]
+    return [os.path.relpath(path, round.folder) for path in found]
