@@ -115,8 +115,9 @@ class Machines:
                 os.kill(pid, signal.SIGKILL)
         return len(found)
 
-    def stop(self) -> None:
-        for process in self.groups:
+    def stop(self, *only: subprocess.Popen[bytes]) -> None:
+        """End these process groups, or all of them."""
+        for process in only or self.groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -95,8 +95,9 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         assert net.kill("flower-superlink"), "the SuperLink dies, and with it the run"
         net.link()
         add_stranger(net)
-        net.site("north", name="stranger")
+        stranger = net.site("north", name="stranger")
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"), 400)
+        net.stop(stranger)
         net.wait_for("the first release everywhere", (first / "everyone-has-it").exists, 600)
         check_door(net)
         net.run(second.name)
