@@ -188,11 +188,22 @@ def test_names_of_strangers_stay_text_on_the_page() -> None:
         ("model/bn.running_mean", "F32", (8,), "statistics"), ("model/bn.num_batches_tracked", "I64", (), "counter"),
         ("model/conv.weight", "F32", (8, 1, 3, 3), "weights"), ("model/conv.weight", "F32", (8, 1, 8, 8), "pictures"),
         ("labels", "I64", (9,), "labels"), ("tokens", "F16", (9, 5, 16), "tokens"), ("class-0/mean", "F32", (4,), "weights"),
+        ("sequences", "F16", (9, 5, 16), "tokens"), ("sums", "F64", (2, 16), "features"),
+        ("class-1/gram", "F32", (9,), "features"),
         ("blob", "U8", (900,), "numbers"), ("scans", "U8", (2, 3, 64, 64), "pictures"),
     ],
 )  # fmt: skip
 def test_roles(name: str, dtype: str, shape: tuple[int, ...], kind: str) -> None:
     assert role_of(name, dtype, shape, (1, 8, 8)).kind == kind
+
+
+def test_the_sum_of_one_image_is_that_image() -> None:
+    sums = {"sums": floats(2)}
+    (one,) = said(seen(sums, {"samples": 10, "class_counts": [9, 1]}, draw=False), "Sums")
+    assert one[0] == "caution" and "eosinophil 1" in one[1]
+    (two,) = said(seen(sums, {"samples": 10, "class_counts": [8, 2]}, draw=False), "Sums")
+    assert two[0] == "note"
+    assert not said(seen(draw=False), "Sums")
 
 
 def test_owners() -> None:

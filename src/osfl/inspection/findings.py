@@ -171,6 +171,20 @@ def _statistics(m: Material) -> Iterator[Finding]:
                       "for networks with batch normalization. They describe all images together, not one of them.")  # fmt: skip
 
 
+def _features(m: Material) -> Iterator[Finding]:
+    """A sum over one image is that image's features."""
+    if not m.named("features"):
+        return
+    alone = {name: n for name, n in (_counts(m) or {}).items() if n == 1}
+    if alone:
+        yield Finding("caution", "Sums", f"It holds sums of features. Of some classes there is a single image: {_told(alone)}. "
+                      "The sum of such a class is all that the network sees in this one image.",
+                      "Consider to leave these images out.")  # fmt: skip
+    else:
+        yield Finding("note", "Sums", "It holds sums of features over the images of each class. Who knows all images of a "
+                      "class but one can compute what the network sees in that one.")  # fmt: skip
+
+
 def _labels(m: Material) -> Iterator[Finding]:
     for name in m.named("labels"):
         yield Finding("note", "Labels", f"{name!r} gives a class to each of {m.seen.bundle.tensors[name].shape[0]:,} items.")
@@ -218,8 +232,8 @@ def _origin(m: Material) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
-    _signature, _integrity, _round, _contract, _pictures, _class_counts, _samples, _statistics, _labels, _finite, _facts, _size,
-    _origin,
+    _signature, _integrity, _round, _contract, _pictures, _class_counts, _samples, _statistics, _features, _labels, _finite,
+    _facts, _size, _origin,
 )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ _FACTS = {"samples": "number of training images", "class_counts": "number of tra
           "architecture": "the kind of network"}  # fmt: skip
 _HOLDS = {"weights": "weights of {owner}", "statistics": "averages over the training images in {owner}",
           "counter": "counters in {owner}", "pictures": "PICTURES in {owner}", "tokens": "tokens in {owner}",
-          "labels": "labels in {owner}", "numbers": "numbers in {owner} whose meaning is not known"}  # fmt: skip
+          "labels": "labels in {owner}", "features": "sums of features of the training images in {owner}",
+          "numbers": "numbers in {owner} whose meaning is not known"}  # fmt: skip
 
 
 class Look(TypedDict):

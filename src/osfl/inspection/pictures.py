@@ -20,7 +20,7 @@ Figures = dict[str, Json]
 MOST_PICTURES = 24  # of one tensor
 MOST_PIXELS = 4096 * 4096  # of one picture; nothing that medical images need is larger
 _SHOWN = {"weights": "Weights", "statistics": "Averages and spreads over training images", "tokens": "Tokens",
-          "pictures": "Pixels", "numbers": "Other numbers"}  # fmt: skip
+          "features": "Sums of features", "pictures": "Pixels", "numbers": "Other numbers"}  # fmt: skip
 
 
 def histograms(m: Material) -> Figures:

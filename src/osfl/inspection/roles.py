@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from osfl.wire.values import FLOATS
 
-Kind: TypeAlias = Literal["pictures", "weights", "statistics", "counter", "labels", "tokens", "numbers"]
+Kind: TypeAlias = Literal["pictures", "weights", "statistics", "counter", "labels", "tokens", "features", "numbers"]
 _OF_CLASS = re.compile(r"class-([^/]{1,40})/")
 _PARAMETERS = ("weight", "bias", "scale", "gamma", "beta", "alpha")
 
@@ -32,10 +32,12 @@ def role_of(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -
         return Role("counter", "number of training steps")
     if dtype not in FLOATS and len(shape) == 1 and "label" in last:
         return Role("labels", f"a class for each of {_many(shape[0], 'item')}")
-    if dtype in FLOATS and len(shape) == 3 and "token" in name.lower():
+    if dtype in FLOATS and len(shape) == 3 and ("token" in name.lower() or last == "sequences"):
         return Role("tokens", f"{_many(shape[0], 'sequence')} of {_many(shape[1], 'token')} of {shape[2]} numbers")
+    if dtype in FLOATS and last in ("sums", "gram"):
+        return Role("features", "sums of what a frozen network sees in the training images")
     if dtype in FLOATS and _OF_CLASS.match(name):
-        return Role("weights", "parameters of a generator, which makes images of this class")
+        return Role("weights", "parameters of a generator, which makes images of this class, or features of such images")
     if dtype in FLOATS and (last in _PARAMETERS or last.endswith(("weight", "bias")) or name.startswith("model/")):
         return Role("weights", _weights(last, shape))
     return Role("numbers", "numbers whose meaning this program does not know")
