@@ -51,6 +51,8 @@ def test_key_files_that_cannot_be_used(tmp_path):
     assert "cannot be read: No such file" in problem(tmp_path / "missing")
     (broken := tmp_path / "broken").write_bytes(b"\xff not a key")
     broken.chmod(0o600)
+    assert "holds no private key" in problem(broken)
+    broken.write_bytes(b"-----BEGIN PRIVATE KEY-----\nbroken\n")
     assert "is not an unencrypted PEM key" in problem(broken)
     other = generate_private_key(SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -89,6 +89,8 @@ class SigningKey:
             mode, pem = path.stat().st_mode, path.read_bytes()
         except OSError as error:
             raise _key_error(path, f"cannot be read: {error.strerror}", "Make one with `osfl keys`.") from None
+        if b"PRIVATE KEY" not in pem:  # first: nobody should lock away a public half
+            raise _key_error(path, "holds no private key", "Give the .key file that `osfl keys` wrote, not the .pub file.")
         if os.name == "posix" and mode & 0o077:
             raise _key_error(path, f"can be read by others (mode {mode & 0o777:o})", f"Run: chmod 600 {path}")
         try:
