@@ -305,6 +305,10 @@ def test_an_upload_that_arrives_while_its_client_is_forgotten_does_not_stay(
     with pytest.raises(Rejected, match="was forgotten"):
         coordinator.receive(round, bundles["south"])
     assert not (round / "inbox" / "south.safetensors").exists() and failed(round) == []
+    Inbox(round / "inbox", desk).receive(bundles["south"])  # killed before it looked again
+    assert failed(round) == ["uploads", "bytes"] and "south" not in coordinator.status(round).delivered
+    coordinator.receive(round, bundles["north"])  # whatever is received next
+    assert failed(round) == []
 
 
 # --- the proof fails where it should -----------------------------------------------------------------------------------------

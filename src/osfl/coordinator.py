@@ -59,7 +59,10 @@ def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -
 
 def receive(folder: Path, source: BytesLike | Path) -> Receipt:
     """Let a bundle through the gate and keep it; returns when it is safe on disk, raises `Rejected` with the reason."""
-    receipt = Inbox(folder / "inbox", standing_desk(folder)).receive(source)
+    desk = standing_desk(folder)
+    for client in (client for client, left in desk.forgotten.items() if not left):
+        (folder / "inbox" / f"{client}.safetensors").unlink(missing_ok=True)  # of a process that died at the next lines
+    receipt = Inbox(folder / "inbox", desk).receive(source)
     if standing_desk(folder).forgotten.get(receipt.client) == "":  # forgotten meanwhile: what was stored must not stay
         receipt.path.unlink(missing_ok=True)
         return Inbox(folder / "inbox", standing_desk(folder)).receive(source)  # refused, with the reason

@@ -74,7 +74,9 @@ def _uploads(round: Round) -> str:
     """Nothing of the forgotten is in the inbox; what is left of others is what the certificate names."""
     back = [client for client, left in round.desk.forgotten.items() if not left and round.inbox.path(client).exists()]
     if back:
-        raise _wrong("inbox", "there is an upload of a client that was forgotten", "none", ", ".join(sorted(back)))
+        raise RoundError("there is an upload of a client that was forgotten", field="inbox", expected="none",
+                         got=", ".join(sorted(back)),
+                         fix="It arrived while it was forgotten, or somebody put it there: remove that file.")  # fmt: skip
     reduced = [round.inbox.bundle(client).client for client, left in sorted(round.desk.forgotten.items()) if left]
     gone = len(round.desk.forgotten) - len(reduced)
     return f"{gone} gone, {len(reduced)} without a class as certified"
