@@ -101,8 +101,19 @@ def test_a_damaged_block_is_encoded_again(tmp_path: Path) -> None:
     digests = image_digests(images(2))
     store.put(digests, torch.zeros(2, 1, 3))
     next(tmp_path.glob("*.safetensors")).write_bytes(b"torn")
-    assert TokenStore(tmp_path).missing(digests) == [0, 1]
+    again = TokenStore(tmp_path)
+    assert again.missing(digests) == [0, 1]
     assert store.missing([digests[0], digests[0], digests[1]]) == [0, 2]  # each image once
+    again.put(digests, torch.ones(2, 1, 3))
+    assert again.missing(digests) == [] and torch.equal(again.get(digests), torch.ones(2, 1, 3))
+
+
+def test_blocks_may_be_deleted_while_somebody_works(tmp_path: Path) -> None:
+    store, digests = TokenStore(tmp_path), image_digests(images(2))
+    store.put(digests, torch.zeros(2, 1, 3))
+    assert store.missing(digests) == []
+    next(tmp_path.glob("*.safetensors")).unlink()
+    assert store.missing(digests) == [0, 1]
 
 
 def test_encoders_are_as_wide_as_they_say() -> None:

@@ -50,7 +50,10 @@ class TokenStore:
         """Keep the tokens of these images; a block that somebody else wrote meanwhile is the same block."""
         name = hashlib.sha256(b"".join(digests)).hexdigest()[:32]
         keys = torch.from_numpy(np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), 32).copy())
-        save_payload(self.folder / f"{name}.safetensors", Payload({"images": keys, "tokens": tokens}))
+        path = self.folder / f"{name}.safetensors"
+        save_payload(path, Payload({"images": keys, "tokens": tokens}))
+        with self._lock:
+            self._seen.discard(path.name)  # it may have been there before, and damaged
 
     def get(self, digests: Sequence[bytes]) -> torch.Tensor:
         """Tokens of images that are here, (n, 1 + L, d)."""
@@ -71,9 +74,13 @@ class TokenStore:
         return found
 
     def _look(self) -> None:
-        """Take notice of blocks that are new in the folder; a damaged one is as if it were not there."""
+        """Take notice of blocks that are new in the folder or gone; a damaged one is as if it were not there."""
         with self._lock:
-            for path in sorted(self.folder.glob("*.safetensors")) if self.folder.exists() else ():
+            there = sorted(self.folder.glob("*.safetensors")) if self.folder.exists() else []
+            if gone := self._seen - {path.name for path in there}:
+                self._seen -= gone
+                self._where = {image: place for image, place in self._where.items() if place[0] not in gone}
+            for path in there:
                 if path.name not in self._seen:
                     self._seen.add(path.name)
                     keys = _read(path, "images")
