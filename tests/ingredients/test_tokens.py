@@ -20,6 +20,7 @@ from osfl.models.naming import ModelError, named
 from osfl.models.pretrained import weights_path
 from osfl.protocol import Payload, Task, Upload
 from osfl.seeds import torch_generator
+from osfl.workers import compute_threads
 
 SMALL = Encoding("random", resolution=16, window=8, stride=8)
 
@@ -76,6 +77,19 @@ def test_an_image_has_the_same_token_in_any_company() -> None:
     together = tokenizer.tokens(pictures)
     alone = torch.cat([tokenizer._encoded(p.unsqueeze(0).float() / 127.5 - 1) for p in pictures])
     assert torch.equal(together, alone)
+
+
+def test_tokens_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are kept for all: `osfl predict`, with every core, may be the first to encode an image."""
+    found = []
+    for threads in (1, 4):
+        monkeypatch.setenv("OSFL_CACHE", str(tmp_path / f"{threads}"))
+        load_encoder.cache_clear()
+        with compute_threads(threads):
+            found.append(Tokenizer(Encoding(encoder="random", window=112, resolution=112)).tokens(images(2)))
+            assert torch.get_num_threads() == threads
+    load_encoder.cache_clear()
+    assert torch.equal(*found)
 
 
 def test_an_interrupted_encoding_goes_on_behind_its_last_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from osfl.models.encoders import Encoder, encoder_problems, load_encoder
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_images, to_input
 from osfl.protocol import Context, Dataset, OneShot, Shard, Upload, digest_of
+from osfl.workers import compute_threads
 
 Pooling = Literal["global", "mean", "concat"]  # several tokens as one vector
 BLOCK = 128  # images that are encoded and kept together: what an interruption can cost
@@ -90,7 +91,8 @@ class Tokenizer(nn.Module):
 
     def __init__(self, settings: Encoding) -> None:
         super().__init__()
-        self.settings, self.encoder = settings, encoder_for(settings)
+        with compute_threads(1):  # kept tokens serve everybody, so they must not depend on who encodes first
+            self.settings, self.encoder = settings, encoder_for(settings)
         self.network = self.encoder.network
         geometry = [settings.resolution, settings.window, settings.stride]
         self.digest = digest_of(["osfl tokens", 1, self.encoder.digest, geometry])
@@ -122,10 +124,12 @@ class Tokenizer(nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """uint8 images (n, channels, height, width) -> tokens on the device; what is new is encoded and kept."""
         device = device or torch.device("cpu")
-        store, digests = store_of(self.digest), image_digests(images)
+        kept = self.digest if device.type == "cpu" else digest_of([self.digest, device.type])  # another device, other bits
+        store, digests = store_of(kept), image_digests(images)
         new = store.missing(digests)
         for start in range(0, len(new), BLOCK):
-            self._keep(store, images, digests, new[start : start + BLOCK], device, map)
+            with compute_threads(1):
+                self._keep(store, images, digests, new[start : start + BLOCK], device, map)
             if progress is not None:
                 progress(min(start + BLOCK, len(new)), len(new))
         return store.get(digests).to(device)
