@@ -44,7 +44,7 @@ PROGRAMS = {
 def run(full: bool = True, only: str = "") -> dict[str, Any]:
     """Every figure by name; `full=False` is a look at the machinery, not evidence."""
     kills = 20 if full else 1
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "steps_killed": lambda: _quietly(lambda: network.really_killed(folder / "steps", every=1 if full else 20)),

@@ -116,10 +116,14 @@ class Machines:
         return len(found)
 
     def stop(self, *only: subprocess.Popen[bytes]) -> None:
-        """End these process groups, or all of them."""
+        """End these process groups, or all of them; returns when nobody of them is left to write a file."""
         for process in only or self.groups:
+            until = time.monotonic() + 10
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                while time.monotonic() < until:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.poll()
+                    time.sleep(0.02)
             process.wait()
 
 
