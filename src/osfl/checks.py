@@ -148,12 +148,16 @@ def never_joined(federation: Federation, uploads: Path, folder: Path) -> str:
 
 
 def windows_of(client: str, folder: Path) -> list[bytes]:
-    """Slices of what the client sent (or of its model) that nobody else sent; constants are everybody's."""
+    """Slices of what the client sent, or of its model, that nobody else sent; constants are everybody's.
+
+    References keep neither: all that was learned from a client is in their release, which is compared.
+    """
     own = [folder / kind / f"{client}.safetensors" for kind in ("inbox", "models")]
     others = b"".join(path.read_bytes() for path in (folder / "inbox").glob("*.safetensors") if path not in own)
     bodies = [_body(path) for path in own if path.exists()]
-    slices = [body[start : start + 32] for body in bodies for start in range(0, len(body) - 32, max(32, len(body) // 256))]
-    return [window for window in slices if len(set(window)) >= 12 and window not in others]
+    slices = [body[start : start + 32] for body in bodies for start in range(0, len(body) - 31, 32)]
+    telling = [window for window in slices if len(set(window)) >= 12]
+    return [window for window in telling[:: max(1, len(telling) // 256)] if window not in others]
 
 
 def _body(path: Path) -> bytes:

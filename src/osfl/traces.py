@@ -36,13 +36,16 @@ def sample(pieces: Iterable[bytes | memoryview], most: int = 1024) -> list[str]:
     """Fingerprints that tell whether some of these bytes are still there: of every piece some, spread evenly."""
     held = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces if len(memoryview(piece).cast("B")) >= WINDOW]
     each = min(64, max(1, most // max(1, len(held))))
-    windows = [piece[start : start + WINDOW] for piece in held for start in _starts(len(piece), each)]
-    telling = [window for window in windows if len(np.unique(window)) >= _LEAST_DIFFERENT]
-    return sorted({_spelled(fingerprints(window.tobytes())[0]) for window in telling})
+    windows = [window for piece in held for window in _telling(piece, each)]
+    return sorted({_spelled(fingerprints(window.tobytes())[0]) for window in windows})
 
 
-def _starts(length: int, count: int) -> list[int]:
-    return sorted({int(start) for start in np.linspace(0, length - WINDOW, count)})
+def _telling(piece: NDArray[np.uint8], count: int) -> list[NDArray[np.uint8]]:
+    """So many windows of a piece that are no constants; there may be few where it is mostly padding."""
+    starts = sorted({int(start) for start in np.linspace(0, len(piece) - WINDOW, 16 * count)})
+    windows = [piece[start : start + WINDOW] for start in starts]
+    found = [window for window in windows if len(np.unique(window)) >= _LEAST_DIFFERENT]
+    return [found[int(i)] for i in np.linspace(0, len(found) - 1, min(count, len(found)))]
 
 
 def search(folder: Path, wanted: Iterable[str]) -> dict[Path, set[str]]:
