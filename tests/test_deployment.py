@@ -15,7 +15,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from osfl.certificates import names_of
+from osfl import deployment
+from osfl.certificates import days_left, names_of
 from osfl.coordinator import status
 from osfl.deployment import SETTINGS, deploy
 from osfl.errors import UsageError
@@ -68,6 +69,18 @@ def test_the_certificate_is_for_the_names_that_are_used(tmp_path: Path, host: st
     assert isinstance(node, ec.EllipticCurvePublicKey) and node.curve.name == "secp384r1"
     start = (tmp_path / "sites" / "north" / "start.sh").read_text()
     assert (f"[{host}]:8000" if ":" in host else f"{host}:8000") in start
+
+
+def test_a_certificate_that_ends_soon_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "SERVER_DAYS", 59)
+    deploy(PLAN, tmp_path, HOST)
+    first = (tmp_path / "coordinator/tls/server.pem").read_bytes()
+    monkeypatch.setattr(deployment, "SERVER_DAYS", 825)
+    deploy(PLAN, tmp_path, HOST)
+    second = (tmp_path / "coordinator/tls/server.pem").read_bytes()
+    assert second != first and days_left(second) > 800 > days_left(first)
+    deploy(PLAN, tmp_path, HOST)
+    assert (tmp_path / "coordinator/tls/server.pem").read_bytes() == second
 
 
 def test_only_loopback_binds_to_loopback(tmp_path: Path) -> None:

@@ -75,6 +75,11 @@ def names_of(certificate: bytes) -> set[str]:
     return {*found.get_values_for_type(x509.DNSName), *map(str, addresses)}
 
 
+def days_left(certificate: bytes) -> int:
+    """Whole days until the certificate ends; negative when it has."""
+    return (x509.load_pem_x509_certificate(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
 def make_node_key() -> tuple[bytes, bytes]:
     """A SuperNode's private and public key: ECDSA P-384 in OpenSSH's format, as Flower wants them."""
     key = ec.generate_private_key(ec.SECP384R1())

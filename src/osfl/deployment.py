@@ -18,6 +18,7 @@ from pathlib import Path
 from string import Template
 
 from osfl.certificates import (
+    days_left,
     load_authority,
     make_authority,
     make_node_key,
@@ -33,6 +34,7 @@ from osfl.protocol import ClientId, Plan
 from osfl.wire.signing import SigningKey, read_public, save_public
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+RENEW_DAYS = 60  # a certificate that ends sooner is made again by the next deployment
 ALWAYS = ("localhost", "127.0.0.1")  # the coordinator talks to its own SuperLink by these
 SETTINGS = {"wait": 604800.0, "linger": 86400.0, "again": 300.0, "poll": 1.0, "ttl": 1800.0, "chunk": 16 << 20, "window": 2}
 
@@ -90,7 +92,7 @@ def _check(host: str, port: int, settings: Mapping[str, float]) -> None:
 
 
 def _write_tls(folder: Path, host: str) -> None:
-    """The authority stays; the server's certificate is made again when it lacks this name."""
+    """The authority stays; the server's certificate is made again when it lacks this name or ends soon."""
     folder.mkdir(exist_ok=True)
     if not (folder / "ca.key").exists():
         authority = make_authority("osfl round authority", AUTHORITY_DAYS)
@@ -98,7 +100,7 @@ def _write_tls(folder: Path, host: str) -> None:
         (folder / "ca.crt").write_bytes(authority.pem)
     certificate = folder / "server.pem"
     known = names_of(certificate.read_bytes()) if certificate.exists() else set()
-    if host not in known:
+    if host not in known or days_left(certificate.read_bytes()) < RENEW_DAYS:
         authority = load_authority(folder / "ca.crt", folder / "ca.key")
         names = dict.fromkeys([host, *sorted(known), *ALWAYS])
         pem, key = make_server_certificate(authority, list(names), SERVER_DAYS)

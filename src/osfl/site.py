@@ -41,7 +41,7 @@ def make_upload(
     """The one bundle of this site. Once it is finished it stands: asked again, the same file is given."""
     method, folder = method_for(plan, client), work_folder(plan, client, work)
     path, contracts = folder / "upload.safetensors", contracts_of(method)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what it says is between the site and the coordinator
     with alone(folder):
         desk = Desk(plan.digest, {client: key.public_hex}, contracts, len(plan.task.classes), plan.limits)
         if path.exists():

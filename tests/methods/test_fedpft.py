@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from osfl.checks import small_federation
+from osfl.errors import RoundError
 from osfl.methods.fedpft import FedPFT
 from osfl.plan import resolve_settings
-from osfl.protocol import Context, Upload
+from osfl.protocol import Context, Payload, Upload
 from osfl.simulation import Federation
 
 
@@ -68,6 +69,18 @@ def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:
     never = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in bare]
     after, expected = (one.server_phase(u, ctx(federation)).shared.tensors for u in (cut, never))
     assert all(torch.equal(after[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("what", ["weights", "spread"])
+def test_a_mixture_that_is_none_is_refused_with_its_client(what: str) -> None:
+    federation = small_federation("fedpft")
+    one = method(federation)
+    said = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
+    name = next(n for n in said[1].payload.tensors if n.endswith(what))
+    wrong = Payload({**said[1].payload.tensors, name: -said[1].payload.tensors[name]}, said[1].payload.facts)
+    with pytest.raises(RoundError, match="no mixture of Gaussians") as caught:
+        one.server_phase([said[0], Upload(said[1].client, "", wrong), said[2]], ctx(federation))
+    assert caught.value.client == said[1].client and name.startswith(str(caught.value.field))
 
 
 def test_standardization_is_folded_into_the_head() -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from osfl.errors import RoundError
 from osfl.ingredients.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
 from osfl.ingredients.token_training import linear_head
 from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder
@@ -102,13 +103,24 @@ class FedPFT(TokenMethod):
         for c, count in enumerate(upload.payload.facts["class_counts"]):
             if f"class-{c}/weights" in upload.payload.tensors and count:
                 n = max(1, round(count * self.settings.samples))
-                mixture = self.mixture(upload.payload, c)
+                mixture = self._mixture_of(upload, c)
                 features.append(mixture.sample(n, ctx.generator("sample", upload.client, c)).float())
                 labels.append(torch.full((n,), c))
         return features, labels
 
+    def _mixture_of(self, upload: Upload, label: int) -> FeatureMixture:
+        try:
+            return self.mixture(upload.payload, label)
+        except RoundError as error:
+            error.client = upload.client
+            raise
+
     def mixture(self, payload: Payload, label: int) -> FeatureMixture:
         weights, means, spread = (payload.tensors[f"class-{label}/{what}"].double() for what in ("weights", "means", "spread"))
+        variances = unpacked(spread).diagonal(dim1=1, dim2=2) if self.settings.shape == "full" else spread
+        if not (bool((weights >= 0).all()) and float(weights.sum()) > 0 and bool((variances > 0).all())):
+            raise RoundError("this is no mixture of Gaussians", field=f"class-{label}", got="other weights or variances",
+                             expected="positive ones", fix="Ask the site to train again, or leave it out.")  # fmt: skip
         return FeatureMixture(weights, means, unpacked(spread) if self.settings.shape == "full" else spread)
 
     def without_class(self, payload: Payload, label: int) -> Payload:

@@ -152,7 +152,11 @@ class TokenGenerator(nn.Module):
 
 class _Xavier(nn.Linear):
     def initialize(self, rng: torch.Generator | None) -> None:
-        draw_normal(self.weight, math.sqrt(2 / (self.in_features + self.out_features)), rng)
+        if rng is None:
+            self.weight.zero_()
+        else:
+            bound = math.sqrt(6 / (self.in_features + self.out_features))
+            self.weight.uniform_(-bound, bound, generator=rng)
 
 
 class AttentionPool(nn.Module):
