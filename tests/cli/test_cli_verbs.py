@@ -185,13 +185,13 @@ def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: py
 
 
 def test_lists(osfl) -> None:
-    for what in ("methods", "datasets", "architectures", "partitions", "presets"):
+    for what in ("methods", "datasets", "architectures", "encoders", "partitions", "presets"):
         rows = osfl(f"ls {what} --format json").json
         text = osfl(f"ls {what}").out
         assert rows and all(row["description"] for row in rows) and rows[0]["name"] in text
     digits = osfl("ls datasets --format json").json[0]
     assert digits["name"] == "digits" and digits["available"] == "yes" and digits["licence"]
-    assert set(osfl("ls --format json").json) == {"methods", "datasets", "architectures", "partitions", "presets"}
+    assert set(osfl("ls --format json").json) == {"methods", "datasets", "architectures", "encoders", "partitions", "presets"}
 
 
 def test_doctor(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
