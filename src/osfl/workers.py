@@ -1,7 +1,7 @@
 """Many clients at once: a pool of threads with one compute thread each.
 
-Measured fastest on CPUs (1.2-1.8 times one process that uses all cores for one client at a time), because small layers
-do not fill two cores. One compute thread a worker also makes results bit-identical for any number of workers.
+Faster than one process that uses all cores for one client at a time (benchmarks/records/walk_speed.json), because small
+layers do not fill two cores. One compute thread a worker also makes results bit-identical for any number of workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def keep_freed_memory() -> None:
     """Let the process keep memory that tensors give back, for the next ones; the same bits, and the same peak.
 
     The C library of Linux returns large blocks at once, so that every step of training asks for them again and the kernel
-    fills them with zeros: a third of the time of small networks (measured: a student's steps 1.7 times faster).
+    fills them with zeros. `benchmarks/inversion_speed.py` measures what that costs.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set

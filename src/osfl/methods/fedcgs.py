@@ -76,7 +76,7 @@ class FedCGS(TokenMethod):
         return Payload({"sums": total.sums.to(kind), **tensors}, self.facts(shard))
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        """One upload at a time: memory does not grow with their number."""
+        """Sums are added one upload at a time."""
         same_encoder(uploads)
         total = summed(self._statistics(upload.payload) for upload in uploads)
         weight, bias = linear_classifier(total, self.settings.covariance, self.settings.ridge)
