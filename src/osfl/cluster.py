@@ -62,8 +62,9 @@ def _speak(
     """One client's phase in a worker of the cluster."""
     import torch
 
-    from osfl.phases import Machine, computing, quiet, speak
+    from osfl.phases import Machine, computing, speak
     from osfl.plan import plan_from
+    from osfl.protocol import quiet
     from osfl.registry import load
     from osfl.round import contracts_of, simulated_key
 

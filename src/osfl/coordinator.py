@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 
 def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
     """Open a round here: the plan, what an upload may hold, and whose keys are known. The same words again do nothing."""
-    from osfl.registry import is_reference, load
+    from osfl.registry import one_shot
     from osfl.round import agree, contracts_of
     from osfl.wire.gate import Desk
     from osfl.wire.signing import VerifyKey
 
-    method = load(plan.method)(plan.task, plan.settings)
-    if is_reference(method):
-        raise UsageError(f"{plan.method} pools images or speaks many times: it exists in simulation only", field="method",
-                         fix="Choose a one-shot method; see `osfl ls methods`.")  # fmt: skip
+    method = one_shot(plan)
     _check_enrolled(plan, enrolled, server)
     keys = {"clients": dict(enrolled), "server": server}
     if (folder / "enrolled.json").exists() and read_json(folder / "enrolled.json") != keys:
@@ -60,10 +57,10 @@ def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -
 def receive(folder: Path, source: BytesLike | Path) -> Receipt:
     """Let a bundle through the gate and keep it; returns when it is safe on disk, raises `Rejected` with the reason."""
     desk = standing_desk(folder)
-    for client in (client for client, left in desk.forgotten.items() if not left):
+    for client in desk.gone:
         (folder / "inbox" / f"{client}.safetensors").unlink(missing_ok=True)  # of a process that died at the next lines
     receipt = Inbox(folder / "inbox", desk).receive(source)
-    if standing_desk(folder).forgotten.get(receipt.client) == "":  # forgotten meanwhile: what was stored must not stay
+    if receipt.client in standing_desk(folder).gone:  # forgotten meanwhile: what was stored must not stay
         receipt.path.unlink(missing_ok=True)
         return Inbox(folder / "inbox", standing_desk(folder)).receive(source)  # refused, with the reason
     return receipt
@@ -96,7 +93,7 @@ def status(folder: Path, now: datetime | None = None) -> Status:
     inbox = Inbox(folder / "inbox", desk)
     delivered = inbox.delivered()
     waiting = plan.get("round", {})
-    present = [client for client in plan["clients"] if desk.forgotten.get(client) != ""]
+    present = [client for client in plan["clients"] if client not in desk.gone]
     quorum = waiting.get("quorum", 0) or max(1, len(present))
     deadline = datetime.fromisoformat(waiting["deadline"]) if waiting.get("deadline") else None
     why = _waits_for(len(delivered), len(present), quorum, deadline, now or datetime.now(UTC))
@@ -148,8 +145,9 @@ def serve(
     now: datetime | None = None,
 ) -> str:  # fmt: skip
     """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands."""
-    from osfl.phases import Machine, computing, quiet
+    from osfl.phases import Machine, computing
     from osfl.phases import serve as serve_phase
+    from osfl.protocol import quiet
     from osfl.registry import load
     from osfl.round import standing_round
 

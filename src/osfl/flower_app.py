@@ -8,23 +8,19 @@ Neither takes a path from the other side.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osfl.errors import Rejected, RoundError, UsageError
+from osfl.errors import RoundError, UsageError
 from osfl.protocol import ClientId, Plan
 from osfl.transports.answering import Answers
 from osfl.transports.collecting import Collector, Counter, Manner
 from osfl.transports.flower import GridPost, answering_app, require_flower
-from osfl.wire.agreed import read_json, standing_desk, unfinished
-from osfl.wire.atomic import append_line
-from osfl.wire.inbox import JOURNAL, Inbox
+from osfl.wire.agreed import alone, read_json, standing_desk, unfinished
+from osfl.wire.inbox import Inbox
 from osfl.wire.names import check_client_id
 from osfl.wire.signing import SigningKey
 
@@ -60,7 +56,10 @@ def collect(grid: Any, config: Mapping[str, Any]) -> bool:
     """One run of the ServerApp: goes on with the round where the last one stopped."""
     home = coordinator_home()
     folder = home / "rounds" / check_client_id(str(config["round"]))
-    with only_one(folder):
+    if not (folder / "plan.json").exists():
+        raise RoundError(f"there is no round {folder.name!r} here", field="round",
+                         fix="Write it with `osfl deploy`, or name another with -c 'round=\"NAME\"'.")  # fmt: skip
+    with alone(folder, ".flower.lock", "Wait for that run, or stop it with `flwr stop`."):  # or everybody is asked twice
         tell(f"round {folder.name}: {', '.join(Inbox(folder / 'inbox', standing_desk(folder)).delivered()) or 'nobody'} "
              "has delivered so far")  # fmt: skip
         post = GridPost(grid, long_ttl=float(config["ttl"]))
@@ -94,9 +93,6 @@ def counter_of(folder: Path, key: Path) -> Counter:
     def serve() -> None:
         run_server_phase(folder, SigningKey.load(key), progress=lambda what, done, total: tell(f"{what} {done}/{total}"))
 
-    def refuse(no: Rejected) -> None:
-        append_line(folder / JOURNAL, json.dumps({"time": round(time.time(), 3), **no.as_json()}).encode())
-
     return Counter(
         round=desk.plan,
         plan=json.dumps(read_json(folder / "plan.json"), sort_keys=True),
@@ -105,11 +101,11 @@ def counter_of(folder: Path, key: Path) -> Counter:
         folder=folder / "partial",
         standing=lambda client: Inbox(folder / "inbox", desk).path(client),
         receive=lambda path: receive(folder, path),
-        refuse=refuse,
+        refuse=Inbox(folder / "inbox", desk).note,
         ready=lambda: status(folder).ready,
         serve=serve,
         parts=lambda client: released(folder, client),
-        forgotten=lambda: [client for client, left in standing_desk(folder).forgotten.items() if not left],
+        forgotten=lambda: standing_desk(folder).gone,
     )
 
 
@@ -119,22 +115,6 @@ def released(folder: Path, client: ClientId) -> dict[str, Path] | None:
     if not shared.exists() or unfinished(folder) is not None:
         return None
     return {"release": shared, **({"personal": own} if client and own.exists() else {})}
-
-
-@contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Two runs of one round would ask everybody twice; the second is told."""
-    if not (folder / "plan.json").exists():
-        raise RoundError(f"there is no round {folder.name!r} here", field="round",
-                         fix="Write it with `osfl deploy`, or name another with -c 'round=\"NAME\"'.")  # fmt: skip
-    descriptor = os.open(folder / ".flower.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RoundError(f"another run works on {folder.name}", fix="Wait for it, or stop it with `flwr stop`.") from None
-    finally:
-        os.close(descriptor)
 
 
 def tell(words: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from osfl.environment import device_named
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.outgoing import check_outgoing
-from osfl.protocol import ClientId, Context, Contract, Json, Payload, Plan, Progress, Release, Shard
+from osfl.protocol import ClientId, Context, Contract, Payload, Plan, Progress, Release, Shard, unseen
 from osfl.round import Round
 from osfl.storage import Shelf, to_raw
 from osfl.wire.bundle import pack
@@ -40,14 +40,6 @@ class Machine:
         """What a command must repeat to get the same bits."""
         device = f" --device {self.device}" if self.device != "cpu" else ""
         return device + (f" --threads {self.threads}" if self.threads != 1 else "")
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    pass
-
-
-def unseen(title: str, figure: Json) -> None:
-    pass
 
 
 @contextmanager

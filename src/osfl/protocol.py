@@ -174,7 +174,7 @@ Contract: TypeAlias = Mapping[str, Field]  # tensor name -> field: exactly what 
 # --- what a method provides ------------------------------------------------------------------------------------------
 
 
-def _quiet(what: str, done: int, total: int) -> None:
+def quiet(what: str, done: int, total: int) -> None:
     pass
 
 
@@ -186,7 +186,7 @@ def _again(key: Json, make: Callable[[], Payload]) -> Payload:
     return make()
 
 
-def _unseen(title: str, figure: Json) -> None:
+def unseen(title: str, figure: Json) -> None:
     pass
 
 
@@ -196,11 +196,11 @@ class Context:
 
     plan: Plan
     device: torch.device
-    progress: Progress = _quiet
+    progress: Progress = quiet
     scratch: Path | None = None  # survives a crash; empty when the phase starts for the first time
     map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
     once: Callable[[Json, Callable[[], Payload]], Payload] = _again  # reuse work that this key names completely
-    show: Callable[[str, Json], None] = _unseen  # a picture for the report, as osfl.reports.figures describes
+    show: Callable[[str, Json], None] = unseen  # a picture for the report, as osfl.reports.figures describes
 
     def generator(self, *labels: str | int) -> torch.Generator:
         from osfl.seeds import torch_generator

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from osfl.errors import UsageError
-from osfl.protocol import Configured, Method, Reference
+from osfl.protocol import Configured, Method, Plan, Reference
 
 GROUP = "osfl.methods"
 
@@ -84,6 +84,15 @@ def _checked(found: Any, where: str) -> type[Any]:
 def is_reference(method: Method | Reference | type[Any]) -> bool:
     """References (centralised, multi-round) exist in simulation only; one-shot methods run everywhere."""
     return hasattr(method, "simulate")
+
+
+def one_shot(plan: Plan) -> Any:
+    """The plan's method, ready to work; refused if it exists in simulation only."""
+    method = load(plan.method)(plan.task, plan.settings)
+    if is_reference(method):
+        raise UsageError(f"{plan.method} pools images or speaks many times: it exists in simulation only", field="method",
+                         fix="Choose a one-shot method; see `osfl ls methods`.")  # fmt: skip
+    return method
 
 
 def describe(name: str) -> str:

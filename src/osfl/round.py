@@ -14,10 +14,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,8 +26,8 @@ from typing import Any
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
-from osfl.storage import from_raw, load_payload, save_payload, to_raw
-from osfl.wire.agreed import INTENT, read_json, standing_desk, unfinished
+from osfl.storage import load_payload, payload_of, save_payload, to_raw
+from osfl.wire.agreed import INTENT, alone, read_json, standing_desk, unfinished
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import Desk, verify_release
@@ -54,7 +52,7 @@ class Round:
     @property
     def present(self) -> list[ClientId]:
         """The plan's clients without those who were forgotten."""
-        return [client for client in self.plan.clients if self.desk.forgotten.get(client) != ""]
+        return [client for client in self.plan.clients if client not in self.desk.gone]
 
     @property
     def scratch(self) -> Path:
@@ -69,7 +67,7 @@ class Round:
     def uploads(self, among: Collection[ClientId] | None = None) -> tuple[list[Upload], dict[ClientId, str]]:
         """Every upload (`among` these clients), sorted by client, and the digests that the release will name as its origin."""
         bundles = [self.inbox.bundle(client) for client in self.delivered() if among is None or client in among]
-        uploads = [Upload(b.client, b.plan, _payload(b)) for b in bundles]
+        uploads = [Upload(b.client, b.plan, payload_of(b)) for b in bundles]
         return uploads, {bundle.client: bundle.digest for bundle in bundles}
 
     # --- release ---
@@ -111,8 +109,8 @@ class Round:
                     raise RoundError(f"personal/{client}.safetensors is not the one that the release names",
                                      client=client, expected=digest, got=own.digest,
                                      fix="Delete release.safetensors and run the same command again.")  # fmt: skip
-                personal[client] = _payload(own)
-        return Release(_payload(shared), personal), shared.digest
+                personal[client] = payload_of(own)
+        return Release(payload_of(shared), personal), shared.digest
 
     def release_bytes(self) -> dict[ClientId, int]:
         """What each client downloads; a release that says nothing costs nothing."""
@@ -169,10 +167,6 @@ class Round:
     def tidy(self) -> None:
         """A finished round needs no checkpoints."""
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _payload(bundle: Bundle) -> Payload:
-    return Payload(from_raw(bundle.tensors), dict(bundle.facts))
 
 
 @contextlib.contextmanager
@@ -267,19 +261,6 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str 
         elif a != b:
             found.append(f"{prefix}{key} ({a!r} there, {b!r} now)")
     return found
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Two processes in one folder would do everything twice; the second is told."""
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RoundError(f"another process is working in {folder}", fix="Wait for it, or choose another --out.") from None
-    finally:
-        os.close(descriptor)
 
 
 def simulated_key(seed: int, who: str) -> SigningKey:

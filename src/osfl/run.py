@@ -28,9 +28,9 @@ from osfl.evaluation.comparison import summarize
 from osfl.evaluation.generators import judge
 from osfl.evaluation.scores import score
 from osfl.meter import Meter, measure, reset_peak_memory
-from osfl.phases import Machine, computing, quiet, serve, settle, speak
+from osfl.phases import Machine, computing, serve, settle, speak
 from osfl.plan import deviations, plan_from
-from osfl.protocol import ClientId, Context, Exchange, Generative, Joint, Payload, Plan, Progress, Shard, Task, digest_of
+from osfl.protocol import ClientId, Context, Exchange, Generative, Joint, Payload, Plan, Progress, Shard, Task, digest_of, quiet
 from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card

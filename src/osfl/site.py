@@ -13,11 +13,12 @@ from typing import Any
 from osfl.data.site import open_site
 from osfl.data.views import make_shard
 from osfl.errors import Rejected, RoundError, UsageError
-from osfl.phases import Machine, computing, quiet, settle, speak
-from osfl.protocol import ClientId, OneShot, Payload, Plan, Progress, Release, Shard
-from osfl.registry import is_reference, load
-from osfl.round import alone, contracts_of
-from osfl.storage import from_raw, load_payload, save_payload
+from osfl.phases import Machine, computing, settle, speak
+from osfl.protocol import ClientId, OneShot, Payload, Plan, Progress, Release, Shard, quiet
+from osfl.registry import one_shot
+from osfl.round import contracts_of
+from osfl.storage import load_payload, payload_of, save_payload
+from osfl.wire.agreed import alone
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle
 from osfl.wire.gate import Desk, accept, verify_release
@@ -99,8 +100,8 @@ def read_release(
         raise UsageError(f"{release} is a personal part, not the release itself", field="release",
                          fix="Give release.safetensors first, and this file as --personal.")  # fmt: skip
     own = _personal(plan, client, shared, personal, server)
-    parts = {client: _payload(own)} if own else {}
-    return Release(_payload(shared), parts), shared.digest
+    parts = {client: payload_of(own)} if own else {}
+    return Release(payload_of(shared), parts), shared.digest
 
 
 def _personal(plan: Plan, client: ClientId, shared: Bundle, personal: Path | None, server: str) -> Bundle | None:
@@ -133,16 +134,8 @@ def _shard_for(method: Any, plan: Plan, client: ClientId, data: Path | None, pro
     return Shard(client, none, none)
 
 
-def _payload(bundle: Bundle) -> Payload:
-    return Payload(from_raw(bundle.tensors), dict(bundle.facts))
-
-
 def method_for(plan: Plan, client: ClientId) -> Any:
     """The plan's method, if this client can take part in a real round of it."""
     if client not in plan.clients:
         raise UsageError(f"{client!r} is no client of this plan", field="client", fix=f"Clients: {', '.join(plan.clients)}.")
-    method = load(plan.method)(plan.task, plan.settings)
-    if is_reference(method):
-        raise UsageError(f"{plan.method} pools images or speaks many times: it exists in simulation only", field="method",
-                         fix="Choose a one-shot method; see `osfl ls methods`.")  # fmt: skip
-    return method
+    return one_shot(plan)

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from osfl.meter import book, measure, spend
 from osfl.protocol import Json, Payload, digest_of
 from osfl.wire.atomic import replace_atomically
-from osfl.wire.bundle import RawTensor
+from osfl.wire.bundle import Bundle, RawTensor
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -65,6 +65,11 @@ def load_payload(path: Path) -> Payload | None:
             return Payload({name: opened.get_tensor(name) for name in opened.keys()}, facts)  # noqa: SIM118
     except (FileNotFoundError, SafetensorError, json.JSONDecodeError):
         return None
+
+
+def payload_of(bundle: Bundle) -> Payload:
+    """What a verified bundle says, as torch tensors."""
+    return Payload(from_raw(bundle.tensors), dict(bundle.facts))
 
 
 def payload_digest(payload: Payload) -> str:

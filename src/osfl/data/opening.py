@@ -13,17 +13,13 @@ from osfl.data.geometry import check_geometry
 from osfl.data.places import data_folder, obtain
 from osfl.data.source import Source
 from osfl.errors import DataError, UsageError
-from osfl.protocol import Progress
+from osfl.protocol import Progress, quiet
 
 SUFFIXES = (".npz", ".zip", ".csv")
 
 
-def _quiet(what: str, done: int, total: int) -> None:
-    pass
-
-
 def open_dataset(
-    name_or_path: str, *, size: int | None = None, channels: int | None = None, progress: Progress = _quiet
+    name_or_path: str, *, size: int | None = None, channels: int | None = None, progress: Progress = quiet
 ) -> Source:
     """Open a named dataset (`osfl ls datasets`) or a path to .npz, a folder, .zip or .csv."""
     check_geometry(size, channels)

@@ -13,11 +13,7 @@ from osfl.data.catalog import nearest
 from osfl.data.folders import collect
 from osfl.data.source import Part, Problem, together
 from osfl.errors import DataError
-from osfl.protocol import Progress, Task
-
-
-def _quiet(what: str, done: int, total: int) -> None:
-    pass
+from osfl.protocol import Progress, Task, quiet
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class SiteData:
     problems: Sequence[Problem]
 
 
-def open_site(path: Path, task: Task, progress: Progress = _quiet) -> SiteData:
+def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
     """A folder or zip (`class/*`, `train|test/class/*`), a CSV table or an `.npz`. A class that the plan lacks is an error."""
     if not path.exists():
         raise DataError(f"there is no data at {path}", field="data", fix="Name the folder that holds one folder a class.")

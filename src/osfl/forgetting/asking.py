@@ -16,7 +16,7 @@ from osfl.errors import RoundError, UsageError
 from osfl.protocol import ClientId, Payload, Plan, Separable
 from osfl.registry import is_reference, load, names, nearest
 from osfl.round import Round
-from osfl.storage import from_raw, to_raw
+from osfl.storage import payload_of, to_raw
 from osfl.traces import sample
 from osfl.wire.agreed import certificates
 from osfl.wire.atomic import TEMPORARY
@@ -129,7 +129,7 @@ def reduced(round: Round, method: Any, client: ClientId, label: int) -> bytes | 
     a client without this class would have sent: the release made of it is then the same, too.
     """
     bundle = round.inbox.bundle(client)
-    payload: Payload = method.without_class(Payload(from_raw(bundle.tensors), dict(bundle.facts)), label)
+    payload: Payload = method.without_class(payload_of(bundle), label)
     if not payload.tensors or payload.facts.get("samples") == 0:
         return None
     assert round.server_key is not None

@@ -22,13 +22,13 @@ from typing import Any
 from osfl.environment import describe_environment
 from osfl.errors import OsflError, RoundError, UsageError
 from osfl.forgetting.asking import RELEASE, doomed, intend, reduced
-from osfl.phases import Machine, computing, quiet, serve
+from osfl.phases import Machine, computing, serve
 from osfl.plan import plan_from
-from osfl.protocol import ClientId, Plan, Progress, canonical
+from osfl.protocol import ClientId, Plan, Progress, canonical, quiet
 from osfl.registry import load
-from osfl.round import Round, alone, asked_words, check_server_key, simulated_key
+from osfl.round import Round, asked_words, check_server_key, simulated_key
 from osfl.traces import search
-from osfl.wire.agreed import CERTIFICATES, INTENT, certificates, read_json, standing_desk, struck, unfinished
+from osfl.wire.agreed import CERTIFICATES, INTENT, alone, certificates, read_json, standing_desk, struck, unfinished
 from osfl.wire.atomic import make_folder, replace_atomically, sync_folder
 from osfl.wire.gate import verify_release
 from osfl.wire.inbox import JOURNAL

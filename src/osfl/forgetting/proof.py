@@ -11,9 +11,9 @@ from typing import Any
 from osfl.errors import OsflError, RoundError
 from osfl.forgetting.asking import RELEASE
 from osfl.forgetting.carrying_out import left_over
-from osfl.phases import Machine, computing, quiet
+from osfl.phases import Machine, computing
 from osfl.plan import plan_from
-from osfl.protocol import ClientId, Plan, Progress
+from osfl.protocol import ClientId, Plan, Progress, quiet
 from osfl.registry import is_reference, load
 from osfl.round import Round, check_whole
 from osfl.wire.agreed import CERTIFICATES, certificates, read_json, standing_desk
@@ -72,7 +72,7 @@ def _chain(plan: Plan, known: Sequence[Mapping[str, Any]]) -> str:
 
 def _uploads(round: Round) -> str:
     """Nothing of the forgotten is in the inbox; what is left of others is what the certificate names."""
-    back = [client for client, left in round.desk.forgotten.items() if not left and round.inbox.path(client).exists()]
+    back = [client for client in round.desk.gone if round.inbox.path(client).exists()]
     if back:
         raise RoundError("there is an upload of a client that was forgotten", field="inbox", expected="none",
                          got=", ".join(sorted(back)),

@@ -111,17 +111,17 @@ class Falcon(TokenMethod):
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
-        tokens = self.encoded(shard.train, shard, ctx)
+        tokens, facts = self.encoded(shard.train, shard, ctx), self.facts(shard)
         key = {"client": shard.client, "data": shard.digest, "seed": ctx.plan.seed, "encoding": _part(self.settings, Encoding),
                "classes": len(self.task.classes), "device": ctx.device.type}  # fmt: skip
         classifier = ctx.once({**key, "what": "token classifier", **_part(self.settings, Classifying)},
                               lambda: Payload(named(self._fitted(tokens, shard, ctx), "classifier")))  # fmt: skip
         if self.settings.server == "average":
-            return Payload(classifier.tensors, self.facts(shard))
+            return Payload(classifier.tensors, facts)
         generator = ctx.once({**key, "what": "token generator", **_part(self.settings, Generating)},
                              lambda: self._generated(tokens, shard, ctx))  # fmt: skip
-        sequences = self._sequences(generator, shard.client, self.facts(shard)["class_counts"], ctx)
-        return Payload({**classifier.tensors, **self._smaller(generator, sequences)}, self.facts(shard))
+        sequences = self._sequences(generator, shard.client, facts["class_counts"], ctx)
+        return Payload({**classifier.tensors, **self._smaller(generator, sequences)}, facts)
 
     def _smaller(self, generator: Payload, sequences: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sizes = [sum(t.numel() * t.element_size() for t in each.values()) for each in (sequences, generator.tensors)]

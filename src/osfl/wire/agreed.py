@@ -6,8 +6,10 @@ forgetting is unfinished its intent in `forgetting.json`.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,19 @@ def struck(entries: Iterable[Mapping[str, Any]]) -> dict[ClientId, str]:
 
 def _contract(lines: Any) -> Contract:
     return {name: Field(**{**line, "shape": tuple(line["shape"])}) for name, line in lines.items()}
+
+
+@contextlib.contextmanager
+def alone(folder: Path, lock: str = ".lock", fix: str = "Wait for it, or choose another --out.") -> Iterator[None]:
+    """Two processes in one folder would do everything twice; the second is told."""
+    import fcntl  # absent on Windows
+
+    descriptor = os.open(folder / lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RoundError(f"another process is working in {folder}", fix=fix) from None
+        yield
+    finally:
+        os.close(descriptor)

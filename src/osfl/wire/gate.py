@@ -47,6 +47,11 @@ class Desk:
     server: str = ""  # public key that signs releases, and what is left of an upload after a class was forgotten
     forgotten: Mapping[ClientId, str] = field(default_factory=dict)  # client -> digest of what is left of its upload, or ""
 
+    @property
+    def gone(self) -> list[ClientId]:
+        """Clients of whose uploads nothing is left."""
+        return [client for client, left in self.forgotten.items() if not left]
+
     def __post_init__(self) -> None:
         for client, key in self.enrolled.items():
             check_client_id(client)

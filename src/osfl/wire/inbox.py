@@ -52,7 +52,7 @@ class Inbox:
             del bundle, data  # before the standing one is read: never two in memory
             return self._agreed(receipt)
         except Rejected as no:
-            self._journal(no)
+            self.note(no)
             raise
 
     def uploads(self) -> list[Receipt]:
@@ -131,7 +131,7 @@ class Inbox:
             fix="A client speaks once a round. To replace what it said, open a new round.",
         )  # fmt: skip
 
-    def _journal(self, no: Rejected) -> None:
+    def note(self, no: Rejected) -> None:
         """Remember a refusal beside the inbox; trouble here must not hide the refusal itself."""
         path = self.folder.parent / JOURNAL
         with contextlib.suppress(OSError):
