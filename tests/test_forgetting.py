@@ -335,6 +335,15 @@ def test_left_over_files_are_found(rounds: Any, tmp_path: Path) -> None:
     assert failed(folder) == []
 
 
+def test_half_a_transfer_at_the_desk_goes_too(rounds: Any, tmp_path: Path) -> None:
+    folder = rounds("ensemble", tmp_path / "round")
+    half = folder / ".desk" / "incoming-0123.part"
+    half.parent.mkdir()
+    half.write_bytes((folder / "inbox/client-02.safetensors").read_bytes()[:-1000])
+    forget(folder, clients=["client-02"], machine=ONE)
+    assert not half.exists() and failed(folder) == []
+
+
 def test_certificates_cannot_be_edited_or_lost(rounds: Any, tmp_path: Path) -> None:
     folder = rounds("ensemble", tmp_path / "round", clients=4)
     for client in ("client-01", "client-02"):

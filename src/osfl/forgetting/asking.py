@@ -180,6 +180,7 @@ def doomed(folder: Path, uploads: Mapping[ClientId, Mapping[str, str]]) -> list[
     """All that is removed, in this order: the release stands for the whole, so it goes first, and the uploads last."""
     inbox = folder / "inbox"
     paths = [folder / RELEASE, *(folder / name for name in MADE_OF_IT), *folder.glob(f".*{TEMPORARY}")]
+    paths += (folder / ".desk").glob("*.part")  # half received by a desk that was killed; it can be sent again
     for client, upload in uploads.items():
         paths += inbox.glob(f".{client}.safetensors.*{TEMPORARY}")  # of writers that died
         paths += [p for p in (folder / "partial").glob("*.part") if p.name.rsplit(".", 2)[0] == client]  # half a transfer

@@ -7,6 +7,7 @@ making the upload and taking the release are handed in.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,7 @@ class Answers:
         whole = Whole.heard(words.get("bytes"), words.get("whole"))
         if part not in PARTS or whole is None or chunk is None:
             raise UsageError("the message holds no piece of a release", field="part")
+        self._check_room(round, whole)
         there = self.folder(round) / f"{part}.safetensors"
         if there.exists() and announce(there) == whole:
             return {"part": part, "have": whole.bytes}
@@ -105,6 +107,16 @@ class Answers:
             partial.complete().replace(there)
             return {"part": part, "have": whole.bytes}
         return {"part": part, "have": partial.size}
+
+    def _check_room(self, round: str, whole: Whole) -> None:
+        """Whoever operates the network may not fill this disk: a release follows an upload, and has to fit."""
+        folder = self.folder(round)
+        if not (folder / "upload.safetensors").exists():
+            raise UsageError(f"a release of round {round[:16]}, in which this site has not spoken", field="round")
+        free = shutil.disk_usage(folder).free
+        if whole.bytes > free:
+            raise UsageError(f"the release does not fit on this disk: it has {whole.bytes:,} bytes, {free:,} are free",
+                             field="bytes", fix="Make room, or move the site's work folder.")  # fmt: skip
 
     def _take(self, round: str, words: Words) -> Words:
         release, personal = (self.folder(round) / f"{part}.safetensors" for part in PARTS)

@@ -1,0 +1,50 @@
+"""What a site at the network keeps, and what it does not."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from osfl.transports import messages as say
+from osfl.transports.answering import Answers
+from osfl.transports.chunks import Chunk
+from osfl.transports.messages import Words
+from osfl.wire.signing import SigningKey
+
+ROUND = "a" * 64
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Answers:
+    def never(*_: object) -> Path:
+        raise AssertionError("not asked for")
+
+    return Answers("north", SigningKey.from_seed(bytes(32)), tmp_path, never, never)
+
+
+def piece(data: bytes, size: int, whole: str) -> Words:
+    chunk = Chunk(0, data, hashlib.sha256(data).hexdigest())
+    return {"round": ROUND, "client": "north", "part": "release", "bytes": size, "whole": whole, "chunk": 4,
+            **say.chunk_words(chunk)}  # fmt: skip
+
+
+def spoken(site: Answers) -> None:
+    folder = site.folder(ROUND)
+    folder.mkdir(parents=True)
+    (folder / "upload.safetensors").write_bytes(b"said")
+
+
+def test_a_release_follows_an_upload(site: Answers) -> None:
+    words = piece(b"once", 4, hashlib.sha256(b"once").hexdigest())
+    assert site.to(say.PUT, words)["refused"] == "UsageError (round)"
+    assert not list(site.work.rglob("*.*"))
+    spoken(site)
+    assert site.to(say.PUT, words) == {"part": "release", "have": 4}
+    assert (site.folder(ROUND) / "release.safetensors").read_bytes() == b"once"
+
+
+def test_a_release_larger_than_the_disk_is_refused_at_once(site: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    spoken(site)
+    assert site.to(say.PUT, piece(b"much", 1 << 60, "b" * 64))["refused"] == "UsageError (bytes)"
+    assert "does not fit" in capsys.readouterr().out
+    assert [path.name for path in site.folder(ROUND).iterdir()] == ["upload.safetensors"]
