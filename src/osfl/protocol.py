@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,33 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Contact:
+    """Two clients within reach of each other: from when, for how long, and how fast."""
+
+    a: ClientId
+    b: ClientId
+    start: str  # with its zone, "2026-12-24T18:00:00Z"
+    seconds: float  # how long the window is open
+    bytes_per_second: float  # in each direction
+    encounter: int = 1  # the exchange that it belongs to; two windows of a pair in one encounter add up
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who hears whom where clients meet each other instead of a server, and how often they meet.
+
+    Each encounter is a round of its own, with a plan of its own: it names the encounter and, by its digest, the plan before.
+    """
+
+    kind: Literal["mesh", "ring", "random", "contacts"] = "mesh"
+    peers: int = 0  # random: how many others each client hears, drawn anew in every encounter
+    contacts: tuple[Contact, ...] = ()  # contacts: the schedule
+    encounters: int = 1  # so many exchanges follow each other
+    encounter: int = 1  # this round is that one of them
+    after: str = ""  # digest of the plan of the encounter before
+
+
+@dataclass(frozen=True)
 class Plan:
     """Agreed before the round; its digest is the round's name."""
 
@@ -74,6 +101,7 @@ class Plan:
     data: Mapping[str, Json] = field(default_factory=dict)  # simulation only: dataset, its digest, partition
     quorum: int = 0  # the server phase needs so many uploads; 0: one of each client
     deadline: str = ""  # until when to wait for the others once the quorum is there, "2026-12-24T18:00:00Z"
+    topology: Topology | None = None  # who hears whom, for methods that only pass things on; None: everybody
 
     def as_json(self) -> dict[str, Json]:
         settings = asdict(self.settings) if is_dataclass(self.settings) else dict(self.settings)  # type: ignore[arg-type]
@@ -88,11 +116,35 @@ class Plan:
             "seed": self.seed,
             "data": dict(self.data),
             **({"round": waiting} if any(waiting.values()) else {}),
+            **({"topology": json.loads(canonical(asdict(self.topology)))} if self.topology else {}),
         }
 
     @property
     def digest(self) -> str:
         return digest_of(self.as_json())
+
+
+def neighbours(plan: Plan, client: ClientId) -> tuple[ClientId, ...]:
+    """Whom this client hears in this round, sorted; without a topology everybody else.
+
+    Random neighbours are the `peers` others with the smallest hash of seed, encounter and both names: a client that leaves
+    makes room for the next one and changes nothing else.
+    """
+    others = sorted(set(plan.clients) - {client})
+    topology = plan.topology
+    if topology is None or topology.kind == "mesh":
+        return tuple(others)
+    if topology.kind == "ring":
+        ring = sorted({*plan.clients, client})
+        here = ring.index(client)
+        return tuple(sorted({ring[here - 1], ring[(here + 1) % len(ring)]} - {client}))
+    if topology.kind == "random":
+        from osfl.seeds import derive
+
+        drawn = sorted(others, key=lambda other: derive(plan.seed, "neighbours", topology.encounter, client, other))
+        return tuple(sorted(drawn[: topology.peers]))
+    pairs = [(contact.a, contact.b) for contact in topology.contacts if contact.encounter == topology.encounter]
+    return tuple(sorted({b if a == client else a for a, b in pairs if client in (a, b)}))
 
 
 # --- what is kept at a client ----------------------------------------------------------------------------------------
@@ -201,6 +253,7 @@ class Context:
     map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
     once: Callable[[Json, Callable[[], Payload]], Payload] = _again  # reuse work that this key names completely
     show: Callable[[str, Json], None] = unseen  # a picture for the report, as osfl.reports.figures describes
+    previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
 
     def generator(self, *labels: str | int) -> torch.Generator:
         from osfl.seeds import torch_generator
@@ -224,6 +277,26 @@ class Method(Protocol):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release: ...
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload: ...
     def build(self, payload: Payload) -> nn.Module: ...
+
+
+@runtime_checkable
+class Relaying(Protocol):
+    """Optional, for methods whose server only passes things on: clients can meet each other without one."""
+
+    def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+        """What this client gets of its neighbours' uploads, which are sorted by name; there may be none."""
+        ...
+
+
+def relayed(method: Relaying, uploads: Sequence[Upload], ctx: Context) -> Release:
+    """The server phase of a method that relays: to each client that spoke, what its neighbours said."""
+    return Release(Payload({}), {u.client: relay_to(method, u.client, uploads, ctx) for u in uploads})
+
+
+def relay_to(method: Relaying, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+    """The same for one client, as a site does it that has imported its neighbours' bundles itself."""
+    heard = neighbours(ctx.plan, client)
+    return method.relay(client, sorted((u for u in uploads if u.client in heard), key=lambda u: u.client), ctx)
 
 
 @runtime_checkable
