@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -38,6 +38,19 @@ def canonical(value: Json) -> bytes:
 
 def digest_of(value: Json) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
+
+
+# Marks a setting that methods got after rounds had been agreed: where it has its default it is left out, so that the
+# digests of plans that never heard of it stand.
+LATER: Mapping[str, bool] = {"later": True}
+
+
+def said(settings: Any) -> dict[str, Json]:
+    """A method's settings as a plan names them."""
+    if not is_dataclass(settings):
+        return dict(settings)
+    values = asdict(settings)  # type: ignore[arg-type]
+    return {f.name: values[f.name] for f in fields(settings) if not ("later" in f.metadata and values[f.name] == f.default)}
 
 
 # --- what a round is about -----------------------------------------------------------------------------------------
@@ -104,13 +117,12 @@ class Plan:
     topology: Topology | None = None  # who hears whom, for methods that only pass things on; None: everybody
 
     def as_json(self) -> dict[str, Json]:
-        settings = asdict(self.settings) if is_dataclass(self.settings) else dict(self.settings)  # type: ignore[arg-type]
         waiting = {"quorum": self.quorum, "deadline": self.deadline}
         return {
             "version": 1,
             "task": {"name": self.task.name, "classes": list(self.task.classes), "image": list(self.task.image)},
             "method": self.method,
-            "settings": settings,
+            "settings": said(self.settings),
             "clients": list(self.clients),
             "limits": asdict(self.limits),
             "seed": self.seed,
@@ -334,6 +346,19 @@ class Generative(Protocol):
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
         """The synthetic images and their labels, as the classifier is trained on them."""
+        ...
+
+
+@runtime_checkable
+class Tokenizing(Protocol):
+    """Optional, for methods that make features instead of images: a simulation compares them with those of real images."""
+
+    def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """The synthetic features (n, ...) and their labels, as the classifier is trained on them; n = 0 where it is not."""
+        ...
+
+    def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """The same features of real images, uint8 (n, channels, height, width)."""
         ...
 
 

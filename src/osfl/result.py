@@ -126,6 +126,26 @@ class Generators(TypedDict):
     figures: dict[str, Any]  # pictures, by figure kind (see reports)
 
 
+class ClassOfTokens(TypedDict):
+    """Synthetic features of one class beside real ones. None: too few of them."""
+
+    synthetic: int  # feature sequences in the pool
+    training: int  # real images of all clients that generators were trained on
+    held_out: int  # real images that nobody was trained on
+    compared: int  # of each kind, drawn at random: the same number, so the floor is fair
+    mmd: float | None  # squared maximum mean discrepancy of synthetic and training features; around 0: the same distribution
+    mmd_floor: float | None  # the same between held-out and training features: what a perfect generator would get
+
+
+class Tokens(TypedDict):
+    """What synthetic features are worth, from methods that show theirs (`tokens`); in simulations only."""
+
+    shape: list[int]  # of one image's features: 1 + L tokens of d numbers, or one vector
+    squared_width: float  # of the kernel exp(-|x - y|² / it): the median over pairs of training features, all in one vector
+    overall: ClassOfTokens  # over the classes that have features of every kind, as many of each
+    classes: dict[str, ClassOfTokens]
+
+
 class Result(TypedDict):
     schema: int
     method: str
@@ -145,6 +165,7 @@ class Result(TypedDict):
     environment: dict[str, Any]  # versions, device, workers, threads, processor
     figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
     generators: NotRequired[Generators]  # only for methods that offer `samples`
+    tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

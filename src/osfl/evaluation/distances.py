@@ -7,6 +7,7 @@ says about the distribution behind it, and each function says how.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -41,12 +42,32 @@ def kernel_distance(a: Tensor, b: Tensor) -> float:
 
     Unbiased for any number of samples, so it may be negative where the two distributions are the same.
     """
-    return float(_inside(a) + _inside(b) - 2 * _cubic(a, b).mean())
+    return _discrepancy(a, b, _cubic)
 
 
-def _inside(x: Tensor) -> Tensor:
+def gaussian_discrepancy(a: Tensor, b: Tensor, squared_width: float) -> float:
+    """Squared maximum mean discrepancy with the kernel exp(-|x - y|² / squared_width), by its unbiased estimator."""
+    return _discrepancy(a, b, lambda x, y: (-squared_distances(x, y) / squared_width).exp())
+
+
+def median_squared_distance(x: Tensor) -> float:
+    """The median over all pairs of different samples: the usual width of a Gaussian kernel. 0 if most are copies."""
+    row, column = torch.triu_indices(len(x), len(x), 1).unbind()
+    return float(squared_distances(x, x)[row, column].median()) if len(row) else 0.0
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """(len(a), len(b)), never negative."""
+    return (a.square().sum(1)[:, None] - 2 * a @ b.T + b.square().sum(1)).clamp_min(0)
+
+
+def _discrepancy(a: Tensor, b: Tensor, kernel: Callable[[Tensor, Tensor], Tensor]) -> float:
+    return float(_inside(a, kernel) + _inside(b, kernel) - 2 * kernel(a, b).mean())
+
+
+def _inside(x: Tensor, kernel: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The mean over pairs of different samples; a pair of a sample with itself would be the bias."""
-    table = _cubic(x, x)
+    table = kernel(x, x)
     return (table.sum() - table.diagonal().sum()) / (len(x) * (len(x) - 1))
 
 
