@@ -27,15 +27,30 @@ from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.generators import judge
 from osfl.evaluation.scores import score
+from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.phases import Machine, computing, serve, settle, speak
 from osfl.plan import deviations, plan_from
-from osfl.protocol import ClientId, Context, Exchange, Generative, Joint, Payload, Plan, Progress, Shard, Task, digest_of, quiet
+from osfl.protocol import (
+    ClientId,
+    Context,
+    Exchange,
+    Generative,
+    Joint,
+    Payload,
+    Plan,
+    Progress,
+    Shard,
+    Task,
+    Tokenizing,
+    digest_of,
+    quiet,
+)
 from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
-from osfl.result import SCHEMA, Costs, Generators, Phase, Result, write_json
+from osfl.result import SCHEMA, Costs, Generators, Phase, Result, Tokens, write_json
 from osfl.round import Round, contracts_of, open_round, simulated_key, standing_round
 from osfl.simulation import Federation, Simulation, for_methods, prepare
 from osfl.storage import load_payload, payload_digest, to_raw
@@ -243,6 +258,7 @@ def _evaluation(
                        device=ctx.device, map=ctx.map, domains=federation.domains,
                        personalized=joint is None and any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
         judged = _generators(method, federation, round, ctx)
+        compared = _tokens(method, federation, round, ctx)
     round.note("evaluate", meter.as_json())
     ctx.progress("evaluate", 1, 1)
     described = plan.as_json()
@@ -270,6 +286,8 @@ def _evaluation(
     }
     if judged is not None:
         result["generators"] = judged
+    if compared is not None:
+        result["tokens"] = compared
     return result
 
 
@@ -282,6 +300,16 @@ def _generators(method: Any, federation: Federation, round: Round, ctx: Context)
         pool = method.samples(uploads, ctx)
     classes = federation.plan.task.classes
     return judge(pool, federation.shards, federation.test, classes, draw=ctx.generator, device=ctx.device, map=ctx.map)
+
+
+def _tokens(method: Any, federation: Federation, round: Round, ctx: Context) -> Tokens | None:
+    """Synthetic features beside those of real images."""
+    if not isinstance(method, Tokenizing):
+        return None
+    uploads, _ = round.uploads()
+    with measure():  # drawing features was counted where it was first done
+        found = features_by_kind(method, uploads, federation.shards, federation.test, ctx)
+    return judge_tokens(found, federation.plan.task.classes, draw=ctx.generator)
 
 
 def _exchanged(models: Mapping[ClientId, Payload], round: Round) -> int:

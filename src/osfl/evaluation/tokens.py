@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from osfl.data.source import together
 from osfl.evaluation.distances import gaussian_discrepancy, median_squared_distance
 from osfl.evaluation.generator_samples import KINDS, Draw, per_class
+from osfl.protocol import Context, Dataset, Shard, Tokenizing, Upload
 from osfl.result import ClassOfTokens, Tokens
 
 
@@ -30,13 +32,20 @@ class Features:
         return self.rows[self.labels == label].flatten(1).double()
 
 
-def judge_tokens(
-    synthetic: Features, training: Features, held_out: Features, classes: Sequence[str], *, draw: Draw
-) -> Tokens | None:
+def features_by_kind(
+    method: Tokenizing, uploads: Sequence[Upload], shards: Sequence[Shard], held_out: Dataset, ctx: Context
+) -> dict[str, Features]:
+    """Synthetic features, those of all clients' training images, and those of held-out images."""
+    training = together([shard.train for shard in sorted(shards, key=lambda shard: shard.client)])
+    real = [Features(method.encode(data.images, ctx), data.labels) for data in (training, held_out)]
+    return dict(zip(KINDS, (Features(*method.tokens(uploads, ctx)), *real), strict=True))
+
+
+def judge_tokens(kinds: Mapping[str, Features], classes: Sequence[str], *, draw: Draw) -> Tokens | None:
     """All that is said of a pool of synthetic features; nothing where there is none."""
+    synthetic = kinds["synthetic"]
     if not len(synthetic.labels):
         return None
-    kinds = dict(zip(KINDS, (synthetic, training, held_out), strict=True))
     found = {name: {kind: _sample(some.of(c), draw, kind, name, len(classes)) for kind, some in kinds.items()}
              for c, name in enumerate(classes)}  # fmt: skip
     counts = {name: {kind: int((some.labels == c).sum()) for kind, some in kinds.items()} for c, name in enumerate(classes)}

@@ -195,6 +195,10 @@ class TokenMethod(OneShot):
             error.client = shard.client
             raise
 
+    def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """Tokens of any images, (n, 1 + L, d)."""
+        return self.tokenizer().tokens(images, ctx.device, ctx.map).cpu()
+
     def facts(self, shard: Shard) -> dict[str, Any]:
         """What goes with every upload: the encoder's identity, and how many images of each class stand behind it."""
         counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()

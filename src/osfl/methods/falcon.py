@@ -187,9 +187,7 @@ class Falcon(TokenMethod):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         if self.settings.server == "average":
             return Release(Payload(self._averaged(uploads)))
-        pool = [self._pool(upload, ctx) for upload in uploads]
-        x = torch.cat([part["sequences"].float() for part in pool])
-        y = torch.cat([part["labels"] for part in pool])
+        x, y = self.tokens(uploads, ctx)
         student = self._classifier(ctx.generator("student"))
         if self.settings.init == "average":
             load_named(student, self._averaged(uploads), "classifier")
@@ -210,6 +208,13 @@ class Falcon(TokenMethod):
 
         train_on_tokens(student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total))
         return Release(Payload(named(student, "classifier")))
+
+    def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sequences (n, 1 + L, d) of all clients and their labels; none where only classifiers travel."""
+        if self.settings.server == "average":
+            return torch.zeros(0, 1 + self.settings.regions(), self.settings.width()), torch.zeros(0, dtype=torch.int64)
+        pool = [self._pool(upload, ctx) for upload in sorted(uploads, key=lambda upload: upload.client)]
+        return torch.cat([part["sequences"].float() for part in pool]), torch.cat([part["labels"] for part in pool])
 
     def _pool(self, upload: Upload, ctx: Context) -> dict[str, torch.Tensor]:
         """A client's sequences, as it sent them or drawn here from its generator, which gives the same."""

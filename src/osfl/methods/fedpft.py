@@ -88,14 +88,21 @@ class FedPFT(TokenMethod):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         same_encoder(uploads)
-        uploads = sorted(uploads, key=lambda upload: upload.client)
-        drawn = [self._drawn(upload, ctx) for upload in uploads]
-        x, y = (torch.cat([part for pair in drawn for part in pair[which]]) for which in (0, 1))
+        x, y = self.tokens(uploads, ctx)
         s = self.settings
         head = linear_head(x, y, len(self.task.classes), ctx.generator("head"), epochs=s.epochs, batch_size=s.batch_size,
                            optimizer=s.optimizer, lr=s.lr, standardize=s.standardize, device=ctx.device,
                            progress=lambda done, total: ctx.progress("head", done, total))  # fmt: skip
         return Release(Payload(named(head, "head")))
+
+    def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Synthetic features (n, d) of all clients, and their labels."""
+        drawn = [self._drawn(upload, ctx) for upload in sorted(uploads, key=lambda upload: upload.client)]
+        features, labels = (torch.cat([part for pair in drawn for part in pair[which]]) for which in (0, 1))
+        return features, labels
+
+    def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+        return pooled(super().encode(images, ctx), self.settings.tokens)
 
     def _drawn(self, upload: Upload, ctx: Context) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Synthetic features of one client, class by class; each cell has its own seed, so that it can be forgotten."""

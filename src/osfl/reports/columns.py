@@ -30,6 +30,7 @@ COLUMNS = (
     Column("scores.global.auroc", "AUROC", decimal, max),
     Column("scores.clients.own.mean", "Own mean", percent, max),
     Column("scores.clients.own.worst", "Worst client", percent, max),
+    Column("tokens.overall.mmd", "MMD", lambda value: decimal(value, 4), min),
     Column("costs.upload_bytes", "Up", size, min, sent_only=True),
     Column("costs.download_bytes", "Down", size, min, sent_only=True),
     Column("costs.messages_per_client", "Messages", count),

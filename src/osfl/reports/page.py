@@ -11,6 +11,7 @@ from osfl.reports.figures import figure_views
 from osfl.reports.generators import generators_section
 from osfl.reports.rendering import fact_rows, render, write_text
 from osfl.reports.run_scores import accuracy_section, clients_section, confusion_section
+from osfl.reports.tokens import tokens_section
 from osfl.reports.words import count, flops, judged_on, many, percent, seconds, size
 from osfl.result import Result
 
@@ -24,7 +25,8 @@ def write_report(result: Result, folder: Path, references: Sequence[Result] = ()
     """Write `folder/index.html`; `references` are other runs on the same data to show beside this one."""
     page = render(
         "run.html", **_head(result), **accuracy_section(result, references), **clients_section(result),
-        **confusion_section(result), **_costs(result), **generators_section(result, references), **_record(result),
+        **confusion_section(result), **_costs(result), **generators_section(result, references), **tokens_section(result),
+        **_record(result),
     )  # fmt: skip
     return write_text(folder / "index.html", page)
 
