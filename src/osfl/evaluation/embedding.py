@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +17,16 @@ from osfl.meter import spend
 from osfl.models.build import build_model
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
+from osfl.models.inception import SIDE, UNUSED, Inception
 from osfl.models.inputs import to_input
-from osfl.models.naming import ModelError
-from osfl.models.pretrained import load_pretrained, weights_path
+from osfl.models.naming import ModelError, load_named
+from osfl.models.pretrained import load_pretrained, read_weights, weights_path
 from osfl.models.random_features import RandomFeatures
 from osfl.protocol import Task
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 _CHUNK = 64  # fixed, so that features do not depend on the number of workers
+INCEPTION = "OSFL_INCEPTION"  # where a user has the network that FID and KID are defined on, as a safetensors file
 _LITE = "efficientnet_lite0_imagenet"
 
 
@@ -68,7 +73,10 @@ class _Features(nn.Module):
 
 
 def available_space() -> Space:
-    """The best space that this machine has: a pretrained network if its weights are here, else random convolutions."""
+    """The best space that this machine has: Inception where a user names its file, else a pretrained network if its
+    weights are here, else random convolutions."""
+    if os.environ.get(INCEPTION):
+        return inception_space(Path(os.environ[INCEPTION]))
     try:
         weights_path(_LITE)
     except ModelError:
@@ -76,6 +84,18 @@ def available_space() -> Space:
     model = build_model("efficientnet_lite0", Task("space", ("none",), (3, 64, 64)))
     load_pretrained(model, _LITE)
     return Space("EfficientNet-Lite0 (ImageNet) features at 64 px", _Features(freeze(model)), 64)
+
+
+def inception_space(path: Path) -> Space:
+    """FID's own space. The file is the user's, so its hash goes into the name: only equal hashes compare."""
+    if not path.is_file():
+        raise ModelError(f"{INCEPTION} names {path}, which is no file", field=INCEPTION,
+                         expected="a file of Inception-v3", fix=f"Correct the path, or unset {INCEPTION}.")  # fmt: skip
+    tensors = {key: value for key, value in read_weights(path).items() if not key.startswith(UNUSED)}
+    network = Inception()
+    load_named(network, {f"{path}/{key}": value for key, value in tensors.items()}, str(path))
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Space(f"Inception-v3 features at 299 px (sha256 {found[:16]})", freeze(network), SIDE, "FID", "KID")
 
 
 def random_space() -> Space:
