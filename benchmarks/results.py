@@ -46,6 +46,20 @@ def table(record: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def speeds() -> list[str]:
+    """Every ratio that a benchmark measured in one run, ours against the straightforward version."""
+    lines = ["## Speed", "", "Ratios to a straightforward version at equal results, each of one run of `make bench`.", "",
+             "| what | times faster | aim | share of the peak | measured |", "|---|---|---|---|---|"]  # fmt: skip
+    for path in sorted(RECORDS.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for part, figures in sorted(record.get("figures", {}).items()):
+            if isinstance(figures, dict) and "speedup" in figures:
+                aim, share = figures.get("aim"), figures.get("share_of_peak")
+                lines.append(f"| {path.stem}: {part} | {figures['speedup']:.2f} | {'–' if aim is None else f'{aim:.2f}'} "
+                             f"| {'–' if share is None else f'{100 * share:.0f} %'} | {record['date']} |")  # fmt: skip
+    return [*lines, ""]
+
+
 def main() -> None:
     there = [cell for cell in CELLS if (RECORDS / f"{cell}.json").exists()]
     lines = [HEAD]
@@ -54,6 +68,7 @@ def main() -> None:
     missing = [cell for cell in CELLS if cell not in there]
     if missing:
         lines += [f"Cells still empty: {', '.join(missing)}. `python -m benchmarks.grid CELL` fills one.", ""]
+    lines += speeds()
     PAGE.write_text("\n".join(lines), encoding="utf-8")
     print(PAGE)
 
