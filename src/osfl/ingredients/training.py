@@ -20,6 +20,7 @@ from osfl.models.naming import load_named, named
 from osfl.protocol import Context, Dataset, Payload, Shard, Task
 
 Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
+After = Callable[[nn.Module, float], None]  # changes the weights after a step with this learning rate
 Perturb = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # changes what enters the network while it learns
 
 
@@ -94,6 +95,7 @@ def fit(
     *,
     device: torch.device | None = None,
     adjust: Adjust | None = None,
+    after: After | None = None,
     perturb: Perturb | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
@@ -103,7 +105,8 @@ def fit(
     optimizer = _optimizer(model, settings)
     steps = 0
     for epoch in range(settings.epochs):
-        _set_lr(optimizer, settings.lr * decay(settings.schedule, epoch, settings.epochs))
+        lr = settings.lr * decay(settings.schedule, epoch, settings.epochs)
+        _set_lr(optimizer, lr)
         total = torch.zeros((), device=device)
         for index in batches(len(data), settings.batch_size, rng):
             inputs = to_input(augment(data.images[index], settings.augment, rng), device)
@@ -111,6 +114,8 @@ def fit(
                 inputs = perturb(inputs, rng)
             loss = functional.cross_entropy(model(inputs), data.labels[index].to(device))
             step(model, optimizer, loss, clip=settings.clip, adjust=adjust)
+            if after is not None:
+                after(model, lr)
             total += loss.detach()
             steps += 1
         if not math.isfinite(float(total)):  # once an epoch: asking at each step would stall a GPU
