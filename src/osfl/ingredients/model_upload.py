@@ -12,7 +12,14 @@ from torch import nn
 from osfl.errors import UsageError
 from osfl.ingredients.averaging import average
 from osfl.ingredients.ensembles import Ensemble, weights_for
-from osfl.ingredients.training import TRAINING_PRESETS, architecture_problems, classifier, local_model, training_problems
+from osfl.ingredients.training import (
+    TRAINING_PRESETS,
+    architecture_problems,
+    classifier,
+    first_model,
+    local_model,
+    training_problems,
+)
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
 from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Upload
@@ -36,6 +43,8 @@ class ModelUpload(OneShot):
         found = training_problems(self.settings, self.task)
         if isinstance(self.settings, Student) and self.settings.student:
             found += architecture_problems("student", self.settings.student, self.task, one="the server has one model")
+        if isinstance(self.settings, Student) and self.settings.init == "pretrained" and not self.settings.pretrained:
+            found.append("setting 'init': 'pretrained' needs weights to start from; set pretrained")
         return found
 
     def architectures(self) -> Sequence[str]:
@@ -60,7 +69,8 @@ class Student:
     """Where the server's own model starts; mixed into the Settings of methods that distil one."""
 
     student: str = ""  # architecture of the server's model; empty = the clients', where they share one
-    init: Literal["random", "average"] = "random"  # average: start from one-round FedAvg of the clients' weights
+    # average: start from one-round FedAvg of the clients' weights; pretrained: from the file that clients started from
+    init: Literal["random", "average", "pretrained"] = "random"  # where the server's model begins
 
 
 def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
@@ -89,6 +99,8 @@ def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) 
     spoken = sorted({str(upload.payload.facts["architecture"]) for upload in uploads})
     architecture = method.settings.student or spoken[0]
     model = build_model(architecture, method.task, ctx.generator("student"))
+    if method.settings.init == "pretrained":
+        model = first_model(method.settings, architecture, method.task, ctx.generator("student"))
     if method.settings.init == "average":
         if spoken != [architecture]:
             raise UsageError(

@@ -22,6 +22,7 @@ from osfl.ingredients.training import (
     Training,
     classifier,
     decay,
+    first_model,
     fit,
     training_problems,
 )  # fmt: skip
@@ -149,7 +150,8 @@ class MultiRound(Configured):
             book(done.server_seconds)  # spent before the interruption
             return done
         architecture = self.settings.architecture
-        model = named(build_model(architecture, self.task, ctx.generator("init", architecture)), "model")
+        begun = first_model(self.settings, architecture, self.task, ctx.generator("init", architecture))
+        model = named(begun, "model")
         return _Progress(0, {**model, **self.start(shards, model)})
 
     def build(self, payload: Payload) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,8 @@ from osfl.models.build import architecture_for, architectures_in, build_model, c
 from osfl.models.flops import training_flops
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
-from osfl.protocol import Context, Dataset, Payload, Shard, Task
+from osfl.models.pretrained import pin_problems, start_from
+from osfl.protocol import LATER, Context, Dataset, Payload, Shard, Task, said
 
 Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
 After = Callable[[nn.Module, float], None]  # changes the weights after a step with this learning rate
@@ -38,6 +39,9 @@ class Training:
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # steps: times 0.1 at half and three quarters
     augment: Literal["none", "flip", "flip+crop"] = "none"  # random mirror; crop = shift by up to an eighth
     clip: float = 0.0  # largest gradient norm; 0 = do not clip
+    pretrained: str = field(default="", metadata=LATER)  # weights to start from: a known name, a safetensors file, hub:name
+    pretrained_sha256: str = field(default="", metadata=LATER)  # what that file must hash to, at every site
+    pretrained_pixels: Literal["symmetric", "imagenet"] = field(default="symmetric", metadata=LATER)  # symmetric: [-1, 1]
 
 
 # A small network for two cores: 28 px, a few thousand images, half a minute for five clients.
@@ -60,6 +64,8 @@ def training_problems(settings: Training, task: Task, *, one: str = "") -> list[
     ]
     if not (settings.lr > 0 and math.isfinite(settings.lr)):
         found.append(f"setting 'lr': expected a positive number, got {settings.lr}")
+    found += pin_problems(settings.pretrained, settings.pretrained_sha256, "pretrained")
+    one = one or ("one file of weights fits one architecture" if settings.pretrained else "")
     return found + architecture_problems("architecture", settings.architecture, task, one=one)
 
 
@@ -208,16 +214,25 @@ def decay(schedule: str, done: int, total: int) -> float:
     return 1.0
 
 
+def first_model(settings: Training, architecture: str, task: Task, rng: torch.Generator) -> nn.Module:
+    """A model before it learns: every weight drawn from `rng`, or all but the head taken from a file."""
+    model = build_model(architecture, task, rng)
+    if settings.pretrained:
+        start_from(model, settings.pretrained, settings.pretrained_sha256, settings.pretrained_pixels)
+    return model
+
+
 def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> Payload:
-    """The client's own classifier, trained from the initialisation that all clients of an architecture share.
+    """The client's own classifier, trained from the start that all clients of an architecture share (`first_model`).
 
     Named completely by data, settings and seed, so that `compare` trains it once for all methods that upload it.
     """
-    recipe = {field.name: getattr(settings, field.name) for field in fields(Training)}
+    shared, everything = {f.name for f in fields(Training)}, said(settings)
+    recipe = {name: value for name, value in everything.items() if name in shared}
     architecture = recipe["architecture"] = architecture_for(settings.architecture, shard.client)
 
     def train() -> Payload:
-        model = build_model(architecture, task, ctx.generator("init", architecture))
+        model = first_model(settings, architecture, task, ctx.generator("init", architecture))
         try:
             fit(
                 model, shard.train, settings, ctx.generator("local", shard.client), device=ctx.device,

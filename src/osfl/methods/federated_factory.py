@@ -28,8 +28,16 @@ from osfl.ingredients.factories import (
     train_factory,
 )
 from osfl.ingredients.pictures import by_class
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, classifier, fit, noisy, training_problems
-from osfl.models.build import build_model
+from osfl.ingredients.training import (
+    CPU_TRAINING,
+    SMOKE_TRAINING,
+    Training,
+    classifier,
+    first_model,
+    fit,
+    noisy,
+    training_problems,
+)
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
 from osfl.protocol import ClientId, Context, Contract, Dataset, Json, OneShot, Payload, Release, Shard, Upload
@@ -159,7 +167,7 @@ class FederatedFactory(OneShot):
     def _learn(self, data: Dataset, epochs: int, ctx: Context, *labels: str) -> Payload:
         """A classifier; its start and its order of images do not depend on how many cells there are."""
         s = replace(self.settings, epochs=epochs)
-        model = build_model(s.architecture, self.task, ctx.generator("init", s.architecture))
+        model = first_model(s, s.architecture, self.task, ctx.generator("init", s.architecture))
         fit(
             model, data, s, ctx.generator(*labels), device=ctx.device, perturb=noisy(s.noise),
             progress=lambda done, total: ctx.progress(" ".join(labels), done, total),

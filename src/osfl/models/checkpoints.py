@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-_WRAPPERS = ("vit.", "deit.", "dinov2.", "base_model.", "model.", "module.")
+_WRAPPERS = ("vit.", "deit.", "dinov2.", "base_model.", "model.", "module.", "model/")
 _UNUSED = ("embeddings.mask_token", "mask_token", "pooler.", "head_dist.", "distillation_classifier.")
 _RENAMED = (
     (r"^embeddings\.cls_token$", "cls_token"),

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,8 +20,7 @@ from osfl.models.checkpoints import usual_names
 from osfl.models.efficientnet import EfficientNetLite
 from osfl.models.encoder_table import ENCODERS
 from osfl.models.folding import freeze
-from osfl.models.naming import ModelError
-from osfl.models.pretrained import IMAGENET, KNOWN, Weights, fill, read_weights, weights_folder, weights_path
+from osfl.models.pretrained import IMAGENET, KNOWN, Weights, fill, given_path, read_weights, weights_path
 from osfl.models.random_features import RandomFeatures
 from osfl.protocol import Task, digest_of
 from osfl.seeds import torch_generator
@@ -84,7 +82,7 @@ def load_encoder(name: str, side: int, weights: str = "", sha256: str = "") -> E
         return Encoder(name, kind.width, _digest(name, "", side), _Standardized(plain, side))
     model = build_model(kind.architecture, Task("encoder", ("none",), (3, side, side)))
     known = KNOWN[kind.weights] if kind.weights else Weights(kind.architecture, weights, sha256, "", "", *IMAGENET)
-    path = weights_path(kind.weights) if kind.weights else _given(weights, sha256)
+    path = weights_path(kind.weights) if kind.weights else given_path(weights, sha256, "encoder_weights")
     fill(model, usual_names(read_weights(path, known.sha256)), known, str(path))
     network = _Describing(freeze(model), _FEATURES.get(name, _class_token))
     return Encoder(name, kind.width, _digest(name, known.sha256, side), network)
@@ -92,31 +90,6 @@ def load_encoder(name: str, side: int, weights: str = "", sha256: str = "") -> E
 
 def _digest(name: str, sha256: str, side: int) -> str:
     return digest_of(["osfl encoder", _VERSION, name, sha256, side])
-
-
-def _given(weights: str, sha256: str) -> Path:
-    """A user's file: a path, a name in the weights folder, or a file of a hub."""
-    if weights.startswith("hub:"):
-        return _from_hub(weights.removeprefix("hub:"))
-    for path in (Path(weights), weights_folder() / weights):
-        if path.is_file():
-            return path
-    raise ModelError(
-        f"the encoder's weights {weights!r} are not here", field="encoder_weights", expected=f"a file with sha256 {sha256}",
-        fix=f"Put the file into {weights_folder()}, or set OSFL_DATA to the folder that holds weights/.",
-    )  # fmt: skip
-
-
-def _from_hub(address: str) -> Path:
-    """`owner/name[@revision][:file]`, by huggingface_hub; what arrives is checked against the plan's sha256 like any file."""
-    repository, _, file = address.partition(":")
-    repository, _, revision = repository.partition("@")
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise ModelError("weights from a hub need huggingface_hub", field="encoder_weights",
-                         fix="Install it with: pip install 'osfl[hub]'. Or give a local file.") from None  # fmt: skip
-    return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision or None))
 
 
 class _Describing(nn.Module):

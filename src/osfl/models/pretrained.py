@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
 
+from osfl.models.checkpoints import usual_names
 from osfl.models.naming import ModelError, load_named
 from osfl.models.vit import Vit, resize_positions
 
@@ -33,6 +37,7 @@ class Weights:
     deviation: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
 
+_OURS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # [0, 1] becomes [-1, 1]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation that most published networks expect
 
 KNOWN: Mapping[str, Weights] = {
@@ -73,6 +78,70 @@ def weights_path(name: str) -> Path:
     )
 
 
+def given_path(weights: str, sha256: str, field: str) -> Path:
+    """A user's file: a path, a name in the weights folder, or a file of a hub."""
+    if weights.startswith("hub:"):
+        return _from_hub(weights.removeprefix("hub:"), field)
+    for path in (Path(weights), weights_folder() / weights):
+        if path.is_file():
+            return path
+    raise ModelError(
+        f"the weights {weights!r} are not here", field=field, expected=f"a file with sha256 {sha256}",
+        fix=f"Put the file into {weights_folder()}, or set OSFL_DATA to the folder that holds weights/.",
+    )  # fmt: skip
+
+
+def _from_hub(address: str, field: str) -> Path:
+    """`owner/name[@revision][:file]`, by huggingface_hub; what arrives is checked against the plan's sha256 like any file."""
+    repository, _, file = address.partition(":")
+    repository, _, revision = repository.partition("@")
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise ModelError("weights from a hub need huggingface_hub", field=field,
+                         fix="Install it with: pip install 'osfl[hub]'. Or give a local file.") from None  # fmt: skip
+    return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision or None))
+
+
+def pin_problems(weights: str, sha256: str, setting: str) -> list[str]:
+    """What is wrong with a setting that names weights and its twin `..._sha256`, before any file is looked for."""
+    if weights in KNOWN or not weights:
+        known = f"{weights} is pinned already" if weights else f"there is no {setting!r} that it could be the hash of"
+        return [f"setting '{setting}_sha256': {known}; leave it empty"] if sha256 not in ("", _pin(weights)) else []
+    if re.fullmatch(r"[0-9a-f]{64}", sha256):
+        return []
+    return [f"setting '{setting}_sha256': {weights!r} must be the same file at every site: expected 64 lower-case hex digits, "
+            f"as `sha256sum` prints them, got {sha256!r}"]  # fmt: skip
+
+
+def _pin(name: str) -> str:
+    return KNOWN[name].sha256 if name in KNOWN else ""
+
+
+def start_from(model: nn.Module, weights: str, sha256: str = "", pixels: str = "symmetric") -> None:
+    """Put published weights under a classifier whose head stays as it was drawn; names as timm or transformers have them.
+
+    `weights`: a name in KNOWN, or a file that hashes to `sha256` and takes pixels in [-1, 1] or as `imagenet` has them.
+    The head is never the file's: a file does not say for which classes it is, so an equal number of them would be chance.
+    """
+    known = KNOWN.get(weights) or Weights("", weights, sha256, "", "", *(IMAGENET if pixels == "imagenet" else ()))
+    path = weights_path(weights) if weights in KNOWN else given_path(weights, sha256, "pretrained")
+    tensors = usual_names(read_weights(path, known.sha256))
+    check_finite(tensors, str(path))
+    fill(model, tensors, known, str(path))
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Refuse numbers that are none: nothing could be learned from them."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            count = int((~torch.isfinite(value)).sum())
+            raise ModelError(
+                f"tensor '{where}/{name}' has {count} values that are not finite", field=name, expected="finite numbers",
+                got="NaN or infinity", fix="Train it again with a smaller learning rate, or take an earlier checkpoint.",
+            )  # fmt: skip
+
+
 def load_pretrained(model: nn.Module, name: str) -> None:
     """Load a known set of weights into a model of its architecture; the classifier keeps its own first weights."""
     fill(model, read_weights(weights_path(name), KNOWN[name].sha256), KNOWN[name], name)
@@ -80,7 +149,9 @@ def load_pretrained(model: nn.Module, name: str) -> None:
 
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor], known: Weights, where: str) -> None:
     """Put a file's tensors into a model that takes images in [-1, 1]; the classifier keeps its own first weights."""
-    expect_usual_range(tensors, known)
+    if (known.mean, known.deviation) != _OURS:
+        _check_foldable(tensors, where)
+        expect_usual_range(tensors, known)
     _load(model, tensors, where, own_head=True)
 
 
@@ -105,7 +176,21 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tenso
             got=found,
             fix="Fetch the file again from its source; if it changed on purpose, pin the new hash.",
         )
-    return {key: value.float() if value.is_floating_point() else value for key, value in load_tensors(data).items()}
+    try:
+        tensors = load_tensors(data)
+    except SafetensorError as error:
+        raise _no_safetensors(path, data, error) from None
+    return {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
+
+
+def _no_safetensors(path: Path, data: bytes, error: SafetensorError) -> ModelError:
+    if data.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):  # what torch.save writes
+        return ModelError(
+            f"{path} is a pickle, which could run code, and was not opened", field=path.name, expected="a safetensors file",
+            got="what torch.save writes", fix="Its owner can convert it: safetensors.torch.save_file(state_dict, path).",
+        )  # fmt: skip
+    return ModelError(f"{path} is no safetensors file: {error}", field=path.name,
+                      fix="Fetch it again; a download may have been cut short.")  # fmt: skip
 
 
 def _load(model: nn.Module, tensors: dict[str, torch.Tensor], prefix: str, own_head: bool) -> None:
@@ -114,7 +199,7 @@ def _load(model: nn.Module, tensors: dict[str, torch.Tensor], prefix: str, own_h
         tensors = {key: value for key, value in tensors.items() if not key.startswith(_HEADS)}
         tensors |= {key: value for key, value in state.items() if key.startswith(_HEADS)}
     if isinstance(model, Vit) and "pos_embed" in tensors:
-        tensors["pos_embed"] = resize_positions(tensors["pos_embed"], model.grid)
+        tensors["pos_embed"] = _positions(tensors["pos_embed"], model, prefix)
     for key in _STEMS:
         if key in state and key in tensors and state[key].shape[1] == 1 and tensors[key].shape[1] == 3:
             # exactly the network applied to the gray image repeated three times
@@ -122,13 +207,35 @@ def _load(model: nn.Module, tensors: dict[str, torch.Tensor], prefix: str, own_h
     load_named(model, {f"{prefix}/{key}": value for key, value in tensors.items()}, prefix)
 
 
+def _positions(given: torch.Tensor, model: Vit, where: str) -> torch.Tensor:
+    """The file's positions at the model's grid: its class token and a square of patches, resized where the grids differ."""
+    width = model.pos_embed.shape[-1]
+    patches = given.shape[1] - 1 if given.ndim == 3 else -1
+    if patches < 1 or math.isqrt(patches) ** 2 != patches or given.shape[0] != 1 or given.shape[2] != width:
+        raise ModelError(
+            f"tensor '{where}/pos_embed' holds no positions of a class token and a square of patches", field="pos_embed",
+            expected=f"F32 [1, 1 + n * n, {width}]", got=f"F32 {list(given.shape)}",
+            fix="A distilled DeiT has one token more: take the version without distillation. Registers are not supported.",
+        )  # fmt: skip
+    return resize_positions(given, model.grid)
+
+
+def _check_foldable(tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    found = tensors.get("patch_embed.proj.weight")
+    if found is None or found.ndim != 4 or found.shape[1] != 3:
+        raise ModelError(
+            f"{where} has no first layer of RGB patches into which its normalization of pixels could be folded",
+            field="patch_embed.proj.weight", expected="F32 [width, 3, patch, patch]",
+            got="nothing" if found is None else f"F32 {list(found.shape)}",
+            fix="Only vision transformers can take other pixels than [-1, 1].",
+        )  # fmt: skip
+
+
 def expect_usual_range(tensors: dict[str, torch.Tensor], known: Weights) -> None:
     """Fold the file's own normalization into its first layer, so that it takes images in [-1, 1] like every model here.
 
     With x = 2u - 1, (u - mean) / dev = x / (2 dev) + (0.5 - mean) / dev: linear, and exact where nothing is padded.
     """
-    if known.mean == known.deviation == (0.5, 0.5, 0.5):
-        return
     weight = tensors["patch_embed.proj.weight"]
     mean, deviation = torch.tensor(known.mean).view(3, 1, 1), torch.tensor(known.deviation).view(3, 1, 1)
     tensors["patch_embed.proj.bias"] += (weight * ((0.5 - mean) / deviation)).sum((1, 2, 3))
