@@ -45,8 +45,8 @@ TOKENS = (  # features instead of models: FALCON's tables and its ablations
 )  # fmt: skip
 METRICS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
-    "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds", "tokens.overall.mmd",
-    "tokens.overall.mmd_floor",
+    "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
+    "costs.flops_per_sample", "tokens.overall.mmd", "tokens.overall.mmd_floor",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import contextlib
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,26 +20,38 @@ from pathlib import Path
 class Meter:
     seconds: float = 0.0  # by the wall clock: workers that wait for a core count, too
     flops: float = 0.0
+    made: int = 0  # synthetic samples
+    made_flops: float = 0.0  # of `flops`, those that went into making them
     peak_bytes: int = 0  # of the whole process: phases of several clients that run at once share it
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, *, seconds: float = 0.0, flops: float = 0.0) -> None:
+    def add(self, *, seconds: float = 0.0, flops: float = 0.0, made: int = 0, made_flops: float = 0.0) -> None:
         with self._lock:
             self.seconds += seconds
             self.flops += flops
+            self.made += made
+            self.made_flops += made_flops
 
     def as_json(self) -> dict[str, float | int]:
-        return {"seconds": round(self.seconds, 4), "flops": int(self.flops), "peak_bytes": self.peak_bytes}
+        made = {"made": self.made, "made_flops": int(self.made_flops)} if self.made else {}
+        return {"seconds": round(self.seconds, 4), "flops": int(self.flops), "peak_bytes": self.peak_bytes, **made}
 
 
 _current: ContextVar[Meter | None] = ContextVar("osfl_meter", default=None)
 
 
-def spend(flops: float) -> None:
-    """Book floating point operations on the phase that is running, if any."""
+def spend(flops: float, *, makes: int = 0) -> None:
+    """Book floating point operations on the phase that is running, if any; `makes`: so many synthetic samples came of them."""
     meter = _current.get()
     if meter is not None:
-        meter.add(flops=flops)
+        meter.add(flops=flops, made=makes, made_flops=flops if makes else 0.0)
+
+
+def spend_again(cost: Mapping[str, float]) -> None:
+    """Book what work that is reused cost its first user."""
+    meter = _current.get()
+    if meter is not None:
+        meter.add(flops=cost["flops"], made=int(cost.get("made", 0)), made_flops=cost.get("made_flops", 0.0))
 
 
 def book(seconds: float) -> None:

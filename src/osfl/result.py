@@ -63,6 +63,11 @@ class Phase(TypedDict):
     peak_bytes: int  # high-water mark of resident memory while the phase ran, whole process
 
 
+class Generated(TypedDict):
+    samples: int  # synthetic images or features, over all phases
+    flops: float  # of making them: sampling a generator, or the optimization that ends in images
+
+
 class Costs(TypedDict):
     upload_bytes: int  # all clients, as measured on the bundles
     download_bytes: int  # all clients: each one's release bundle(s)
@@ -73,6 +78,7 @@ class Costs(TypedDict):
     server_seconds: float  # = phases.server.seconds
     wall_seconds: float  # from command to report in this process, without what earlier, interrupted processes spent
     phases: dict[str, Phase]  # client, server, personalize, evaluate
+    generated: NotRequired[Generated]  # only for methods that make samples
     inference_bytes: NotRequired[int]  # after the round: each client's model to all others, where they answer together
 
 

@@ -333,7 +333,7 @@ def _costs(traffic: Traffic, round: Round) -> Costs:
             "flops": sum(note["flops"] for note in notes),
             "peak_bytes": max((note["peak_bytes"] for note in notes), default=0),
         }
-    return {
+    costs: Costs = {
         "upload_bytes": sum(traffic.up.values()),
         "download_bytes": sum(traffic.down.values()),
         "upload_bytes_by_client": dict(traffic.up),
@@ -344,6 +344,10 @@ def _costs(traffic: Traffic, round: Round) -> Costs:
         "wall_seconds": 0.0,
         "phases": phases,
     }
+    making = [note for (phase, _), note in round.journal().items() if phase != "evaluate" and note.get("made")]
+    if making:
+        costs["generated"] = {"samples": sum(n["made"] for n in making), "flops": sum(n["made_flops"] for n in making)}
+    return costs
 
 
 def round_seconds(seconds: float) -> float:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from osfl.meter import book, measure, spend
+from osfl.meter import book, measure, spend_again
 from osfl.protocol import Json, Payload, digest_of
 from osfl.wire.atomic import replace_atomically
 from osfl.wire.bundle import Bundle, RawTensor
@@ -97,11 +97,11 @@ class Shelf:
                 facts = dict(kept.facts)
                 cost = facts.pop("cost", {"seconds": 0.0, "flops": 0.0})
                 book(cost["seconds"] - (time.perf_counter() - start))
-                spend(cost["flops"])
+                spend_again(cost)
                 return Payload(kept.tensors, facts)
             with measure() as meter:
                 made = make()
-            spend(meter.flops)
-            cost = {"seconds": meter.seconds, "flops": meter.flops}
+            cost = {"seconds": meter.seconds, "flops": meter.flops, "made": meter.made, "made_flops": meter.made_flops}
+            spend_again(cost)
             save_payload(path, Payload(made.tensors, {**made.facts, "cost": cost}))
             return made

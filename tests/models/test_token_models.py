@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from osfl.models.flops import _Counter
 from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool, TokenGenerator, levels_mask
 from osfl.seeds import torch_generator
@@ -172,3 +174,14 @@ def test_dropout_is_drawn_from_the_given_numbers() -> None:
     model, tokens = pool(), torch.randn(4, 5, 6, generator=torch_generator(3, "tokens"))
     same = [model(tokens, torch_generator(0, "drop")) for _ in range(2)]
     assert torch.equal(*same) and not torch.equal(same[0], model(tokens, torch_generator(1, "drop")))
+
+
+@pytest.mark.parametrize("order", ["mar", "ar", "nar"])
+@pytest.mark.parametrize(("tokens", "width"), [(5, 16), (5, 8), (1, 16)])
+def test_operations_of_sampling_are_those_that_torch_counts(order: str, tokens: int, width: int) -> None:
+    model = TokenGenerator(tokens, 8, 3, width=width, depth=2, heads=2, components=4, order=order)
+    initialize(model, torch_generator(0, "model"))
+    count = 64
+    with sdpa_kernel(SDPBackend.MATH), _Counter() as counter:  # fused attention would not be counted
+        model.sample(torch.arange(count) % 3, torch_generator(0, "draw"))
+    assert counter.total == pytest.approx(model.sampling_flops() * count, rel=1e-9)

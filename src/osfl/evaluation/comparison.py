@@ -17,8 +17,8 @@ METRICS = (
     "scores.global.ece", "scores.global.nll", "scores.clients.own.mean", "scores.clients.own.std",
     "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
     "costs.download_bytes", "costs.messages_per_client", "costs.client_seconds", "costs.server_seconds",
-    "costs.wall_seconds", "costs.flops", "costs.bytes", "generators.overall.frechet", "generators.overall.kernel",
-    "generators.bound.error", "generators.bound.value", "tokens.overall.mmd", "tokens.overall.mmd_floor",
+    "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",
+    "generators.overall.frechet", "generators.overall.kernel", "generators.bound.error", "generators.bound.value", "tokens.overall.mmd", "tokens.overall.mmd_floor",
 )  # fmt: skip
 
 _WORK = ("client", "server", "personalize")  # phases that make the models; judging them is nobody's cost
@@ -74,12 +74,14 @@ def _gap(group: Sequence[Result], results: Sequence[Result]) -> dict[str, Any] |
 
 
 def _value(metric: str, result: Mapping[str, Any]) -> float | None:
-    """What results.json holds under this name, or the sum of what it holds: all FLOPs of making, all bytes both ways."""
+    """What results.json holds under this name, or what follows from it: all FLOPs of making, all bytes both ways."""
     costs = result["costs"]
     if metric == "costs.flops":
         return sum(phase["flops"] for name, phase in costs["phases"].items() if name in _WORK) if "phases" in costs else None
     if metric == "costs.bytes":
         return float(costs["upload_bytes"] + costs["download_bytes"])
+    if metric == "costs.flops_per_sample":
+        return costs["generated"]["flops"] / costs["generated"]["samples"] if "generated" in costs else None
     found: Any = result
     for key in metric.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None

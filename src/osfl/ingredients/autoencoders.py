@@ -86,7 +86,7 @@ class Vae:
         decoder = self._decoder(None)
         load_named(decoder, {f"net/{name}": value for name, value in tensors.items()}, "net")
         z = torch.randn((count, self.settings.vae_latent), generator=rng)
-        spend(2.0 * count * sum(p.numel() for p in decoder.parameters()))
+        spend(2.0 * count * sum(p.numel() for p in decoder.parameters()), makes=count)
         return to_images(decoder(z).reshape(-1, *self.image))
 
 

@@ -114,7 +114,7 @@ class Diffusion:
         load_named(net, {f"net/{name}": value for name, value in tensors.items()}, "net")
         net.eval().requires_grad_(False)
         calls = 2 * self.settings.edm_steps - 1
-        spend(forward_flops(_AtOneLevel(net), self.padded) * count * calls)
+        spend(forward_flops(_AtOneLevel(net), self.padded) * count * calls, makes=count)
         made = []
         for start in range(0, count, _CHUNK):
             size = min(_CHUNK, count - start)

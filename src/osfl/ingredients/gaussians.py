@@ -122,11 +122,13 @@ class FeatureMixture:
         noise = torch.randn((count, self.means.shape[1]), generator=rng, dtype=self.means.dtype)
         if self.spread.ndim == 3:
             roots = _root(self.spread)
+            spend(2.0 * noise.numel() * self.means.shape[1], makes=count)
             off = torch.empty_like(noise)
             for k in range(len(self.weights)):
                 off[which == k] = noise[which == k] @ roots[k]
         else:
             deviation = self.spread.sqrt()
+            spend(2.0 * noise.numel(), makes=count)
             off = noise * (deviation[which] if self.spread.ndim == 2 else deviation[which, None])
         return self.means[which] + off
 

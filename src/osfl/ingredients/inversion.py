@@ -252,7 +252,8 @@ def invert(
     if not bool(x.isfinite().all()):
         raise TrainingError("inversion gave pixels that are not finite", field="pixel_lr", got=settings.lr,
                             fix="Lower it (`--set pixel_lr=...`).")  # fmt: skip
-    spend(sum(inversion_flops(model.network, shape) for model in models) * len(labels) * settings.steps)
+    spend(sum(inversion_flops(model.network, shape) for model in models) * len(labels) * settings.steps,
+          makes=len(labels))  # fmt: skip
     return x.detach().clone()
 
 

@@ -79,7 +79,7 @@ class Mixture:
         for part in range(len(weights)):
             mine = which == part
             points[mine] = tensors["centers"][part] + z[mine] @ tensors["scales"][part].T
-        spend(2.0 * count * dims * (dims + math.prod(self.image)))
+        spend(2.0 * count * dims * (dims + math.prod(self.image)), makes=count)
         return to_images((tensors["mean"] + points @ tensors["basis"]).reshape(-1, *self.image))
 
 

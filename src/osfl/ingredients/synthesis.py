@@ -192,7 +192,8 @@ def synthesize(
     z = torch.randn((len(labels), settings.noise), generator=rng).to(device).requires_grad_()
     labels = labels.to(device)
     optimizer = torch.optim.Adam([*generator.parameters(), z], settings.generator_lr, betas=(0.5, 0.999))
-    spend(generator_flops(generator, [*teacher.members, student], image) * len(labels) * settings.generator_steps)
+    passes = len(labels) * settings.generator_steps
+    spend(generator_flops(generator, [*teacher.members, student], image) * passes, makes=len(labels))
     for _ in range(settings.generator_steps):
         loss = generator_loss(generator, z, labels, teacher, student, settings.shift, rng, objective)
         optimizer.zero_grad(set_to_none=True)
@@ -421,7 +422,8 @@ class Pair:
         step(self.student, self.learner, loss, clip=clip)
         return loss.detach()
 
-    def spend(self, networks: Sequence[nn.Module], made: int, studied: int) -> None:
-        """Book so many images through generator and networks, and so many through the student."""
+    def spend(self, networks: Sequence[nn.Module], passed: int, studied: int, made: int) -> None:
+        """Book so many passes of generator and networks and of the student; and how many images the student met."""
         image = self.task.image
-        spend(generator_flops(self.generator, networks, image) * made + training_flops(self.student, image) * studied)
+        spend(generator_flops(self.generator, networks, image) * passed, makes=made)
+        spend(training_flops(self.student, image) * studied)

@@ -115,8 +115,8 @@ def draw_sequences(
         classes = torch.full((count,), label)
         found.append(model.sample(classes.to(device), rng(label), temperature).cpu() * scale + center)
         labels.append(classes)
-    passes = 1 + model.tokens  # the class alone, then 1 + L positions
-    spend(2.0 * _size(model) * sum(wanted.values()) * passes)
+    made = sum(wanted.values())
+    spend(model.sampling_flops() * made, makes=made)
     return torch.cat(found), torch.cat(labels)
 
 

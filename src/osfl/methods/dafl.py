@@ -142,7 +142,7 @@ class Game(Pair):
             total += self.turn(torch.randn((settings.synthesis_batch, settings.noise), generator=rng))
         check_finite(total, "generator or the student", "generator_lr", settings.generator_lr)
         images = settings.synthesis_batch * settings.server_steps
-        self.spend(self.plain, images, images)
+        self.spend(self.plain, images, images, images)
         self.student.eval()
 
     def turn(self, z: torch.Tensor) -> torch.Tensor:

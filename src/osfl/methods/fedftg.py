@@ -142,7 +142,8 @@ class Tuning(Pair):
                 total += self.improve_generator(self.objective(member, student, z, labels, weight))
         total += self._teach(z, labels, share, iteration)
         check_finite(total, "generator or the student", "generator_lr", settings.generator_lr)
-        self.spend([*self.plain, student], len(labels) * settings.generator_steps, len(labels) * settings.student_steps)
+        n = len(labels)
+        self.spend([*self.plain, student], n * settings.generator_steps, n * settings.student_steps, n)
 
     def objective(
         self, member: nn.Module, student: nn.Module, z: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor

@@ -133,6 +133,22 @@ class TokenGenerator(nn.Module):
             found = torch.cat([found, self._drawn(self.hidden(labels, found)[:, -1:], rng, temperature)], 1)
         return found
 
+    def sampling_flops(self) -> float:
+        """Operations of one sequence, a multiply-add being two: positions that pass the blocks, and those that are drawn.
+
+        The head is asked for one component only. (With all K of them at all 2 + L positions, as one first writes it, the
+        paper's size takes 0.454 GFLOP.)
+        """
+        rest = self.tokens - 1
+        passes = {"nar": [self.tokens], "mar": [1, *([self.tokens] if rest else [])],
+                  "ar": list(range(1, self.tokens + 1))}[self.order]  # fmt: skip
+        width, depth = self.weights.in_features, len(self.blocks)
+        layers = sum(m.weight.numel() for m in self.blocks.modules() if isinstance(m, nn.Linear))
+        trunk = sum(2.0 * n * layers + 4.0 * depth * n * n * width for n in passes)  # and attention: q k^T and its sum of v
+        known = {"nar": 0, "mar": min(rest, 1), "ar": sum(n - 1 for n in passes)}[self.order]
+        inputs = 2.0 * (self.classes * width * len(passes) + (known * self.dim * width if self.dim != width else 0))
+        return trunk + inputs + 2.0 * self.tokens * width * (self.components + 2 * self.dim)
+
     def _drawn(self, h: torch.Tensor, rng: torch.Generator, temperature: float) -> torch.Tensor:
         """The component first, then its mean and variance alone: the head is the largest part of the network."""
         flat = h.flatten(0, 1)

@@ -27,7 +27,8 @@ def write_comparison(comparison: dict[str, Any], results: Sequence[Result], fold
         reading=reading_help(comparison, results), columns=shown_columns(methods), rows=table_rows(methods),
         accuracy_chart=_bars(methods, judged), cost_chart=_scatter(methods, judged), judged=judged,
         runs=comparison.get("runs", []), data=fact_rows(comparison.get("data", {})), command=comparison.get("command", ""),
-        compute_chart=_compute(methods), generators=bound_rows(comparison), **_labels(results),
+        compute_chart=_compute(methods), sample_chart=_samples(methods, judged), generators=bound_rows(comparison),
+        **_labels(results),
     )  # fmt: skip
     return write_text(folder / "index.html", page)
 
@@ -161,6 +162,26 @@ def _compute(methods: Methods) -> Markup:
         )  # fmt: skip
 
     return responsive(draw, "Computing against sending")
+
+
+def _samples(methods: Methods, judged: str) -> Markup:
+    """Accuracy against what one synthetic sample costs (FALCON, Fig. 5)."""
+    points = []
+    for name in methods:
+        (value, error), cost = _with_error(methods, name, ACCURACY), mean(methods, name, "costs.flops_per_sample")
+        if value is not None and cost is not None:
+            points.append(Point(name, cost, value, error))
+    if not points:
+        return Markup("")
+
+    def draw(width: float) -> str:
+        return scatter(
+            points, what="Accuracy against operations of one synthetic sample, by method", width=width, x_words=flops_mark,
+            y_words=lambda v: percent(v, 0), x_label="operations of one synthetic sample (log scale)",
+            y_label=f"accuracy on the {judged}",
+        )  # fmt: skip
+
+    return responsive(draw, "Accuracy against the price of a sample")
 
 
 def _labels(results: Sequence[Result]) -> dict[str, Any]:
