@@ -18,7 +18,8 @@ METRICS = (
     "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
     "costs.download_bytes", "costs.messages_per_client", "costs.client_seconds", "costs.server_seconds",
     "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",
-    "generators.overall.frechet", "generators.overall.kernel", "generators.bound.error", "generators.bound.value", "tokens.overall.mmd", "tokens.overall.mmd_floor",
+    "generators.overall.frechet", "generators.overall.kernel", "generators.bound.error", "generators.bound.value",
+    "tokens.overall.mmd", "tokens.overall.mmd_floor",
 )  # fmt: skip
 
 _WORK = ("client", "server", "personalize")  # phases that make the models; judging them is nobody's cost
