@@ -138,6 +138,7 @@ class Vit(nn.Module):
 
     def __init__(self, image: tuple[int, int, int], classes: int, shape: VitShape) -> None:
         super().__init__()
+        self.patch = shape.patch
         self.grid = (image[1] // shape.patch, image[2] // shape.patch)
         self.patches = self.grid[0] * self.grid[1]
         self.patch_embed = PatchEmbed(image[0], shape.patch, shape.width)
@@ -191,6 +192,22 @@ class Vit(nn.Module):
         assert isinstance(last, Block)
         token, row = last.of_class(tokens)
         return self.norm(token).squeeze(1), row
+
+
+class OnSubset(nn.Module):
+    """The network on its first `count` patches: what any subset of that size costs."""
+
+    def __init__(self, vit: Vit, count: int) -> None:
+        super().__init__()
+        self.vit, self.count = vit, count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.arange(self.count, device=x.device).expand(len(x), -1)
+        logits: torch.Tensor = self.vit(x, keep)
+        return logits
+
+    def extra_repr(self) -> str:
+        return f"patches={self.count}"
 
 
 def resize_positions(pos_embed: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

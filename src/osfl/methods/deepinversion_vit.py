@@ -1,0 +1,55 @@
+"""DeepInversion for ViTs — every patch of every image is made to the end, and the server learns from whole images only.
+
+The baseline of FedMITR's tables: its loop with dense inversion and only KL(E(x) || S(x)), which equals FedMITR's variant "KD
+only" to the bit. ViTs have no batch norm, so the paper's statistics term (Yin et al., CVPR 2020) is absent; `deepinversion` is
+the method for networks that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from osfl.ingredients.model_upload import ModelUpload
+from osfl.ingredients.token_relabel import KD_ONLY, VIT_CPU, VIT_SMOKE, PatchServer, VitStudent, vit_student_problems
+from osfl.ingredients.training import Training
+from osfl.models.naming import named
+from osfl.protocol import Context, Dataset, Payload, Release, Upload
+
+
+@dataclass(frozen=True)
+class Settings(VitStudent, Training):
+    architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
+    epochs: int = 50  # passes over the client's images
+    batch_size: int = 64
+    weight_decay: float = 1e-4
+    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
+
+
+class DeepInversionVit(ModelUpload):
+    Settings = Settings
+    PRESETS: ClassVar[Any] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
+    DEVIATIONS = (
+        "as FedMITR's tables use it: client by client, against the server's model as it is, from the clients' average",
+        "synthetic images are kept as 16-bit floats, and the clients are asked about each image once",
+    )
+
+    def problems(self, clients: int) -> list[str]:
+        return super().problems(clients) + vit_student_problems(self.settings, self.architectures())
+
+    def needs_counts(self) -> bool:
+        return bool(self.settings.teacher == "class_count" or self.settings.labels != "uniform")
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        server = self._learned(uploads, ctx)
+        server.show()
+        return Release(Payload(named(server.student, "model"), {"architecture": server.architecture}))
+
+    def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
+        server = PatchServer(self, uploads, ctx, "deepinversion_vit", self.settings.inversion(), KD_ONLY)
+        server.learn()
+        return server
+
+    def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
+        return self._learned(uploads, ctx).samples()

@@ -1,0 +1,97 @@
+"""FedMITR — the server inverts uploaded ViTs sparsely, and learns from every patch of what it finds.
+
+Paper: Shen et al., "Provable Sparse Inversion and Token Relabel Enhanced One-shot Federated Learning with ViTs", 2026,
+https://arxiv.org/abs/2605.10748. Clients fine-tune a ViT as they like and upload it. Algorithm 1 is `PatchServer.learn`; the
+inversion loss and the stopped patches are `invert_sparsely`, L_TR is `relabel_terms`. Its ablations are settings: KD only is
+`mask=0 lambda1=0 lambda2=0` (the method deepinversion_vit), pseudo-labels only `mask=0 kd=0 lambda1=1 lambda2=0`, without CLS
+`lambda1=0`, without KL `lambda2=0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from osfl.ingredients.model_upload import ModelUpload
+from osfl.ingredients.sparse_inversion import Events, events_of
+from osfl.ingredients.synthesis import out_of_range
+from osfl.ingredients.token_relabel import (
+    VIT_CPU,
+    VIT_SMOKE,
+    PatchServer,
+    Terms,
+    VitStudent,
+    lipschitz,
+    vit_student_problems,
+)
+from osfl.ingredients.training import Training
+from osfl.models.naming import named
+from osfl.protocol import Context, Dataset, Json, Payload, Release, Upload
+
+
+@dataclass(frozen=True)
+class Settings(VitStudent, Training):
+    architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
+    epochs: int = 50  # passes over the client's images
+    batch_size: int = 64
+    weight_decay: float = 1e-4
+    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
+    mask: float = 0.3  # r, share of the patches that are stopped; 0 = dense inversion
+    stops: str = ""  # "step:share,step:share" instead of one stop of `mask` at half of the steps
+    kd: float = 1.0  # weight of distillation on whole images
+    lambda1: float = 0.5  # weight of the label on kept patches
+    lambda2: float = 0.5  # weight of distillation on dropped patches
+    probe: int = 8  # images an epoch whose gradient norms are recorded (the theorem)
+
+
+class FedMitr(ModelUpload):
+    Settings = Settings
+    PRESETS: ClassVar[Any] = {
+        "paper": {},
+        "smi": {"pixel_lr": 0.25, "steps": 4000, "clamp": True, "stops": "50:0.3,100:0.3,200:0.3,300:0.3"},
+        "ours": {"pixel_lr": 0.1, "clamp": True},  # the paper's budget with images that leave the noise
+        "cpu": VIT_CPU,
+        "smoke": {**VIT_SMOKE, "probe": 2},
+    }
+    DEVIATIONS = (
+        "when patches are stopped, how many server epochs there are and where the server starts was not published: one stop at "
+        "half of the steps, 50 epochs, and the clients' average unless the settings say otherwise",
+        "stopped pixels are frozen: total variation does not smooth them on",
+        "client and server see the same patches in the JS term; once patches are stopped, shifts are by whole patches",
+        "synthetic images are kept as 16-bit floats, and the clients are asked about each image once",
+        "the last iterate is reported",
+    )
+
+    def events(self) -> Events:
+        return events_of(self.settings.stops, self.settings.steps, self.settings.mask)
+
+    def terms(self) -> Terms:
+        return Terms(self.settings.kd, self.settings.lambda1, self.settings.lambda2)
+
+    def problems(self, clients: int) -> list[str]:
+        s, found = self.settings, super().problems(clients)
+        found += out_of_range(s, (), ("mask", "kd", "lambda1", "lambda2", "probe"), ())
+        if not (s.kd or s.lambda1 or (s.lambda2 and self.events())):
+            found.append("setting 'kd': with lambda1 = 0 and no dropped patches to relabel, the server would learn nothing")
+        return found + vit_student_problems(s, self.architectures(), self.events())
+
+    def needs_counts(self) -> bool:
+        return bool(self.settings.teacher == "class_count" or self.settings.labels != "uniform")
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        server = self._learned(uploads, ctx)
+        server.show()
+        facts: dict[str, Json] = {"architecture": server.architecture}
+        if len(server.norms):
+            facts["gradient_norms"] = lipschitz(server.norms)
+        return Release(Payload(named(server.student, "model"), facts))
+
+    def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
+        server = PatchServer(self, uploads, ctx, "fedmitr", self.settings.inversion(self.events()), self.terms(),
+                             self.settings.probe)  # fmt: skip
+        server.learn()
+        return server
+
+    def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
+        return self._learned(uploads, ctx).samples()
