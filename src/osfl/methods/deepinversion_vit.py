@@ -15,7 +15,7 @@ from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.token_relabel import KD_ONLY, VIT_CPU, VIT_SMOKE, PatchServer, VitStudent, vit_student_problems
 from osfl.ingredients.training import Training
 from osfl.models.naming import named
-from osfl.protocol import Context, Dataset, Payload, Release, Upload
+from osfl.protocol import Context, Payload, Release, Upload
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,7 @@ class DeepInversionVit(ModelUpload):
         return bool(self.settings.teacher == "class_count" or self.settings.labels != "uniform")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        server = self._learned(uploads, ctx)
-        server.show()
-        return Release(Payload(named(server.student, "model"), {"architecture": server.architecture}))
-
-    def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
         server = PatchServer(self, uploads, ctx, "deepinversion_vit", self.settings.inversion(), KD_ONLY)
         server.learn()
-        return server
-
-    def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
-        return self._learned(uploads, ctx).samples()
+        server.show()
+        return Release(Payload(named(server.student, "model"), {"architecture": server.architecture}))

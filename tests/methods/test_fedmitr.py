@@ -1,0 +1,149 @@
+"""FedMITR: its variants, its baseline to the bit, unlike clients, and what the report gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from osfl.methods.deepinversion_vit import DeepInversionVit
+from osfl.methods.fedmitr import FedMitr, Settings
+from osfl.models.vit import Vit
+from osfl.plan import resolve_settings
+from osfl.protocol import Context, Release, Upload
+from osfl.reports.figures import figure_views
+from osfl.workers import Workers, compute_threads
+
+from .conftest import TASK, context, shard
+
+SMOKE: Settings = resolve_settings(FedMitr, "smoke", {"architecture": "vit-p2-w16-d2-h2", "images": 6})
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with compute_threads(1):
+        yield
+
+
+@lru_cache
+def sent(architecture: str, counts: bool) -> tuple[Upload, ...]:
+    settings = replace(SMOKE, architecture=architecture, labels="seen" if counts else "uniform")
+    method, ctx = FedMitr(TASK, settings), context(settings, "ab")
+    return tuple(Upload(c, "", method.client_phase(shard(c, seed=i), ctx)) for i, c in enumerate("ab"))
+
+
+def uploads(settings: Settings) -> tuple[Upload, ...]:
+    """Clients train once for all variants of the server."""
+    return sent(settings.architecture, FedMitr(TASK, settings).needs_counts())
+
+
+def released(ctx: Context | None = None, **change: Any) -> Release:
+    settings = replace(SMOKE, **change)
+    return FedMitr(TASK, settings).server_phase(uploads(settings), ctx or context(settings, "ab"))
+
+
+def weights(release: Release) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in release.shared.tensors.values()])
+
+
+@lru_cache
+def plain() -> torch.Tensor:
+    with compute_threads(1):
+        return weights(released())
+
+
+def test_presets_say_how_far_pixels_go() -> None:
+    paper, smi, ours = (resolve_settings(FedMitr, preset) for preset in ("paper", "smi", "ours"))
+    assert (paper.pixel_lr, paper.steps, paper.clamp) == (1e-3, 100, False)
+    assert (paper.mask, paper.lambda1, paper.lambda2) == (0.3, 0.5, 0.5)
+    assert (smi.pixel_lr, smi.clamp) == (0.25, True) and FedMitr(TASK, smi).events()[-1] == (300, 0.3)
+    assert (ours.pixel_lr, ours.clamp) == (0.1, True) and FedMitr(TASK, ours).events() == ((50, 0.3),)
+
+
+def test_kd_only_without_dropping_is_the_baseline_to_the_bit() -> None:
+    """Test 15: r = 0 and λ1 = λ2 = 0 is inversion + KD."""
+    settings = resolve_settings(DeepInversionVit, "smoke", {"architecture": "vit-p2-w16-d2-h2", "images": 6})
+    baseline = DeepInversionVit(TASK, settings).server_phase(uploads(SMOKE), context(settings, "ab"))
+    assert torch.equal(weights(released(mask=0.0, lambda1=0.0, lambda2=0.0)), weights(baseline))
+    assert not torch.equal(plain(), weights(baseline))
+
+
+@pytest.mark.parametrize("change", [
+    {"mask": 0.0, "kd": 0.0, "lambda1": 1.0, "lambda2": 0.0}, {"lambda1": 0.0}, {"lambda2": 0.0}, {"stops": "1:0.3,3:0.5"},
+    {"teacher": "class_count", "labels": "seen"}, {"teacher": "probabilities", "labels": "counts"},
+    {"student_clip": 1.0, "student_cosine": True, "pool_epochs": 1}, {"student": "vit-p2-w8-d1-h2", "init": "random"},
+])  # fmt: skip
+def test_variants_differ_and_stay_finite(change: dict[str, Any]) -> None:
+    found = weights(released(**change))
+    assert bool(found.isfinite().all()) and not torch.equal(found, plain())
+
+
+def test_without_the_adversarial_term_the_server_does_not_shape_images() -> None:
+    shown: dict[float, list[Any]] = {}
+    for rate in (1e-3, 0.5):  # another rate is another server when the second epoch begins
+        for alpha in (0.0, 5.0):
+            figures: dict[str, Any] = {}
+            settings = replace(SMOKE, adversarial=alpha, student_lr=rate)
+            released(replace(context(settings, "ab"), show=figures.__setitem__), adversarial=alpha, student_lr=rate)
+            shown.setdefault(alpha, []).append(figures["Synthetic images"]["images"])
+    assert shown[0.0][0] == shown[0.0][1]
+    assert shown[5.0][0] != shown[5.0][1]
+
+
+def test_unlike_vits_work_together() -> None:
+    settings = replace(SMOKE, architecture="a:vit-p2-w8-d1-h2,*:vit-p2-w16-d2-h2", student="vit-p2-w16-d2-h2", init="random")
+    assert FedMitr(TASK, settings).problems(2) == []
+    release = FedMitr(TASK, settings).server_phase(uploads(settings), context(settings, "ab"))
+    assert release.shared.facts["architecture"] == "vit-p2-w16-d2-h2"
+
+
+def test_each_client_is_asked_about_each_image_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    forward = Vit.forward
+
+    def counted(self: Vit, x: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            asked.append(len(x))
+        return forward(self, x, keep)
+
+    monkeypatch.setattr(Vit, "forward", counted)
+    released(server_epochs=3, passes=2)
+    assert sum(asked) == 3 * (2 * 6) * 2 * 2  # epochs x images x clients x (whole, dropped patches)
+
+
+def test_workers_do_not_change_a_bit() -> None:
+    alone = released()
+    together = released(replace(context(SMOKE, "ab"), map=Workers(2).map))
+    assert torch.equal(weights(alone), weights(together)) and alone.shared.facts == together.shared.facts
+
+
+def test_the_report_gets_its_pictures_and_the_theorem() -> None:
+    figures: dict[str, Any] = {}
+    release = released(replace(context(SMOKE, "ab"), show=figures.__setitem__))
+    assert list(figures) == ["Synthetic images", "Kept and dropped patches", "Loss over server epochs",
+                             "Labels of the synthetic images", "Gradient norms of the student"]  # fmt: skip
+    assert not [view for view in figure_views(figures) if view["problem"]]
+    said = release.shared.facts["gradient_norms"]
+    assert said["images"] == 4 and said["held"] == (said["L_Fed"] < said["L_DI"])
+    held = "yes" if said["held"] else "no"
+    assert f"held: {held}" in figures["Gradient norms of the student"]["note"]
+    assert len(figures["Loss over server epochs"]["series"]) == 3
+
+
+def test_samples_are_what_the_student_saw() -> None:
+    method = FedMitr(TASK, SMOKE)
+    found = method.samples(uploads(SMOKE), context(SMOKE, "ab"))
+    assert found.images.shape == (2 * 2 * 6, *TASK.image) and found.images.dtype == torch.uint8
+
+
+def test_settings_that_cannot_work_are_named() -> None:
+    wrong = replace(SMOKE, architecture="cnn-w4", steps=0, mask=1.0, lambda1=-1.0, student_lr=0.0, server_epochs=0, images=0)
+    named = {text.split("'")[1] for text in FedMitr(TASK, wrong).problems(3)}
+    assert named == {"architecture", "steps", "stops", "mask", "lambda1", "student_lr", "server_epochs", "images"}
+    idle = replace(SMOKE, mask=0.0, kd=0.0, lambda1=0.0)
+    assert "learn nothing" in FedMitr(TASK, idle).problems(3)[0]
+    assert "patch 3 does not divide" in FedMitr(TASK, replace(SMOKE, architecture="vit-p3")).problems(3)[0]

@@ -1,0 +1,34 @@
+"""The methods that FedMITR is compared with, with ViT clients: no batch norm, so no statistics to match."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from osfl.plan import resolve_settings
+from osfl.protocol import Upload
+from osfl.registry import load
+from osfl.workers import compute_threads
+
+from .conftest import TASK, context, shard
+
+VIT = "vit-p4-w16-d2-h2"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with compute_threads(1):
+        yield
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ensemble", "fedftg", "dense", "coboosting", "deepinversion", "deepinversion_vit"])
+def test_vits_go_through(name: str) -> None:
+    method = load(name)
+    settings = resolve_settings(method, "smoke", {"architecture": VIT})
+    server, ctx = method(TASK, settings), context(settings, "ab")
+    assert not server.problems(2)
+    uploads = [Upload(c, "", server.client_phase(shard(c, seed=i), ctx)) for i, c in enumerate("ab")]
+    model = server.build(server.server_phase(uploads, ctx).for_client("a"))
+    with torch.no_grad():
+        logits = model(torch.zeros(2, *TASK.image))
+    assert logits.shape == (2, 3) and bool(logits.isfinite().all())
