@@ -3,6 +3,7 @@
     python -m benchmarks.grid                     the cells in order; what is finished is not repeated
     python -m benchmarks.grid blood-n5-a0.1       one cell
     python -m benchmarks.grid blood-silos --skip=edm   without the variants that say so; they can follow later
+    python -m benchmarks.grid brain-a0.5 --audit  attacks FALCON's features, too (osfl audit)
     python -m benchmarks.grid --collect           no runs: records of what is finished so far
 
 Runs go to runs/grid/<cell>; interrupt and start again as you like. docs/results.md is written from the records alone
@@ -14,14 +15,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from osfl.audit import audit
 from osfl.environment import describe_environment
+from osfl.evaluation.comparison import METRICS as ALL
 from osfl.evaluation.comparison import summarize
 from osfl.result import read_result, write_json
 from osfl.run import compare
-from osfl.simulation import Simulation
+from osfl.simulation import Simulation, prepare
 from osfl.workers import default_workers
 
 RECORDS = Path(__file__).parent / "records"
@@ -47,6 +51,7 @@ METRICS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
     "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
     "costs.flops_per_sample", "tokens.overall.mmd", "tokens.overall.mmd_floor",
+    *(metric for metric in ALL if metric.startswith("reconstruction.")),
 )  # fmt: skip
 
 
@@ -135,6 +140,16 @@ def methods_of(cell: str) -> tuple[str, ...]:
     return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]))
 
 
+def attacked(cell: str) -> None:
+    """FALCON's finished rounds of a cell with the reconstruction attack; a round that has it is left alone."""
+    variant = replace(CELLS[cell], method="falcon")
+    for seed in SEEDS:
+        folder = Path("runs/grid") / cell / "falcon" / f"seed{seed}"
+        if (folder / "results.json").exists():
+            audit(folder, prepare(replace(variant, seed=seed)))
+            print(f"{time.strftime('%H:%M:%S')} {folder} attacked", flush=True)
+
+
 def _line(what: str, done: int, total: int) -> None:
     if " done" in what:
         print(f"{time.strftime('%H:%M:%S')} {what} ({done}/{total})", flush=True)
@@ -149,6 +164,8 @@ def main(names: list[str]) -> None:
         if "--collect" not in names:
             wanted = [label for label in methods_of(cell) if not any(text in label for text in skipped)]
             compare(CELLS[cell], wanted, SEEDS, Path("runs/grid") / cell, progress=_line)
+        if "--audit" in names and CELLS[cell].method == "falcon":
+            attacked(cell)
         print(cell, record(cell) or "has no finished run", flush=True)
 
 

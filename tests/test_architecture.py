@@ -48,6 +48,9 @@ ALLOWED = {
     "evaluation": {"data", "errors", "meter", "models", "protocol", "result"},
     "reports": {"errors", "result"},
     "environment": {"errors", "osfl"},
+    "audit": {
+        "errors", "evaluation", "phases", "protocol", "registry", "reports", "result", "round", "simulation",
+    },
     "simulation": {"data", "errors", "plan", "protocol", "registry"},
     "run": {
         "cluster", "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry", "reports",

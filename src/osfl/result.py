@@ -152,6 +152,31 @@ class Tokens(TypedDict):
     classes: dict[str, ClassOfTokens]
 
 
+class Reconstructed(TypedDict):
+    """Images that an attacker made, against training images; means over `count` of them."""
+
+    count: int
+    psnr: float  # peak signal-to-noise ratio in dB: higher is more alike
+    ssim: float  # structural similarity: 1 is the same image
+
+
+class Attacker(TypedDict):
+    images: int  # that it has, to learn how features become images
+    real: Reconstructed  # from features of training images, each against its own image
+    real_best: Reconstructed  # the same, each against the training image of the class that it is nearest to
+    synthetic: Reconstructed  # from synthetic features, against the nearest training image of the class
+    blind: Reconstructed  # the mean of the attacker's images of the class instead: what is found without features
+
+
+class Reconstruction(TypedDict):
+    """What attackers made of features (`osfl audit`; see evaluation/reconstruction.py). A lower bound: others may do better."""
+
+    side: int  # of the images that were compared, in pixels
+    steps: int  # of each attacker's training
+    attackers: dict[str, Attacker]  # by what they have
+    figures: dict[str, Any]
+
+
 class Result(TypedDict):
     schema: int
     method: str
@@ -172,6 +197,7 @@ class Result(TypedDict):
     figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
     generators: NotRequired[Generators]  # only for methods that offer `samples`
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
+    reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

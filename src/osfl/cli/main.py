@@ -14,6 +14,7 @@ import click
 import typer
 
 from osfl.cli import (
+    audit,
     check,
     client,
     compare,
@@ -69,6 +70,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "run": (run.run, run.EXAMPLES),
     "compare": (compare.compare, compare.EXAMPLES),
     "report": (report.report, report.EXAMPLES),
+    "audit": (audit.audit, audit.EXAMPLES),
     "predict": (predict.predict, predict.EXAMPLES),
     "ls": (ls.ls, ls.EXAMPLES),
     "new": (new.new, new.EXAMPLES),
@@ -90,7 +92,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
 }
 # Who asks for it, in the order of a round; a verb that nobody claims is anybody's.
 PANELS = {
-    "Simulate": ("demo", "run", "compare", "report", "estimate"),
+    "Simulate": ("demo", "run", "compare", "report", "audit", "estimate"),
     "Coordinator of a real round": ("new", "keys", "enrol", "deploy", "receive", "show", "desk", "server", "forget"),
     "Site of a real round": ("check", "client", "inspect", "personalize", "predict"),
     "Anybody": ("ls", "verify", "doctor"),

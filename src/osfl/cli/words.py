@@ -168,10 +168,11 @@ def from_plan(path: Path) -> tuple[Simulation, Plan]:
             f"{path} says nothing about data, so its shards cannot be simulated", field="data",
             fix="Give --sites with the folders of its sites, or write it with `osfl new --dataset NAME`.",
         )  # fmt: skip
-    return _simulated(plan, path), plan
+    return simulated(plan, path), plan
 
 
-def _simulated(plan: Plan, path: Path) -> Simulation:
+def simulated(plan: Plan, path: Path) -> Simulation:
+    """A plan that says where its shards come from, as the words of a simulation."""
     from osfl.registry import load
     from osfl.simulation import Simulation
 

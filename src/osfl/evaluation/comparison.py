@@ -20,6 +20,8 @@ METRICS = (
     "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",
     "generators.overall.frechet", "generators.overall.kernel", "generators.bound.error", "generators.bound.value",
     "tokens.overall.mmd", "tokens.overall.mmd_floor",
+    *(f"reconstruction.attackers.{has}.{source}.{score}" for has in ("similar images", "the training images")
+      for source in ("real", "real_best", "synthetic", "blind") for score in ("psnr", "ssim")),
 )  # fmt: skip
 
 _WORK = ("client", "server", "personalize")  # phases that make the models; judging them is nobody's cost

@@ -9,6 +9,7 @@ from typing import Any
 from osfl.reports.columns import POOLED
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, write_text
+from osfl.reports.tokens import attack_sentences
 from osfl.reports.words import count, decimal, flops, judged_on, many, percent, seconds, size
 from osfl.result import Result
 
@@ -125,8 +126,10 @@ def _privacy(result: Result) -> str:
     for warning in result["generators"]["warnings"] if "generators" in result else ():
         text += f" **{safe(warning)}**"
     audits: Any = result.get("audits")
-    if isinstance(audits, Mapping) and audits:
-        lines = [f"{safe(key)}: {safe(value)}" for key, value in fact_rows(audits)]
+    lines = [f"{safe(key)}: {safe(value)}" for key, value in fact_rows(audits)] if isinstance(audits, Mapping) else []
+    if "reconstruction" in result:
+        lines += [safe(sentence) for sentence in attack_sentences(result["reconstruction"])]
+    if lines:
         return f"## Privacy\n\n{text} Audit results are lower bounds of what an attacker could find:\n\n{_bullets(lines)}"
     return f"## Privacy\n\n{text} No privacy audit was run on this model, so nothing is claimed about how much.\n"
 

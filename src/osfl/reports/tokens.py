@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from osfl.reports.words import NOTHING, count
-from osfl.result import ClassOfTokens, Result
+from osfl.reports.figures import figure_views
+from osfl.reports.words import NOTHING, count, decimal
+from osfl.result import ClassOfTokens, Reconstruction, Result
+
+_SOURCES = {
+    "real": "real features, against its own image", "real_best": "real features, best match",
+    "synthetic": "synthetic features, best match", "blind": "no features: the class' mean image, best match",
+}  # fmt: skip
 
 
 def tokens_section(result: Result) -> dict[str, Any]:
     """What the template shows; nothing where the method showed no synthetic features."""
-    found = result.get("tokens")
+    found, attacked = result.get("tokens"), result.get("reconstruction")
     if found is None:
         return {"tokens": None}
     shape = " × ".join(count(side) for side in found["shape"])
@@ -20,7 +26,38 @@ def tokens_section(result: Result) -> dict[str, Any]:
         "floor, the same between held-out and training features. 0 is the same distribution; it may be a little below."
     )
     rows = [_row(name, row) for name, row in found["classes"].items()]
-    return {"tokens": {"hint": hint, "rows": [*rows, _row("All classes", found["overall"])]}}
+    view: dict[str, Any] = {"hint": hint, "rows": [*rows, _row("All classes", found["overall"])], "attack": None}
+    if attacked is not None:
+        view["attack"] = {"hint": _attack_hint(attacked), "rows": attack_rows(attacked),
+                          "figures": figure_views(attacked["figures"])}  # fmt: skip
+    return {"tokens": view}
+
+
+def _attack_hint(found: Reconstruction) -> str:
+    side = f"{found['side']} × {found['side']} pixels"
+    return (
+        f"Decoders were trained for {count(found['steps'])} steps to turn features of the attacker's images back into images "
+        f"of {side}, given the class. Best match: against the training image of the class that comes nearest. PSNR and SSIM "
+        "are means; higher is more alike. Features of real images never leave a client; synthetic ones do. Where synthetic "
+        "features give no better match than no features at all, this attack learned nothing from them; another one might."
+    )
+
+
+def attack_rows(found: Reconstruction) -> list[dict[str, str]]:
+    return [
+        {"attacker": f"{name} ({count(row['images'])})", "source": text, "psnr": decimal(row[key]["psnr"], 2),  # type: ignore[literal-required]
+         "ssim": decimal(row[key]["ssim"], 3)}  # type: ignore[literal-required]
+        for name, row in found["attackers"].items() for key, text in _SOURCES.items()
+    ]  # fmt: skip
+
+
+def attack_sentences(found: Reconstruction) -> list[str]:
+    """For the model card."""
+    return [
+        f"Reconstruction by an attacker who has {row['attacker']}, from {row['source']}: PSNR {row['psnr']} dB, "
+        f"SSIM {row['ssim']}"
+        for row in attack_rows(found)
+    ]
 
 
 def _row(name: str, row: ClassOfTokens) -> dict[str, str]:
