@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osfl.contacts import check_windows, least_bytes
 from osfl.environment import device_named
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.outgoing import check_outgoing
@@ -56,11 +57,14 @@ def speak(
     method: Any, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
 ) -> tuple[bytes, Meter]:
     """All that a client says in the round, checked by itself first and signed; and what it cost."""
+    check_windows(plan, shard.client, least_bytes(contracts), least=True)  # before it trains in vain
     with measure() as meter:
         payload = method.client_phase(shard, ctx)
     contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
     check_outgoing(payload, contract, shard, plan.task, plan.limits)
-    return pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key), meter
+    bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
+    check_windows(plan, shard.client, len(bundle))
+    return bundle, meter
 
 
 def serve(method: Any, round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:

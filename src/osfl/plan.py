@@ -15,9 +15,10 @@ from types import UnionType
 from typing import Any
 
 from osfl.errors import UsageError
-from osfl.protocol import Json, Limits, Plan, Task
+from osfl.protocol import Contact, Json, Limits, Plan, Relaying, Task, Topology
 from osfl.registry import load, nearest
-from osfl.wire.names import is_client_id
+from osfl.topology import KINDS, is_contact, topology_from, topology_problems
+from osfl.wire.names import is_client_id, is_digest
 
 VERSION = 1
 
@@ -135,7 +136,8 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
     channels, height, width = task["image"]
     plan = Plan(Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width)), table["method"],
                 settings, tuple(sorted(table["clients"])), Limits(**table.get("limits", {})), table.get("seed", 0),
-                dict(table.get("data", {})), **table.get("round", {}))  # fmt: skip
+                dict(table.get("data", {})), **table.get("round", {}),
+                topology=topology_from(table["topology"]) if "topology" in table else None)  # fmt: skip
     check_plan(plan)
     return plan
 
@@ -181,6 +183,7 @@ _KEYS = {
     "seed": _Kind("a whole number", _whole),
     "data": _TABLE,
     "round": _TABLE,
+    "topology": _TABLE,
 }
 _PARTS: Mapping[str, Mapping[str, _Kind]] = {
     "task": {
@@ -200,6 +203,15 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
     "round": {
         "quorum": _Kind("a whole number, 0 for all clients", lambda value: _whole(value) and value >= 0),
         "deadline": _Kind('a time with its zone such as "2026-12-24T18:00:00Z", or ""', _moment),
+    },
+    "topology": {
+        "kind": _Kind(" or ".join(map(repr, KINDS)), lambda value: value in KINDS),
+        "peers": _Kind("a whole number, 0 unless the kind is 'random'", lambda value: _whole(value) and value >= 0),
+        "encounters": _POSITIVE,
+        "encounter": _POSITIVE,
+        "after": _Kind('the digest of a plan, or ""', lambda value: value == "" or is_digest(value)),
+        "contacts": _Kind("a list of tables with a, b, start, seconds, bytes_per_second and, if need be, encounter",
+                          lambda value: isinstance(value, list) and all(map(is_contact, value))),
     },
 }  # fmt: skip
 _NEEDED = ("task", "method", "clients", "task.classes", "task.image")
@@ -241,6 +253,11 @@ def check_plan(plan: Plan) -> None:
     if plan.quorum > len(plan.clients):
         problems.append(f"round.quorum: expected at most {len(plan.clients)}, the number of clients, got {plan.quorum}")
     method, fix = load(plan.method)(plan.task, plan.settings), None
+    if plan.topology is not None:
+        problems += topology_problems(plan.topology, plan.clients)
+        if not isinstance(method, Relaying):
+            problems.append(f"topology: {plan.method} needs a server that hears everybody; who meets whom matters only to "
+                            "methods that pass things on")  # fmt: skip
     try:
         problems += method.problems(len(plan.clients))
     except UsageError as error:  # a method that works with what it should have refused
@@ -285,10 +302,30 @@ def write_plan(plan: Plan) -> str:
         f"quorum = {plan.quorum}                       # so many uploads are needed; 0: one of each client",
         f"deadline = {_toml(plan.deadline)}                    # wait for the others until then, \"2026-12-24T18:00:00Z\"",
     ]  # fmt: skip
+    lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:
         lines += ["", "[data]                           # simulation only: where the shards come from"]
         lines += [f"{key} = {_toml(value)}" for key, value in data["data"].items() if value is not None]
     return "\n".join(lines) + "\n"
+
+
+def _topology_lines(topology: Topology) -> list[str]:
+    return [
+        "",
+        "[topology]                       # who hears whom",
+        f"kind = {_toml(topology.kind)}",
+        f"peers = {topology.peers}                        # random: how many others each client hears",
+        f"encounters = {topology.encounters}                   # so many exchanges follow each other, each with its own plan",
+        f"encounter = {topology.encounter}                    # this plan is that one of them",
+        f"after = {_toml(topology.after)}                       # digest of the plan before",
+        "contacts = [",
+        *(f"    {_inline(contact)}," for contact in topology.contacts),
+        "]",
+    ]
+
+
+def _inline(contact: Contact) -> str:
+    return "{ " + ", ".join(f"{key} = {_toml(value)}" for key, value in dataclasses.asdict(contact).items()) + " }"
 
 
 def _comment(text: str | None) -> str:

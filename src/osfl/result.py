@@ -82,6 +82,20 @@ class Costs(TypedDict):
     inference_bytes: NotRequired[int]  # after the round: each client's model to all others, where they answer together
 
 
+class Encounter(TypedDict):
+    """One of several encounters: a round of its own, whose models are where clients start in the next one."""
+
+    encounter: int  # 1, 2, ...
+    plan_digest: str
+    release_digest: str
+    models_digest: str
+    accuracy: float  # on the global test set
+    own: Spread  # as scores.clients.own
+    everyone: Spread  # as scores.clients.everyone
+    upload_bytes: int
+    download_bytes: int
+
+
 class ClientRow(TypedDict):
     client: str
     train: int  # images it trains on
@@ -196,6 +210,7 @@ class Result(TypedDict):
     environment: dict[str, Any]  # versions, device, workers, threads, processor
     figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
     generators: NotRequired[Generators]  # only for methods that offer `samples`
+    encounters: NotRequired[list[Encounter]]  # where clients meet several times; `costs` are then those of all encounters
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
 

@@ -9,6 +9,7 @@
     scratch/                                  checkpoints of unfinished phases
     forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
     results.json  report/  model_card.md
+    encounters/1  encounters/2  ...           where clients meet several times: the rounds before this last one
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
-from osfl.storage import load_payload, payload_of, save_payload, to_raw
+from osfl.storage import load_model_of, payload_of, save_model, to_raw
 from osfl.wire.agreed import INTENT, alone, read_json, standing_desk, unfinished
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle, pack
@@ -123,14 +124,11 @@ class Round:
 
     def model(self, client: ClientId, release: str) -> Payload | None:
         """What the client made of the release with this digest, if it has finished."""
-        kept = load_payload(self.folder / "models" / f"{client}.safetensors")
-        if kept is None or kept.facts.get("release") != release:
-            return None
-        return Payload(kept.tensors, {name: fact for name, fact in kept.facts.items() if name != "release"})
+        kept = load_model_of(self.folder / "models" / f"{client}.safetensors")
+        return kept[0] if kept is not None and kept[1] == release else None
 
     def keep_model(self, client: ClientId, payload: Payload, release: str) -> None:
-        path = self.folder / "models" / f"{client}.safetensors"
-        save_payload(path, Payload(payload.tensors, {**payload.facts, "release": release}))
+        save_model(self.folder / "models" / f"{client}.safetensors", payload, release)
 
     # --- journal and results ---
 
@@ -167,6 +165,17 @@ class Round:
     def tidy(self) -> None:
         """A finished round needs no checkpoints."""
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def encounter_folder(folder: Path, number: int) -> Path:
+    """Where a simulation keeps an encounter that came before the last one."""
+    return folder / "encounters" / str(number)
+
+
+def first_encounter(folder: Path) -> Path:
+    """The round with which everything in this folder began; the folder itself where clients meet once."""
+    first = encounter_folder(folder, 1)
+    return first if first.is_dir() else folder
 
 
 @contextlib.contextmanager

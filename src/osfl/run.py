@@ -22,6 +22,7 @@ from typing import Any
 from torch import nn
 
 from osfl.cluster import speak_on_ray
+from osfl.encounters import after_encounters
 from osfl.environment import describe_environment
 from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
@@ -51,9 +52,10 @@ from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
 from osfl.result import SCHEMA, Costs, Generators, Phase, Result, Tokens, write_json
-from osfl.round import Round, contracts_of, open_round, simulated_key, standing_round
+from osfl.round import Round, contracts_of, encounter_folder, open_round, simulated_key, standing_round
 from osfl.simulation import Federation, Simulation, for_methods, prepare
-from osfl.storage import load_payload, payload_digest, to_raw
+from osfl.storage import load_model_of, load_payload, payload_digest, to_raw
+from osfl.topology import all_encounters, is_last
 from osfl.transports.memory import deliver
 from osfl.wire.agreed import read_json
 from osfl.wire.bundle import size_of
@@ -82,7 +84,39 @@ def walk(
     progress: Progress = quiet,
     shelf: Path | None = None,
 ) -> Result:
-    """From shards to a report. `about` goes into the result: preset and command."""
+    """From shards to a report. `about` goes into the result: preset and command.
+
+    Where clients meet several times, each encounter is a whole round, and what a client made of it is where it starts in
+    the next one. The last is the round in `out` itself, those before it are in `out/encounters`.
+    """
+    *before, last = all_encounters(federation.plan)
+    story = Story()
+    for number, plan in enumerate(before, 1):
+        folder, telling = encounter_folder(out, number), within(progress, f"encounter {number}")
+        result = one_round(replace(federation, plan=plan), folder, about, story, machine, telling, shelf)
+        story = Story((*story.results, result), folder)
+    telling = within(progress, f"encounter {len(before) + 1}") if before else progress
+    return one_round(replace(federation, plan=last), out, about, story, machine, telling, shelf)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened in the encounters before this one: their results, and the folder of the last of them."""
+
+    results: Sequence[Result] = ()
+    folder: Path | None = None
+
+    def previous(self, client: ClientId) -> Payload | None:
+        """The model that this client made in the encounter before."""
+        kept = load_model_of(self.folder / "models" / f"{client}.safetensors") if self.folder else None
+        return kept[0] if kept else None
+
+
+def one_round(
+    federation: Federation, out: Path, about: Mapping[str, Any], story: Story, machine: Machine, progress: Progress,
+    shelf: Path | None,
+) -> Result:  # fmt: skip
+    """One round from top to bottom, in a folder of its own."""
     started = time.perf_counter()
     plan = federation.plan
     method = load(plan.method)(plan.task, plan.settings)
@@ -92,25 +126,33 @@ def walk(
         finished = round.finished()
         if finished is not None:
             return _completed(finished, round)
-        federation = _without_forgotten(method, federation, round)
+        federation = _without_forgotten(method, federation, round, story)
         if shelf is not None and ("shelf", "") not in round.journal():
             round.note("shelf", {"path": os.path.relpath(shelf, out)})  # client models are kept there, too
         with computing(plan, machine, progress, round.scratch, shelf=shelf, show=round.show) as ctx:
-            traffic = _release(method, federation, round, ctx, machine)
-            payloads = _personalization(method, federation.shards, round, ctx)
+            traffic = _release(method, federation, round, ctx, story, machine)
+            payloads = _personalization(method, federation.shards, round, ctx, story)
             result = _evaluation(method, federation, payloads, traffic, round, ctx)
             environment = describe_environment(machine.device, machine.workers or default_workers())
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
+        if is_last(plan):
+            result = after_encounters(result, story.results)
         write_json(out / "results.json", result)
         return _completed(result, round)
 
 
-def _without_forgotten(method: Any, federation: Federation, round: Round) -> Federation:
-    """Clients that were forgotten (`osfl forget`) do not come back when the same words are said again."""
-    if len(round.present) == len(round.plan.clients):
+def within(progress: Progress, where: str) -> Progress:
+    """The same lines, each saying what it is a part of."""
+    return lambda what, done, total: progress(f"{where}: {what}", done, total)
+
+
+def _without_forgotten(method: Any, federation: Federation, round: Round, story: Story) -> Federation:
+    """Clients that were forgotten (`osfl forget`) do not come back when the same words are said again, nor later on."""
+    present = set(round.present).intersection(*({row["client"] for row in r["clients"]} for r in story.results))
+    if len(present) == len(round.plan.clients):
         return federation
-    shards = [shard for shard in federation.shards if shard.client in round.present]
+    shards = [shard for shard in federation.shards if shard.client in present]
     problems = list(method.problems(len(shards))) if shards else ["every client was forgotten"]
     if problems:
         raise RoundError(f"nothing can be made of what was not forgotten: {'; '.join(problems)}", field="clients",
@@ -141,20 +183,26 @@ class Traffic:
     messages: int
 
 
-def _release(method: Any, federation: Federation, round: Round, ctx: Context, machine: Machine) -> Traffic:
+def _release(
+    method: Any, federation: Federation, round: Round, ctx: Context, story: Story, machine: Machine
+) -> Traffic:
     """Everything up to release.safetensors, which is left alone if it is there."""
     if is_reference(method):
         return _reference(method, federation.shards, round, ctx)
     speaks = any(round.desk.contracts.values())  # a method whose contract is empty says nothing, and costs nothing
     if speaks:
-        _client_phases(method, federation.shards, round, ctx, machine)
+        _client_phases(method, federation.shards, round, ctx, story, machine)
     if round.release() is None:
         serve(method, round, ctx)
-    up = round.delivered() if speaks else dict.fromkeys(round.present, 0)
-    return Traffic(up, round.release_bytes(), int(speaks))
+    everyone = {shard.client for shard in federation.shards}
+    up = round.delivered() if speaks else dict.fromkeys(sorted(everyone), 0)
+    down = {client: size for client, size in round.release_bytes().items() if client in everyone}
+    return Traffic(up, down, int(speaks))
 
 
-def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Context, machine: Machine) -> None:
+def _client_phases(
+    method: Any, shards: Sequence[Shard], round: Round, ctx: Context, story: Story, machine: Machine
+) -> None:
     """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
     delivered = round.delivered()
     waiting = [shard for shard in shards if shard.client not in delivered]
@@ -170,10 +218,11 @@ def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Cont
 
     def speak_here(shard: Shard) -> None:
         key = simulated_key(round.plan.seed, shard.client)
-        hand_over(shard.client, *speak(method, shard, round.plan, round.desk.contracts, key, ctx))
+        own = replace(ctx, previous=story.previous(shard.client))
+        hand_over(shard.client, *speak(method, shard, round.plan, round.desk.contracts, key, own))
 
     ctx.progress("clients", done, len(shards))
-    if machine.engine == "ray":
+    if machine.engine == "ray" and not story.results:  # later encounters start from models, which stay in this process
         for said in speak_on_ray(round.plan, waiting, workers=machine.workers):
             hand_over(*said)
     else:
@@ -212,7 +261,9 @@ def _measured(sent: Sequence[Exchange], client: ClientId, round: Round) -> int:
 # --- from a release to a result ---------------------------------------------------------------------------------------
 
 
-def _personalization(method: Any, shards: Sequence[Shard], round: Round, ctx: Context) -> Mapping[ClientId, Payload]:
+def _personalization(
+    method: Any, shards: Sequence[Shard], round: Round, ctx: Context, story: Story
+) -> Mapping[ClientId, Payload]:
     """What each client makes of the release; clients that take it as it is share one object."""
     published = round.release()
     assert published is not None
@@ -226,7 +277,7 @@ def _personalization(method: Any, shards: Sequence[Shard], round: Round, ctx: Co
         kept = round.model(shard.client, digest)
         if kept is not None:
             return kept
-        payload, meter = settle(method, release, shard, ctx)
+        payload, meter = settle(method, release, shard, replace(ctx, previous=story.previous(shard.client)))
         if payload is not release.shared:
             round.note("personalize", meter.as_json(), shard.client)
             round.keep_model(shard.client, payload, digest)
@@ -374,7 +425,7 @@ def compare(
         for label, variant in variants.items():
             where = f"{label} seed {seed}"
             result = run(replace(variant, seed=seed), out / label / f"seed{seed}", machine=machine,
-                         progress=_within(progress, where), shelf=out / "shelf")  # fmt: skip
+                         progress=within(progress, where), shelf=out / "shelf")  # fmt: skip
             results.append((label, result))
             progress(f"{where} done", len(results), len(seeds) * len(variants))
     comparison = summarize(
@@ -390,10 +441,6 @@ def compare(
     write_json(out / "comparison.json", comparison)
     write_comparison(comparison, [result for _, result in results], out / "report")
     return comparison
-
-
-def _within(progress: Progress, where: str) -> Progress:
-    return lambda what, done, total: progress(f"{where}: {what}", done, total)
 
 
 def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path) -> str:

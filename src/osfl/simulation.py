@@ -29,8 +29,9 @@ from osfl.data.source import Part, finish, together
 from osfl.data.views import with_train
 from osfl.errors import DataError, UsageError
 from osfl.plan import check_plan, resolve_settings
-from osfl.protocol import ClientId, Dataset, Limits, Plan, Shard, Task
+from osfl.protocol import ClientId, Dataset, Limits, Plan, Relaying, Shard, Task, Topology
 from osfl.registry import load, nearest
+from osfl.topology import topology_words
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ class Simulation:
     evaluate_on: Literal["test", "val"] = "test"  # val: for choosing settings without touching the test set
     limits: Limits = field(default_factory=Limits)  # no word for these: only a plan says others
     plan: str = ""  # the file that this was read from
+    topology: Topology | None = None  # who meets whom; a contact schedule has no word, it is in a plan
 
     def command(self, out: str) -> str:
         """The words that repeat this run."""
-        if self.plan and self.limits != Limits():
+        if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts)):
             return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
         words = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
         words += ["--clients", str(self.clients)] if self.clients is not None else []
@@ -61,6 +63,7 @@ class Simulation:
         for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
             words += [name, str(value)] if value is not None else []
         words += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
+        words += topology_words(self.topology) if self.topology else []
         for key, value in self.changes.items():
             words += ["--set", f"{key}={value}"]
         return shlex.join([*words, "--out", out])
@@ -98,7 +101,8 @@ def prepare(simulation: Simulation) -> Federation:
                             "evaluated_on": simulation.evaluate_on}  # fmt: skip
     if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
         data["samples"] = simulation.samples
-    plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), simulation.limits, simulation.seed, data)
+    plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), simulation.limits, simulation.seed, data,
+                topology=simulation.topology)  # fmt: skip
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
     domains = None
@@ -148,7 +152,10 @@ def open_source(dataset: str, size: int | None, channels: int | None) -> Source:
 
 
 def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulation]:
-    """The same federation for several methods; `name@key=value` is a variant. A setting goes to all that have it."""
+    """The same federation for several methods; `name@key=value` is a variant. A setting goes to all that have it.
+
+    Who meets whom goes to all that pass things on; the others hear everybody through a server, or nobody.
+    """
     variants: list[Simulation] = []
     taken: set[str] = set()
     for label in methods:
@@ -156,7 +163,8 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
         fields = load(name).Settings.__dataclass_fields__
         mine = {key: value for key, value in simulation.changes.items() if key in fields}
         taken |= mine.keys()
-        variants.append(replace(simulation, method=name, changes={**mine, **extra}))
+        meets = simulation.topology if issubclass(load(name), Relaying) else None
+        variants.append(replace(simulation, method=name, changes={**mine, **extra}, topology=meets))
     known = sorted({field for label in methods for field in load(label.partition("@")[0]).Settings.__dataclass_fields__})
     unknown = [key for key in simulation.changes if key not in taken]
     if unknown:

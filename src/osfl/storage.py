@@ -67,6 +67,20 @@ def load_payload(path: Path) -> Payload | None:
         return None
 
 
+def save_model(path: Path, payload: Payload, release: str) -> None:
+    """What a client made of a release, with that release's digest."""
+    save_payload(path, Payload(payload.tensors, {**payload.facts, "release": release}))
+
+
+def load_model_of(path: Path) -> tuple[Payload, str] | None:
+    """What `save_model` kept, and the digest of the release that it was made of."""
+    kept = load_payload(path)
+    if kept is None:
+        return None
+    facts = {name: fact for name, fact in kept.facts.items() if name != "release"}
+    return Payload(kept.tensors, facts), str(kept.facts.get("release", ""))
+
+
 def payload_of(bundle: Bundle) -> Payload:
     """What a verified bundle says, as torch tensors."""
     return Payload(from_raw(bundle.tensors), dict(bundle.facts))

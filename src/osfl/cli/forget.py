@@ -63,6 +63,7 @@ def forget(
     """
     from osfl import forgetting
     from osfl.phases import Machine
+    from osfl.round import first_encounter
     from osfl.wire.signing import SigningKey
 
     if verify:
@@ -78,7 +79,7 @@ def forget(
     with telling(format == "json") as progress:
         certificate = forgetting.forget(round, signing, clients=clients or (), class_name=class_name, withdraw=withdraw,
                                         machine=machine, progress=progress)  # fmt: skip
-    path = round / "forgotten" / f"{certificate['number']:04}.json"
+    path = first_encounter(round) / "forgotten" / f"{certificate['number']:04}.json"
     if format == "json":
         put_json({**certificate, "path": str(path)})
     else:

@@ -26,7 +26,7 @@ from osfl.phases import Machine, computing, serve
 from osfl.plan import plan_from
 from osfl.protocol import ClientId, Plan, Progress, canonical, quiet
 from osfl.registry import load
-from osfl.round import Round, asked_words, check_server_key, simulated_key
+from osfl.round import Round, asked_words, check_server_key, first_encounter, simulated_key
 from osfl.traces import search
 from osfl.wire.agreed import CERTIFICATES, INTENT, alone, certificates, read_json, standing_desk, struck, unfinished
 from osfl.wire.atomic import make_folder, replace_atomically, sync_folder
@@ -49,8 +49,13 @@ def forget(
 ) -> dict[str, Any]:  # fmt: skip
     """Forget clients, a class of everybody, or a class of some clients; the certificate. Simulated rounds need no key.
 
-    `withdraw`: where no release can be made of what is left, the old one is taken back without a new one.
+    `withdraw`: where no release can be made of what is left, the old one is taken back without a new one. Where clients met
+    several times, they are forgotten from the first encounter on, and the same words of `osfl run` repeat the later ones.
     """
+    first = first_encounter(folder)
+    if first != folder:
+        _clear_later(folder, first, server_key, sorted(set(clients)), class_name, withdraw)
+        folder = first
     plan = plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
     key = server_key or _simulated(folder, plan)
     asked = sorted(set(clients))
@@ -96,6 +101,20 @@ def _check_same(intent: Mapping[str, Any], clients: Sequence[ClientId], class_na
         raise RoundError("another forgetting has begun here and not ended", field="round", expected=asked_words(intent),
                          got=asked_words({"asked": asked}) or "nothing",
                          fix=f"Finish it first: osfl forget {folder} {asked_words(intent)}")  # fmt: skip
+
+
+def _clear_later(
+    folder: Path, first: Path, server_key: SigningKey | None, clients: Sequence[ClientId], class_name: str, withdraw: bool
+) -> None:
+    """Remove the encounters after the first, which were all made of it; but only if that one can forget what is asked."""
+    plan = plan_from(read_json(first / "plan.json"), str(first / "plan.json"))
+    with alone(folder):
+        if unfinished(first) is None:
+            intend(_opened(first, plan, server_key or _simulated(first, plan)), clients, class_name, withdraw)
+        for path in [*folder.iterdir(), *first.parent.iterdir()]:
+            if path not in (first, first.parent) and path.name != ".lock":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(folder)
 
 
 # --- clear --------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from osfl.phases import Machine, computing
 from osfl.plan import plan_from
 from osfl.protocol import ClientId, Plan, Progress, quiet
 from osfl.registry import is_reference, load
-from osfl.round import Round, check_whole
+from osfl.round import Round, check_whole, first_encounter
 from osfl.wire.agreed import CERTIFICATES, certificates, read_json, standing_desk
 from osfl.wire.gate import verify_release
 from osfl.wire.signing import SigningKey
@@ -32,6 +32,7 @@ class Finding:
 
 def verify(folder: Path, *, workers: int | None = None, progress: Progress = quiet) -> list[Finding]:
     """Repeat the proof of all that was forgotten here. Needs no private key, and changes nothing in the folder."""
+    folder = first_encounter(folder)
     check_whole(folder)
     plan = plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
     desk = standing_desk(folder)  # refuses certificates that the server did not sign

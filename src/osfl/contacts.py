@@ -1,0 +1,144 @@
+"""What fits into a window of contact, and when a site has heard everybody.
+
+A window carries a bundle in each direction. Windows of one pair in one encounter add up, because a transfer that was cut
+goes on where it stopped (osfl.transports.chunks). A bundle that does not fit is refused before the contact. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from osfl.errors import Withheld
+from osfl.protocol import ClientId, Contact, Contract, Field, Plan, Topology
+from osfl.wire.bundle import nbytes
+
+
+def opens(contact: Contact) -> datetime:
+    return datetime.fromisoformat(contact.start).astimezone(UTC)
+
+
+def closes(contact: Contact) -> datetime:
+    return opens(contact) + timedelta(seconds=contact.seconds)
+
+
+def capacity(contact: Contact) -> int:
+    """Bytes that get through in each direction while the window is open."""
+    return math.floor(contact.seconds * contact.bytes_per_second)
+
+
+def windows(plan: Plan, client: ClientId) -> dict[ClientId, int]:
+    """Bytes that this client can send to each neighbour in this encounter; empty without a schedule."""
+    found: dict[ClientId, int] = {}
+    for contact in _contacts_of(plan.topology):
+        if client in (contact.a, contact.b):
+            other = contact.b if contact.a == client else contact.a
+            found[other] = found.get(other, 0) + capacity(contact)
+    return found
+
+
+def _contacts_of(topology: Topology | None, encounter: int | None = None) -> list[Contact]:
+    """The windows of an encounter, of the plan's own one unless another is named, in the order of time."""
+    if topology is None:
+        return []
+    number = topology.encounter if encounter is None else encounter
+    return sorted((c for c in topology.contacts if c.encounter == number), key=lambda c: (opens(c), c.a, c.b))
+
+
+def check_windows(plan: Plan, client: ClientId, size: int, *, least: bool = False) -> None:
+    """Refuse a bundle of this size before the contact, if a neighbour would get only a part of it.
+
+    `least`: the size is what any bundle of this contract has at least; asked before a client trains in vain.
+    """
+    tight = {other: room for other, room in sorted(windows(plan, client).items()) if room < size}
+    if tight:
+        room = min(tight.values())
+        raise Withheld(
+            f"its bundle does not fit into the window with {', '.join(tight)}", client=client, field="topology.contacts",
+            expected=f"at most {room:,} bytes", got=f"{'at least ' if least else ''}{size:,} bytes",
+            fix=f"{what_would_fit(size, room)} Or agree on a plan without the contact(s) with {', '.join(tight)}: "
+                "fewer neighbours are heard, and all of what they say.",
+        )  # fmt: skip
+
+
+def least_bytes(contracts: Mapping[str, Contract]) -> int:
+    """What an upload has at least: the required tensors of the smallest architecture; free dimensions count nothing."""
+    return min((sum(map(_fixed_bytes, contract.values())) for contract in contracts.values()), default=0)
+
+
+def _fixed_bytes(field: Field) -> int:
+    sides = tuple(side for side in field.shape if isinstance(side, int))
+    return nbytes(field.dtype, sides) if field.required and len(sides) == len(field.shape) else 0
+
+
+def what_would_fit(size: int, room: int) -> str:
+    """Advice in numbers for a bundle that is too large."""
+    half = math.ceil(size / 2)
+    halved = f"As float16 it would have about {half:,} bytes, which {'fits' if half <= room else 'does not fit either'}."
+    return f"{halved} Pruned or with a smaller architecture it must keep at most {room / size:.0%} of its weights."
+
+
+# --- a whole schedule -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one window carries in one direction."""
+
+    encounter: int
+    start: str
+    seconds: float
+    sender: ClientId
+    receiver: ClientId
+    window_bytes: int  # what would get through
+    bundle_bytes: int
+    carried_before: int  # of the bundle, in earlier windows of this pair and encounter
+    arrives: str  # when all of the bundle is there; "" if it is not after this window
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.arrives)
+
+
+def schedule(topology: Topology, sizes: Mapping[ClientId, int]) -> list[Pass]:
+    """Every window in the order of time, both directions, for bundles of these sizes."""
+    return [way for number in range(1, topology.encounters + 1) for way in _ways(topology, number, sizes)]
+
+
+def _ways(topology: Topology, encounter: int, sizes: Mapping[ClientId, int]) -> Iterator[Pass]:
+    carried: dict[tuple[ClientId, ClientId], int] = {}
+    for contact in _contacts_of(topology, encounter):
+        for sender, receiver in ((contact.a, contact.b), (contact.b, contact.a)):
+            before, size = carried.get((sender, receiver), 0), sizes[sender]
+            if before >= size:
+                continue  # all of it arrived in an earlier window
+            now = min(capacity(contact), size - before)
+            carried[sender, receiver] = before + now
+            there = opens(contact) + timedelta(seconds=(size - before) / contact.bytes_per_second)
+            arrives = there.isoformat(timespec="seconds") if before + now >= size else ""
+            yield Pass(encounter, contact.start, contact.seconds, sender, receiver, capacity(contact), size, before, arrives)
+
+
+@dataclass(frozen=True)
+class Done:
+    """When a site has heard everybody whom it hears in an encounter."""
+
+    client: ClientId
+    encounter: int
+    heard: int  # bundles that arrive whole
+    expected: int
+    at: str  # "" if some bundle never arrives whole, or nobody is met
+
+
+def done_times(topology: Topology, clients: Sequence[ClientId], sizes: Mapping[ClientId, int]) -> list[Done]:
+    found = []
+    passes = schedule(topology, sizes)
+    for encounter in range(1, topology.encounters + 1):
+        for client in clients:
+            own = [way for way in passes if way.encounter == encounter and way.receiver == client]
+            senders, arrived = {way.sender for way in own}, {way.sender: way.arrives for way in own if way.fits}
+            at = max(arrived.values(), default="") if len(arrived) == len(senders) else ""
+            found.append(Done(client, encounter, len(arrived), len(senders), at))
+    return found

@@ -1,0 +1,49 @@
+"""The smallest method that only passes things on, for tests of topologies: each client averages what it heard with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from osfl import registry
+from osfl.ingredients.averaging import average
+from osfl.ingredients.model_upload import ModelUpload
+from osfl.ingredients.training import Training, local_model
+from osfl.protocol import ClientId, Context, Payload, Release, Shard, Upload, relayed
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    pass
+
+
+class Gossip(ModelUpload):
+    Settings = Settings
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        return self._own(shard, ctx)
+
+    def _own(self, shard: Shard, ctx: Context) -> Payload:
+        return ctx.previous or local_model(shard, self.task, self.settings, ctx)
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        return relayed(self, uploads, ctx)
+
+    def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+        tensors = {f"{u.client}/{name}": tensor for u in uploads for name, tensor in u.payload.tensors.items()}
+        return Payload(tensors, {"heard": [u.client for u in uploads]})
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        part, own = release.for_client(shard.client), self._own(shard, ctx)
+        models = [own.tensors]
+        for client in part.facts.get("heard", []):
+            models.append({name: part.tensors[f"{client}/{name}"] for name in own.tensors})
+        return Payload(average(models, [1.0] * len(models)), own.facts)
+
+
+def enter(patch: pytest.MonkeyPatch) -> None:
+    """Make it known as `gossip`, as an installed package would."""
+    patch.setattr(registry, "_outside", lambda: {"gossip": EntryPoint("gossip", "tests.gossip:Gossip", registry.GROUP)})
