@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osfl.errors import RoundError, UsageError
+from osfl.errors import Rejected, RoundError, UsageError
 from osfl.protocol import ClientId, Json, Plan, Progress
 from osfl.wire.agreed import read_json, standing_desk, unfinished
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
@@ -54,9 +54,13 @@ def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -
         raise UsageError(problems, field="enrolled", fix="Each client sends its public key (`osfl keys NAME` prints it).")
 
 
-def receive(folder: Path, source: BytesLike | Path) -> Receipt:
-    """Let a bundle through the gate and keep it; returns when it is safe on disk, raises `Rejected` with the reason."""
+def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = None) -> Receipt:
+    """Let a bundle through the gate and keep it; returns when it is safe on disk, raises `Rejected` with the reason.
+
+    `key`: the server's private one, which only sealed bundles need.
+    """
     desk = standing_desk(folder)
+    source = _opened(source, Inbox(folder / "inbox", desk), key)
     for client in desk.gone:
         (folder / "inbox" / f"{client}.safetensors").unlink(missing_ok=True)  # of a process that died at the next lines
     receipt = Inbox(folder / "inbox", desk).receive(source)
@@ -64,6 +68,22 @@ def receive(folder: Path, source: BytesLike | Path) -> Receipt:
         receipt.path.unlink(missing_ok=True)
         return Inbox(folder / "inbox", standing_desk(folder)).receive(source)  # refused, with the reason
     return receipt
+
+
+def _opened(source: BytesLike | Path, inbox: Inbox, key: SigningKey | None) -> BytesLike | Path:
+    """What a sealed file holds; any other source as it is."""
+    from osfl.wire.sealing import is_sealed, unseal
+
+    try:
+        if not isinstance(source, Path) or not is_sealed(source):
+            return source
+        if key is None:
+            raise UsageError(f"{source} is sealed: only the server's private key opens it", field="key",
+                             fix="Give that key with --key server.key.")  # fmt: skip
+        return unseal(source, key, inbox.desk.limits.upload_bytes)
+    except Rejected as no:
+        inbox.note(no)
+        raise
 
 
 @dataclass(frozen=True)

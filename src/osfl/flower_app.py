@@ -22,6 +22,7 @@ from osfl.transports.flower import GridPost, answering_app, require_flower
 from osfl.wire.agreed import alone, read_json, standing_desk, unfinished
 from osfl.wire.inbox import Inbox
 from osfl.wire.names import check_client_id
+from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
 
 if TYPE_CHECKING:
@@ -97,10 +98,10 @@ def counter_of(folder: Path, key: Path) -> Counter:
         round=desk.plan,
         plan=json.dumps(read_json(folder / "plan.json"), sort_keys=True),
         enrolled=desk.enrolled,
-        limit=desk.limits.upload_bytes,
+        limit=sealed_size(desk.limits.upload_bytes),
         folder=folder / "partial",
         standing=lambda client: Inbox(folder / "inbox", desk).path(client),
-        receive=lambda path: receive(folder, path),
+        receive=lambda path: receive(folder, path, SigningKey.load(key)),
         refuse=Inbox(folder / "inbox", desk).note,
         ready=lambda: status(folder).ready,
         serve=serve,
@@ -149,7 +150,7 @@ def open_site(config: Mapping[str, Any]) -> Answers:
         return take_release(agreed(plan, plans), client, release, personal, str(config["server"]), work,
                             data=data, progress=_progress)  # fmt: skip
 
-    return Answers(client, key, work, make, take)
+    return Answers(client, key, work, make, take, seal=str(config["server"]))
 
 
 def agreed(text: str, plans: Path) -> Plan:

@@ -335,3 +335,24 @@ def test_site_folders_are_not_mixed_up(osfl: Osfl, here: Path) -> None:
     assert osfl(again).code == 0  # the same images over themselves
     said = osfl(again.replace("--samples 150", "--samples 90"))
     assert said.code == 1 and "holds other files" in said.err
+
+
+def test_a_sealed_bundle_is_read_by_the_server_alone(osfl: Osfl, here: Path) -> None:
+    words = "client plan.toml --client north --key keys/north.key"
+    assert "--out is missing" in osfl(f"{words} --seal keys/server.pub").err
+    said = osfl(f"{words} --seal keys/server.pub --out usb/sealed.safetensors").out
+    assert "only the server can read it" in said.replace("\n", " ")
+    sealed, kept = (here / "usb/sealed.safetensors").read_bytes(), (here / "usb/north.safetensors").read_bytes()
+    assert b"north" not in sealed and kept[-64:] not in sealed
+
+    looked = osfl("inspect usb/sealed.safetensors --plan plan.toml")
+    assert looked.code != 0 and "only the server can open it" in looked.err.replace("\n", " ")
+    shut = osfl("receive round usb/sealed.safetensors")
+    assert shut.code == 2 and "--key server.key" in shut.err and not list((here / "round/inbox").glob("*.safetensors"))
+    other = osfl("receive round usb/sealed.safetensors --key keys/south.key")
+    assert other.code == 1 and "sealed to another key" in other.err.replace("\n", " ")
+    took = osfl("receive round usb/sealed.safetensors --key keys/server.key --format json").json
+    assert [row["client"] for row in took["accepted"]] == ["north"]
+    assert (here / "round/inbox/north.safetensors").read_bytes() == kept
+    refused = [json.loads(line)["field"] for line in (here / "round/rejected.jsonl").read_text().splitlines()]
+    assert refused == ["seal"]  # that nobody gave a key is no fault of the bundle

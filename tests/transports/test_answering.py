@@ -1,6 +1,7 @@
 """What a site at the network keeps, and what it does not."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from osfl.transports import messages as say
 from osfl.transports.answering import Answers
 from osfl.transports.chunks import Chunk
 from osfl.transports.messages import Words
+from osfl.wire.sealing import unseal
 from osfl.wire.signing import SigningKey
 
 ROUND = "a" * 64
@@ -48,3 +50,16 @@ def test_a_release_larger_than_the_disk_is_refused_at_once(site: Answers, capsys
     assert site.to(say.PUT, piece(b"much", 1 << 60, "b" * 64))["refused"] == "UsageError (bytes)"
     assert "does not fit" in capsys.readouterr().out
     assert [path.name for path in site.folder(ROUND).iterdir()] == ["upload.safetensors"]
+
+
+def test_what_travels_is_sealed_once(site: Answers, tmp_path: Path) -> None:
+    server = SigningKey.from_seed(bytes([7]) * 32)
+    spoken(site)
+    sealing = replace(site, seal=server.public_hex)
+    asked = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
+    said, again = sealing.to(say.SPEAK, asked), sealing.to(say.SPEAK, asked)
+    assert said["data"] == again["data"] and b"said" not in bytes(said["data"])  # type: ignore[arg-type]
+    (tmp_path / "came").write_bytes(said["data"])  # type: ignore[arg-type]
+    assert bytes(unseal(tmp_path / "came", server, 100)) == b"said"
+    piece = sealing.to(say.CHUNK, {"round": ROUND, "client": "north", "offset": 3, "length": 5})
+    assert piece["data"] == said["data"][3:8]  # type: ignore[index]

@@ -27,6 +27,12 @@ Out = Annotated[
                  help="Also copy the bundle there, such as to a USB stick, and read it back."),
 ]  # fmt: skip
 
+Seal = Annotated[
+    Path | None,
+    typer.Option("--seal", metavar="server.pub", rich_help_panel=options.SITE, show_default=False,
+                 help="Encrypt the copy at --out so that only the server can read it."),
+]  # fmt: skip
+
 
 def client(
     plan: options.Plan,
@@ -35,6 +41,7 @@ def client(
     data: options.Data = None,
     work: options.Work = Path("work"),
     out: Out = None,
+    seal: Seal = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
     format: options.Format = "text",
@@ -47,9 +54,13 @@ def client(
     from osfl.plan import read_plan
     from osfl.site import make_upload, work_folder
     from osfl.transports.files import carry
-    from osfl.wire.signing import SigningKey
+    from osfl.wire import sealing
+    from osfl.wire.signing import SigningKey, read_public
 
-    agreed, signing = read_plan(plan), SigningKey.load(key)
+    if seal is not None and out is None:
+        raise UsageError("--seal encrypts the copy that leaves, and --out is missing", field="out",
+                         fix="Say where it goes, such as --out usb/north.safetensors.")  # fmt: skip
+    agreed, signing, addressee = read_plan(plan), SigningKey.load(key), read_public(seal) if seal else ""
     kept = (work_folder(agreed, name, work) / "upload.safetensors").exists()
     if data is None and not kept:
         raise UsageError("--data is missing", field="data", fix="Name the folder that holds one folder a class.")
@@ -58,15 +69,19 @@ def client(
                              progress=progress)  # fmt: skip
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        carry(bundle, out)
-    facts = _facts(bundle, out, kept)
+        leaves = bundle
+        if addressee:
+            leaves = bundle.with_suffix(".sealed")
+            sealing.seal(bundle, leaves, addressee)
+        carry(leaves, out)
+    facts = _facts(bundle, out, kept, addressee)
     if format == "json":
         put_json(facts)
     else:
         _show(facts)
 
 
-def _facts(bundle: Path, out: Path | None, kept: bool) -> dict[str, Any]:
+def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[str, Any]:
     from osfl.wire.bundle import nbytes
     from osfl.wire.window import look_at
 
@@ -75,7 +90,7 @@ def _facts(bundle: Path, out: Path | None, kept: bool) -> dict[str, Any]:
                for name, t in seen.bundle.tensors.items()}  # fmt: skip
     return {"client": seen.bundle.client, "round": seen.bundle.plan, "digest": seen.bundle.digest, "bytes": seen.size,
             "tensors": tensors, "facts": dict(seen.bundle.facts), "path": str(out or bundle), "kept": str(bundle),
-            "finished_before": kept}  # fmt: skip
+            "finished_before": kept, "sealed_to": addressee}  # fmt: skip
 
 
 def _show(facts: dict[str, Any]) -> None:
@@ -87,8 +102,10 @@ def _show(facts: dict[str, Any]) -> None:
         say(f"  {escape(name)}: {escape(str(value))}")
     say(f"  digest {facts['digest']}")
     say(f"Bundle  {escape(facts['path'])}")
-    say(f"Look inside it with `osfl inspect {escape(facts['path'])}`. Then give it to the coordinator, by any way and under "
-        "any name: it is signed, but not secret.")  # fmt: skip
+    inside = facts["kept"] if facts["sealed_to"] else facts["path"]
+    secret = "only the server can read it" if facts["sealed_to"] else "it is signed, but not secret"
+    say(f"Look inside it with `osfl inspect {escape(inside)}`. Then give it to the coordinator, by any way and under "
+        f"any name: {secret}.")  # fmt: skip
 
 
 def _names(names: list[str], most: int = 4) -> str:

@@ -21,7 +21,14 @@ Files = Annotated[
 ]
 
 
-def receive(round: options.RoundFolder, files: Files, format: options.Format = "text") -> None:
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", "-k", metavar="server.key", show_default=False,
+                 help="The server's private key; only sealed bundles need it."),
+]  # fmt: skip
+
+
+def receive(round: options.RoundFolder, files: Files, key: Key = None, format: options.Format = "text") -> None:
     """Check bundles and keep them; each is safe on disk before its line is printed. Exit code 1 if any was refused.
 
     What was received once may be received again: it counts once, and the first stands. Any number of processes may receive.
@@ -29,13 +36,15 @@ def receive(round: options.RoundFolder, files: Files, format: options.Format = "
     from osfl.coordinator import receive as through_the_gate
     from osfl.errors import Rejected
     from osfl.transports.files import pick_up
+    from osfl.wire.signing import SigningKey
 
+    opens = SigningKey.load(key) if key else None
     taken, left = pick_up(files)
     accepted: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
     for path in taken:
         try:
-            receipt = through_the_gate(round, path)
+            receipt = through_the_gate(round, path, opens)
         except Rejected as no:
             refused.append({"path": str(path), **no.as_json(), "client": no.client})
             if format == "text":

@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self._length(self.desk.most_bytes)
         if length is None:
             return
-        receipt = take_in(self.desk.round, self.desk.folder, cast("BinaryIO", self.rfile), length)
+        receipt = take_in(self.desk.round, self.desk.folder, cast("BinaryIO", self.rfile), length, self.desk.phase.key)
         self._json(200, {"client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from osfl.coordinator import receive
 from osfl.errors import OsflError
 from osfl.wire.inbox import Receipt
+from osfl.wire.signing import SigningKey
 
 CHUNK = 1 << 16
 _PART = "incoming-{}.part"
@@ -25,10 +26,10 @@ class CutOff(OsflError):
     title = "Not received"
 
 
-def take_in(round: Path, folder: Path, stream: BinaryIO, length: int) -> Receipt:
-    """Receive `length` bytes of `stream`; `folder` is where they lie until the gate has seen them."""
+def take_in(round: Path, folder: Path, stream: BinaryIO, length: int, key: Path | None = None) -> Receipt:
+    """Receive `length` bytes of `stream`; `folder` is where they lie until the gate has seen them, `key` opens seals."""
     with _kept(folder, stream, length) as path, _ONE:
-        return receive(round, path)
+        return receive(round, path, SigningKey.load(key) if key else None)
 
 
 @contextlib.contextmanager

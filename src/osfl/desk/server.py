@@ -19,6 +19,7 @@ from osfl.desk.keeper import Keeper
 from osfl.desk.phase import Phase, sole
 from osfl.errors import RoundError
 from osfl.wire.agreed import standing_desk
+from osfl.wire.sealing import sealed_size
 
 MOST_CONNECTIONS = 32
 
@@ -61,7 +62,7 @@ def opened(
     machine: Sequence[str] = (),
 ) -> Iterator[Server]:  # fmt: skip
     """A desk that is ready to serve (`serve_forever`), one for each round. Its phase stops with it; the next continues it."""
-    most = standing_desk(round).limits.upload_bytes  # also says at once if this is no round
+    most = sealed_size(standing_desk(round).limits.upload_bytes)  # also says at once if this is no round
     folder = round / ".desk"
     folder.mkdir(mode=0o700, exist_ok=True)
     with sole(folder / "desk.lock") as free:

@@ -19,6 +19,7 @@ from osfl.transports.chunks import Partial, Whole, announce, read_chunk
 from osfl.transports.messages import Words
 from osfl.wire.atomic import replace_atomically
 from osfl.wire.names import is_digest
+from osfl.wire.sealing import seal
 from osfl.wire.signing import SigningKey
 
 LARGEST = 256 << 20  # bytes that one answer may hold, whatever is asked
@@ -27,13 +28,17 @@ PARTS = ("release", "personal")
 
 @dataclass(frozen=True)
 class Answers:
-    """One site. `make` gives the file to send; `take` is given the release's files and makes the model."""
+    """One site. `make` gives the file to send; `take` is given the release's files and makes the model.
+
+    With the server's public key as `seal`, what is sent is encrypted to it: whoever runs the network cannot read it.
+    """
 
     client: ClientId
     key: SigningKey
     work: Path  # <round>/<client>/ below it belongs to a round
     make: Callable[[str], Path]
     take: Callable[[str, Path, Path | None], Path]
+    seal: str = ""
 
     def to(self, kind: str, words: Words) -> Words:
         """The answer to one question; a refusal says little, because the details are the site's own affair."""
@@ -72,10 +77,18 @@ class Answers:
 
     def _upload(self, round: str, plan: str) -> Path:
         kept = self.folder(round) / "upload.safetensors"
-        return kept if kept.exists() else self.make(plan)
+        kept = kept if kept.exists() else self.make(plan)
+        sent = self._sent(round)
+        if self.seal and not sent.exists():
+            seal(kept, sent, self.seal)
+        return sent
+
+    def _sent(self, round: str) -> Path:
+        """Sealed once and kept: every piece that is asked for belongs to the same file."""
+        return self.folder(round) / ("upload.sealed" if self.seal else "upload.safetensors")
 
     def _chunk(self, round: str, words: Words) -> Words:
-        kept = self.folder(round) / "upload.safetensors"
+        kept = self._sent(round)
         if not kept.exists():
             raise UsageError("there is no upload yet", field="upload")
         return say.chunk_words(read_chunk(kept, max(0, say.number(words, "offset")), _length(words)))

@@ -11,9 +11,11 @@ from osfl.wire import strict_json
 from osfl.wire.bundle import Line, RawTensor, header_bytes, offsets
 from osfl.wire.contract import REPACK
 from osfl.wire.names import shown
+from osfl.wire.sealing import MAGIC
 from osfl.wire.source import Source
 
 INCOMPLETE = "incomplete copy"
+SEALED = "The site keeps one that is not sealed in its work folder. The coordinator receives this one with --key server.key."
 AGAIN = "Copy it again from where it was made, and wait until that has finished."
 
 
@@ -43,6 +45,8 @@ def read_envelope(file: Source, limits: Limits) -> Envelope:
     if file.size > limits.upload_bytes:
         expected, fix = f"at most {limits.upload_bytes} bytes", "The plan sets the limit; give the file that the client made."
         raise _no("size", "the file is too large", expected, file.size, fix)
+    if file.head(len(MAGIC)) == MAGIC:
+        raise _no("seal", "the bundle is sealed: only the server can open it", "a bundle", "a sealed bundle", SEALED)
     length = int.from_bytes(file.head(8), "little")
     if length > limits.header_bytes:
         raise _no("header length", "the header is too long", f"at most {limits.header_bytes} bytes", length, REPACK)

@@ -61,6 +61,11 @@ class SigningKey:
         return self._key.public_key().public_bytes_raw().hex()
 
     @property
+    def seed(self) -> bytes:
+        """The 32 bytes that the key is: for osfl.wire.sealing, and for nobody to write down."""
+        return self._key.private_bytes_raw()
+
+    @property
     def verify_key(self) -> VerifyKey:
         return VerifyKey(self.public_hex)
 

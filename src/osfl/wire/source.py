@@ -20,6 +20,7 @@ class Source(Protocol):
     def size(self) -> int: ...
     def head(self, count: int) -> bytes: ...
     def whole(self) -> memoryview: ...
+    def part(self, start: int, count: int) -> memoryview: ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class _Memory:
     def whole(self) -> memoryview:
         return self.data
 
+    def part(self, start: int, count: int) -> memoryview:
+        return self.data[start : start + count]
+
 
 @dataclass(frozen=True)
 class _File:
@@ -45,16 +49,19 @@ class _File:
     def whole(self) -> memoryview:
         return self._read(self.size)
 
-    def _read(self, count: int) -> memoryview:
+    def part(self, start: int, count: int) -> memoryview:
+        return self._read(max(0, min(count, self.size - start)), start)
+
+    def _read(self, count: int, start: int = 0) -> memoryview:
         """Exactly `count` bytes, into one buffer that is never copied."""
         buffer = memoryview(bytearray(count))
         done = 0
         while done < count:
-            got = os.preadv(self.descriptor, [buffer[done:]], done)
+            got = os.preadv(self.descriptor, [buffer[done:]], start + done)
             if got == 0:
                 raise Rejected(
                     "the file became shorter while it was read",
-                    field="size", expected=f"{self.size} bytes", got=f"{done} bytes",
+                    field="size", expected=f"{self.size} bytes", got=f"{start + done} bytes",
                     fix="Wait until the copy is complete, then receive it again.",
                 )  # fmt: skip
             done += got
