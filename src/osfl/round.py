@@ -19,10 +19,11 @@ import hashlib
 import json
 import shlex
 import shutil
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
@@ -65,11 +66,11 @@ class Round:
         """Clients whose upload is safe in the inbox, with its size in bytes; sorted."""
         return self.inbox.delivered()
 
-    def uploads(self, among: Collection[ClientId] | None = None) -> tuple[list[Upload], dict[ClientId, str]]:
+    def uploads(self, among: Collection[ClientId] | None = None) -> tuple[Sequence[Upload], dict[ClientId, str]]:
         """Every upload (`among` these clients), sorted by client, and the digests that the release will name as its origin."""
-        bundles = [self.inbox.bundle(client) for client in self.delivered() if among is None or client in among]
-        uploads = [Upload(b.client, b.plan, payload_of(b)) for b in bundles]
-        return uploads, {bundle.client: bundle.digest for bundle in bundles}
+        inbox = self.inbox
+        origin = {client: inbox.digest(client) for client in self.delivered() if among is None or client in among}
+        return Stored(inbox, origin), origin
 
     # --- release ---
 
@@ -176,6 +177,38 @@ def first_encounter(folder: Path) -> Path:
     """The round with which everything in this folder began; the folder itself where clients meet once."""
     first = encounter_folder(folder, 1)
     return first if first.is_dir() else folder
+
+
+class Stored(Sequence[Upload]):
+    """Uploads that are read and checked when they are asked for: a method that takes one after the other never has them all
+    in memory. One that somebody still holds is not read again."""
+
+    def __init__(self, inbox: Inbox, origin: Mapping[ClientId, str]) -> None:
+        self._inbox, self._origin, self._clients = inbox, origin, list(origin)
+        self._held: weakref.WeakValueDictionary[ClientId, Upload] = weakref.WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @overload
+    def __getitem__(self, index: int) -> Upload: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Upload]: ...
+    def __getitem__(self, index: int | slice) -> Upload | list[Upload]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        client = self._clients[index]
+        held = self._held.get(client)
+        if held is not None:
+            return held
+        bundle = self._inbox.bundle(client)
+        if bundle.digest != self._origin[client]:
+            raise RoundError("the stored upload changed while the round was computed", client=client, field="inbox",
+                             expected=self._origin[client], got=bundle.digest,
+                             fix="Run the same command again.")  # fmt: skip
+        upload = Upload(bundle.client, bundle.plan, payload_of(bundle))
+        self._held[client] = upload
+        return upload
 
 
 @contextlib.contextmanager

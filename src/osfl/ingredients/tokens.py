@@ -6,7 +6,7 @@ pixels, row by row, the last ones aligned to the border. Small images (R <= W) h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ from osfl.models.encoder_table import ENCODERS
 from osfl.models.encoders import Encoder, encoder_problems, load_encoder
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_images, to_input
-from osfl.protocol import Context, Dataset, OneShot, Shard, Upload, digest_of
+from osfl.protocol import ClientId, Context, Dataset, Facts, OneShot, Shard, Upload, digest_of
 from osfl.workers import compute_threads
 
 Pooling = Literal["global", "mean", "concat"]  # several tokens as one vector
@@ -207,7 +207,12 @@ class TokenMethod(OneShot):
 
 def same_encoder(uploads: Sequence[Upload]) -> None:
     """Vectors of different encoders cannot be compared; who has another one is told."""
-    digests = {upload.client: str(upload.payload.facts.get("encoder", "")) for upload in uploads}
+    same_encoders({upload.client: upload.payload.facts for upload in uploads})
+
+
+def same_encoders(facts: Mapping[ClientId, Facts]) -> None:
+    """The same for what was noted while uploads went by one after the other."""
+    digests = {client: str(said.get("encoder", "")) for client, said in facts.items()}
     usual = max(sorted(set(digests.values())), key=lambda digest: sum(d == digest for d in digests.values()))
     for client, digest in digests.items():
         if digest != usual:

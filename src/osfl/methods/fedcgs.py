@@ -8,8 +8,8 @@ classifier. Personalised (`personal`): a client also fits a map of its features,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.ingredients.gaussians import Covariance, Statistics, linear_classifier, packed, statistics, summed, unpacked
-from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder
+from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoders
 from osfl.ingredients.training import batches, step
 from osfl.models.naming import load_named, named
-from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
+from osfl.protocol import ClientId, Context, Contract, Facts, Field, Payload, Release, Shard, Upload
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,28 @@ class FedCGS(TokenMethod):
         return Payload({"sums": total.sums.to(kind), **tensors}, self.facts(shard))
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        """Sums are added one upload at a time."""
-        same_encoder(uploads)
-        total = summed(self._statistics(upload.payload) for upload in uploads)
+        """Sums are added one upload at a time, and only the total is unfolded: memory does not grow with the clients."""
+        facts: dict[ClientId, Facts] = {}
+
+        def each() -> Iterator[Statistics]:
+            for upload in uploads:
+                facts[upload.client] = upload.payload.facts
+                yield self._statistics(upload.payload)
+
+        total = summed(each())
+        same_encoders(facts)
+        total = replace(total, gram=unpacked(total.gram))
         weight, bias = linear_classifier(total, self.settings.covariance, self.settings.ridge)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}
         means = (total.sums / total.counts.clamp_min(1)[:, None]).float()
         return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
 
     def _statistics(self, payload: Payload) -> Statistics:
+        """What an upload says; B stays folded, as it travelled."""
         grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
         gram = torch.stack([value.double() for value in grams]).sum(0)
         counts = torch.tensor(payload.facts["class_counts"], dtype=torch.float64)
-        return Statistics(payload.tensors["sums"].double(), unpacked(gram), counts)
+        return Statistics(payload.tensors["sums"].double(), gram, counts)
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no image of the class; possible where B was sent class by class."""
