@@ -34,6 +34,7 @@ ALLOWED = {
     "round": {"errors", "protocol", "result", "storage", "wire"},
     "phases": {"contacts", "environment", "meter", "outgoing", "protocol", "round", "storage", "wire", "workers"},
     "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
+    "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},
     "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
     "provenance": {"errors", "protocol", "wire"},
     "traces": set(),
@@ -58,6 +59,10 @@ ALLOWED = {
     "run": {
         "cluster", "encounters", "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry",
         "reports", "result", "round", "simulation", "storage", "topology", "transports", "wire", "workers",
+    },
+    "market": {
+        "environment", "errors", "models", "phases", "plan", "protocol", "registry", "reports", "result", "round", "storage",
+        "transports", "wire", "workers",
     },
     "checks": {
         "forgetting", "phases", "protocol", "registry", "result", "round", "run", "simulation", "storage", "wire", "workers",

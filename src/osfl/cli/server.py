@@ -1,21 +1,27 @@
-"""`osfl server`: the server phase, when enough have spoken."""
+"""`osfl server`: the server phase, when enough have spoken; or of models that anybody offers (`--models`)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import click
 import typer
+from click.core import ParameterSource
 
 from osfl.cli import options
+from osfl.cli.market import fuse_models, read_classes
 from osfl.cli.progress import telling
 from osfl.cli.terminal import errors, escape, put_json, say
+from osfl.cli.words import with_smoke
+from osfl.errors import UsageError
 
 if TYPE_CHECKING:
     from osfl.coordinator import Status
+    from osfl.phases import Machine
 
 # the smallest whole round there is: one site
 EXAMPLES = (
@@ -25,17 +31,68 @@ EXAMPLES = (
     "osfl client plan.toml --client north --data sites/north --key keys/north.key --out usb/north.safetensors",
     "osfl receive round usb",
     "osfl server round --key keys/server.key",
+    "osfl run --method local_only --set architecture=cnn-w8 --clients 2 --image-size 8 --samples 100 --smoke --out runs/sites",
+    "python -c \"print(*range(10), sep='\\n', file=open('classes.txt', 'w'))\"",
+    "osfl server --models runs/sites/models/client-01.safetensors runs/sites/models/client-02.safetensors --method ensemble"
+    " --architecture cnn-w8 --image-size 8 --channels 1 --classes classes.txt --smoke --out runs/fused",
 )
 EVERY = 5.0  # seconds between two looks at the inbox
 
-Key = Annotated[Path, typer.Option("--key", "-k", metavar="server.key", help="The server's private key: it signs the release.")]
+MARKET = "A market of models"
+Places = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="ROUND|MODEL...", show_default=False,
+                   help="The round's folder; `osfl enrol` makes one. After --models: more files."),
+]  # fmt: skip
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", "-k", metavar="server.key", show_default=False,
+                 help="The server's private key: it signs the release."),
+]  # fmt: skip
+Models = Annotated[
+    list[Path] | None,
+    typer.Option("--models", metavar="FILE...", rich_help_panel=MARKET, show_default=False,
+                 help="Fuse safetensors files that no client of ours made, in timm's or transformers' naming."),
+]  # fmt: skip
+Architecture = Annotated[
+    str | None,
+    typer.Option("--architecture", metavar="NAME", rich_help_panel=MARKET, show_default=False,
+                 help="What they all are; see `osfl ls architectures`."),
+]  # fmt: skip
+Classes = Annotated[
+    Path | None,
+    typer.Option("--classes", metavar="classes.txt", rich_help_panel=MARKET, show_default=False,
+                 help="One class a line, in the order of the heads' rows."),
+]  # fmt: skip
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, rich_help_panel=MARKET, show_default=False,
+                 help="Where the model, its card and the report go."),
+]  # fmt: skip
+Pixels = Annotated[
+    Literal["symmetric", "imagenet"],
+    typer.Option("--pixels", rich_help_panel=MARKET, help="What they were trained on: [-1, 1], or ImageNet's normalization."),
+]
+FusedBy = Annotated[str, typer.Option("--method", "-m", metavar="NAME", rich_help_panel=MARKET, help="How they are fused.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until the server phase may begin.")]
 
 
 def server(
-    round: options.RoundFolder,
-    key: Key,
+    places: Places = None,
+    key: Key = None,
     wait: Wait = False,
+    models: Models = None,
+    architecture: Architecture = None,
+    classes: Classes = None,
+    out: Out = None,
+    method: FusedBy = "fedmitr",
+    preset: options.Preset = "cpu",
+    smoke: options.Smoke = False,
+    changes: options.Changes = None,
+    seed: options.Seed = 0,
+    image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    pixels: Pixels = "symmetric",
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
@@ -44,16 +101,35 @@ def server(
     """Make the release once all have delivered, or the plan's quorum has and its deadline has passed (by this clock).
 
     Otherwise say who is missing: exit code 1. Killed, the same command continues; a release that is there stands.
+    With --models there is no round to wait for: the files are checked, refused ones are named (exit code 1), the others fused.
     """
-    from osfl.coordinator import serve, status
     from osfl.phases import Machine
+
+    machine = Machine(workers=workers, threads=threads, device=device)
+    if models:
+        from osfl.market import Market
+        from osfl.plan import parse_changes
+
+        asked = _asked({"--architecture": architecture, "--classes": classes, "--out": out})
+        files, listed = [*models, *(places or [])], Path(asked["--classes"])
+        market = Market(files, str(asked["--architecture"]), read_classes(listed), method, with_smoke(preset, smoke), seed,
+                        parse_changes(changes or ()), image_size, channels, pixels)  # fmt: skip
+        fuse_models(market, listed, Path(asked["--out"]), machine, key, format)
+        return
+    _refuse_market_words()
+    asked = _asked({"ROUND": places[0] if places and len(places) == 1 else None, "--key": key})
+    _serve_round(Path(asked["ROUND"]), Path(asked["--key"]), wait, machine, format)
+
+
+def _serve_round(round: Path, key: Path, wait: bool, machine: Machine, format: str) -> None:
+    from osfl.coordinator import serve, status
     from osfl.wire.signing import SigningKey
 
     signing = SigningKey.load(key)
     if wait:
         until_ready(lambda: status(round))
     with telling(format == "json") as progress:
-        digest = serve(round, signing, machine=Machine(workers=workers, threads=threads, device=device), progress=progress)
+        digest = serve(round, signing, machine=machine, progress=progress)
     found = status(round)
     if format == "json":
         put_json({"round": found.plan, "release": digest, "path": str(round / "release.safetensors"),
@@ -63,6 +139,30 @@ def server(
     say(f"         made from {len(found.delivered) - len(found.late)} of {len(found.delivered) + len(found.missing)} uploads")
     parts = f" and, to each site, its own file of {escape(str(round / 'personal'))}" if found.personal else ""
     say(f"Give {escape(str(round / 'release.safetensors'))} to every site{parts}; they run `osfl personalize`.")
+
+
+def _asked(words: Mapping[str, str | Path | None]) -> dict[str, str | Path]:
+    """What cannot be left out, all of it in one message."""
+    missing = [word for word, value in words.items() if value is None]
+    if missing:
+        raise UsageError([f"{word} is missing" for word in missing], field=missing[0],
+                         fix="For a round: osfl server ROUND --key server.key. For a market: osfl server --models FILE... "
+                             "--architecture NAME --classes classes.txt --out DIR.")  # fmt: skip
+    return {word: value for word, value in words.items() if value is not None}
+
+
+def _refuse_market_words() -> None:
+    """A round's plan says how its uploads are fused; words that say it again would be ignored, so they are refused."""
+    context = click.get_current_context()
+    said = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if getattr(parameter, "rich_help_panel", None) in (MARKET, options.WHAT)
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    if said:
+        raise UsageError(f"{', '.join(said)} belong to a market of models: the round's plan says how uploads are fused",
+                         field="models", fix="Add --models FILE..., or leave that out.")  # fmt: skip
 
 
 def until_ready(look: Callable[[], Status], pause: Callable[[float], None] = time.sleep) -> None:

@@ -7,7 +7,7 @@ are one here; everything else is renamed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -31,15 +31,27 @@ _RENAMED = (
 
 def usual_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same tensors under our names; a checkpoint that has them already comes back as it is."""
-    renamed = {}
-    for name, value in tensors.items():
-        name = _unwrapped(name)
-        if name.startswith(_UNUSED):
-            continue
-        for pattern, ours in _RENAMED:
-            name = re.sub(pattern, ours, name)
-        renamed[name] = value
-    return _joined(renamed)
+    renamed = {usual_name(name): value for name, value in tensors.items()}
+    return _joined({name: value for name, value in renamed.items() if name})
+
+
+def usual_name(name: str) -> str:
+    """Our name for one tensor of theirs; empty where nothing here uses it."""
+    name = _unwrapped(name)
+    if name.startswith(_UNUSED):
+        return ""
+    for pattern, ours in _RENAMED:
+        name = re.sub(pattern, ours, name)
+    return name
+
+
+def naming_of(names: Iterable[str]) -> str:
+    """Whose words these are: ours, transformers' or timm's."""
+    found = list(names)
+    if any(name.startswith("model/") for name in found):
+        return "osfl"
+    theirs = any("encoder.layer." in name or "position_embeddings" in name for name in found)
+    return "transformers" if theirs else "timm"
 
 
 def _unwrapped(name: str) -> str:

@@ -150,7 +150,7 @@ def load_pretrained(model: nn.Module, name: str) -> None:
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor], known: Weights, where: str) -> None:
     """Put a file's tensors into a model that takes images in [-1, 1]; the classifier keeps its own first weights."""
     if (known.mean, known.deviation) != _OURS:
-        _check_foldable(tensors, where)
+        check_foldable(tensors, where)
         expect_usual_range(tensors, known)
     _load(model, tensors, where, own_head=True)
 
@@ -220,7 +220,7 @@ def _positions(given: torch.Tensor, model: Vit, where: str) -> torch.Tensor:
     return resize_positions(given, model.grid)
 
 
-def _check_foldable(tensors: Mapping[str, torch.Tensor], where: str) -> None:
+def check_foldable(tensors: Mapping[str, torch.Tensor], where: str) -> None:
     found = tensors.get("patch_embed.proj.weight")
     if found is None or found.ndim != 4 or found.shape[1] != 3:
         raise ModelError(

@@ -1,0 +1,74 @@
+"""`osfl server --models`: fuse checkpoints that no OSFL client made, and say what was taken and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from osfl.cli.progress import telling
+from osfl.cli.terminal import answers, errors, escape, put_json, say
+from osfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.market import Market
+    from osfl.phases import Machine
+
+
+def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key: Path | None, format: str) -> None:
+    """Fuse and tell. Exit code 1 if a file was refused, though the others were fused."""
+    from osfl.market import fuse
+    from osfl.wire.signing import SigningKey
+
+    signing = SigningKey.load(key) if key else None
+    command = market.command(str(classes), str(out)) + machine.words()
+    before = (out / "market.json").exists()
+    with telling(format == "json") as progress:
+        said = fuse(market, out, command=command, machine=machine, progress=progress, key=signing)
+    if format == "json":
+        put_json({**said, "path": str(out / "model.safetensors")})
+    else:
+        _show(said, out, finished_before=before)
+    if said["refused"]:
+        raise typer.Exit(1)
+
+
+def read_classes(path: Path) -> list[str]:
+    """One name a line, in the order of the heads' rows."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"the list of classes {path} cannot be read: {why}", field="classes",
+                         fix="Give a text file with one class a line, in the order of the heads' rows.") from None  # fmt: skip
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _show(said: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from osfl.reports.words import compact, many
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Accepted", overflow="fold")
+    for title in ("Naming", "Parameters", "Head", "SHA-256"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in said["accepted"]:
+        head = " × ".join(map(str, one["head"]))
+        table.add_row(escape(one["file"]), one["naming"], compact(one["parameters"]), head, f"{one['sha256'][:16]}…")
+    answers().print(table)
+    _complain(said["refused"])
+    say(f"Fused    {many(len(said['accepted']), 'model')} by [bold]{said['method']}[/]; release {said['release_digest'][:16]}…")
+    say(f"Model    {escape(str(out / 'model.safetensors'))}   (osfl predict --run {escape(str(out))} IMAGE)")
+    say(f"Report   {escape(str(out / 'report' / 'index.html'))}")
+    if finished_before:
+        say("[dim]This was finished before; nothing was computed again.[/]")
+
+
+def _complain(refused: Sequence[Mapping[str, str]]) -> None:
+    for one in refused:
+        errors().print(f"[red]Refused:[/] {escape(one['file'])}: {escape(one['reason'])}. [dim]{escape(one['fix'])}[/]",
+                       soft_wrap=True)  # fmt: skip

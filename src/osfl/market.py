@@ -1,0 +1,235 @@
+"""A market of models: checkpoints that no OSFL client made become the uploads of a round, and one model comes out.
+
+    files ─► offers, accepted or refused ─► plan ─► inbox(gate) ─► server phase ─► model.safetensors, report, card
+
+Whoever offers a model needs nothing of ours: any training, timm's or transformers' naming, one safetensors file. The plan
+names every accepted file by its hash, so the folder is the state as in any round: killed, the same words continue.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from osfl.environment import describe_environment
+from osfl.errors import RoundError, UsageError
+from osfl.models.naming import ModelError, named
+from osfl.models.offers import Image, Offer, fitted, image_of, read_offer
+from osfl.phases import Machine, computing, serve
+from osfl.plan import check_plan, deviations, resolve_settings
+from osfl.protocol import ClientId, Json, Payload, Plan, Progress, Release, Task, quiet
+from osfl.registry import load, one_shot
+from osfl.reports.market import write_market_card, write_market_report
+from osfl.result import write_json
+from osfl.round import Round, contracts_of, open_round, simulated_key
+from osfl.storage import payload_digest, save_payload, to_raw
+from osfl.transports.memory import deliver
+from osfl.wire.agreed import read_json
+from osfl.wire.bundle import pack
+from osfl.wire.signing import SigningKey
+from osfl.workers import default_workers
+
+SCHEMA = 1
+_FUSES = "Choose a method that fuses models, such as fedmitr, ensemble or fedavg."
+
+
+@dataclass(frozen=True)
+class Market:
+    """What is asked for. The order of the files does not matter."""
+
+    models: Sequence[Path]
+    architecture: str
+    classes: Sequence[str]  # in the order of the heads' rows
+    method: str = "fedmitr"
+    preset: str = "cpu"
+    seed: int = 0
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    image_size: int | None = None  # None: as the positional embeddings say
+    channels: int | None = None
+    pixels: str = "symmetric"  # what the models were trained on: [-1, 1], or ImageNet's mean and deviation
+
+    def command(self, classes: str, out: str) -> str:
+        """The words that repeat it."""
+        words = ["osfl", "server", "--models", *(str(path) for path in self.models), "--architecture", self.architecture]
+        words += ["--classes", classes, "--method", self.method, "--preset", self.preset, "--seed", str(self.seed)]
+        words += ["--pixels", self.pixels] if self.pixels != "symmetric" else []
+        for name, value in (("--image-size", self.image_size), ("--channels", self.channels)):
+            words += [name, str(value)] if value is not None else []
+        return shlex.join([*words, *(f"--set={key}={value}" for key, value in self.changes.items()), "--out", out])
+
+
+@dataclass(frozen=True)
+class Accepted:
+    client: ClientId  # its name in the round
+    offer: Offer
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Refused:
+    file: str
+    reason: str
+    tensor: str
+    fix: str
+
+
+def fuse(
+    market: Market, out: Path, *, command: str = "", machine: Machine = Machine(), progress: Progress = quiet,
+    key: SigningKey | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Make one model of those that are offered, in `out`, or continue; what market.json says then."""
+    started = time.perf_counter()
+    task, accepted, refused = examine(market)
+    plan = _plan(market, task, accepted)
+    method = one_shot(plan)
+    _check_uploads_models(method, accepted[0])
+    key = key or simulated_key(plan.seed, "server")
+    enrolled = {one.client: simulated_key(plan.seed, one.client).public_hex for one in accepted}
+    with open_round(out, plan, contracts_of(method), enrolled, key) as round:
+        finished = _finished(round)
+        if finished is not None:
+            return finished
+        for one in accepted:
+            if one.client not in round.delivered():
+                _hand_in(one, round)
+        with computing(plan, machine, progress, round.scratch, show=round.show) as ctx:
+            if round.release() is None:
+                serve(method, round, ctx)
+        published = round.release()
+        assert published is not None
+        _keep(round, *published)
+        said = {**_described(market, plan, method, accepted, refused), "command": command, "release_digest": published[1],
+                "costs": {"server": round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
+                "environment": describe_environment(machine.device, machine.workers or default_workers()),
+                "figures": round.figures()}  # fmt: skip
+        write_market_report(said, out / "report")
+        write_market_card(said, out)
+        write_json(out / "market.json", said)  # last: it marks the end
+        round.tidy()
+    return said
+
+
+# --- offers -------------------------------------------------------------------------------------------------------------
+
+
+def examine(market: Market) -> tuple[Task, list[Accepted], list[Refused]]:
+    """Which files are models of this architecture for these classes, and why the others are not."""
+    refused: list[Refused] = []
+    offers: list[Offer] = []
+    for path in sorted(set(market.models)):
+        try:
+            offers.append(read_offer(path))
+        except ModelError as error:
+            refused.append(_refusal(str(path), error))
+    task = Task("market", tuple(market.classes), _image(market, offers))
+    accepted: dict[str, Accepted] = {}
+    for offer in offers:
+        try:
+            model = fitted(offer, market.architecture, task, market.pixels)
+        except ModelError as error:
+            refused.append(_refusal(offer.file, error))
+            continue
+        payload = Payload(named(model, "model"), {"architecture": market.architecture, "samples": 1})
+        twin = accepted.setdefault(payload_digest(payload), Accepted(_client_id(offer), offer, payload))
+        if twin.offer is not offer:
+            refused.append(Refused(offer.file, f"it holds the same weights as {twin.offer.file}", "",
+                                   "Offer a model once: twice, it would count double."))  # fmt: skip
+    if not accepted:
+        raise RoundError(
+            f"none of {len(refused)} files can be used" + "".join(f"\n  - {one.file}: {one.reason}" for one in refused),
+            field="models", fix=refused[0].fix if refused else "Name at least one file after --models.",
+        )  # fmt: skip
+    return task, sorted(accepted.values(), key=lambda one: one.client), sorted(refused, key=lambda one: one.file)
+
+
+def _refusal(file: str, error: ModelError) -> Refused:
+    expected = f" (expected {error.expected}, got {error.got})" if error.expected is not None else ""
+    tensor = (error.field or "").removeprefix(f"{file}/")
+    return Refused(file, error.reason + expected, "" if tensor == Path(file).name else tensor, error.fix or "")
+
+
+def _image(market: Market, offers: Sequence[Offer]) -> Image:
+    """What was asked for, or else what most of the offers were trained for; the others are then refused by name."""
+    told = Counter(image for offer in offers if (image := image_of(offer, market.architecture)) is not None)
+    channels, side, _ = max(told, key=lambda image: (told[image], image)) if told else (3, 0, 0)
+    side = market.image_size or side
+    if side < 1:
+        raise UsageError(f"no offered file tells which images {market.architecture} was trained for", field="image_size",
+                         fix="Add --image-size PX (and --channels 1 for gray images).")  # fmt: skip
+    return market.channels or channels, side, side
+
+
+def _client_id(offer: Offer) -> ClientId:
+    """Readable, and its own: files of different folders often share a name."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(offer.file).stem.lower()).strip("-")[:48] or "model"
+    return f"{stem}-{offer.sha256[:8]}"
+
+
+# --- the round ----------------------------------------------------------------------------------------------------------
+
+
+def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
+    """The agreement that nobody else signs: it names every file by its hash, so that another file is another round."""
+    method = load(market.method)
+    if "architecture" not in method.Settings.__dataclass_fields__:
+        raise UsageError(f"clients of {market.method} do not upload a model of an architecture", field="method",
+                         fix=_FUSES)  # fmt: skip
+    settings = resolve_settings(method, market.preset, {**market.changes, "architecture": market.architecture})
+    data = {"dataset": "none", "models": {one.client: one.offer.sha256 for one in accepted}, "pixels": market.pixels}
+    plan = Plan(task, market.method, settings, tuple(one.client for one in accepted), seed=market.seed, data=data)
+    check_plan(plan)
+    return plan
+
+
+def _check_uploads_models(method: Any, one: Accepted) -> None:
+    """The method must expect exactly a model from each client, and nothing else."""
+    architecture = str(one.payload.facts["architecture"])
+    promised = method.contract(architecture)
+    if set(promised) != set(one.payload.tensors):
+        raise UsageError(f"clients of this method upload {', '.join(sorted(promised)[:3]) or 'nothing'}, not a model",
+                         field="method", fix=_FUSES)  # fmt: skip
+
+
+def _hand_in(one: Accepted, round: Round) -> None:
+    """Through the same gate as any upload. The key is the market's own: what vouches for a file is its hash in the plan."""
+    key = simulated_key(round.plan.seed, one.client)
+    raw, facts = to_raw(one.payload.tensors), dict(one.payload.facts)
+    deliver(pack("upload", one.client, round.plan.digest, raw, facts, key), round.inbox)
+
+
+def _keep(round: Round, release: Release, digest: str) -> None:
+    """The model where `osfl predict --run` looks for it; several, where a method gives each client its own."""
+    if not release.personal:
+        save_payload(round.folder / "model.safetensors", release.shared)
+    for client in release.personal:
+        round.keep_model(client, release.for_client(client), digest)
+
+
+def _finished(round: Round) -> dict[str, Any] | None:
+    """What was said, if this very release was described already."""
+    path, release = round.folder / "market.json", round.release()
+    said = read_json(path) if path.exists() else None
+    return said if said is not None and release is not None and said.get("release_digest") == release[1] else None
+
+
+def _described(
+    market: Market, plan: Plan, method: Any, accepted: Sequence[Accepted], refused: Sequence[Refused]
+) -> dict[str, Json]:
+    described = plan.as_json()
+    return {
+        "schema": SCHEMA, "method": plan.method, "preset": market.preset, "seed": plan.seed, "plan_digest": plan.digest,
+        "task": described["task"], "architecture": market.architecture, "pixels": market.pixels,
+        "accepted": [
+            {"client": one.client, "file": one.offer.file, "sha256": one.offer.sha256, "bytes": one.offer.size,
+             "naming": one.offer.naming, "parameters": one.offer.parameters, "head": list(one.offer.head)}
+            for one in accepted
+        ],
+        "refused": [{"file": one.file, "tensor": one.tensor, "reason": one.reason, "fix": one.fix} for one in refused],
+        "settings": described["settings"], "deviations": deviations(type(method), plan.settings),
+    }  # fmt: skip

@@ -1,0 +1,112 @@
+"""Checkpoints that are offered to a server: what a file holds, and whether it is a model of the architecture asked for.
+
+Nothing is adapted: a model that was trained for other classes, patches or image sizes answers another question, so it is
+refused, with the file and the tensor by the name that it has there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from osfl.models.architectures import parse
+from osfl.models.build import build_model
+from osfl.models.checkpoints import naming_of, usual_name, usual_names
+from osfl.models.naming import DTYPES, ModelError, load_named
+from osfl.models.pretrained import IMAGENET, Weights, check_finite, check_foldable, expect_usual_range, read_weights
+from osfl.protocol import Task
+
+Image = tuple[int, int, int]
+PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
+_HEADS = ("head.weight", "fc.weight", "_fc.weight")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A file that could be read, its tensors under our names."""
+
+    file: str
+    sha256: str
+    size: int  # bytes
+    naming: str  # timm, transformers or osfl
+    tensors: Mapping[str, torch.Tensor]
+    original: Mapping[str, str]  # our name -> the file's
+
+    def named(self, tensor: str) -> str:
+        """The tensor as the owner of the file knows it."""
+        return self.original.get(tensor, tensor)
+
+    @property
+    def parameters(self) -> int:
+        return sum(value.numel() for value in self.tensors.values() if value.is_floating_point())
+
+    @property
+    def head(self) -> tuple[int, ...]:
+        """(classes, features) of its last layer; empty where there is none."""
+        return next((tuple(self.tensors[name].shape) for name in _HEADS if name in self.tensors), ())
+
+
+def read_offer(path: Path) -> Offer:
+    """Read a safetensors file of any naming; `ModelError` for a file that is none, a pickle, or numbers that are none."""
+    if not path.is_file():
+        raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got="nothing",
+                         fix="Check the path.")  # fmt: skip
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    raw = read_weights(path, found)
+    check_finite(raw, str(path))
+    original = {usual_name(name): name for name in raw}
+    return Offer(str(path), found, path.stat().st_size, naming_of(raw), usual_names(raw), original)
+
+
+def image_of(offer: Offer, architecture: str) -> Image | None:
+    """The images that a transformer was trained for, told by its patches and positions; None where they do not tell."""
+    patch = parse(architecture)[1].get("p")
+    first, positions = offer.tensors.get(PATCHES), offer.tensors.get(POSITIONS)
+    if patch is None or first is None or positions is None or first.ndim != 4 or positions.ndim != 3:
+        return None
+    side = math.isqrt(max(0, positions.shape[1] - 1))
+    if first.shape[2:] != (patch, patch) or side * side + 1 != positions.shape[1]:
+        return None
+    return int(first.shape[1]), side * patch, side * patch
+
+
+def fitted(offer: Offer, architecture: str, task: Task, pixels: str = "symmetric") -> nn.Module:
+    """The offer as a classifier of the task that takes pixels in [-1, 1]; `ModelError` with the tensor that is in the way."""
+    model = build_model(architecture, task)
+    tensors = dict(offer.tensors)
+    _check_telling(offer, model.state_dict())
+    if pixels == "imagenet":
+        check_foldable(tensors, offer.file)
+        tensors = {name: value.clone() for name, value in tensors.items()}
+        expect_usual_range(tensors, Weights(architecture, offer.file, offer.sha256, "", "", *IMAGENET))
+    load_named(model, {f"{offer.file}/{name}": value for name, value in tensors.items()}, offer.file)
+    return model.eval()
+
+
+def _check_telling(offer: Offer, state: Mapping[str, torch.Tensor]) -> None:
+    """The tensors that say most about a misfit come first: patches, positions, head."""
+    why = {
+        PATCHES: "Its patches have another side or another number of colors: name the architecture it has, such as -p16.",
+        POSITIONS: "It was trained for another image size, or has tokens besides the class token. Offer models of one size.",
+        **dict.fromkeys(_HEADS, "It answers for another number of classes than the list names."),
+    }
+    for name, fix in why.items():
+        if name not in state:
+            continue
+        expected = _described(state[name])
+        found = _described(offer.tensors[name]) if name in offer.tensors else "nothing"
+        if found != expected:
+            what = "is missing" if found == "nothing" else "does not fit"
+            raise ModelError(f"tensor '{offer.named(name)}' of {offer.file} {what}", field=offer.named(name),
+                             expected=expected, got=found, fix=fix)  # fmt: skip
+
+
+def _described(value: torch.Tensor) -> str:
+    return f"{DTYPES.get(value.dtype, str(value.dtype))} {list(value.shape)}"

@@ -1,0 +1,57 @@
+"""`osfl server --models`: the words of a market, what it says, and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..test_market import offered, tensors
+from .conftest import Osfl
+
+WORDS = "server --models one.safetensors two.safetensors --architecture vit-p4-w16-d1-h2 --classes classes.txt --out fused"
+
+
+@pytest.fixture(autouse=True)
+def _a_stall() -> None:
+    offered(Path("one.safetensors"), tensors(0))
+    offered(Path("two.safetensors"), tensors(1))
+    offered(Path("bad.safetensors"), tensors(2, classes=4))
+    Path("classes.txt").write_text("cat\ndog\nowl\n")
+
+
+def test_models_are_fused_and_asked(osfl: Osfl, tmp_path: Path) -> None:
+    said = osfl(f"{WORDS} --method fedavg --smoke")
+    assert said.code == 0, said.err
+    assert "one.safetensors" in said.out and "timm" in said.out and "3 × 16" in said.out
+    from PIL import Image
+
+    Image.new("RGB", (16, 16)).save("dot.png")
+    asked = osfl("predict --run fused dot.png --format json")
+    assert asked.code == 0 and asked.json["classes"] == ["cat", "dog", "owl"]
+    again = osfl(f"{WORDS} --method fedavg --smoke")
+    assert again.code == 0 and "nothing was computed again" in again.out
+
+
+def test_a_refused_file_is_named_and_the_others_are_fused(osfl: Osfl) -> None:
+    said = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke --format json")
+    assert said.code == 1 and len(said.json["accepted"]) == 2
+    assert said.json["refused"][0]["file"] == "bad.safetensors" and said.json["refused"][0]["tensor"] == "head.weight"
+    said = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke")
+    assert said.code == 1 and "bad.safetensors" in said.err and "expected F32 [3, 16], got F32 [4, 16]" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("server", "ROUND is missing"),
+        ("server round", "--key is missing"),
+        ("server --models one.safetensors", "--architecture is missing"),
+        ("server round --key k --architecture cnn", "--architecture belong to a market"),
+        (f"{WORDS} --method fedavg --set epochz=3", "epochz"),
+        ("server --models one.safetensors --architecture cnn --classes none.txt --out fused", "none.txt cannot be read"),
+    ],
+)
+def test_missing_and_wrong_words(osfl: Osfl, words: str, said: str) -> None:
+    answered = osfl(words)
+    assert answered.code == 2 and said in answered.err

@@ -1,0 +1,203 @@
+"""A market: files of others in, one model out; every refusal says which file and which tensor."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from osfl.errors import RoundError, UsageError
+from osfl.market import Market, examine, fuse
+from osfl.models.build import build_model
+from osfl.models.inputs import to_input
+from osfl.phases import Machine
+from osfl.protocol import Task
+from osfl.run import load_model
+from osfl.seeds import torch_generator
+
+from .models.test_starting import in_transformers_words
+
+NAME = "vit-p4-w16-d1-h2"
+CLASSES = ("cat", "dog", "owl")
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors(seed: int, name: str = NAME, classes: int = 3, side: int = 16) -> Tensors:
+    task = Task("t", tuple(map(str, range(classes))), (3, side, side))
+    return dict(build_model(name, task, torch_generator(seed, "offered")).state_dict())
+
+
+def offered(path: Path, given: Tensors) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in given.items()}, path)
+    return path
+
+
+@pytest.fixture
+def stall(tmp_path: Path) -> list[Path]:
+    """Three models: timm's words, transformers' words, and half precision."""
+    half = {name: value.half() for name, value in tensors(2).items()}
+    return [
+        offered(tmp_path / "north" / "model.safetensors", tensors(0)),
+        offered(tmp_path / "south" / "model.safetensors", in_transformers_words(tensors(1))),
+        offered(tmp_path / "half.safetensors", half),
+    ]
+
+
+def market(models: list[Path], **words: Any) -> Market:
+    return Market(models, NAME, CLASSES, **{"method": "ensemble", "preset": "smoke", **words})
+
+
+def test_every_naming_is_accepted_as_it_is(stall: list[Path]) -> None:
+    task, accepted, refused = examine(market(stall))
+    assert task.image == (3, 16, 16) and not refused  # told by patches and positions
+    assert sorted(one.offer.naming for one in accepted) == ["timm", "timm", "transformers"]
+    assert len({one.client for one in accepted}) == 3  # two files are called model.safetensors
+    by_file = {one.offer.file: one for one in accepted}
+    for path, seed in zip(stall[:2], (0, 1), strict=True):
+        taken = by_file[str(path)].payload.tensors
+        assert all(torch.equal(taken[f"model/{name}"], value) for name, value in tensors(seed).items())
+
+
+def without(given: Tensors, name: str) -> Tensors:
+    return {key: value for key, value in given.items() if key != name}
+
+
+def with_nan(given: Tensors) -> Tensors:
+    given["blocks.0.attn.proj.bias"][0] = float("nan")
+    return given
+
+
+@pytest.mark.parametrize(
+    ("bad", "tensor", "said"),
+    [
+        (tensors(9, "vit-p8-w16-d1-h2"), "patch_embed.proj.weight", "expected F32 [16, 3, 4, 4], got F32 [16, 3, 8, 8]"),
+        (in_transformers_words(tensors(9, side=32)), "vit.embeddings.position_embeddings", "got F32 [1, 65, 16]"),
+        (without(tensors(9), "pos_embed"), "pos_embed", "is missing"),
+        (tensors(9, classes=5), "head.weight", "expected F32 [3, 16], got F32 [5, 16]"),
+        (in_transformers_words(tensors(9, classes=5)), "classifier.weight", "got F32 [5, 16]"),
+        (with_nan(tensors(9)), "blocks.0.attn.proj.bias", "not finite"),
+        (without(tensors(9), "blocks.0.norm1.bias"), "blocks.0.norm1.bias", "lacks"),
+        (tensors(9) | {"dist_token": torch.zeros(1, 1, 16)}, "dist_token", "which the model does not"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named_with_its_tensor(
+    bad: Tensors, tensor: str, said: str, stall: list[Path], tmp_path: Path
+) -> None:
+    path = offered(tmp_path / "bad.safetensors", bad)
+    _, accepted, refused = examine(market([*stall, path]))
+    assert len(accepted) == 3 and [one.file for one in refused] == [str(path)]
+    assert refused[0].tensor == tensor and said in refused[0].reason and "bad.safetensors" in refused[0].reason
+
+
+def test_pickles_twins_and_nothing(stall: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "old.pt").write_bytes(pickle.dumps({"head.weight": [1.0]}))
+    twin = offered(tmp_path / "twin.safetensors", in_transformers_words(tensors(0)))  # other bytes, the same weights
+    _, accepted, refused = examine(market([*stall, tmp_path / "old.pt", twin, tmp_path / "none.safetensors"]))
+    why = {Path(one.file).name: one.reason for one in refused}
+    assert len(accepted) == 3 and "is a pickle" in why["old.pt"] and "there is no file" in why["none.safetensors"]
+    assert "the same weights as" in why["twin.safetensors"]
+    with pytest.raises(RoundError, match="is a pickle"):
+        examine(market([tmp_path / "old.pt"], image_size=16))
+
+
+def test_imagenet_pixels_are_folded_in(tmp_path: Path) -> None:
+    path = offered(tmp_path / "a.safetensors", tensors(0))
+    plain, folded = (examine(market([path], pixels=how))[1][0].payload.tensors for how in ("symmetric", "imagenet"))
+    name = "model/patch_embed.proj.weight"
+    torch.testing.assert_close(folded[name][:, 0], plain[name][:, 0] / (2 * 0.229))
+
+
+def test_a_model_comes_out_and_answers(stall: list[Path], tmp_path: Path) -> None:
+    said = fuse(market(stall), tmp_path / "out", command="osfl server ...")
+    model, task = load_model(tmp_path / "out")
+    x = to_input(torch.randint(0, 256, (4, 3, 16, 16), generator=torch_generator(0, "x"), dtype=torch.uint8))
+    members = []
+    for one in examine(market(stall))[1]:
+        member = build_model(NAME, task)
+        member.load_state_dict({name.removeprefix("model/"): value for name, value in one.payload.tensors.items()})
+        members.append(member.eval()(x))
+    torch.testing.assert_close(model(x).softmax(1), torch.stack(members).mean(0).softmax(1), rtol=1e-4, atol=1e-5)
+    assert task.classes == CLASSES and len(said["accepted"]) == 3
+    for name in ("market.json", "model_card.md", "report/index.html", "release.safetensors"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    assert "transformers" in (tmp_path / "out" / "report" / "index.html").read_text()
+
+
+def test_order_and_workers_do_not_matter_and_the_end_is_the_end(stall: list[Path], tmp_path: Path) -> None:
+    first = fuse(market(stall, method="fedavg"), tmp_path / "a")
+    second = fuse(market(stall[::-1], method="fedavg"), tmp_path / "b", machine=Machine(workers=2))
+    assert first["release_digest"] == second["release_digest"]
+    stamp = (tmp_path / "a" / "market.json").stat().st_mtime_ns
+    assert fuse(market(stall, method="fedavg"), tmp_path / "a")["release_digest"] == first["release_digest"]
+    assert (tmp_path / "a" / "market.json").stat().st_mtime_ns == stamp
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_killed_anywhere_the_same_words_continue(stall: list[Path], tmp_path: Path) -> None:
+    words = market(stall, method="deepinversion", changes={"rounds": 1, "adi": 0.0, "server_epochs": 1})
+    whole = fuse(words, tmp_path / "whole")
+    seen: list[tuple[str, int, int]] = []
+
+    def stop_once(what: str, done: int, total: int) -> None:
+        if (what, done, total) not in seen:
+            seen.append((what, done, total))
+            raise Interrupted
+
+    for _ in range(100):
+        try:
+            said = fuse(words, tmp_path / "parts", progress=stop_once, machine=Machine(workers=1))
+            break
+        except Interrupted:
+            continue
+    assert len(seen) > 3 and said["release_digest"] == whole["release_digest"]
+    (tmp_path / "parts" / "market.json").unlink()
+    shutil.rmtree(tmp_path / "parts" / "report")
+    assert fuse(words, tmp_path / "parts")["release_digest"] == whole["release_digest"]
+    assert (tmp_path / "parts" / "report" / "index.html").exists()
+
+
+def test_another_file_is_another_round(stall: list[Path], tmp_path: Path) -> None:
+    fuse(market(stall[:2]), tmp_path / "out")
+    with pytest.raises(RoundError, match="holds another round"):
+        fuse(market(stall), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"method": "fedcgs"}, "do not upload a model"),
+        ({"method": "federated_factory"}, "not a model"),
+        ({"method": "centralized"}, "simulation only"),
+        ({"classes": ("cat", "cat", "owl")}, "named twice"),
+        ({"changes": {"combine": "best"}}, "combine"),
+    ],
+)
+def test_words_that_cannot_be_meant(words: dict[str, Any], said: str, stall: list[Path], tmp_path: Path) -> None:
+    given = {"classes": CLASSES, "method": "ensemble", "preset": "smoke", **words}
+    with pytest.raises(UsageError, match=said):
+        fuse(Market(stall, NAME, **given), tmp_path / "out")
+
+
+def test_networks_that_do_not_tell_their_image_are_asked_for_it(tmp_path: Path) -> None:
+    files = [offered(tmp_path / f"{seed}.safetensors", tensors(seed, "cnn-w4")) for seed in (0, 1)]
+    with pytest.raises(UsageError, match="which images cnn-w4 was trained for"):
+        examine(Market(files, "cnn-w4", CLASSES))
+    assert len(examine(Market(files, "cnn-w4", CLASSES, image_size=16))[1]) == 2
+
+
+@pytest.mark.parametrize("method", ["dense", "coboosting", "deepinversion", "fedbicross"])
+def test_any_method_whose_upload_is_a_model(method: str, stall: list[Path], tmp_path: Path) -> None:
+    fuse(market(stall, method=method), tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "market.json").read_text())
+    client = found["accepted"][0]["client"] if (tmp_path / "out" / "models").exists() else None
+    assert len(load_model(tmp_path / "out", client)[1].classes) == 3
