@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,10 @@ from osfl.data.site import open_site
 from osfl.data.views import make_shard
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.phases import Machine, computing, settle, speak
-from osfl.protocol import ClientId, OneShot, Payload, Plan, Progress, Release, Shard, quiet
+from osfl.protocol import ClientId, Context, OneShot, Payload, Plan, Progress, Release, Shard, quiet
 from osfl.registry import one_shot
 from osfl.round import contracts_of
-from osfl.storage import load_payload, payload_of, save_payload
+from osfl.storage import load_model_of, payload_of, save_model
 from osfl.wire.agreed import alone
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle
@@ -50,7 +53,8 @@ def make_upload(
             return path
         shard = open_shard(plan, client, data, progress)
         with computing(plan, machine, progress, folder / "scratch") as ctx:
-            bundle, meter = speak(method, shard, plan, contracts, key, ctx)
+            own = replace(ctx, previous=previous_model(plan, client, work))
+            bundle, meter = speak(method, shard, plan, contracts, key, own)
         accept(bundle, desk)  # what the coordinator will ask of it, asked here first
         append_line(folder / "journal.jsonl", json.dumps({"phase": "client", "data": shard.digest, **meter.as_json()}).encode())
         replace_atomically(path, bundle)
@@ -74,21 +78,47 @@ def take_release(
 
     `personal` is the part that was made for this site, where the method makes one. Most methods need no data here.
     """
-    method, folder = method_for(plan, client), work_folder(plan, client, work)
     whole, digest = read_release(plan, client, release, personal, server)
+    with at_work(plan, client, work, machine, progress) as ctx:
+        return make_model(whole, digest, plan, client, work, data, ctx)
+
+
+@contextmanager
+def at_work(plan: Plan, client: ClientId, work: Path, machine: Machine, progress: Progress) -> Iterator[Context]:
+    """A site that learns, alone in its folder; it knows what it made one encounter earlier."""
+    folder = work_folder(plan, client, work)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with alone(folder), computing(plan, machine, progress, folder / "scratch") as ctx:
+        yield replace(ctx, previous=previous_model(plan, client, work))
+
+
+def make_model(
+    release: Release, digest: str, plan: Plan, client: ClientId, work: Path, data: Path | None, ctx: Context
+) -> Path:
+    """What the site makes of a release with this digest; made once."""
+    method, folder = method_for(plan, client), work_folder(plan, client, work)
     path = folder / "model.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
-        kept = load_payload(path)
-        if kept is not None and kept.facts.get("release") == digest:
-            return path
-        shard = _shard_for(method, plan, client, data, progress)
-        with computing(plan, machine, progress, folder / "scratch") as ctx:
-            payload, meter = settle(method, whole, shard, ctx)
-        append_line(folder / "journal.jsonl", json.dumps({"phase": "personalize", **meter.as_json()}).encode())
-        replace_atomically(folder / "plan.json", json.dumps(plan.as_json(), indent=1, sort_keys=True).encode())
-        save_payload(path, Payload(payload.tensors, {**payload.facts, "release": digest}))
+    kept = load_model_of(path)
+    if kept is not None and kept[1] == digest:
+        return path
+    payload, meter = settle(method, release, _shard_for(method, plan, client, data, ctx.progress), ctx)
+    append_line(folder / "journal.jsonl", json.dumps({"phase": "personalize", **meter.as_json()}).encode())
+    replace_atomically(folder / "plan.json", json.dumps(plan.as_json(), indent=1, sort_keys=True).encode())
+    save_model(path, payload, digest)
     return path
+
+
+def previous_model(plan: Plan, client: ClientId, work: Path) -> Payload | None:
+    """What this site made one encounter earlier; None in the first."""
+    after = plan.topology.after if plan.topology else ""
+    if not after:
+        return None
+    path = work / after[:16] / client / "model.safetensors"
+    kept = load_model_of(path)
+    if kept is None:
+        raise RoundError("the model of the encounter before is not here", client=client, field="work", expected=path,
+                         got="nothing", fix="Finish that encounter first, with `osfl meet` and this --work.")  # fmt: skip
+    return kept[0]
 
 
 def read_release(

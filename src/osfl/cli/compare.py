@@ -48,6 +48,8 @@ def compare(
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
+    topology: options.Topology = None,
+    encounters: options.Encounters = 1,
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
@@ -55,7 +57,8 @@ def compare(
 ) -> None:
     """Run several methods on the same shards and show them side by side.
 
-    A client model that several methods upload is trained once. A setting goes to every method that has it.
+    A client model that several methods upload is trained once. A setting goes to every method that has it, and who hears whom
+    (--topology, --encounters) to every method that only passes things on.
     """
     from osfl.phases import Machine
     from osfl.run import compare as walk
@@ -67,7 +70,7 @@ def compare(
         chosen = numbers(seeds, "--seeds")
     words = Words(asked or names(methods.split(",")[0], "--methods"), dataset, clients, partition,
                   with_smoke(preset, smoke), chosen[0], changes or (), samples, image_size, channels, evaluate_on,
-                  device)  # fmt: skip
+                  device, topology, encounters)  # fmt: skip
     with mistakes.noted():
         simulation = understand(words)
     mistakes.check()

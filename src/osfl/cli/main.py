@@ -28,6 +28,7 @@ from osfl.cli import (
     inspect,
     keys,
     ls,
+    meet,
     new,
     personalize,
     predict,
@@ -85,6 +86,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "forget": (forget.forget, forget.EXAMPLES),
     "client": (client.client, client.EXAMPLES),
     "deploy": (deploy.deploy, deploy.EXAMPLES),
+    "meet": (meet.meet, meet.EXAMPLES),
     "personalize": (personalize.personalize, personalize.EXAMPLES),
     "verify": (verify.verify, verify.EXAMPLES),
     "inspect": (inspect.inspect, inspect.EXAMPLES),
@@ -94,7 +96,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
 PANELS = {
     "Simulate": ("demo", "run", "compare", "report", "audit", "estimate"),
     "Coordinator of a real round": ("new", "keys", "enrol", "deploy", "receive", "show", "desk", "server", "forget"),
-    "Site of a real round": ("check", "client", "inspect", "personalize", "predict"),
+    "Site of a real round": ("check", "client", "inspect", "meet", "personalize", "predict"),
     "Anybody": ("ls", "verify", "doctor"),
 }
 _OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}

@@ -48,6 +48,11 @@ Sites = Annotated[
 Out = Annotated[
     Path, typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, help="Where the plan goes.")
 ]
+After = Annotated[
+    Path | None,
+    typer.Option("--after", metavar="plan.toml", show_default=False,
+                 help="Write the plan of the encounter after this one; it says nothing else new."),
+]  # fmt: skip
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
 
 
@@ -67,12 +72,19 @@ def new(
     sites: Sites = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
+    topology: options.Topology = None,
+    encounters: options.Encounters = 1,
+    contacts: options.Contacts = None,
+    after: After = None,
     format: options.Format = "text",
 ) -> None:
     """Write a plan.toml in which every setting of the method is explained."""
-    from osfl.plan import write_plan
     from osfl.simulation import prepare
 
+    if after is not None:
+        _free(out, force)
+        _write(_next(after), out, format)
+        return
     mistakes = Mistakes()
     named: Sequence[str] = ()
     number = None
@@ -81,7 +93,8 @@ def new(
     with mistakes.noted():
         named, number = _clients(clients)
     words = Words([method] if method else [], dataset or "digits", number, partition, with_smoke(preset, smoke), seed,
-                  changes or (), samples, image_size, channels)  # fmt: skip
+                  changes or (), samples, image_size, channels, topology=topology, encounters=encounters,
+                  contacts=contacts)  # fmt: skip
     with mistakes.noted():
         _consistent(dataset, classes, named, sites)
         simulation = understand(words)
@@ -90,18 +103,36 @@ def new(
         plan = _dealt_out(simulation, named, sites)
     else:
         plan = prepare(simulation).plan if dataset else _template(simulation, classes, named)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(write_plan(plan), encoding="utf-8")
+    _write(plan, out, format)
     if format == "json":
-        put_json({"path": str(out), "digest": plan.digest, "plan": plan.as_json()})
         return
-    say(f"Wrote {out}, round {plan.digest[:12]}.")
     if sites is not None:
         say(f"Images of {', '.join(plan.clients)} are in {sites}. Rehearse it with `osfl run --plan {out} --sites {sites}`.")
     elif dataset:
         say(f"Look at its clients with `osfl check {out}`, run it with `osfl run --plan {out}`.")
     else:
         say("Fill in the classes, the image size and the clients, then look at it with `osfl check`.")
+
+
+def _next(after: Path) -> Plan:
+    from osfl.plan import read_plan
+    from osfl.topology import next_encounter
+
+    options.refuse_beside_plan(f"--after {after}")
+    return next_encounter(read_plan(after))
+
+
+def _write(plan: Plan, out: Path, format: str) -> None:
+    from osfl.plan import write_plan
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(write_plan(plan), encoding="utf-8")
+    if format == "json":
+        put_json({"path": str(out), "digest": plan.digest, "plan": plan.as_json()})
+        return
+    meets = plan.topology
+    which = f", encounter {meets.encounter} of {meets.encounters}" if meets and meets.encounters > 1 else ""
+    say(f"Wrote {out}, round {plan.digest[:12]}{which}.")
 
 
 def _clients(text: str | None) -> tuple[Sequence[str], int | None]:
@@ -142,12 +173,13 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
     from osfl.plan import check_plan
     from osfl.simulation import prepare
 
+    meets, simulation = simulation.topology, replace(simulation, topology=None)  # a schedule knows the sites by their names
     federation = prepare(simulation)
     chosen = tuple(sorted(named)) or federation.plan.clients
     if len(chosen) != len(federation.shards):
         raise UsageError(f"this partition makes {len(federation.shards)} clients, and {len(chosen)} are named", field="clients",
                          fix="Name as many, or choose another --partition.")  # fmt: skip
-    plan = replace(federation.plan, clients=chosen, data={})
+    plan = replace(federation.plan, clients=chosen, data={}, topology=meets)
     check_plan(plan)
     for name, shard in zip(chosen, federation.shards, strict=True):
         write_images(sites / name, together([shard.train, shard.val]), plan.task.classes)
@@ -165,6 +197,6 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
     task = Task("my-task", names, (simulation.channels or 3, side, side))
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
     plan = Plan(task, simulation.method, settings, tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
-                seed=simulation.seed)  # fmt: skip
+                seed=simulation.seed, topology=simulation.topology)  # fmt: skip
     check_plan(plan)
     return plan

@@ -90,6 +90,21 @@ EvaluateOn = Annotated[
     typer.Option("--evaluate-on", rich_help_panel=WHAT,
                  help="val: choose settings without touching the test set."),
 ]  # fmt: skip
+Topology = Annotated[
+    str | None,
+    typer.Option("--topology", metavar="KIND", rich_help_panel=WHAT, show_default=False,
+                 help="Who hears whom, for methods that only pass things on: mesh, ring or random:K."),
+]  # fmt: skip
+Encounters = Annotated[
+    int,
+    typer.Option("--encounters", metavar="E", min=1, rich_help_panel=WHAT, show_default=False,
+                 help="How often neighbours meet: so many exchanges, one after the other."),
+]  # fmt: skip
+Contacts = Annotated[
+    Path | None,
+    typer.Option("--contacts", metavar="contacts.csv", rich_help_panel=WHAT, show_default=False,
+                 help="Who meets whom and when, a line a window: a,b,start,seconds,bytes_per_second."),
+]  # fmt: skip
 Engine = Annotated[
     Literal["local", "ray"],
     typer.Option("--engine", rich_help_panel=HOW,

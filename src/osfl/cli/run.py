@@ -56,6 +56,8 @@ def run(
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
+    topology: options.Topology = None,
+    encounters: options.Encounters = 1,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = 1,
@@ -75,7 +77,7 @@ def run(
     else:
         simulation = _simulation(plan, Words(
             [method] if method else [], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples,
-            image_size, channels, evaluate_on, device,
+            image_size, channels, evaluate_on, device, topology, encounters,
         ))  # fmt: skip
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()

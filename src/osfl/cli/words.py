@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from osfl.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.protocol import Plan
+    from osfl.protocol import Plan, Topology
     from osfl.simulation import Simulation
 
 PRESETS = ("cpu", "paper", "smoke")
@@ -33,6 +33,9 @@ class Words:
     channels: int | None = None
     evaluate_on: Literal["test", "val"] = "test"
     device: str = "cpu"
+    topology: str | None = None  # mesh, ring, random:K
+    encounters: int = 1
+    contacts: Path | None = None  # a schedule, as a CSV file
 
 
 @dataclass
@@ -64,12 +67,14 @@ def understand(words: Words) -> Simulation:
     from osfl.plan import parse_changes
     from osfl.simulation import Simulation, open_source
 
-    mistakes, changes = Mistakes(), {}
+    mistakes, changes, topology = Mistakes(), {}, None
     with mistakes.noted():
         changes = parse_changes(words.changes)
+    with mistakes.noted():
+        topology = _topology(words)
     simulation = Simulation(
         words.methods[0] if words.methods else "", words.dataset, words.clients, words.partition, words.preset, words.seed,
-        changes, words.samples, words.image_size, words.channels, words.evaluate_on,
+        changes, words.samples, words.image_size, words.channels, words.evaluate_on, topology=topology,
     )  # fmt: skip
     _methods(simulation, words, mistakes)
     with mistakes.noted():
@@ -83,6 +88,19 @@ def understand(words: Words) -> Simulation:
             open_source(words.dataset, None, None)
     mistakes.check()
     return simulation
+
+
+def _topology(words: Words) -> Topology | None:
+    from osfl.topology import parse_topology, read_contacts
+
+    if words.contacts is not None and (words.topology or words.encounters > 1):
+        raise UsageError("a contact schedule says itself who meets whom and how often", field="contacts",
+                         fix="Leave --topology and --encounters out; the column encounter numbers the exchanges.")  # fmt: skip
+    if words.contacts is not None:
+        return read_contacts(words.contacts)
+    if words.topology is None and words.encounters == 1:
+        return None
+    return parse_topology("mesh" if words.topology is None else words.topology, words.encounters)
 
 
 def _methods(simulation: Simulation, words: Words, mistakes: Mistakes) -> None:
@@ -183,7 +201,7 @@ def simulated(plan: Plan, path: Path) -> Simulation:
     return Simulation(
         plan.method, str(data["dataset"]), None if fixed else len(plan.clients), str(data.get("partition", "iid")), "paper",
         plan.seed, changes, data.get("samples"), plan.task.image[1], plan.task.image[0], data.get("evaluated_on", "test"),
-        plan.limits, str(path),
+        plan.limits, str(path), plan.topology,
     )  # fmt: skip
 
 
@@ -207,7 +225,9 @@ def _said(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def default_out(simulation: Simulation) -> Path:
     """runs/ensemble-digits-dirichlet-0.1-seed0"""
-    parts = (simulation.method, Path(simulation.dataset).stem, simulation.partition.replace(":", "-"))
+    parts = [simulation.method, Path(simulation.dataset).stem, simulation.partition.replace(":", "-")]
+    if simulation.topology:
+        parts.append(f"{simulation.topology.kind}-{simulation.topology.encounters}")
     return Path("runs") / f"{'-'.join(parts)}-seed{simulation.seed}"
 
 

@@ -1,0 +1,117 @@
+"""`osfl meet`: a site's model, made of what its neighbours said to it directly; no server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.enrol import gather
+from osfl.cli.progress import telling
+from osfl.cli.terminal import errors, escape, put_json, say
+
+if TYPE_CHECKING:
+    from osfl.protocol import Plan
+    from osfl.wire.inbox import Inbox
+
+EXAMPLES = (
+    "osfl new --method fol --dataset digits --clients north,south --samples 150 --smoke --sites sites --force",
+    "osfl keys north south --out keys",
+    "osfl client plan.toml --client south --data sites/south --key keys/south.key --out usb/south.safetensors",
+    "osfl meet plan.toml usb --client north --keys keys --data sites/north --out model",
+    "osfl predict --run model sites/north",
+)
+EVERY = 5.0  # seconds between two looks at the files
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE|FOLDER...", help="Neighbours' bundles, or folders with .safetensors files."),
+]  # fmt: skip
+Keys = Annotated[
+    Path, typer.Option("--keys", metavar="DIR", rich_help_panel=options.SITE, help="A folder with NAME.pub of each neighbour.")
+]
+WithoutMissing = Annotated[
+    bool, typer.Option("--without-missing", help="Go on with those who were heard, even if that is nobody.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until all neighbours were heard.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, rich_help_panel=options.SITE, show_default=False,
+                 help="Also put the model there, for `osfl predict --run DIR`."),
+]  # fmt: skip
+
+
+def meet(
+    plan: options.Plan,
+    name: options.ClientName,
+    keys: Keys,
+    files: Files = None,
+    data: options.Data = None,
+    work: options.Work = Path("work"),
+    without_missing: WithoutMissing = False,
+    wait: Wait = False,
+    out: Out = None,
+    threads: options.Threads = 1,
+    device: options.Device = "cpu",
+    format: options.Format = "text",
+) -> None:
+    """Check the bundles of this site's neighbours, as a coordinator would, and make the site's model of them.
+
+    Strangers, other clients and damaged files are refused; a bundle that comes twice counts once. If a neighbour is missing,
+    say who: exit code 1, and what was received is kept.
+    """
+    from osfl.meeting import meet as make
+    from osfl.meeting import missing, own_inbox
+    from osfl.phases import Machine
+    from osfl.plan import read_plan
+    from osfl.transports.files import carry
+
+    agreed = read_plan(plan)
+    inbox = own_inbox(agreed, name, gather(keys, []), work)
+    heard = _listen(agreed, name, inbox, files or [], format)
+    while wait and missing(agreed, name, inbox):
+        errors().print(f"waiting for {', '.join(missing(agreed, name, inbox))}", soft_wrap=True)
+        time.sleep(EVERY)
+        heard = _listen(agreed, name, inbox, files or [], format)
+    with telling(format == "json") as progress:
+        model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
+                     machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
+    folder = model.parent
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for file in ("plan.json", "model.safetensors"):
+            carry(folder / file, out / file)
+        folder = out
+    if format == "json":
+        put_json({"client": name, "round": agreed.digest, "heard": list(inbox.delivered()), **heard,
+                  "missing": missing(agreed, name, inbox), "model": str(folder / "model.safetensors")})  # fmt: skip
+        return
+    say(f"Heard    {', '.join(inbox.delivered()) or 'nobody'}")
+    say(f"Model    {escape(str(folder / 'model.safetensors'))}")
+    say(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
+
+
+def _listen(plan: Plan, client: str, inbox: Inbox, files: Sequence[Path], format: str) -> dict[str, Any]:
+    """Every file through the gate; a line for each refusal. The site's own bundle may lie among them."""
+    from osfl.errors import Rejected
+    from osfl.meeting import hear
+    from osfl.transports.files import pick_up
+
+    taken, left = pick_up(files)
+    refused: list[dict[str, Any]] = []
+    for path in taken:
+        try:
+            hear(plan, client, inbox, path)
+        except Rejected as no:
+            if no.client == client:
+                continue
+            refused.append({"path": str(path), **no.as_json(), "client": no.client})
+            if format == "text":
+                errors().print(f"[bold red]refused[/]   {escape(str(path))}: {escape(str(no))}", soft_wrap=True)
+    for file in left if format == "text" else ():
+        errors().print(f"[yellow]left[/]      {escape(str(file.path))}: {file.why}", soft_wrap=True)
+    return {"refused": refused, "left": [{"path": str(file.path), "why": file.why} for file in left]}

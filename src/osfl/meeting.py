@@ -1,0 +1,98 @@
+"""Neighbours without a server: a site takes their bundles itself and makes its model of them.
+
+    work/<round>/<client>/inbox/            what neighbours said, through the same gate as at a coordinator
+    work/<round>/<client>/rejected.jsonl    what was refused and why
+    work/<round>/<client>/model.safetensors what it made of them: the very bits of a round with a server that passes on
+    work/<round>/<client>/made_from.json    the uploads that it was made of, by digest
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from osfl.errors import Rejected, RoundError, UsageError
+from osfl.phases import Machine
+from osfl.protocol import (
+    ClientId,
+    Payload,
+    Plan,
+    Progress,
+    Relaying,
+    Release,
+    Upload,
+    canonical,
+    digest_of,
+    neighbours,
+    quiet,
+    relay_to,
+)
+from osfl.round import contracts_of
+from osfl.site import at_work, make_model, method_for, work_folder
+from osfl.storage import payload_of
+from osfl.wire.atomic import replace_atomically
+from osfl.wire.gate import Desk
+from osfl.wire.inbox import Inbox, Receipt
+from osfl.wire.source import BytesLike
+
+
+def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: Path) -> Inbox:
+    """The inbox of a site for this encounter; it knows the keys of its neighbours and of nobody else."""
+    method = method_for(plan, client)
+    if not isinstance(method, Relaying):
+        raise UsageError(f"{plan.method} needs a server: neighbours alone cannot make its model", field="method",
+                         fix="Send the bundle to the coordinator and use `osfl personalize`.")  # fmt: skip
+    heard = neighbours(plan, client)
+    unknown = [name for name in heard if name not in keys]
+    if unknown:
+        raise UsageError([f"no key for {name!r}, whom {client!r} meets" for name in unknown], field="keys",
+                         fix="Put NAME.pub of each neighbour into the folder of --keys.")  # fmt: skip
+    enrolled = {name: keys[name] for name in heard}
+    desk = Desk(plan.digest, enrolled, contracts_of(method), len(plan.task.classes), plan.limits)
+    folder = work_folder(plan, client, work)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Inbox(folder / "inbox", desk)
+
+
+def hear(plan: Plan, client: ClientId, inbox: Inbox, source: BytesLike | Path) -> Receipt:
+    """Let a neighbour's bundle through the gate and keep it; the same again changes nothing. `Rejected` says why not."""
+    try:
+        return inbox.receive(source)
+    except Rejected as no:
+        if no.field != "client" or no.client not in plan.clients:
+            raise
+        raise Rejected(
+            f"{client!r} hears only its neighbours in this round", client=no.client, field="client",
+            expected=" or ".join(neighbours(plan, client)) or "nobody", got=no.client,
+            fix="Give it to a site that meets this client; [topology] in the plan says who does.",
+        ) from None  # fmt: skip
+
+
+def missing(plan: Plan, client: ClientId, inbox: Inbox) -> list[ClientId]:
+    """Neighbours who have not been heard yet."""
+    delivered = inbox.delivered()
+    return [name for name in neighbours(plan, client) if name not in delivered]
+
+
+def meet(
+    plan: Plan, client: ClientId, inbox: Inbox, work: Path, *, data: Path | None = None, without_missing: bool = False,
+    machine: Machine = Machine(), progress: Progress = quiet,
+) -> Path:  # fmt: skip
+    """The site's model, made of what it heard; refused while a neighbour is missing, unless it is to be made without."""
+    method, absent = method_for(plan, client), missing(plan, client, inbox)
+    if absent and not without_missing:
+        raise RoundError(f"not everybody has been heard: {', '.join(absent)} missing", client=client, field="neighbours",
+                         expected=", ".join(neighbours(plan, client)), got=", ".join(inbox.delivered()) or "nobody",
+                         fix="Give their bundles, too; what was received is kept. Or add --without-missing.")  # fmt: skip
+    bundles = [inbox.bundle(name) for name in inbox.delivered()]
+    made_from = {f"upload/{bundle.client}": bundle.digest for bundle in bundles}
+    uploads = [Upload(bundle.client, bundle.plan, payload_of(bundle)) for bundle in bundles]
+    with at_work(plan, client, work, machine, progress) as ctx:
+        part = relay_to(method, client, uploads, ctx)
+        facts = json.loads(canonical(dict(part.facts)))  # as they would have travelled
+        release = Release(Payload({}), {client: Payload(part.tensors, facts)})
+        path = make_model(release, digest_of(made_from), plan, client, work, data, ctx)
+        story = {"plan": plan.digest, "client": client, "made_from": made_from}
+        replace_atomically(path.with_name("made_from.json"), json.dumps(story, indent=1, sort_keys=True).encode())
+    return path

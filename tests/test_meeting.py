@@ -1,0 +1,165 @@
+"""Neighbours without a server: the same gate, and the same bits as a round that was simulated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osfl import meeting, site
+from osfl.errors import Rejected, RoundError, UsageError
+from osfl.protocol import Contact, Limits, Plan, Topology, neighbours
+from osfl.round import encounter_folder
+from osfl.run import load_model, walk
+from osfl.simulation import rehearsal
+from osfl.storage import load_model_of, payload_digest, to_raw
+from osfl.topology import next_encounter
+from osfl.wire.bundle import pack
+from osfl.wire.signing import SigningKey
+from osfl.wire.window import look_at
+from tests.gossip import enter
+from tests.test_roles import CLIENTS, ONE, make_plan, make_sites
+
+KEYS = {name: SigningKey.from_seed(bytes([number] * 32)) for number, name in enumerate((*CLIENTS, "mallory"), 1)}
+PUBLIC = {name: key.public_hex for name, key in KEYS.items()}
+
+
+@pytest.fixture(autouse=True)
+def gossip(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sites(tmp_path_factory.mktemp("sites"))
+
+
+def meeting_plan(topology: Topology | None = None, **settings: object) -> Plan:
+    plan = make_plan("gossip", topology=topology)
+    return replace(plan, settings=replace(plan.settings, **settings)) if settings else plan
+
+
+def say(plan: Plan, client: str, sites: Path, work: Path) -> Path:
+    return site.make_upload(plan, client, sites / client, KEYS[client], work / client, machine=ONE)
+
+
+def hear_all(plan: Plan, client: str, sites: Path, work: Path) -> Path:
+    inbox = meeting.own_inbox(plan, client, PUBLIC, work / client)
+    for name in reversed(neighbours(plan, client)):
+        bundle = say(plan, name, sites, work)
+        assert meeting.hear(plan, client, inbox, bundle) == meeting.hear(plan, client, inbox, bundle)  # twice counts once
+    return meeting.meet(plan, client, inbox, work / client, data=sites / client, machine=ONE)
+
+
+def test_two_encounters_without_a_server_give_the_bits_of_the_simulation(sites: Path, tmp_path: Path) -> None:
+    first = meeting_plan(Topology("ring", encounters=2))
+    second = next_encounter(first)
+    walk(rehearsal(first, sites), tmp_path / "simulated", {"preset": "", "command": ""}, machine=ONE)
+    folders = (encounter_folder(tmp_path / "simulated", 1), tmp_path / "simulated")
+    for plan, folder in zip((first, second), folders, strict=True):
+        for client in CLIENTS:
+            made = load_model_of(hear_all(plan, client, sites, tmp_path))
+            simulated = load_model_of(folder / "models" / f"{client}.safetensors")
+            assert made and simulated and payload_digest(made[0]) == payload_digest(simulated[0])
+    model = site.work_folder(second, "north", tmp_path / "north")
+    assert load_model(model)[1] == first.task
+    said = json.loads((model / "made_from.json").read_text())
+    assert said["plan"] == second.digest and said["made_from"].keys() == {"upload/south", "upload/west"}
+
+
+def test_the_next_encounter_needs_the_model_of_the_one_before(sites: Path, tmp_path: Path) -> None:
+    second = next_encounter(meeting_plan(Topology("ring", encounters=2)))
+    with pytest.raises(RoundError, match="encounter before is not here"):
+        say(second, "north", sites, tmp_path)
+
+
+def test_who_is_missing_is_said_and_what_came_is_kept(sites: Path, tmp_path: Path) -> None:
+    plan = meeting_plan(Topology("mesh"))
+    inbox = meeting.own_inbox(plan, "north", PUBLIC, tmp_path / "north")
+    meeting.hear(plan, "north", inbox, say(plan, "south", sites, tmp_path))
+    with pytest.raises(RoundError, match="west missing"):
+        meeting.meet(plan, "north", inbox, tmp_path / "north", data=sites / "north", machine=ONE)
+    again = meeting.own_inbox(plan, "north", PUBLIC, tmp_path / "north")
+    assert list(again.delivered()) == ["south"]
+    path = meeting.meet(plan, "north", again, tmp_path / "north", data=sites / "north", without_missing=True, machine=ONE)
+    alone = load_model_of(path)
+    meeting.hear(plan, "north", again, say(plan, "west", sites, tmp_path))  # late, and the model is made anew
+    both = load_model_of(meeting.meet(plan, "north", again, tmp_path / "north", data=sites / "north", machine=ONE))
+    assert alone and both and alone[1] != both[1]
+
+
+def test_nobody_met_gives_the_local_model(sites: Path, tmp_path: Path) -> None:
+    """South has no contact; it makes its model all the same, and it is the one it would have said."""
+    pass_by = Contact("north", "west", "2026-12-24T18:00:00Z", 60, 1e6)
+    plan = meeting_plan(Topology("contacts", contacts=(pass_by,)))
+    local = load_model_of(hear_all(plan, "south", sites, tmp_path))
+    said = load_model_of(say(plan, "south", sites, tmp_path))
+    assert local and said
+    assert all(local[0].tensors[name].equal(tensor) for name, tensor in said[0].tensors.items())
+
+
+def refused(plan: Plan, source: Path | bytes, work: Path) -> Rejected:
+    inbox = meeting.own_inbox(plan, "north", PUBLIC, work / "north")
+    with pytest.raises(Rejected) as caught:
+        meeting.hear(plan, "north", inbox, source)
+    assert not inbox.delivered()
+    return caught.value
+
+
+def test_what_is_refused(sites: Path, tmp_path: Path) -> None:
+    """A stranger, one who is no neighbour, another round, damaged bytes, and every transfer that was cut."""
+    north_west = Topology("contacts", contacts=(Contact("north", "west", "2026-12-24T18:00:00Z", 60, 1e6),))
+    plan = meeting_plan(north_west)
+    bundle = say(plan, "west", sites, tmp_path)
+    data = bundle.read_bytes()
+    assert "hears only its neighbours" in refused(plan, say(plan, "south", sites, tmp_path), tmp_path).reason
+    assert refused(plan, say(replace(plan, seed=9), "west", sites, tmp_path), tmp_path).field == "plan"
+    flipped = bytearray(data)
+    flipped[-5] ^= 1
+    assert refused(plan, bytes(flipped), tmp_path).field is not None
+    for cut in (0, 7, 100, len(data) // 2, len(data) - 1):
+        refused(plan, data[:cut], tmp_path)
+    forged = site.make_upload(plan, "west", sites / "west", KEYS["mallory"], tmp_path / "mallory", machine=ONE)
+    assert refused(plan, forged, tmp_path).field == "signature"
+    stranger = meeting_plan(Topology("mesh"))
+    assert refused(plan, say(stranger, "west", sites, tmp_path / "s"), tmp_path).field == "plan"
+
+
+def test_other_architectures_and_other_classes(sites: Path, tmp_path: Path) -> None:
+    """What the plan allows is heard; another architecture or another number of classes is refused by name."""
+    plan = meeting_plan(Topology("mesh"))
+    other = meeting_plan(Topology("mesh"), architecture="cnn-w4")
+    larger = replace(plan, task=replace(plan.task, classes=(*plan.task.classes, "platelet")))
+    no = refused(plan, signed_for(plan, say(other, "west", sites, tmp_path / "other")), tmp_path)
+    assert no.field == "facts.architecture"
+    no = refused(plan, signed_for(plan, say(larger, "west", sites, tmp_path / "larger")), tmp_path)
+    assert no.field == "model/head.bias.shape"
+    mixed = meeting_plan(Topology("mesh"), architecture="west:cnn-w4,*:cnn-w8")
+    inbox = meeting.own_inbox(mixed, "north", PUBLIC, tmp_path / "mixed")
+    assert meeting.hear(mixed, "north", inbox, say(mixed, "west", sites, tmp_path / "mixed")).client == "west"
+
+
+def signed_for(plan: Plan, bundle: Path) -> bytes:
+    """The same tensors and facts, signed by west for this round."""
+    said = look_at(bundle).bundle
+    kept = load_model_of(bundle)
+    assert kept is not None
+    return pack("upload", "west", plan.digest, to_raw(kept[0].tensors), dict(said.facts), KEYS["west"])
+
+
+def test_keys_of_all_neighbours_are_needed_and_methods_that_relay(tmp_path: Path) -> None:
+    plan = meeting_plan(Topology("mesh"))
+    with pytest.raises(UsageError, match="no key for 'west'"):
+        meeting.own_inbox(plan, "north", {"south": PUBLIC["south"]}, tmp_path)
+    with pytest.raises(UsageError, match="fedavg needs a server"):
+        meeting.own_inbox(make_plan("fedavg"), "north", PUBLIC, tmp_path)
+
+
+def test_the_plans_limits_hold_here_too(sites: Path, tmp_path: Path) -> None:
+    plan = meeting_plan(Topology("mesh"))
+    data = say(plan, "west", sites, tmp_path).read_bytes()
+    small = meeting.own_inbox(replace(plan, limits=Limits(upload_bytes=len(data) - 1)), "north", PUBLIC, tmp_path / "n")
+    with pytest.raises(Rejected, match="at most"):
+        meeting.hear(plan, "north", small, data)
