@@ -38,6 +38,12 @@ class Stage(nn.Module):
 class Cnn(nn.Module):
     """Three stages of width w, 2w, 4w and a linear head on the flattened map."""
 
+    reads: ClassVar = (  # see slimming.py
+        ("stages.0.conv", "stages.0.bn", "stages.1.conv"),
+        ("stages.1.conv", "stages.1.bn", "stages.2.conv"),
+        ("stages.2.conv", "stages.2.bn", "head"),
+    )
+
     def __init__(self, image: tuple[int, int, int], classes: int, width: int = 32) -> None:
         super().__init__()
         channels, height, breadth = image

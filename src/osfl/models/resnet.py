@@ -41,6 +41,7 @@ class BasicBlock(nn.Module):
 
     expansion: ClassVar = 1
     folds: ClassVar = (("conv1", "bn1"), ("conv2", "bn2"))
+    reads: ClassVar = (("conv1", "bn1", "conv2"),)  # see slimming.py
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -60,6 +61,7 @@ class Bottleneck(nn.Module):
 
     expansion: ClassVar = 4
     folds: ClassVar = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"))
+    reads: ClassVar = (("conv1", "bn1", "conv2"), ("conv2", "bn2", "conv3"))
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
