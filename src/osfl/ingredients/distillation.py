@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.errors import TrainingError
-from osfl.ingredients.training import batches, decay
+from osfl.ingredients.training import After, batches, decay, step
 from osfl.meter import spend
 from osfl.models.flops import training_flops
 
@@ -50,39 +50,45 @@ def distil(
     weight_decay: float = 1e-4,
     temperature: float = 4.0,
     hard: float = 0.0,
+    soft: float = 1.0,
     schedule: str = "cosine",
     clip: float = 10.0,
     noise: float = 0.0,
     mirror: bool = False,
     ask: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    after: After | None = None,
+    track: bool = True,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Train the student in place on the pool: KD, plus `hard` times cross-entropy on the labels that images were made for.
+    """Train the student in place on the pool: `soft` times KD, plus `hard` times cross-entropy on the labels that images
+    were made for.
 
     `noise` and `mirror` change images each time they are shown. With `ask`, the teacher is asked about the changed image
     (the student then learns the teacher's function around the pool); without, it stands by what it said about the original.
+    `after` may change the weights after each step. Without `track`, batch norm stays as it was when the student came.
     """
     device = device or torch.device("cpu")
     student.to(device).train()
+    if not track:
+        _keep_statistics(student)
     optimizer = torch.optim.SGD(student.parameters(), lr, momentum=momentum, weight_decay=weight_decay)
     for epoch in range(epochs):
+        now = lr * decay(schedule, epoch, epochs)
         for group in optimizer.param_groups:
-            group["lr"] = lr * decay(schedule, epoch, epochs)
+            group["lr"] = now
         total = torch.zeros((), device=device)
         for index in batches(len(pool), batch_size, rng):
             inputs = _changed(pool.inputs[index], noise, mirror, rng).to(device)
             with torch.no_grad():
                 told = ask(inputs) if ask is not None else pool.teacher[index].to(device)
             answer = student(inputs)
-            loss = kd_loss(told, answer, temperature)
+            loss = soft * kd_loss(told, answer, temperature)
             if hard and pool.labels is not None:
                 loss = loss + hard * functional.cross_entropy(answer, pool.labels[index].to(device))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if clip:
-                nn.utils.clip_grad_norm_(student.parameters(), clip)
-            optimizer.step()
+            step(student, optimizer, loss, clip=clip)
+            if after is not None:
+                after(student, now)
             total += loss.detach()
         if not math.isfinite(float(total)):
             raise TrainingError(
@@ -92,6 +98,13 @@ def distil(
             progress(epoch + 1, epochs)
     spend(training_flops(student, tuple(pool.inputs.shape[1:])) * len(pool) * epochs)
     student.eval()
+
+
+def _keep_statistics(model: nn.Module) -> None:
+    """Batch norm answers as in evaluation, while its scale and shift learn."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
 
 
 def _changed(inputs: torch.Tensor, noise: float, mirror: bool, rng: torch.Generator) -> torch.Tensor:

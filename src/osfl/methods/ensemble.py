@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from osfl.ingredients.gathering import gather, members
 from osfl.ingredients.model_upload import Combine, ModelUpload, teacher_ensemble
 from osfl.ingredients.training import Training
 from osfl.protocol import Context, Payload, Release, Upload
@@ -29,17 +30,9 @@ class EnsembleOfClients(ModelUpload):
         return bool(self.settings.combine == "class_count")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        tensors = {f"{u.client}/{name}": tensor for u in uploads for name, tensor in u.payload.tensors.items()}
-        return Release(Payload(tensors, {"members": {u.client: dict(u.payload.facts) for u in uploads}}))
+        return Release(gather({upload.client: upload.payload for upload in uploads}))
 
     def build(self, payload: Payload) -> nn.Module:
-        uploads = [_member(payload, client) for client in sorted(payload.facts["members"])]
-        members = [super(EnsembleOfClients, self).build(upload.payload) for upload in uploads]
-        return teacher_ensemble(uploads, members, self.settings.combine, len(self.task.classes))
-
-
-def _member(payload: Payload, client: str) -> Upload:
-    """One client's upload, as it was before the server put all of them together."""
-    prefix = f"{client}/"
-    own = {name.removeprefix(prefix): tensor for name, tensor in payload.tensors.items() if name.startswith(prefix)}
-    return Upload(client, "", Payload(own, payload.facts["members"][client]))
+        uploads = [Upload(client, "", part) for client, part in members(payload).items()]
+        models = [super(EnsembleOfClients, self).build(upload.payload) for upload in uploads]
+        return teacher_ensemble(uploads, models, self.settings.combine, len(self.task.classes))

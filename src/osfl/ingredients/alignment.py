@@ -1,0 +1,140 @@
+"""Making a neighbour's model one's own: fine-tune it, prune it while it is pulled towards the own model, tune what is left.
+
+Between the tunings the loss is CE + λ Σ_shared ‖V_l - W_l'‖² + γ_sh Σ_shared ‖V_l‖_{2,1} + γ_un Σ_unshared ‖V_l‖_{2,1}.
+An optimizer step goes down the cross-entropy; both penalties follow as proximal steps (pruning.py), so that any strength is
+stable and zeros are exact. Layers are shared where shapes are equal: all of them within one architecture, some or none
+between two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from osfl.errors import TrainingError
+from osfl.ingredients.pruning import hold, layers_of, prunable, pruned_share, pull, shrink, silence
+from osfl.ingredients.training import After, classifier, fit
+from osfl.ingredients.trajectories import settled
+from osfl.models.naming import named
+from osfl.protocol import ClientId, Context, Payload, Shard, Task
+from osfl.storage import payload_digest
+
+_TUNING = ("optimizer", "momentum", "weight_decay", "schedule", "augment", "clip")  # as in local training
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How a neighbour's model is aligned; mixed into Settings. The paper gives none of these numbers."""
+
+    finetune_epochs: int = 5  # plain cross-entropy on the own images
+    prune_epochs: int = 5  # with both penalties
+    post_epochs: int = 5  # plain again; pruned filters stay pruned
+    align_lr: float = 1e-3
+    align_batch: int = 32
+    attraction: float = 1e-3  # λ_p, towards the own model's weights in shared layers
+    sparsity: float = 1e-4  # γ_sh of the group lasso in shared layers; 0: nothing is pruned there
+    sparsity_unshared: float = 5e-4  # γ_un in layers that the own model lacks
+    settle: bool = False  # re-estimate the neighbour's BN statistics on the own images first
+
+
+def alignment_problems(settings: Alignment) -> list[str]:
+    low = {"finetune_epochs": 0, "prune_epochs": 0, "post_epochs": 0, "align_batch": 2, "attraction": 0, "sparsity": 0,
+           "sparsity_unshared": 0}  # fmt: skip
+    found = [
+        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
+        for name, least in low.items()
+        if not getattr(settings, name) >= least
+    ]
+    if not settings.align_lr > 0:
+        found.append(f"setting 'align_lr': expected a positive number, got {settings.align_lr}")
+    return found
+
+
+def shared_layers(model: nn.Module, own: nn.Module) -> dict[str, str]:
+    """The model's layers that the own model has, too: of one name and shape, or else the next of that shape."""
+    free = {layer.name: layer.weight.shape for layer in layers_of(own)}
+    found: dict[str, str] = {}
+    for layer in layers_of(model):
+        like = [name for name, shape in free.items() if shape == layer.weight.shape]
+        if like:
+            found[layer.name] = layer.name if layer.name in like else like[0]
+            del free[found[layer.name]]
+    return found
+
+
+def likeness(model: nn.Module, own: nn.Module) -> float:
+    """Cosine of the shared layers' weights, flattened; 0 where nothing is shared."""
+    mine, theirs = {x.name: x.weight for x in layers_of(own)}, {x.name: x.weight for x in layers_of(model)}
+    pairs = shared_layers(model, own).items()
+    if not pairs:
+        return 0.0
+    a = torch.cat([theirs[name].detach().flatten().double() for name, _ in pairs])
+    b = torch.cat([mine[name].detach().flatten().double() for _, name in pairs])
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+
+
+def align(
+    model: nn.Module, own: nn.Module, shard: Shard, settings: Any, rng: torch.Generator, device: torch.device
+) -> float:
+    """All three stages in place; gives the share of filters that were pruned. `settings`: Training and Alignment."""
+
+    def tune(epochs: int, after: After | None) -> None:
+        if epochs:
+            recipe = replace(settings, epochs=epochs, lr=settings.align_lr, batch_size=settings.align_batch)
+            fit(model, shard.train, recipe, rng, device=device, after=after)
+
+    tune(settings.finetune_epochs, None)
+    tune(settings.prune_epochs, penalties(model.to(device), own.to(device), settings))
+    masks = silence(model)
+    layers = prunable(model)
+    tune(settings.post_epochs, lambda _, lr: hold(layers, masks))
+    return pruned_share(masks)
+
+
+def penalties(model: nn.Module, own: nn.Module, settings: Alignment) -> After:
+    """What follows each optimizer step of the middle stage: pull shared layers, then shrink all filters but the head's."""
+    shared, anchors = shared_layers(model, own), {layer.name: layer.weight.detach() for layer in layers_of(own)}
+    pulled = [(layer.weight, anchors[shared[layer.name]]) for layer in layers_of(model) if layer.name in shared]
+    shrunk = [(layer.weight, settings.sparsity if layer.name in shared else settings.sparsity_unshared)
+              for layer in prunable(model)]  # fmt: skip
+
+    def follow(_: nn.Module, lr: float) -> None:
+        for weight, anchor in pulled if settings.attraction else ():
+            pull(weight, anchor, lr * settings.attraction)
+        for weight, gamma in shrunk:
+            if gamma:
+                shrink(weight, lr * gamma)
+
+    return follow
+
+
+def aligned(
+    neighbour: ClientId, given: Payload, own: Payload, shard: Shard, settings: Any, task: Task, ctx: Context
+) -> Payload:
+    """A neighbour's model after alignment, as `given` was; `pruned` in the facts says how much. Kept by all that names it."""
+    recipe = {name: getattr(settings, name) for name in (*_TUNING, *(field.name for field in fields(Alignment)))}
+
+    def work() -> Payload:
+        model, mine = classifier(given, task), classifier(own, task)
+        if settings.settle:
+            model = settled(model, shard.train.images)
+        rng = ctx.generator("align", shard.client, neighbour)
+        try:
+            pruned = align(model, mine, shard, settings, rng, ctx.device)
+        except TrainingError as error:
+            error.client, error.field = neighbour, "align_lr"
+            error.fix = f"While {shard.client} aligned it; lower align_lr, or clip gradients (`--set clip=5`)."
+            raise
+        return Payload(named(model, "model"), {**given.facts, "pruned": round(pruned, 6)})
+
+    key: dict[str, Any] = {
+        "what": "aligned model", "client": shard.client, "data": shard.digest, "neighbour": neighbour,
+        "given": payload_digest(given), "own": payload_digest(own), "recipe": recipe, "seed": ctx.plan.seed,
+        "task": asdict(task),
+    }  # fmt: skip
+    if ctx.device.type != "cpu":
+        key["device"] = ctx.device.type
+    return ctx.once(key, work)

@@ -1,0 +1,297 @@
+"""FOL — neighbours meet once and swap models; each makes the best of what it got for its own images.
+
+Paper: Federated Oriented Learning, ICML 2025 (slides; no public code). No server: a neighbour's model is fine-tuned, pruned
+towards the own model and tuned again (`ingredients/alignment.py`); the best of them and of the own model on held-out images
+become an ensemble with weights on the simplex (`ingredients/selection.py`), which teaches the own model (`_taught`). FOL is the
+student, FOL-A the ensemble (`answer=ensemble`); FOL-N and FOL-AN are the same without alignment (`align=false`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from osfl.errors import TrainingError
+from osfl.ingredients.alignment import Alignment, aligned, alignment_problems, likeness
+from osfl.ingredients.bounds import Descent, head_descent, risk_gap
+from osfl.ingredients.distillation import Pool, distil
+from osfl.ingredients.ensembles import Ensemble, fast_logits
+from osfl.ingredients.gathering import gather, members
+from osfl.ingredients.model_upload import ModelUpload, digests_of
+from osfl.ingredients.neighbor_figures import meeting_figures
+from osfl.ingredients.pruning import layers_of, pull
+from osfl.ingredients.selection import Candidate, accuracy, best, simplex_weights
+from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, classifier, local_model
+from osfl.models.build import build_model
+from osfl.models.inputs import to_input
+from osfl.models.naming import ModelError, named
+from osfl.models.slimming import load_slim, slim
+from osfl.protocol import ClientId, Context, Json, Payload, Release, Shard, Upload, relayed
+
+MEMBERS = "members/"  # where the ensemble's models are in a personal payload, beside the student's `model/`
+
+
+@dataclass(frozen=True)
+class Settings(Training, Alignment):
+    batch_size: int = 32
+    weight_decay: float = 1e-3
+    schedule: Literal["steps", "cosine", "constant"] = "constant"
+    answer: Literal["student", "ensemble"] = "student"  # FOL or FOL-A: who answers in the end
+    align: bool = True  # false: FOL-N and FOL-AN, neighbours' models as they came
+    top: int = 3  # K: members of the ensemble, chosen among the neighbours and the own model
+    fit_on: Literal["train", "train+val"] = "train"  # images that the ensemble's weights are fitted on
+    student_epochs: int = 20
+    student_lr: float = 1e-3
+    student_batch: int = 32
+    temperature: float = 3.0  # T of the distillation
+    scaled: bool = False  # true: T² KL, so that gradients do not shrink with T
+    anchor: float = 1e-3  # λ ‖θ - θ_before‖²
+    mirror: bool = False  # the student sees mirrored images, too, and the ensemble is asked about them
+    noise: float = 0.0  # and with noise of this deviation (pixels in [-1, 1])
+    track: bool = False  # the student's BN statistics follow its batches; false: they stay as local training left them
+    rate_steps: int = 0  # above 0: so many steps of a convex head are measured against Theorem 2's rate
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One client among the candidates for its ensemble: itself first, then its neighbours by name."""
+
+    shard: Shard
+    pool: Mapping[ClientId, Payload]
+    models: Mapping[ClientId, nn.Module]
+    images: torch.Tensor  # the shard's, training images first
+    labels: torch.Tensor
+    logits: torch.Tensor  # (candidates, images, classes)
+
+    @property
+    def trained(self) -> slice:
+        return slice(len(self.shard.train))
+
+    @property
+    def judged(self) -> slice:
+        """Held-out images, or all where a client is too small to hold any out."""
+        return slice(len(self.shard.train), None) if len(self.shard.val) else slice(None)
+
+    def answers(self, names: Iterable[ClientId]) -> torch.Tensor:
+        places = list(self.models)
+        return self.logits[[places.index(name) for name in names]]
+
+    def scores(self) -> dict[ClientId, float]:
+        """Accuracy of every candidate on held-out images."""
+        return {name: accuracy(row[self.judged], self.labels[self.judged])
+                for name, row in zip(self.models, self.logits, strict=True)}  # fmt: skip
+
+
+class Fol(ModelUpload):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {
+            **CPU_TRAINING, "batch_size": 32, "settle": True, "finetune_epochs": 4, "prune_epochs": 4, "post_epochs": 2,
+            "align_lr": 0.02, "attraction": 0.01, "sparsity": 0.1, "sparsity_unshared": 0.2, "fit_on": "train+val",
+            "student_epochs": 10, "student_lr": 0.02, "scaled": True, "mirror": True,
+        },
+        "smoke": {
+            **SMOKE_TRAINING, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02, "sparsity": 1.0,
+            "student_epochs": 1, "student_lr": 0.02, "rate_steps": 5,
+        },
+    }  # fmt: skip
+    DEVIATIONS = (
+        "gates are folded into the weights; both penalties of the pruning stage are proximal steps after each optimizer step",
+        "the ensemble's weights are fitted by projected descent from the best member; the paper does not say how",
+        "λ ‖θ - θ_before‖² is a proximal step, too: any λ is stable",
+        "without validation images, candidates are scored on training images",
+        "E encounters exchange students, also where the ensemble answers",
+    )
+
+    # --- before the meeting ---
+
+    def problems(self, clients: int) -> list[str]:
+        s = self.settings
+        found = [*super().problems(clients), *alignment_problems(s)]
+        low = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "noise": 0, "rate_steps": 0}
+        found += [
+            f"setting {name!r}: expected at least {least}, got {getattr(s, name)}"
+            for name, least in low.items()
+            if not getattr(s, name) >= least
+        ]
+        return found + [
+            f"setting {name!r}: expected a positive number, got {getattr(s, name)}"
+            for name in ("student_lr", "temperature")
+            if not getattr(s, name) > 0
+        ]
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        return self._own(shard, ctx)
+
+    def _own(self, shard: Shard, ctx: Context) -> Payload:
+        """θ_before: the student of the encounter before, or the local model that all methods share."""
+        if ctx.previous is None:
+            return local_model(shard, self.task, self.settings, ctx)
+        tensors = {name: value for name, value in ctx.previous.tensors.items() if name.startswith("model/")}
+        return Payload(tensors, {name: ctx.previous.facts[name] for name in ("architecture", "samples")})
+
+    # --- the meeting ---
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        return relayed(self, uploads, ctx)
+
+    def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+        return gather({upload.client: upload.payload for upload in uploads})
+
+    # --- after the meeting ---
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        own = self._own(shard, ctx)
+        heard = members(release.for_client(shard.client))
+        if not heard:  # Q = 0 is Local
+            return ctx.previous or own
+        key: dict[str, Any] = {
+            "what": "fol", "settings": asdict(replace(self.settings, answer="student")), "client": shard.client,
+            "data": shard.digest, "models": digests_of([Upload(name, "", part) for name, part in heard.items()]),
+            "own": digests_of([Upload(shard.client, "", own)]), "seed": ctx.plan.seed, "task": asdict(self.task),
+            "device": ctx.device.type,
+        }  # fmt: skip
+        both = ctx.once(key, lambda: self._learn_from(heard, own, shard, ctx))
+        return both if self.settings.answer == "ensemble" else _student_of(both)
+
+    def _learn_from(self, heard: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Payload:
+        """Candidates, ensemble and student of one encounter, all in one payload."""
+        met = self._meet(heard, own, shard, ctx)
+        weights = self._weigh(met)
+        teacher = torch.tensordot(torch.tensor(list(weights.values())), met.answers(weights), 1)  # A_w, (images, classes)
+        student = self._taught(met, weights, teacher, ctx)
+        told = {
+            "candidates": {name: _short(score) for name, score in met.scores().items()},
+            "pruned": {name: part.facts["pruned"] for name, part in met.pool.items() if "pruned" in part.facts},
+            **self._measured(met, student, teacher),
+        }
+        ensemble = gather({name: _member(met, name, weight) for name, weight in weights.items()}, MEMBERS)
+        return Payload({**named(student, "model"), **ensemble.tensors}, {**own.facts, **ensemble.facts, "told": told})
+
+    def _meet(self, heard: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Meeting:
+        """Every neighbour's model made ready, and what all candidates say about the own images, each asked once."""
+        pool = {shard.client: own, **{name: self._prepared(name, heard[name], own, shard, ctx) for name in sorted(heard)}}
+        models = {name: classifier(payload, self.task) for name, payload in pool.items()}
+        images = torch.cat([shard.train.images, shard.val.images])
+        return Meeting(shard, pool, models, images, torch.cat([shard.train.labels, shard.val.labels]),
+                       fast_logits(list(models.values()), images, map=_one_by_one))  # fmt: skip
+
+    def _weigh(self, met: Meeting) -> dict[ClientId, float]:
+        """The K best candidates and their weights in A_w; who would have none is left out."""
+        mine = met.models[met.shard.client]
+        candidates = [Candidate(name, score, likeness(met.models[name], mine)) for name, score in met.scores().items()]
+        chosen = [candidate.name for candidate in best(candidates, self.settings.top)]
+        fitted = slice(None) if self.settings.fit_on == "train+val" else met.trained
+        weights = simplex_weights(met.answers(chosen)[:, fitted], met.labels[fitted])
+        return {name: float(w) for name, w in zip(chosen, weights, strict=True) if w > 0}
+
+    def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload:
+        """A neighbour's model ready to be judged; a broken one is refused by name."""
+        try:
+            classifier(given, self.task)
+        except ModelError as error:
+            error.client = name
+            raise
+        broken = [key for key, value in given.tensors.items() if not bool(torch.isfinite(value).all())]
+        if broken:
+            raise TrainingError("a neighbour's model holds numbers that are not finite", client=name, field=broken[0],
+                                fix="Ask for it again, or leave this neighbour out.")  # fmt: skip
+        return aligned(name, given, own, shard, self.settings, self.task, ctx) if self.settings.align else given
+
+    def _taught(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
+        """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images, from θ_before."""
+        s, before = self.settings, met.models[met.shard.client].to(ctx.device)
+        student = copy.deepcopy(before)
+        pairs = [(p, q.detach()) for p, q in zip(student.parameters(), before.parameters(), strict=True)]
+        ensemble = Ensemble([met.models[name] for name in weights], "logits", torch.tensor(list(weights.values())))
+
+        def stay_near(_: nn.Module, lr: float) -> None:
+            for parameter, anchor in pairs:
+                pull(parameter, anchor, lr * s.anchor)
+
+        distil(
+            student, Pool(to_input(met.shard.train.images), teacher[met.trained]), ctx.generator("student", met.shard.client),
+            epochs=s.student_epochs, batch_size=s.student_batch, lr=s.student_lr, momentum=s.momentum, weight_decay=0.0,
+            temperature=s.temperature, soft=1.0 if s.scaled else 1 / s.temperature**2, schedule=s.schedule, clip=s.clip,
+            mirror=s.mirror, noise=s.noise, ask=ensemble.to(ctx.device).eval() if s.mirror or s.noise else None,
+            after=stay_near, track=s.track, device=ctx.device,
+        )  # fmt: skip
+        before.cpu()
+        return student.cpu()
+
+    # --- what theory promises ---
+
+    def _measured(self, met: Meeting, student: nn.Module, teacher: torch.Tensor) -> dict[str, Json]:
+        """Theorem 1 on held-out images and, if asked for, Theorem 2 on the training images (`ingredients/bounds.py`)."""
+        answers = fast_logits([student], met.images[met.judged], map=_one_by_one)[0]
+        gap = asdict(risk_gap(teacher[met.judged], answers, met.labels[met.judged]))
+        told: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
+        if self.settings.rate_steps and self.settings.anchor:
+            descent = asdict(self._descent(met, teacher[met.trained]))
+            told["descent"] = {name: [_short(value) for value in row] for name, row in descent.items()}
+        return told
+
+    def _descent(self, met: Meeting, teacher: torch.Tensor) -> Descent:
+        """The last layer of the own model alone learns from the ensemble, its other layers stay."""
+        s, before = self.settings, met.models[met.shard.client]
+        last = layers_of(before)[-1].module
+        assert last.bias is not None
+        with torch.no_grad():
+            features = before.features(to_input(met.shard.train.images))  # type: ignore[operator]
+            head = torch.cat([last.weight, last.bias[:, None]], 1)
+        return head_descent(features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps)
+
+    def review(self, payloads: Mapping[ClientId, Payload]) -> dict[str, Json]:
+        """Pictures of all clients together: what they chose, what was pruned, and theory beside measurement."""
+        told = {client: payload.facts["told"] for client, payload in payloads.items() if "told" in payload.facts}
+        return meeting_figures(told, {client: _weights_of(payloads[client]).get(client, 0.0) for client in told})
+
+    # --- in the end ---
+
+    def build(self, payload: Payload) -> nn.Module:
+        parts = members(payload, MEMBERS) if self.settings.answer == "ensemble" else {}
+        if not parts:
+            return super().build(payload)
+        weights = torch.tensor([float(part.facts["weight"]) for part in parts.values()])
+        return Ensemble([self._slim_classifier(part) for part in parts.values()], "logits", weights).eval()
+
+    def _slim_classifier(self, payload: Payload) -> nn.Module:
+        model = build_model(str(payload.facts["architecture"]), self.task)
+        load_slim(model, payload.tensors, "model")
+        return model.eval()
+
+
+def _member(met: Meeting, name: ClientId, weight: float) -> Payload:
+    """A model of the ensemble without the filters that pruning has silenced."""
+    facts = {"architecture": met.pool[name].facts["architecture"], "weight": weight}
+    return Payload(named(slim(met.models[name]), "model"), facts)
+
+
+def _student_of(both: Payload) -> Payload:
+    """What is left where the student answers: its model, and what its client has seen."""
+    tensors = {name: value for name, value in both.tensors.items() if name.startswith("model/")}
+    facts = {name: value for name, value in both.facts.items() if name != "members"}
+    return Payload(tensors, {**facts, "weights": _weights_of(both)})
+
+
+def _weights_of(payload: Payload) -> dict[ClientId, float]:
+    """w of the ensemble, whether or not its members are still there."""
+    found: dict[ClientId, float] = payload.facts.get("weights") or {
+        name: facts["weight"] for name, facts in payload.facts["members"].items()
+    }
+    return found
+
+
+def _one_by_one(work: Any, items: Any) -> list[Any]:
+    """Clients already run side by side when they personalize."""
+    return [work(item) for item in items]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

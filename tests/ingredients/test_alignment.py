@@ -1,0 +1,105 @@
+"""Aligning a neighbour's model: what its three stages guarantee, and what two architectures share."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+from osfl.errors import TrainingError
+from osfl.ingredients.alignment import Alignment, align, aligned, alignment_problems, likeness, penalties, shared_layers
+from osfl.ingredients.pruning import layers_of, prunable
+from osfl.ingredients.training import Training, fit
+from osfl.models.build import build_model
+from osfl.models.naming import named
+from osfl.protocol import Payload
+
+from ..methods.conftest import TASK, context, shard
+
+CPU = torch.device("cpu")
+
+
+
+@dataclass(frozen=True)
+class Settings(Training, Alignment):
+    pass
+
+
+SMALL = Settings(architecture="cnn-w8", align_lr=0.05, finetune_epochs=1, prune_epochs=2, post_epochs=1, batch_size=8,
+                 align_batch=8, schedule="constant")  # fmt: skip
+
+
+def model(seed: int, architecture: str = "cnn-w8") -> nn.Module:
+    return build_model(architecture, TASK, torch.Generator().manual_seed(seed))
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(9)
+
+
+def test_without_penalties_pruning_is_fine_tuning() -> None:
+    settings = replace(SMALL, attraction=0.0, sparsity=0.0, sparsity_unshared=0.0, finetune_epochs=0, post_epochs=0)
+    one, other = model(1), model(1)
+    assert align(one, model(0), shard("a"), settings, rng(), CPU) == 0.0
+    fit(other, shard("a").train, replace(settings, epochs=2, lr=0.05, batch_size=8), rng())
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_sparsity_prunes_and_tuning_keeps_it() -> None:
+    tuned = model(1)
+    share = align(tuned, model(0), shard("a"), replace(SMALL, attraction=0.0, sparsity=3.0, post_epochs=3), rng(), CPU)
+    assert 0 < share < 1
+    silent = [(layer, (layer.weight.flatten(1) == 0).all(1)) for layer in prunable(tuned)]
+    assert sum(int(mask.sum()) for _, mask in silent) / sum(mask.numel() for _, mask in silent) == pytest.approx(share)
+    assert all(bool((t[mask] == 0).all()) for layer, mask in silent for t in layer.speakers())
+    tuned.train()
+    assert bool(torch.isfinite(tuned(torch.zeros(2, *TASK.image))).all())
+
+
+def test_strong_attraction_ends_at_the_own_model() -> None:
+    own, tuned = model(0), model(1)
+    settings = replace(SMALL, attraction=1e9, sparsity=0.0, sparsity_unshared=0.0, post_epochs=0)
+    align(tuned, own, shard("a"), settings, rng(), CPU)
+    for mine, theirs in zip(layers_of(own), layers_of(tuned), strict=True):
+        assert torch.allclose(mine.weight, theirs.weight, atol=1e-6)
+    assert likeness(tuned, own) == pytest.approx(1.0)
+
+
+def test_one_architecture_shares_all_layers_by_name() -> None:
+    names = [layer.name for layer in layers_of(model(0))]
+    assert shared_layers(model(0), model(1)) == dict(zip(names, names, strict=True))
+
+
+def test_two_architectures_share_layers_of_equal_shape_each_once() -> None:
+    wide, own = model(0, "resnet18-w8"), model(1)
+    shared = shared_layers(wide, own)
+    assert shared["conv1"] == "stages.0.conv"  # 8 filters of 1 x 3 x 3
+    assert len(set(shared.values())) == len(shared) < len(layers_of(wide))
+    assert shared_layers(model(0, "vit-p4-w16-d1-h2"), own) == {}
+    assert likeness(model(0, "vit-p4-w16-d1-h2"), own) == 0.0
+
+
+def test_layers_that_the_own_model_lacks_feel_only_their_own_sparsity() -> None:
+    wide, own = model(0, "resnet18-w8"), model(1)
+    before = {layer.name: layer.weight.detach().clone() for layer in layers_of(wide)}
+    shared = shared_layers(wide, own)
+    penalties(wide, own, replace(SMALL, attraction=0.0, sparsity=0.0, sparsity_unshared=2.0))(wide, 0.1)
+    for layer in prunable(wide):
+        norms = torch.linalg.vector_norm(layer.weight.flatten(1), dim=1)
+        first = torch.linalg.vector_norm(before[layer.name].flatten(1), dim=1)
+        expected = first if layer.name in shared else (first - 0.2).clamp_min(0)
+        assert torch.allclose(norms, expected, atol=1e-5)
+    assert torch.equal(layers_of(wide)[-1].weight, before[layers_of(wide)[-1].name])
+
+
+def test_a_model_that_diverges_is_refused_with_its_sender() -> None:
+    given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
+    settings = replace(SMALL, align_lr=1e25)
+    with pytest.raises(TrainingError) as caught:
+        aligned("b", given, own, shard("a"), settings, TASK, context(settings, "ab"))
+    assert (caught.value.client, caught.value.field) == ("b", "align_lr") and "a aligned it" in str(caught.value)
+
+
+def test_bad_settings_are_named() -> None:
+    wrong = replace(SMALL, prune_epochs=-1, align_batch=1, sparsity=-0.1, align_lr=0.0)
+    assert [p.split("'")[1] for p in alignment_problems(wrong)] == ["prune_epochs", "align_batch", "sparsity", "align_lr"]

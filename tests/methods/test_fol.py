@@ -1,0 +1,324 @@
+"""FOL: invariants of the methods sheet 4.3, tests 19 to 21, its variants, encounters, and neighbours that are no good."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from osfl.errors import OsflError, TrainingError
+from osfl.ingredients.ensembles import Ensemble
+from osfl.ingredients.gathering import gather, members
+from osfl.ingredients.selection import ensemble_loss
+from osfl.ingredients.training import local_model
+from osfl.methods.fol import Fol, Settings
+from osfl.models.inputs import to_input
+from osfl.plan import resolve_settings
+from osfl.protocol import Context, Dataset, Payload, Release, Shard, Topology, Upload
+from osfl.storage import payload_digest
+from osfl.workers import compute_threads
+
+from .conftest import TASK, context, shard
+
+SMOKE: Settings = resolve_settings(Fol, "smoke")
+CLIENTS = "abcd"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with compute_threads(1):
+        yield
+
+
+def held(client: str, seed: int = 0, n: int = 24) -> Shard:
+    """A shard with held-out images."""
+    one, other = shard(client, n, seed), shard(client, 12, seed + 100)
+    return replace(one, val=other.train, digest=f"{one.digest}-held")
+
+
+def shards(clients: str = CLIENTS) -> dict[str, Shard]:
+    return {c: held(c, i) for i, c in enumerate(clients)}
+
+
+def uploads(settings: Settings, clients: str = CLIENTS) -> list[Upload]:
+    method, ctx = Fol(TASK, settings), context(settings, clients)
+    return [Upload(c, "", method.client_phase(s, ctx)) for c, s in shards(clients).items()]
+
+
+def personal(settings: Settings, client: str = "a", ups: list[Upload] | None = None, ctx: Context | None = None) -> Payload:
+    method, ctx = Fol(TASK, settings), ctx or context(settings, CLIENTS)
+    release = method.server_phase(ups if ups is not None else uploads(settings), ctx)
+    return method.personalize(release, shards()[client], ctx)
+
+
+def remembering(kept: dict[str, Payload]) -> Callable[[Any, Callable[[], Payload]], Payload]:
+    """`ctx.once` in memory."""
+
+    def once(key: Any, make: Callable[[], Payload]) -> Payload:
+        name = repr(key)
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    return once
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_everybody_hears_the_models_of_its_neighbours_as_they_were_sent() -> None:
+    ups = uploads(SMOKE)
+    release = Fol(TASK, SMOKE).server_phase(ups, context(SMOKE, CLIENTS))
+    assert not release.shared.tensors
+    for client in CLIENTS:
+        heard = members(release.for_client(client))
+        assert sorted(heard) == [c for c in CLIENTS if c != client]
+        assert all(same(heard[u.client].tensors, u.payload.tensors) for u in ups if u.client != client)
+
+
+def test_a_topology_decides_who_is_heard() -> None:
+    ctx = context(SMOKE, CLIENTS)
+    ring = replace(ctx, plan=replace(ctx.plan, topology=Topology("ring")))
+    release = Fol(TASK, SMOKE).server_phase(uploads(SMOKE), ring)
+    assert sorted(members(release.for_client("a"))) == ["b", "d"]
+
+
+# --- test 21 and the invariants of 4.3 ---
+
+
+@pytest.mark.parametrize("answer", ["student", "ensemble"])
+def test_without_neighbours_it_is_local(answer: str) -> None:
+    settings = replace(SMOKE, answer=answer)
+    ctx, method = context(settings, "a"), Fol(TASK, settings)
+    alone = uploads(settings, "a")
+    found = method.personalize(method.server_phase(alone, ctx), shards("a")["a"], ctx)
+    assert payload_digest(found) == payload_digest(local_model(shards("a")["a"], TASK, settings, ctx))
+    assert not isinstance(method.build(found), Ensemble)
+
+
+def test_the_own_model_is_a_candidate_and_the_best_candidate_is_in() -> None:
+    found = personal(replace(SMOKE, answer="ensemble"))
+    scores = found.facts["told"]["candidates"]
+    assert set(scores) == set(CLIENTS)
+    chosen = personal(replace(SMOKE, answer="ensemble", top=1))
+    (only,) = chosen.facts["members"]
+    assert scores[only] == max(scores.values()) >= scores["a"]
+    assert chosen.facts["members"][only]["weight"] == 1.0
+
+
+def test_one_member_answers_as_that_candidate() -> None:
+    settings = replace(SMOKE, answer="ensemble", top=1, align=False)
+    ups = uploads(settings)
+    found = personal(settings, ups=ups)
+    (only,) = found.facts["members"]
+    method, x = Fol(TASK, settings), to_input(shards()["a"].val.images)
+    sent = replace(settings, answer="student")
+    with torch.no_grad():
+        expected = Fol(TASK, sent).build(next(u.payload for u in ups if u.client == only))(x)
+        assert torch.allclose(method.build(found)(x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("align", [True, False])
+def test_the_ensemble_is_no_worse_on_its_images_than_its_best_member(align: bool) -> None:
+    settings = replace(SMOKE, answer="ensemble", align=align)
+    built, data = Fol(TASK, settings).build(personal(settings)), shards()["a"].train
+    assert isinstance(built, Ensemble)
+    with torch.no_grad():
+        logits = torch.stack([m(to_input(data.images)) for m in built.members]).double()
+    weights = built.weights.double()
+    assert bool((weights > 0).all()) and float(weights.sum()) == pytest.approx(1)
+    alone = [float(ensemble_loss(v, logits, data.labels)) for v in torch.eye(len(logits)).double()]
+    assert float(ensemble_loss(weights, logits, data.labels)) <= min(alone) + 1e-6
+
+
+def test_a_student_of_its_own_model_learns_nothing() -> None:
+    """The ensemble is the own model alone: KL and its gradient are zero from the start."""
+    settings = replace(SMOKE, top=1, align=False, student_epochs=3)
+    ups = uploads(settings)
+    mine = next(u.payload for u in ups if u.client == "a")
+    copies = [Upload(u.client, "", mine) for u in ups]  # identical neighbours: ties, and the own model is most alike
+    found = personal(settings, ups=copies)
+    assert found.facts["weights"] == {"a": 1.0}
+    assert len(set(found.facts["told"]["candidates"].values())) == 1
+    trained = [name for name in mine.tensors if "num_batches" not in name]
+    assert all(torch.allclose(found.tensors[name], mine.tensors[name], atol=1e-5) for name in trained)
+    gap = found.facts["told"]["gap"]
+    assert max(gap.values()) < 1e-3
+
+
+def test_a_strong_anchor_keeps_the_student_where_it_was() -> None:
+    settings = replace(SMOKE, anchor=1e9, student_epochs=2)
+    ups = uploads(settings)
+    mine = next(u.payload for u in ups if u.client == "a")
+    held_fast = personal(settings, ups=ups)
+    assert all(torch.allclose(held_fast.tensors[n], mine.tensors[n], atol=1e-6) for n in mine.tensors)
+    free = personal(replace(settings, anchor=0.0), ups=ups)
+    assert not same(free.tensors, mine.tensors)
+
+
+def test_ties_are_broken_by_likeness_whatever_the_order() -> None:
+    settings = replace(SMOKE, align=False)
+    ups = uploads(settings)
+    one, other = personal(settings, ups=ups), personal(settings, ups=ups[::-1])
+    assert payload_digest(one) == payload_digest(other)
+
+
+def test_theory_is_kept_beside_measurement() -> None:
+    told = personal(SMOKE).facts["told"]
+    assert 0 <= told["gap"]["risk"] <= told["gap"]["variation"] <= told["gap"]["bound"]
+    measured, promised = told["descent"]["measured"], told["descent"]["promised"]
+    assert len(measured) == SMOKE.rate_steps + 1
+    assert all(m <= p + 1e-6 for m, p in zip(measured, promised, strict=True))
+
+
+def test_the_report_gets_pictures_of_all_clients() -> None:
+    found = Fol(TASK, SMOKE).review({"a": personal(SMOKE), "b": personal(SMOKE, "b"), "alone": Payload({}, {})})
+    kinds = {title: figure["kind"] for title, figure in found.items()}
+    assert sorted(kinds.values()) == ["histogram", "histogram", "lines", "lines"]
+    weights = next(figure for title, figure in found.items() if "own model" in title)
+    assert sum(weights["series"]["clients"]) == 2
+    assert Fol(TASK, SMOKE).review({"alone": Payload({}, {})}) == {}
+
+
+# --- pruning, variants, architectures ---
+
+
+def test_pruned_filters_are_gone_in_what_the_ensemble_keeps() -> None:
+    settings = replace(SMOKE, answer="ensemble", sparsity=22.0, top=4, finetune_epochs=4, post_epochs=12)
+    found = personal(settings)
+    pruned = found.facts["told"]["pruned"]
+    parts = members(found, "members/")
+    lean = [name for name, part in parts.items() if pruned.get(name)]
+    assert lean, "nothing was pruned: the test shows nothing"
+    whole = sum(t.numel() for t in uploads(settings)[0].payload.tensors.values())
+    assert all(sum(t.numel() for t in parts[name].tensors.values()) < whole for name in lean)
+    answers = Fol(TASK, settings).build(found)(to_input(shards()["a"].val.images))
+    assert bool(torch.isfinite(answers).all())
+
+
+def test_the_student_and_the_ensemble_are_made_once() -> None:
+    kept: dict[str, Payload] = {}
+    ups, ctx = uploads(SMOKE), replace(context(SMOKE, CLIENTS), once=remembering(kept))
+    student = personal(SMOKE, ups=ups, ctx=ctx)
+    made = len(kept)
+    ensemble = personal(replace(SMOKE, answer="ensemble"), ups=ups, ctx=ctx)
+    assert len(kept) == made
+    assert same(student.tensors, {n: t for n, t in ensemble.tensors.items() if n.startswith("model/")})
+    personal(replace(SMOKE, top=1), ups=ups, ctx=ctx)
+    assert len(kept) == made + 1  # aligned models serve any ensemble
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"align": False}, {"fit_on": "train+val"}, {"mirror": True}, {"noise": 0.1}, {"track": True}, {"scaled": True},
+     {"settle": True}, {"top": 9}, {"student_epochs": 0}, {"prune_epochs": 0, "finetune_epochs": 0, "post_epochs": 0},
+     {"rate_steps": 0}],
+)  # fmt: skip
+def test_variants_run(change: dict[str, Any]) -> None:
+    settings = replace(SMOKE, answer="ensemble", **change)
+    model = Fol(TASK, settings).build(personal(settings))
+    assert bool(torch.isfinite(model(to_input(shards()["a"].val.images))).all())
+
+
+def test_neighbours_of_other_architectures_take_part() -> None:
+    settings = replace(SMOKE, architecture="a:cnn-w8,b:resnet18-w4,*:vit-p4-w16-d1-h2", answer="ensemble", top=4)
+    found = personal(settings)
+    assert set(found.facts["told"]["candidates"]) == set(CLIENTS)
+    assert bool(torch.isfinite(Fol(TASK, settings).build(found)(to_input(shards()["a"].val.images))).all())
+
+
+def test_a_client_without_held_out_images_still_chooses() -> None:
+    method, ctx = Fol(TASK, SMOKE), context(SMOKE, CLIENTS)
+    release = method.server_phase(uploads(SMOKE), ctx)
+    assert "told" in method.personalize(release, shard("a"), ctx).facts
+
+
+# --- encounters ---
+
+
+def test_the_next_encounter_starts_from_the_student() -> None:
+    for answer in ("student", "ensemble"):
+        settings = replace(SMOKE, answer=answer)
+        first = personal(settings)
+        again = replace(context(settings, CLIENTS), previous=first)
+        sent = Fol(TASK, settings).client_phase(shards()["a"], again)
+        assert same(sent.tensors, {n: t for n, t in first.tensors.items() if n.startswith("model/")})
+        assert sent.facts == uploads(settings)[0].payload.facts
+        nobody = Release(Payload({}), {})
+        assert Fol(TASK, settings).personalize(nobody, shards()["a"], again) is first
+
+
+# --- neighbours that are no good ---
+
+
+def spoiled(change: Any) -> Release:
+    ups = {u.client: u.payload for u in uploads(SMOKE)}
+    ups["c"] = change(ups["c"])
+    return Release(Payload({}), {"a": gather({c: ups[c] for c in "bc"})})
+
+
+def with_nan(payload: Payload) -> Payload:
+    tensors = {name: value.clone() for name, value in payload.tensors.items()}
+    tensors["model/head.bias"][0] = float("nan")
+    return Payload(tensors, payload.facts)
+
+
+def of_other_classes(payload: Payload) -> Payload:
+    wide = {n: torch.zeros(5, *v.shape[1:]) if "head" in n else v for n, v in payload.tensors.items()}
+    return Payload(wide, payload.facts)
+
+
+def of_unknown_architecture(payload: Payload) -> Payload:
+    return Payload(payload.tensors, {**payload.facts, "architecture": "resnet18-w4"})
+
+
+@pytest.mark.parametrize("change", [with_nan, of_other_classes, of_unknown_architecture])
+def test_a_broken_neighbour_is_refused_by_name(change: Any) -> None:
+    with pytest.raises(OsflError) as caught:
+        Fol(TASK, SMOKE).personalize(spoiled(change), shards()["a"], context(SMOKE, CLIENTS))
+    assert caught.value.client == "c" and caught.value.field and caught.value.fix
+    assert isinstance(caught.value, TrainingError) == (change is with_nan)
+
+
+def test_bad_settings_are_named() -> None:
+    wrong = replace(SMOKE, top=0, anchor=-1.0, temperature=0.0, post_epochs=-1)
+    named = {p.split("'")[1] for p in Fol(TASK, wrong).problems(3)}
+    assert named == {"top", "anchor", "temperature", "post_epochs"}
+
+
+# --- does it help? ---
+
+
+def stripes(client: str, n: int, seed: int) -> Shard:
+    """Few noisy images of three patterns: a client alone cannot tell pattern from noise."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 3
+    patterns = torch.zeros(3, 1, 8, 8)
+    patterns[0, :, ::2], patterns[1, :, :, ::2], patterns[2, :, 2:6, 2:6] = 1, 1, 1
+    images = 110 + 50 * patterns[labels] + 55 * torch.randn(n, 1, 8, 8, generator=rng)
+    data = Dataset(images.clamp(0, 255).to(torch.uint8), labels)
+    third = n // 3
+    return Shard(client, data.subset(torch.arange(third, n)), data.subset(torch.arange(third)), f"{client}-{seed}-{n}")
+
+
+def test_few_images_a_client_and_neighbours_help() -> None:
+    """Mean accuracy over six clients of twelve training images: ensemble and student above local."""
+    clients = "abcdef"
+    settings = replace(resolve_settings(Fol, "cpu"), architecture="cnn-w8", epochs=8, align_lr=0.03)
+    method, ctx = Fol(TASK, settings), replace(context(settings, clients), once=remembering({}))
+    local = {c: stripes(c, 18, i) for i, c in enumerate(clients)}
+    test = stripes("test", 600, 99).train
+    ups = [Upload(c, "", method.client_phase(s, ctx)) for c, s in local.items()]
+    release = method.server_phase(ups, ctx)
+
+    def mean(models: list[torch.nn.Module]) -> float:
+        with torch.no_grad():
+            return sum(float((m(to_input(test.images)).argmax(1) == test.labels).float().mean()) for m in models) / len(models)
+
+    joint = Fol(TASK, replace(settings, answer="ensemble"))
+    alone = mean([method.build(u.payload) for u in ups])
+    student = mean([method.build(method.personalize(release, s, ctx)) for s in local.values()])
+    ensemble = mean([joint.build(joint.personalize(release, s, ctx)) for s in local.values()])
+    assert ensemble > alone + 0.03 and student > alone + 0.01, (alone, student, ensemble)
