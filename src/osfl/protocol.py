@@ -312,6 +312,15 @@ def relay_to(method: Relaying, client: ClientId, uploads: Sequence[Upload], ctx:
 
 
 @runtime_checkable
+class Reviewing(Protocol):
+    """Optional, for methods whose clients note in their payloads what only all of them together show."""
+
+    def review(self, payloads: Mapping[ClientId, Payload]) -> Mapping[str, Json]:
+        """Figures by title (see osfl.reports.figures), made of the clients' finished payloads."""
+        ...
+
+
+@runtime_checkable
 class Previewing(Protocol):
     """Optional, for `osfl inspect`: what a message looks like, as figures by title (see osfl.reports.figures)."""
 

@@ -41,6 +41,7 @@ from osfl.protocol import (
     Payload,
     Plan,
     Progress,
+    Reviewing,
     Shard,
     Task,
     Tokenizing,
@@ -333,7 +334,7 @@ def _evaluation(
         "scores": scores,
         "costs": {**_costs(traffic, round), **exchanged},  # type: ignore[typeddict-item]
         "environment": {},
-        "figures": round.figures(),
+        "figures": round.figures() | (dict(method.review(payloads)) if isinstance(method, Reviewing) else {}),
     }
     if judged is not None:
         result["generators"] = judged
