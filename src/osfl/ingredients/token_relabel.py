@@ -45,6 +45,7 @@ from osfl.models.architectures import parse
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_images
+from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
 from osfl.protocol import Context, Dataset, Json, Payload, Upload
 
@@ -55,7 +56,7 @@ _SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two
 class VitStudent(Student, VitPixels):
     """The server's part of a method that inverts ViTs; defaults are FedMITR's."""
 
-    init: Literal["random", "average"] = "average"  # not published; its tables suggest one-round FedAvg
+    init: Literal["random", "average", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
     teacher: Combine = "logits"  # what is averaged over clients; class_count adds class counts to the upload
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
@@ -196,7 +197,12 @@ class PatchServer:
         for epoch in range(self.settings.server_epochs):
             self.dream(epoch)
             self.study(epoch)
+            self.ctx.milestone(epoch + 1, self.settings.server_epochs, self.release)
             self.ctx.progress("server epochs", epoch + 1, self.settings.server_epochs)
+
+    def release(self) -> Payload:
+        """The student as it is now."""
+        return Payload(named(self.student, "model"), {"architecture": self.architecture})
 
     # --- images ---
 
@@ -318,7 +324,7 @@ class PatchServer:
         """Pairs: a synthetic image, and the same with its dropped patches blanked (Fig. 6)."""
         first = [int((newest.makers == i).nonzero()[0]) for i in range(len(self.clients))][:12]
         x, inside = newest.images[first].float(), pixels_of(newest.keep[first], self.student.grid, self.student.patch)
-        pairs = torch.cat([x, torch.where(inside > 0, x, 1.0)], 3)
+        pairs = torch.cat([x, x.new_ones(*x.shape[:3], 2), torch.where(inside > 0, x, 1.0)], 3)  # white between them
         names = [f"{self.clients[int(newest.makers[i])]}: {self.task.classes[int(newest.labels[i])]}" for i in first]
         count, total = newest.keep.shape[1], self.student.patches
         note = f"Left as made, right without the {total - count} of {total} patches that were stopped."
