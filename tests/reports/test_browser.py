@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from osfl.evaluation.comparison import summarize
+from osfl.evaluation.gains import gains_over, with_gains
 from osfl.reports.comparison import write_comparison
 from osfl.reports.page import write_report
 
@@ -67,10 +68,12 @@ def pages(sample, demo_runs, tmp_path_factory) -> dict[str, str]:
     for clients, classes, odd in ((2, 2, True), (5, 8, False), (20, 10, True), (20, 100, False)):
         shown = {"figures": classes == 8, "generators": clients > 2}
         result = sample(clients=clients, classes=classes, odd=odd, personalized=odd, **shown)
+        alone = sample("local_only", clients=clients, classes=classes, odd=odd, accuracy=0.7)
+        result = {**result, "gains": gains_over(result, alone)}
         name = f"run of {clients} clients, {classes} classes"
         written[name] = write_report(result, folder / name, references if classes > 2 else ())
     for methods in (1, 5, 25):  # the last with generators
-        results = demo_runs(methods, seeds=2)
+        results = with_gains(demo_runs(methods, seeds=2))
         name = f"comparison of {methods}"
         written[name] = write_comparison(summarize(results, command="osfl compare"), results, folder / name)
     return {name: path.read_text(encoding="utf-8") for name, path in written.items()}

@@ -49,7 +49,7 @@ def report(
     """Write report/index.html again for each run, and one page that compares them."""
     from osfl.reports.markdown import comparison_markdown
 
-    runs = _labelled(_runs(folders))
+    runs = _with_gains(_labelled(_runs(folders)))
     where = _redraw(runs)
     if len(runs) == 1 and not markdown:
         put_json(runs[0].result) if format == "json" else show_run(runs[0].result, runs[0].folder)
@@ -115,7 +115,14 @@ def _labelled(runs: Sequence[Finished]) -> list[Finished]:
     return [replace(run, label=name) for run, name in zip(runs, group_names([r.result for r in runs]), strict=True)]
 
 
+def _with_gains(runs: Sequence[Finished]) -> list[Finished]:
+    from osfl.evaluation.gains import with_gains
+
+    return [replace(run, result=result) for run, result in zip(runs, with_gains([r.result for r in runs]), strict=True)]
+
+
 def _redraw(runs: Sequence[Finished]) -> list[Path]:
+    from osfl.evaluation.gains import same_shards
     from osfl.reports.model_card import write_model_card
     from osfl.reports.page import write_report
 
@@ -124,16 +131,11 @@ def _redraw(runs: Sequence[Finished]) -> list[Path]:
         others: list[Result] = [
             {**other.result, "method": other.label}
             for other in runs
-            if other is not run and _same_shards(other.result, run.result)
+            if other is not run and same_shards(other.result, run.result)
         ]
         written.append(write_report(run.result, run.folder / "report", others))
         write_model_card(run.result, run.folder)
     return written
-
-
-def _same_shards(one: Result, other: Result) -> bool:
-    """Runs that may stand beside each other as references."""
-    return one["seed"] == other["seed"] and one["clients"] == other["clients"] and one["task"] == other["task"]
 
 
 def _compare(runs: Sequence[Finished], target: Path, command: str) -> dict[str, Any]:

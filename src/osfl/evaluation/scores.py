@@ -147,6 +147,7 @@ def spread(values: Mapping[ClientId, float]) -> Spread:
     return {
         "mean": float(numbers.mean()),
         "std": float(numbers.std()),
+        "median": float(np.median(numbers)),
         "worst": values[worst],
         "worst_client": worst,
         "values": dict(values),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from osfl.reports.words import NOTHING, PERCENT, count, decimal, percent, seconds, size
+from osfl.reports.words import NOTHING, PERCENT, POINTS, count, decimal, percent, seconds, signed, size
 
 POOLED = "centralized"  # trains on all images in one place: the bar to reach, so it never wins a column
 
@@ -29,7 +29,10 @@ COLUMNS = (
     Column("scores.global.accuracy", "Accuracy", percent, max),
     Column("scores.global.auroc", "AUROC", decimal, max),
     Column("scores.clients.own.mean", "Own mean", percent, max),
+    Column("scores.clients.own.median", "Own median", percent, max),
     Column("scores.clients.own.worst", "Worst client", percent, max),
+    Column("gains.mean", "Gain", signed, max),
+    Column("gains.share", "Clients that gain", percent, max),
     Column("tokens.overall.mmd", "MMD", lambda value: decimal(value, 4), min),
     Column("costs.upload_bytes", "Up", size, min, sent_only=True),
     Column("costs.download_bytes", "Down", size, min, sent_only=True),
@@ -94,7 +97,7 @@ def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Ce
     if value is None:
         return Cell(NOTHING)
     told = std and (entry.get("n") or 0) > 1 and not column.is_cost  # the spread of costs would crowd out the table
-    spread = f"± {column.words(std).removesuffix(PERCENT)}" if told else ""
+    spread = f"± {column.words(std).removesuffix(PERCENT).removesuffix(POINTS).lstrip('+')}" if told else ""
     # Compared as shown: two values that read the same are both best.
     wins = best is not None and not is_pooled(name) and column.words(value) == column.words(best)
     return Cell(column.words(value), spread, wins)

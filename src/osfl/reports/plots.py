@@ -4,6 +4,7 @@ from osfl.reports.bars import bars
 from osfl.reports.clouds import cloud
 from osfl.reports.curves import histogram, lines
 from osfl.reports.grids import confusion, heatmap
+from osfl.reports.ranked import ranked
 from osfl.reports.scatter import Point, scatter
 
-__all__ = ["Point", "bars", "cloud", "confusion", "heatmap", "histogram", "lines", "scatter"]
+__all__ = ["Point", "bars", "cloud", "confusion", "heatmap", "histogram", "lines", "ranked", "scatter"]

@@ -22,6 +22,11 @@ def points(value: float) -> str:
     return f"{100 * value:.1f}{POINTS}"
 
 
+def signed(value: float | None) -> str:
+    """The same where it matters which way it goes: +1.5 points."""
+    return NOTHING if value is None else f"{'+' if value > 0 else ''}{points(value)}"
+
+
 def decimal(value: float | None, digits: int = 3) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
 

@@ -1,0 +1,56 @@
+"""Who gains and who loses, as pages say it; and how scores grow from one encounter to the next."""
+
+from __future__ import annotations
+
+import re
+
+from osfl.evaluation.comparison import summarize
+from osfl.evaluation.gains import with_gains
+from osfl.reports.comparison import write_comparison
+from osfl.reports.gains import encounter_figures, gains_section
+from osfl.reports.page import write_report
+from osfl.reports.plots import ranked
+
+
+def text_of(path) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", path.read_text(encoding="utf-8"))).replace("\xa0", " ")
+
+
+def told(sample):
+    own = {"mean": 0.1, "median": 0.2, "worst": -0.3, "worst_client": "client-04", "share": 0.6, "share_that_loses": 0.2,
+           "everyone": -0.015, "over": "local_only", "values": {"a": 0.5, "b": 0.2, "c": 0.1, "d": -0.3, "e": 0.0}}  # fmt: skip
+    return {**sample("fol"), "gains": own}
+
+
+def test_a_run_says_who_gains(sample, tmp_path) -> None:
+    assert gains_section(sample()) == {"gains": None}
+    assert "Who gains" not in text_of(write_report(sample(), tmp_path / "without"))
+    text = text_of(write_report(told(sample), tmp_path / "with"))
+    assert "3 of 5 clients gain over training alone (60 %), 1 lose. Mean +10.0 points, median +20.0 points" in text
+    assert "least: client-04, -30.0 points. On the images of everybody: -1.5 points." in text
+
+
+def test_bars_are_sorted_and_who_loses_is_below_the_line() -> None:
+    drawn = ranked({"a": -0.1, "b": 0.3, "c": 0.0}, what="w", y_label="y")
+    assert drawn.index("b: +30.0") < drawn.index("a: -10.0") and "c: " not in drawn
+    tops = [float(y) for y in re.findall(r'<rect x="[\d.]+" y="([\d.]+)"', drawn)]
+    assert tops[0] < tops[1]
+    assert ranked({f"client-{i}": 0.1 for i in range(70)}, what="w", y_label="y").count("<rect") == 70
+
+
+def test_a_comparison_shows_every_variant(sample, tmp_path) -> None:
+    runs = with_gains([sample("local_only", accuracy=0.5), sample("fol", accuracy=0.6), sample("fol", accuracy=0.7)])
+    comparison = summarize(runs, labels=["local_only", "fol", "fol@align=false"])
+    text = text_of(write_comparison(comparison, runs, tmp_path))
+    assert "fol, seed" in text and "fol@align=false, seed" in text and "local_only, seed" not in text
+    assert "Clients that gain" in text
+
+
+def test_encounters_are_drawn_as_a_line(sample, tmp_path) -> None:
+    result = sample("fol")
+    spread = result["scores"]["clients"]["own"]
+    rows = [{"encounter": e, "own": spread, "everyone": spread, "accuracy": 0.5} for e in (1, 2, 3)]
+    assert encounter_figures(result) == {}
+    text = text_of(write_report({**result, "encounters": rows}, tmp_path))
+    assert "met their neighbours 3 times and spoke exactly once in each encounter" in text
+    assert "Accuracy from one encounter to the next" in text and "cannot be drawn" not in text
