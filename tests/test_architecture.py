@@ -31,7 +31,7 @@ ALLOWED = {
     "topology": {"contacts", "errors", "protocol"},
     "plan": {"errors", "protocol", "registry", "topology", "wire"},
     "outgoing": {"errors", "protocol", "storage"},
-    "round": {"errors", "protocol", "result", "storage", "wire"},
+    "round": {"errors", "meter", "protocol", "result", "storage", "wire"},
     "phases": {"contacts", "environment", "meter", "outgoing", "protocol", "round", "storage", "wire", "workers"},
     "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
     "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},

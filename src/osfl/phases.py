@@ -16,7 +16,7 @@ from osfl.contacts import check_windows, least_bytes
 from osfl.environment import device_named
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.outgoing import check_outgoing
-from osfl.protocol import ClientId, Context, Contract, Payload, Plan, Progress, Release, Shard, unseen
+from osfl.protocol import ClientId, Context, Contract, Payload, Plan, Progress, Release, Shard, unscored, unseen
 from osfl.round import Round
 from osfl.storage import Shelf, to_raw
 from osfl.wire.bundle import pack
@@ -45,12 +45,13 @@ class Machine:
 
 @contextmanager
 def computing(
-    plan: Plan, machine: Machine, progress: Progress, scratch: Path, *, shelf: Path | None = None, show: Any = unseen
-) -> Iterator[Context]:
+    plan: Plan, machine: Machine, progress: Progress, scratch: Path, *, shelf: Path | None = None, show: Any = unseen,
+    milestone: Any = unscored,
+) -> Iterator[Context]:  # fmt: skip
     """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
     with compute_threads(machine.threads):
         yield Context(plan, device_named(machine.device), progress, scratch, Workers(machine.workers).map,
-                      Shelf(shelf or scratch / "shelf").once, show)  # fmt: skip
+                      Shelf(shelf or scratch / "shelf").once, show, milestone)  # fmt: skip
 
 
 def speak(

@@ -254,6 +254,10 @@ def unseen(title: str, figure: Json) -> None:
     pass
 
 
+def unscored(done: int, total: int, model: Callable[[], Payload]) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Context:
     """Everything that is not data."""
@@ -265,6 +269,8 @@ class Context:
     map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
     once: Callable[[Json, Callable[[], Payload]], Payload] = _again  # reuse work that this key names completely
     show: Callable[[str, Json], None] = unseen  # a picture for the report, as osfl.reports.figures describes
+    # (done, total, make): the server's model on its way, as `build` understands it; a simulation scores it, others do not ask
+    milestone: Callable[[int, int, Callable[[], Payload]], None] = unscored
     previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
 
     def generator(self, *labels: str | int) -> torch.Generator:

@@ -19,22 +19,26 @@ import hashlib
 import json
 import shlex
 import shutil
+import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, overload
 
 from osfl.errors import Rejected, RoundError, UsageError
+from osfl.meter import book
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
-from osfl.storage import load_model_of, payload_of, save_model, to_raw
+from osfl.storage import load_model_of, load_payload, payload_of, save_model, save_payload, to_raw
 from osfl.wire.agreed import INTENT, alone, read_json, standing_desk, unfinished
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import Desk, verify_release
 from osfl.wire.inbox import Inbox
 from osfl.wire.signing import SigningKey
+
+MILESTONES = 20  # models on the server's way that are kept for a curve
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,19 @@ class Round:
 
     def keep_model(self, client: ClientId, payload: Payload, release: str) -> None:
         save_model(self.folder / "models" / f"{client}.safetensors", payload, release)
+
+    def milestone(self, done: int, total: int, model: Callable[[], Payload]) -> None:
+        """Keep the server's model on its way until it is scored; of a long way, so many that a curve can be drawn."""
+        if done < total and done * MILESTONES // total == (done - 1) * MILESTONES // total:
+            return
+        start, path = time.perf_counter(), self.scratch / "milestones" / f"{done:08d}.safetensors"
+        if not path.exists():
+            save_payload(path, model())
+        book(start - time.perf_counter())  # watching is not the server's work
+
+    def milestones(self) -> dict[int, Payload]:
+        kept = {int(path.stem): load_payload(path) for path in sorted((self.scratch / "milestones").glob("*.safetensors"))}
+        return {done: model for done, model in kept.items() if model is not None}
 
     # --- journal and results ---
 

@@ -26,8 +26,9 @@ from osfl.encounters import after_encounters
 from osfl.environment import describe_environment
 from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
-from osfl.evaluation.gains import with_gains
+from osfl.evaluation.course import course_of
 from osfl.evaluation.generators import judge
+from osfl.evaluation.planes import model_plane
 from osfl.evaluation.scores import score
 from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.meter import Meter, measure, reset_peak_memory
@@ -53,7 +54,7 @@ from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
-from osfl.result import SCHEMA, Costs, Generators, Phase, Result, Tokens, write_json
+from osfl.result import SCHEMA, Costs, Course, Generators, Phase, Result, Tokens, write_json
 from osfl.round import Round, contracts_of, encounter_folder, open_round, simulated_key, standing_round
 from osfl.simulation import Federation, Simulation, for_methods, prepare
 from osfl.storage import load_model_of, load_payload, payload_digest, to_raw
@@ -131,7 +132,8 @@ def one_round(
         federation = _without_forgotten(method, federation, round, story)
         if shelf is not None and ("shelf", "") not in round.journal():
             round.note("shelf", {"path": os.path.relpath(shelf, out)})  # client models are kept there, too
-        with computing(plan, machine, progress, round.scratch, shelf=shelf, show=round.show) as ctx:
+        with computing(plan, machine, progress, round.scratch, shelf=shelf, show=round.show,
+                       milestone=round.milestone) as ctx:  # fmt: skip
             traffic = _release(method, federation, round, ctx, story, machine)
             payloads = _personalization(method, federation.shards, round, ctx, story)
             result = _evaluation(method, federation, payloads, traffic, round, ctx)
@@ -310,7 +312,8 @@ def _evaluation(
         scores = score(models, federation.test, classes, federation.counts,
                        device=ctx.device, map=ctx.map, domains=federation.domains,
                        personalized=joint is None and any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
-        judged = _generators(method, federation, round, ctx)
+        judged = _generators(method, federation, models, round, ctx)
+        course = _course(method, federation, round, ctx)
         compared = _tokens(method, federation, round, ctx)
     round.note("evaluate", meter.as_json())
     ctx.progress("evaluate", 1, 1)
@@ -339,12 +342,23 @@ def _evaluation(
     }
     if judged is not None:
         result["generators"] = judged
+    if course["at"]:
+        result["course"] = course
     if compared is not None:
         result["tokens"] = compared
     return result
 
 
-def _generators(method: Any, federation: Federation, round: Round, ctx: Context) -> Generators | None:
+def _course(method: Any, federation: Federation, round: Round, ctx: Context) -> Course:
+    """The server's models on the way, scored when everything else is done: nothing is chosen by them."""
+    models = {done: method.build(payload) for done, payload in round.milestones().items()}
+    unit = "round" if is_reference(method) else "server epoch"
+    return course_of(models, unit, federation.test, device=ctx.device, map=ctx.map)
+
+
+def _generators(
+    method: Any, federation: Federation, models: Mapping[ClientId, nn.Module], round: Round, ctx: Context
+) -> Generators | None:
     """Synthetic images beside real ones, which only a simulation has in one place."""
     if not isinstance(method, Generative):
         return None
@@ -352,7 +366,11 @@ def _generators(method: Any, federation: Federation, round: Round, ctx: Context)
     with measure():  # the operations of making images are the server's, and were counted there
         pool = method.samples(uploads, ctx)
     classes = federation.plan.task.classes
-    return judge(pool, federation.shards, federation.test, classes, draw=ctx.generator, device=ctx.device, map=ctx.map)
+    how: dict[str, Any] = {"draw": ctx.generator, "device": ctx.device, "map": ctx.map}
+    found = judge(pool, federation.shards, federation.test, classes, **how)
+    if len({id(model) for model in models.values()}) == 1:
+        found["figures"] |= model_plane(next(iter(models.values())), pool, federation.test, classes, **how)
+    return found
 
 
 def _tokens(method: Any, federation: Federation, round: Round, ctx: Context) -> Tokens | None:
@@ -430,7 +448,6 @@ def compare(
                          progress=within(progress, where), shelf=out / "shelf")  # fmt: skip
             results.append((label, result))
             progress(f"{where} done", len(results), len(seeds) * len(variants))
-    results = [(label, result) for (label, _), result in zip(results, with_gains([r for _, r in results]), strict=True)]
     comparison = summarize(
         [result for _, result in results], labels=[label for label, _ in results],
         paths=[f"{label}/seed{result['seed']}" for label, result in results],

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from osfl.evaluation.course import equal_accuracy, mean_courses
 from osfl.result import Result
 
 SCHEMA = 1
@@ -15,7 +16,6 @@ POOLED = "centralized"
 METRICS = (
     "scores.global.accuracy", "scores.global.balanced_accuracy", "scores.global.auroc", "scores.global.f1",
     "scores.global.ece", "scores.global.nll", "scores.clients.own.mean", "scores.clients.own.std",
-    "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "gains.everyone",
     "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
     "costs.download_bytes", "costs.messages_per_client", "costs.client_seconds", "costs.server_seconds",
     "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",
@@ -46,6 +46,8 @@ def summarize(
         "command": command,
         "data": _common_data(results),
         "methods": {name: {metric: over_seeds(metric, group) for metric in METRICS} for name, group in groups.items()},
+        "courses": mean_courses(groups),
+        "equal_accuracy": equal_accuracy(groups),
         "gaps": {name: gap for name in groups if (gap := _gap(groups[name], results)) is not None},
         "runs": [
             {"method": name, "seed": result["seed"], "path": place}

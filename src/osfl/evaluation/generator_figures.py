@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from osfl.evaluation.bound import principal_axes
 from osfl.evaluation.distances import nearest
 from osfl.evaluation.embedding import Space
 from osfl.evaluation.generator_samples import ByKind, Draw
 from osfl.evaluation.memorization import Memorization, closest, views
+from osfl.evaluation.planes import each_of, plane
 from osfl.models.pictures import png
 
 Figures = dict[str, Any]
-_POINTS = 480  # of the t-SNE, over all classes and both kinds
 _STEPS = 60  # of a curve
 _BINS = 24
 _PICTURED = 12  # classes in the gallery
@@ -122,23 +121,12 @@ def _curves(what: str, of: str, series: Mapping[str, torch.Tensor], space: Space
 
 def _plane(found: Mapping[str, ByKind], space: Space, draw: Draw) -> Any:
     """Two dimensions in which neighbors stay neighbors; real and synthetic together, or their places would not compare."""
-    from sklearn.manifold import TSNE
-
-    each = max(5, min(60, _POINTS // (2 * len(found))))
+    each = each_of(len(found))
     parts = [(name, kind, found[name][key].features[:each]) for name in found
              for kind, key in (("real", "training"), ("synthetic", "synthetic"))]  # fmt: skip
-    features = torch.cat([rows for _, _, rows in parts])
     seed = int(torch.randint(2**31, (1,), generator=draw("judge", "t-sne")))
-    reduced = (features - features.mean(0)) @ principal_axes(features, 50)
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    places = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1, max_iter=500).fit_transform(reduced.numpy())
-    series: dict[str, dict[str, list[list[float]]]] = {name: {} for name in found}
-    start = 0
-    for name, kind, rows in parts:
-        series[name][kind] = [[round(float(x), 2), round(float(y), 2)] for x, y in places[start : start + len(rows)]]
-        start += len(rows)
     note = (
         f"Up to {each} real training images and as many synthetic ones of each class, by {space.name}. Clouds that lie "
         "over each other cannot be told apart there; distances between clouds and their sizes mean nothing."
     )
-    return {"kind": "scatter", "series": series, "note": note}
+    return plane(parts, seed, note)

@@ -43,7 +43,7 @@ class ModelUpload(OneShot):
         found = training_problems(self.settings, self.task)
         if isinstance(self.settings, Student) and self.settings.student:
             found += architecture_problems("student", self.settings.student, self.task, one="the server has one model")
-        if isinstance(self.settings, Student) and self.settings.init == "pretrained" and not self.settings.pretrained:
+        if getattr(self.settings, "init", "") == "pretrained" and not self.settings.pretrained:
             found.append("setting 'init': 'pretrained' needs weights to start from; set pretrained")
         return found
 

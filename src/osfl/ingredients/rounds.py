@@ -114,12 +114,15 @@ class MultiRound(Configured):
         while progress.rounds < self.settings.rounds:
             progress = self._one_round(progress, shards, ctx)
             progress.keep(ctx)
+            ctx.milestone(progress.rounds, self.settings.rounds, lambda state=progress.state: self._release(state))  # type: ignore[misc]
             ctx.progress("rounds", progress.rounds, self.settings.rounds)
         state = progress.state
         exchange = [Exchange(Payload(self.message(state)), self.settings.rounds)]
         everyone = {shard.client: exchange for shard in shards}
-        release = Release(Payload(part(state, "model"), {"architecture": self.settings.architecture}))
-        return Simulated(release, everyone, everyone, progress.seconds, progress.flops)
+        return Simulated(Release(self._release(state)), everyone, everyone, progress.seconds, progress.flops)
+
+    def _release(self, state: State) -> Payload:
+        return Payload(part(state, "model"), {"architecture": self.settings.architecture})
 
     def _one_round(self, before: _Progress, shards: Sequence[Shard], ctx: Context) -> _Progress:
         start = time.perf_counter()

@@ -309,6 +309,10 @@ class Workshop:
 
     # --- what a stage leaves behind ---
 
+    def release(self) -> Payload:
+        """The student as it is now."""
+        return Payload(named(self.student, "model"), {"architecture": self.architecture})
+
     def payload(self, **more: torch.Tensor) -> Payload:
         pool = {"pool/images": self.images, "pool/labels": self.labels, "pool/logits": self.logits}
         return Payload({**keep(self.student, self.optimizer, "model"), **pool, **more})

@@ -28,7 +28,6 @@ from osfl.ingredients.synthesis import (
     work_key,
 )  # fmt: skip
 from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, batches
-from osfl.models.naming import named
 from osfl.protocol import Context, Payload, Release, Upload
 
 
@@ -88,6 +87,7 @@ class CoBoosting(ModelUpload):
                 if epoch:
                     voices.learn(epoch)
                 shop.study(epoch, lambda batch: perturbed(batch, shop.folded, self.settings.epsilon))
+                ctx.milestone(epoch + 1, self.settings.server_epochs, shop.release)
                 ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
             return shop.payload(weights=voices.weights, history=voices.history)
 
@@ -96,7 +96,7 @@ class CoBoosting(ModelUpload):
         voices.restore(done)
         shop.show()
         voices.show(ctx)
-        return Release(Payload(named(shop.student, "model"), {"architecture": shop.architecture}))
+        return Release(shop.release())
 
     def objective(self, seen: Seen) -> torch.Tensor:
         """(1 - p_y)^hs CE - adv KL_3(E_w || S) + bn R_BN / N."""

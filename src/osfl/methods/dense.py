@@ -17,7 +17,6 @@ from torch.nn import functional
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.synthesis import Seen, Synthesis, Workshop, in_stages, masked_divergence, synthesis_problems, work_key
 from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training
-from osfl.models.naming import named
 from osfl.protocol import Context, Payload, Release, Upload
 
 
@@ -64,12 +63,13 @@ class Dense(ModelUpload):
             for epoch in epochs:
                 shop.grow(epoch, self.objective)
                 shop.study(epoch)
+                ctx.milestone(epoch + 1, self.settings.server_epochs, shop.release)
                 ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
             return shop.payload()
 
         shop.restore(in_stages(ctx, work_key("dense", uploads, self, ctx), self.settings.server_epochs, Payload({}), run))
         shop.show()
-        return Release(Payload(named(shop.student, "model"), {"architecture": shop.architecture}))
+        return Release(shop.release())
 
     def objective(self, seen: Seen) -> torch.Tensor:
         """CE(E(x), y) + lambda_1 R_BN + lambda_2 L_div."""

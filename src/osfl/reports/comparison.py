@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
-from osfl.reports.gains import gains_views
+from osfl.reports.course import course_view, equal_rows
 from osfl.reports.generators import bound_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
@@ -29,7 +29,8 @@ def write_comparison(comparison: dict[str, Any], results: Sequence[Result], fold
         accuracy_chart=_bars(methods, judged), cost_chart=_scatter(methods, judged), judged=judged,
         runs=comparison.get("runs", []), data=fact_rows(comparison.get("data", {})), command=comparison.get("command", ""),
         compute_chart=_compute(methods), sample_chart=_samples(methods, judged), generators=bound_rows(comparison),
-        gains=gains_views(comparison, results), **_labels(results),
+        courses=course_view(comparison), equal=equal_rows(comparison),
+        **_labels(results),
     )  # fmt: skip
     return write_text(folder / "index.html", page)
 

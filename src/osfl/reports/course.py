@@ -1,0 +1,70 @@
+"""Accuracy on the way, and what the same accuracy costs by many rounds: drawn from a result or a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osfl.reports.figures import figure_views
+from osfl.reports.words import NOTHING, count, decimal, judged_on, percent, size
+from osfl.result import Course, Result
+
+WORDS = {"server epoch": "server epochs", "round": "rounds"}
+
+
+def course_figures(result: Result, references: Sequence[Result]) -> dict[str, Any]:
+    """The run's own curve, beside those of references that speak many times (FedMITR, Fig. 4)."""
+    if "course" not in result:
+        return {}
+    own = {result["method"]: result["course"]}
+    many = {other["method"]: other["course"] for other in references if other.get("course", {}).get("unit") == "round"}
+    return _figure({**own, **many}, judged_on(result["data"]))
+
+
+def course_view(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The mean curves of all methods that have one, as a picture."""
+    return figure_views(_figure(comparison.get("courses", {}), judged_on(comparison.get("data", {}))))
+
+
+def _figure(courses: Mapping[str, Course], judged: str) -> dict[str, Any]:
+    """Curves of different steps on one axis: each is a straight line between the places where it was scored."""
+    drawn = {name: course for name, course in courses.items() if len(course["at"]) > 1}
+    if not drawn:
+        return {}
+    units = sorted({course["unit"] for course in drawn.values()}, reverse=True)
+    x = sorted({at for course in drawn.values() for at in course["at"]})
+    names = {name: f"{name} ({WORDS[course['unit']]})" if len(units) > 1 else name for name, course in drawn.items()}
+    series = {names[name]: [_between(course, at) for at in x] for name, course in drawn.items()}
+    title = f"Accuracy over {' and '.join(WORDS[unit] for unit in units)}"
+    note = "Each model on the way was scored afterwards; no choice was made by these curves."
+    if len(units) > 1:
+        note += " A server epoch sends nothing; in a round every client downloads a model and uploads one."
+    return {title: {"kind": "lines", "x": x, "series": series, "x_label": " or ".join(units),
+                    "y_label": f"accuracy on the {judged}", "note": note}}  # fmt: skip
+
+
+def _between(course: Course, at: int) -> float | None:
+    places, values = course["at"], course["accuracy"]
+    if not places[0] <= at <= places[-1]:
+        return None
+    after = next(i for i, place in enumerate(places) if place >= at)
+    if places[after] == at:
+        return values[after]
+    share = (at - places[after - 1]) / (places[after] - places[after - 1])
+    return values[after - 1] + share * (values[after] - values[after - 1])
+
+
+def equal_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The table of communication at equal accuracy (FedMITR, Table V)."""
+    return [_row(row) for row in comparison.get("equal_accuracy", [])]
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, str]:
+    reached = row["rounds"] is not None
+    never = f"not in {count(row['of_rounds'])} (best {percent(row['best'])})"
+    some = f"in {row['reached']} of {row['n']} seeds" if row["reached"] and not reached else never
+    return {
+        "method": row["method"], "accuracy": percent(row["accuracy"]), "bytes": size(row["bytes"]),
+        "reference": row["reference"], "rounds": decimal(row["rounds"], 1).removesuffix(".0") if reached else some,
+        "reference_bytes": size(row["reference_bytes"]), "ratio": f"{row['ratio']:.1f} ×" if row["ratio"] else NOTHING,
+    }  # fmt: skip
