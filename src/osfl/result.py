@@ -33,6 +33,7 @@ class Spread(TypedDict):
 
     mean: float
     std: float  # population standard deviation over clients
+    median: NotRequired[float]  # absent in results of earlier versions
     worst: float
     worst_client: str
     values: dict[str, float]  # client -> value
@@ -94,6 +95,20 @@ class Encounter(TypedDict):
     everyone: Spread  # as scores.clients.everyone
     upload_bytes: int
     download_bytes: int
+
+
+class Gains(TypedDict):
+    """What taking part was worth to each client: own-distribution accuracy over that of clients who train alone."""
+
+    over: str  # the method that it is compared with: local_only
+    mean: float  # over clients, in shares of accuracy
+    median: float
+    worst: float
+    worst_client: str
+    share: float  # of clients that gain
+    share_that_loses: float
+    everyone: float  # the same difference on the global test set, mean over clients
+    values: dict[str, float]  # client -> gain
 
 
 class ClientRow(TypedDict):
@@ -219,6 +234,7 @@ class Result(TypedDict):
     figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
     course: NotRequired[Course]  # only for methods whose server learns step by step, and for many rounds
     generators: NotRequired[Generators]  # only for methods that offer `samples`
+    gains: NotRequired[Gains]  # only where a run of local_only on the same shards stands beside this one
     encounters: NotRequired[list[Encounter]]  # where clients meet several times; `costs` are then those of all encounters
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run

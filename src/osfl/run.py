@@ -27,6 +27,7 @@ from osfl.environment import describe_environment
 from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.course import course_of
+from osfl.evaluation.gains import with_gains
 from osfl.evaluation.generators import judge
 from osfl.evaluation.planes import model_plane
 from osfl.evaluation.scores import score
@@ -448,6 +449,7 @@ def compare(
                          progress=within(progress, where), shelf=out / "shelf")  # fmt: skip
             results.append((label, result))
             progress(f"{where} done", len(results), len(seeds) * len(variants))
+    results = [(label, result) for (label, _), result in zip(results, with_gains([r for _, r in results]), strict=True)]
     comparison = summarize(
         [result for _, result in results], labels=[label for label, _ in results],
         paths=[f"{label}/seed{result['seed']}" for label, result in results],

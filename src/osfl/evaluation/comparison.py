@@ -16,6 +16,7 @@ POOLED = "centralized"
 METRICS = (
     "scores.global.accuracy", "scores.global.balanced_accuracy", "scores.global.auroc", "scores.global.f1",
     "scores.global.ece", "scores.global.nll", "scores.clients.own.mean", "scores.clients.own.std",
+    "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "gains.everyone",
     "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
     "costs.download_bytes", "costs.messages_per_client", "costs.client_seconds", "costs.server_seconds",
     "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
 from osfl.reports.course import course_view, equal_rows
+from osfl.reports.gains import gains_views
 from osfl.reports.generators import bound_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
@@ -30,7 +31,7 @@ def write_comparison(comparison: dict[str, Any], results: Sequence[Result], fold
         runs=comparison.get("runs", []), data=fact_rows(comparison.get("data", {})), command=comparison.get("command", ""),
         compute_chart=_compute(methods), sample_chart=_samples(methods, judged), generators=bound_rows(comparison),
         courses=course_view(comparison), equal=equal_rows(comparison),
-        **_labels(results),
+        gains=gains_views(comparison, results), **_labels(results),
     )  # fmt: skip
     return write_text(folder / "index.html", page)
 
