@@ -116,7 +116,7 @@ def _ways(topology: Topology, encounter: int, sizes: Mapping[ClientId, int]) -> 
                 continue  # all of it arrived in an earlier window
             now = min(capacity(contact), size - before)
             carried[sender, receiver] = before + now
-            there = opens(contact) + timedelta(seconds=(size - before) / contact.bytes_per_second)
+            there = opens(contact) + timedelta(seconds=math.ceil((size - before) / contact.bytes_per_second))
             arrives = there.isoformat(timespec="seconds") if before + now >= size else ""
             yield Pass(encounter, contact.start, contact.seconds, sender, receiver, capacity(contact), size, before, arrives)
 

@@ -10,25 +10,28 @@ from __future__ import annotations
 import resource
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from osfl.contacts import Done, Pass, done_times, schedule
+from osfl.errors import UsageError
 from osfl.ingredients.training import Training, batches, fit
 from osfl.meter import peak_memory, reset_peak_memory
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import training_flops
 from osfl.phases import Machine
-from osfl.protocol import ClientId, Dataset, Plan
+from osfl.protocol import ClientId, Dataset, Plan, Topology
 from osfl.registry import is_reference, load
 from osfl.result import Result
 from osfl.round import contracts_of
 from osfl.run import walk
 from osfl.seeds import torch_generator
 from osfl.simulation import Federation, Simulation, prepare
+from osfl.wire.bundle import RawTensor, nbytes, size_of
 from osfl.workers import compute_threads, default_workers
 
 FEW, MORE = 4, 8  # images a client in the two rehearsals
@@ -49,6 +52,8 @@ class Estimate:
     wall_seconds: float | None  # with the workers of this machine; without what the server learns
     server_learns: bool  # True: the server trains too, which is not in the seconds
     memory_bytes: int
+    passes: Sequence[Pass] = ()  # with a contact schedule: what each window carries, each way
+    done: Sequence[Done] = ()  # and when each site has heard everybody whom it meets
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "upload_bytes_total": sum(self.upload_bytes.values()),
@@ -77,7 +82,39 @@ def estimate(simulation: Simulation, machine: Machine = Machine()) -> Estimate:
         wall_seconds=wall if flops is not None else None,
         server_learns=not pooled and not _reference(federation.plan) and more["costs"]["phases"]["server"]["flops"] > 0,
         memory_bytes=_resident() + workers * used,
+        **_meetings(federation.plan, _continued(few, more, "upload_bytes_by_client", federation)),
     )
+
+
+# --- contacts: what fits, and when ---------------------------------------------------------------------------------------
+
+
+def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int]) -> dict[str, Any]:
+    """The schedule, if there is one; what a client sends in all encounters is the same in each."""
+    if plan.topology is None or not plan.topology.contacts:
+        return {}
+    sizes = {client: round(size / plan.topology.encounters) for client, size in bytes_of.items()}
+    return {"passes": schedule(plan.topology, sizes), "done": done_times(plan.topology, plan.clients, sizes)}
+
+
+def planned_meetings(plan: Plan) -> tuple[list[Pass], list[Done]]:
+    """The same for a real plan, without anybody's images: bundles have the size that their contract says."""
+    if plan.topology is None or not plan.topology.contacts:
+        raise UsageError("this plan has no contact schedule", field="plan", fix="Write one with `osfl new --contacts FILE`.")
+    if not _fixed(plan):
+        raise UsageError(f"how much {plan.method} sends depends on the images", field="plan",
+                         fix="Rehearse it on a dataset: osfl estimate --method ... --contacts FILE.")  # fmt: skip
+    found = _meetings(plan, {client: plan.topology.encounters * _promised(plan, client) for client in plan.clients})
+    return found["passes"], found["done"]
+
+
+def _promised(plan: Plan, client: ClientId) -> int:
+    """Bytes of a bundle with the tensors of the contract and the facts that model uploads have."""
+    contracts = contracts_of(load(plan.method)(plan.task, plan.settings))
+    name = "" if "" in contracts else architecture_for(plan.settings.architecture, client)
+    tensors = {key: RawTensor(field.dtype, field.shape, bytes(nbytes(field.dtype, field.shape)))  # type: ignore[arg-type]
+               for key, field in contracts[name].items()}  # fmt: skip
+    return size_of("upload", client, plan.digest, tensors, {"architecture": name, "samples": 100_000})
 
 
 # --- bytes: a rehearsal ------------------------------------------------------------------------------------------------
@@ -85,11 +122,18 @@ def estimate(simulation: Simulation, machine: Machine = Machine()) -> Estimate:
 
 def rehearse(federation: Federation, images: int) -> Result:
     """The whole walk with so many images a client and the smoke preset's short training; structure stays as it is."""
-    plan = replace(federation.plan, settings=_short(federation.plan))
+    plan = replace(federation.plan, settings=_short(federation.plan), topology=_wide(federation.plan.topology))
     shards = [replace(shard, train=_first(shard.train, images), val=_first(shard.val, 1)) for shard in federation.shards]
     small = replace(federation, plan=plan, shards=shards, test=_first(federation.test, 32), domains=None)
     with tempfile.TemporaryDirectory(prefix="osfl-estimate-") as folder:
         return walk(small, Path(folder), {"preset": "smoke", "command": ""})
+
+
+def _wide(topology: Topology | None) -> Topology | None:
+    """The same meetings with windows that everything fits into: whether it does is what is asked."""
+    if topology is None:
+        return None
+    return replace(topology, contacts=tuple(replace(contact, bytes_per_second=1e15) for contact in topology.contacts))
 
 
 def _first(data: Dataset, count: int) -> Dataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from osfl.cli import options
 from osfl.cli.progress import telling
 from osfl.cli.terminal import escape, put_json, say
 from osfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.protocol import Plan
 
 EXAMPLES = (
     "osfl new --method fedavg --dataset digits --clients north,south --samples 150 --smoke --sites sites --force",
@@ -74,7 +77,7 @@ def client(
             leaves = bundle.with_suffix(".sealed")
             sealing.seal(bundle, leaves, addressee)
         carry(leaves, out)
-    facts = _facts(bundle, out, kept, addressee)
+    facts = {**_facts(bundle, out, kept, addressee), "heard_by": heard_by(agreed, name)}
     if format == "json":
         put_json(facts)
     else:
@@ -93,6 +96,15 @@ def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[s
             "finished_before": kept, "sealed_to": addressee}  # fmt: skip
 
 
+def heard_by(plan: Plan, client: str) -> list[str] | None:
+    """The neighbours that this bundle is for; None where the plan names none, and a coordinator collects."""
+    from osfl.protocol import neighbours
+
+    if plan.topology is None:
+        return None
+    return [other for other in plan.clients if client in neighbours(plan, other)]
+
+
 def _show(facts: dict[str, Any]) -> None:
     numbers = sum(tensor["bytes"] for tensor in facts["tensors"].values())
     before = " [dim](finished before; nothing was computed again)[/]" if facts["finished_before"] else ""
@@ -104,7 +116,8 @@ def _show(facts: dict[str, Any]) -> None:
     say(f"Bundle  {escape(facts['path'])}")
     inside = facts["kept"] if facts["sealed_to"] else facts["path"]
     secret = "only the server can read it" if facts["sealed_to"] else "it is signed, but not secret"
-    say(f"Look inside it with `osfl inspect {escape(inside)}`. Then give it to the coordinator, by any way and under "
+    receiver = "the coordinator" if facts["heard_by"] is None else ", ".join(facts["heard_by"]) or "nobody: no one hears it"
+    say(f"Look inside it with `osfl inspect {escape(inside)}`. Then give it to {receiver}, by any way and under "
         f"any name: {secret}.")  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,12 +13,14 @@ from osfl.cli.terminal import answers, errors, escape, put_json, say
 from osfl.cli.words import Words, names, understand, with_smoke
 
 if TYPE_CHECKING:
+    from osfl.contacts import Done, Pass
     from osfl.estimate import Estimate
 
 EXAMPLES = (
     "osfl estimate --method fedavg",
     "osfl estimate --method ensemble,fedavg_rounds,centralized --smoke",
     "osfl estimate --method fedavg --smoke --set architecture=resnet18-w16",
+    "osfl estimate --method fol --smoke --topology random:2 --encounters 2",
 )
 
 Methods = Annotated[
@@ -40,16 +43,24 @@ def estimate(
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
+    topology: options.Topology = None,
+    encounters: options.Encounters = 1,
+    contacts: options.Contacts = None,
+    plan: options.PlanFile = None,
     workers: options.Workers = None,
     format: options.Format = "text",
 ) -> None:
     """Tell what a run will send, how long it will take and how much memory it needs.
 
-    Bytes are measured in a rehearsal with a handful of images; minutes and memory are rough.
+    Bytes are measured in a rehearsal with a handful of images; minutes and memory are rough. With --contacts, or --plan of a
+    real round, it says what fits into each window and when each site has heard its neighbours.
     """
+    if plan is not None:
+        _plan_ahead(plan, format)
+        return
     asked = names(method or "", "--method")
     words = Words(asked, dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples, image_size,
-                  channels, evaluate_on)  # fmt: skip
+                  channels, evaluate_on, topology=topology, encounters=encounters, contacts=contacts)  # fmt: skip
     simulation = understand(words)
 
     from osfl.estimate import estimate as measured
@@ -65,6 +76,65 @@ def estimate(
         put_json(values[0] if len(values) == 1 else values)
     else:
         _show(asked, found)
+
+
+def _plan_ahead(path: Path, format: str) -> None:
+    """The contact schedule of a plan, without anybody's images."""
+    from dataclasses import asdict
+
+    from osfl.estimate import planned_meetings
+    from osfl.plan import read_plan
+
+    options.refuse_beside_plan(f"--plan {path}")
+    passes, done = planned_meetings(read_plan(path))
+    if format == "json":
+        put_json({"passes": [asdict(way) for way in passes], "done": [asdict(site) for site in done]})
+    else:
+        _show_meetings(passes, done)
+
+
+def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
+    """Window by window, then site by site."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from osfl.contacts import what_would_fit
+    from osfl.reports.words import seconds, size
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Opens (UTC)", no_wrap=True)
+    table.add_column("From and to", overflow="fold")
+    for title in ("For", "Carries", "To send", "There"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for way in passes:
+        arrives = _moment(way.arrives)[11:] if way.fits else "[bold red]not all[/]"
+        table.add_row(_moment(way.start), f"{way.sender} → {way.receiver}", seconds(way.seconds), size(way.window_bytes),
+                      size(way.bundle_bytes - way.carried_before), arrives)  # fmt: skip
+    answers().print(table)
+    for site in done:
+        heard = f"{site.heard} of {site.expected} neighbours"
+        at = f"done at {_moment(site.at)}" if site.at else "[bold red]never all of them[/]"
+        at = at if site.expected else "[yellow]meets nobody, and stays with what it has[/]"
+        say(f"{site.client:<16} encounter {site.encounter}: hears {heard}, {at}")
+    short = unmet(passes)
+    if short:
+        tight = min(short, key=lambda way: way.carried_before + way.window_bytes)
+        room = tight.carried_before + tight.window_bytes
+        say(f"[yellow]{len(short)} bundle(s) will be refused before the contact.[/] The tightest, {tight.sender} to "
+            f"{tight.receiver}: {what_would_fit(tight.bundle_bytes, room)} Or leave these contacts out.")  # fmt: skip
+
+
+def _moment(text: str) -> str:
+    """A time in UTC as it is read: 2026-12-24 18:00:34."""
+    from datetime import UTC, datetime
+
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def unmet(passes: Sequence[Pass]) -> list[Pass]:
+    """The last window of every bundle that is not there after it."""
+    last = {(way.encounter, way.sender, way.receiver): way for way in passes}
+    return [way for way in last.values() if not way.fits]
 
 
 def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
@@ -88,6 +158,9 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
     say("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
     if any(one.server_learns for one in found):
         say("[dim]+ the server trains too, which is not included.[/]")
+    for one in found:
+        if one.passes:
+            _show_meetings(one.passes, one.done)
     if not all(one.exact_bytes for one in found):
         say("[dim]≥ the size depends on the data or on settings; this is what the rehearsal sent.[/]")
 

@@ -1,0 +1,85 @@
+"""Neighbours on the command line: a schedule becomes a plan, bundles are exchanged as files, encounters follow each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+SCHEDULE = "a,b,start,seconds,bytes_per_second,encounter\n"
+WIDE = SCHEDULE + "north,south,2026-12-24T18:00:00Z,60,1e6,1\nnorth,south,2026-12-24T20:00:00Z,60,1e6,2\n"
+NARROW = SCHEDULE + "north,south,2026-12-24T18:00:00Z,6,1000,1\n"
+NEW = "new --method fol --dataset digits --clients north,south,west --samples 150 --image-size 8 --smoke --force"
+
+
+def open_plan(osfl, schedule: str) -> None:
+    Path("contacts.csv").write_text(schedule)
+    said = osfl(f"{NEW} --sites sites --contacts contacts.csv --out plan.toml")
+    assert said.code == 0, said.err
+    assert osfl("keys north south west --out keys").code == 0
+
+
+def client(osfl, name: str, plan: str = "plan.toml"):
+    return osfl(f"client {plan} --client {name} --data sites/{name} --key keys/{name}.key --out usb/{name}.safetensors")
+
+
+def test_two_encounters_by_hand(osfl) -> None:
+    open_plan(osfl, WIDE)
+    assert osfl("new --after plan.toml --out second.toml").code == 0
+    for plan in ("plan.toml", "second.toml"):
+        for name in ("north", "south"):
+            said = client(osfl, name, plan)
+            assert said.code == 0, said.err
+            assert f"give it to {'south' if name == 'north' else 'north'}, by any way" in " ".join(said.out.split())
+        for name in ("north", "south"):
+            said = osfl(f"meet {plan} usb --client {name} --keys keys --data sites/{name} --out models/{name} --format json")
+            assert said.code == 0 and said.json["missing"] == [] and len(said.json["heard"]) == 1, said.err
+    assert osfl("predict --run models/north sites/north").code == 0
+    refused = osfl("new --after second.toml --out third.toml")
+    assert refused.code == 2 and "meet 2 time(s)" in refused.err
+    assert osfl("new --after plan.toml --method fol --out third.toml").code == 2
+
+
+def test_who_is_missing_or_no_neighbour_is_named(osfl) -> None:
+    open_plan(osfl, WIDE)
+    client(osfl, "north")
+    meet = "meet plan.toml usb --client north --keys keys --data sites/north"
+    said = osfl(meet)
+    assert said.code == 1 and "south missing" in said.err
+    Path("usb/half.safetensors").write_bytes(Path("usb/north.safetensors").read_bytes()[:1000])
+    said = osfl(f"{meet} --without-missing --format json")
+    assert said.code == 0 and said.json["heard"] == [] and said.json["missing"] == ["south"]
+    assert [Path(entry["path"]).name for entry in said.json["refused"]] == ["half.safetensors"]
+    nobody = osfl("meet plan.toml --client west --keys keys --data sites/west")  # it meets nobody, and keeps its own
+    assert nobody.code == 0 and "Heard    nobody" in nobody.out
+
+
+def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
+    open_plan(osfl, NARROW)
+    said = osfl("estimate --plan plan.toml --format json").json
+    assert [way["sender"] for way in said["passes"]] == ["north", "south"] and not any(way["arrives"] for way in said["passes"])
+    assert {site["client"]: site["expected"] for site in said["done"]} == {"north": 1, "south": 1, "west": 0}
+    text = " ".join(osfl("estimate --plan plan.toml").out.split())
+    assert "will be refused before the contact" in text and "As float16" in text and "meets nobody" in text
+    refused = client(osfl, "north")
+    assert refused.code == 1 and "does not fit into the window with south" in refused.err
+    assert "at most 6,000 bytes" in refused.err and not Path("usb").exists()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("run --method fedavg --smoke --topology ring", "fedavg needs a server"),
+    ("run --method fol --smoke --topology star", "expected mesh, ring or random:K"),
+    ("run --method fol --smoke --topology random:9", "expected 1 to 4"),
+    ("new --method fol --contacts contacts.csv --topology ring", "says itself who meets whom"),
+    ("new --method fol --contacts nowhere.csv", "there is no contact schedule at nowhere.csv"),
+    ("meet plan.toml --client north --keys nowhere", "there is no plan"),
+])  # fmt: skip
+def test_mistakes_are_told(osfl, words: str, said: str) -> None:
+    found = osfl(words)
+    assert found.code == 2 and said in " ".join(found.err.split())
+
+
+def test_words_of_a_topology_reach_the_plan_and_its_command(osfl) -> None:
+    said = osfl("new --method fol --dataset digits --smoke --topology random:2 --encounters 3 --out ring.toml --format json")
+    assert said.json["plan"]["topology"] | {"contacts": []} == {
+        "kind": "random", "peers": 2, "contacts": [], "encounters": 3, "encounter": 1, "after": ""}  # fmt: skip

@@ -1,0 +1,88 @@
+"""What fits into a window, when it is there, and what is refused before the contact: by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from osfl.contacts import capacity, check_windows, done_times, least_bytes, schedule, what_would_fit, windows
+from osfl.errors import Withheld
+from osfl.protocol import Contact, Field, Limits, Plan, Task, Topology
+from osfl.transports.chunks import Chunk, Damaged, Partial, announce, read_chunk
+
+
+def contact(a: str, b: str, clock: str, seconds: float, rate: float, encounter: int = 1) -> Contact:
+    return Contact(a, b, f"2026-12-24T{clock}:00Z", seconds, rate, encounter)
+
+
+# The pair a-b meets twice in the first encounter, a-c once in the second.
+SCHEDULE = Topology("contacts", encounters=2, contacts=(
+    contact("a", "b", "18:00", 10, 50), contact("a", "b", "19:00", 20, 50), contact("a", "c", "21:00", 5.5, 100, 2),
+))  # fmt: skip
+SIZES = {"a": 600, "b": 500, "c": 551}
+
+
+def make_plan(topology: Topology | None) -> Plan:
+    return Plan(Task("t", ("x", "y"), (1, 8, 8)), "m", {}, ("a", "b", "c"), Limits(), topology=topology)
+
+
+def test_windows_of_a_pair_in_one_encounter_add_up() -> None:
+    assert capacity(SCHEDULE.contacts[2]) == 550
+    assert windows(make_plan(SCHEDULE), "a") == {"b": 1500} == {"b": sum(map(capacity, SCHEDULE.contacts[:2]))}
+    assert windows(make_plan(SCHEDULE), "c") == {} == windows(make_plan(None), "a") == windows(make_plan(Topology("ring")), "a")
+
+
+def test_a_transfer_goes_on_in_the_next_window() -> None:
+    first, again, later = schedule(SCHEDULE, SIZES)[0], schedule(SCHEDULE, SIZES)[2], schedule(SCHEDULE, SIZES)[-1]
+    assert (first.sender, first.receiver, first.window_bytes, first.fits) == ("a", "b", 500, False)
+    assert (again.carried_before, again.arrives) == (500, "2026-12-24T19:00:02+00:00")
+    assert (later.sender, later.bundle_bytes, later.window_bytes, later.fits) == ("c", 551, 550, False)
+    ways = [(way.sender, way.receiver, way.start[11:16]) for way in schedule(SCHEDULE, SIZES)]
+    assert ("b", "a", "19:00") not in ways  # all 500 bytes were there after the first window
+
+
+def test_when_each_site_is_done() -> None:
+    found = {(d.client, d.encounter): (d.heard, d.expected, d.at[11:19]) for d in done_times(SCHEDULE, ("a", "b", "c"), SIZES)}
+    assert found["a", 1] == (1, 1, "18:00:10") and found["b", 1] == (1, 1, "19:00:02") and found["c", 1] == (0, 0, "")
+    assert found["a", 2] == (0, 1, "") and found["c", 2] == (0, 1, "") and found["b", 2] == (0, 0, "")
+
+
+def test_what_does_not_fit_is_refused_with_its_size_and_what_would() -> None:
+    plan = make_plan(SCHEDULE)
+    check_windows(plan, "a", 1500)
+    with pytest.raises(Withheld) as caught:
+        check_windows(plan, "a", 2000)
+    assert (caught.value.expected, caught.value.got) == ("at most 1,500 bytes", "2,000 bytes")
+    assert "As float16 it would have about 1,000 bytes, which fits. Pruned" in str(caught.value)
+    assert "at most 75% of its weights" in str(caught.value) and "without the contact(s) with b" in str(caught.value)
+    assert "does not fit either" in what_would_fit(4000, 1500)
+
+
+def test_the_contract_tells_the_least_size_before_training() -> None:
+    small = {"w": Field("F32", (2, 3)), "n": Field("I64", ("n",)), "maybe": Field("F32", (100,), required=False)}
+    assert least_bytes({"": small}) == 24 and least_bytes({"a": small, "b": {}}) == 0 and least_bytes({}) == 0
+
+
+def test_a_cut_contact_resumes_and_a_damaged_one_is_refused_whole(tmp_path: Path) -> None:
+    """Two windows of a pair: the second goes on where the first was cut, in the middle of a piece."""
+    bundle = tmp_path / "a.safetensors"
+    bundle.write_bytes(bytes(range(256)) * 3)
+    whole = announce(bundle)
+    first = Partial(tmp_path / "partial", "a", whole, 100)
+    for offset in (0, 100, 200):
+        assert first.add(read_chunk(bundle, offset, 100))
+    with first.path.open("ab") as file:
+        file.write(b"torn")
+    second = Partial(tmp_path / "partial", "a", whole, 100)
+    assert second.size == 300 and not second.add(read_chunk(bundle, 200, 100))  # what came twice is dropped
+    while not second.finished:
+        assert second.add(read_chunk(bundle, second.size, 100))
+    assert second.complete().read_bytes() == bundle.read_bytes()
+    other = Partial(tmp_path / "other", "a", whole, 1000)
+    wrong = bytes(768)
+    assert other.add(Chunk(0, wrong, hashlib.sha256(wrong).hexdigest()))
+    with pytest.raises(Damaged):
+        other.complete()
+    assert other.size == 0
