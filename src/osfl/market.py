@@ -128,7 +128,7 @@ def examine(market: Market) -> tuple[Task, list[Accepted], list[Refused]]:
         except ModelError as error:
             refused.append(_refusal(str(path), error))
     task = Task("market", tuple(market.classes), _image(market, offers))
-    accepted: dict[str, Accepted] = {}
+    names, accepted = _client_ids(offers), dict[str, Accepted]()
     for offer in offers:
         try:
             model = fitted(offer, market.architecture, task, market.pixels)
@@ -136,7 +136,7 @@ def examine(market: Market) -> tuple[Task, list[Accepted], list[Refused]]:
             refused.append(_refusal(offer.file, error))
             continue
         payload = Payload(named(model, "model"), {"architecture": market.architecture, "samples": 1})
-        twin = accepted.setdefault(payload_digest(payload), Accepted(_client_id(offer), offer, payload))
+        twin = accepted.setdefault(payload_digest(payload), Accepted(names[offer.file], offer, payload))
         if twin.offer is not offer:
             refused.append(Refused(offer.file, f"it holds the same weights as {twin.offer.file}", "",
                                    "Offer a model once: twice, it would count double."))  # fmt: skip
@@ -165,10 +165,13 @@ def _image(market: Market, offers: Sequence[Offer]) -> Image:
     return market.channels or channels, side, side
 
 
-def _client_id(offer: Offer) -> ClientId:
-    """Readable, and its own: files of different folders often share a name."""
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(offer.file).stem.lower()).strip("-")[:48] or "model"
-    return f"{stem}-{offer.sha256[:8]}"
+def _client_ids(offers: Sequence[Offer]) -> dict[str, ClientId]:
+    """By file a readable name of its own; where files share a name, their folders' come first."""
+    paths = {offer.file: Path(offer.file).resolve() for offer in offers}
+    stems = Counter(path.stem for path in paths.values())
+    words = {file: path.stem if stems[path.stem] == 1 else f"{path.parent.name}-{path.stem}" for file, path in paths.items()}
+    plain = {file: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48] or "model" for file, text in words.items()}
+    return {offer.file: f"{plain[offer.file]}-{offer.sha256[:8]}" for offer in offers}
 
 
 # --- the round ----------------------------------------------------------------------------------------------------------

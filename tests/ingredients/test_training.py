@@ -14,10 +14,11 @@ from osfl.ingredients.training import Training, first_model, local_model
 from osfl.methods import dense, fedprox
 from osfl.methods.fedavg import Settings
 from osfl.models.build import build_model
+from osfl.models.pretrained import KNOWN, read_weights, weights_folder
 from osfl.plan import check_plan, read_plan, write_plan
 from osfl.protocol import Plan, Task
 from osfl.registry import load, names
-from osfl.run import run
+from osfl.run import load_model, run
 from osfl.seeds import torch_generator
 from osfl.simulation import Simulation
 
@@ -86,3 +87,20 @@ def test_every_method_that_trains_reads_the_file(method: str, published: dict[st
     changes = {**published, "pretrained_sha256": "0" * 64, "epochs": 1}
     with pytest.raises(Exception, match="not the ones that were pinned"):
         run(Simulation(method, clients=2, samples=40, image_size=8, preset="smoke", changes=changes), tmp_path / "run")
+
+
+@pytest.mark.data
+def test_a_real_checkpoint_goes_through_a_round(tmp_path: Path) -> None:
+    """22 M published parameters, known by name: read, given a head, trained, sent, averaged, asked."""
+    name = "vit_small_patch14_dinov2_saliency"
+    file = weights_folder() / KNOWN[name].file
+    if not file.is_file():
+        pytest.skip(f"{file} is not there; set OSFL_DATA to the folder that holds weights/")
+    changes = {"architecture": "vit_small_dinov2", "pretrained": name, "lr": 1e-12, "weight_decay": 0.0, "epochs": 1}
+    one = Simulation("fedavg", clients=1, partition="iid", samples=10, image_size=28, channels=3, preset="smoke", changes=changes)
+    run(one, tmp_path / "run")
+    released = load_model(tmp_path / "run")[0].state_dict()
+    published = read_weights(file, KNOWN[name].sha256)
+    for key in ("blocks.11.mlp.fc2.weight", "blocks.0.attn.qkv.weight", "norm.weight"):
+        torch.testing.assert_close(released[key], published[key], rtol=1e-5, atol=1e-6)
+    assert released["head.weight"].shape == (10, 384) and released["pos_embed"].shape == (1, 5, 384)

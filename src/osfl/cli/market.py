@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from osfl.cli import options
 from osfl.cli.progress import telling
 from osfl.cli.terminal import answers, errors, escape, put_json, say
 from osfl.errors import UsageError
@@ -15,6 +16,55 @@ from osfl.errors import UsageError
 if TYPE_CHECKING:
     from osfl.market import Market
     from osfl.phases import Machine
+
+MARKET = "A market of models"
+Models = Annotated[
+    list[Path] | None,
+    typer.Option("--models", metavar="FILE...", rich_help_panel=MARKET, show_default=False,
+                 help="Fuse safetensors files that no client of ours made, in timm's or transformers' naming."),
+]  # fmt: skip
+Architecture = Annotated[
+    str | None,
+    typer.Option("--architecture", metavar="NAME", rich_help_panel=MARKET, show_default=False,
+                 help="What they all are; see `osfl ls architectures`."),
+]  # fmt: skip
+Classes = Annotated[
+    Path | None,
+    typer.Option("--classes", metavar="classes.txt", rich_help_panel=MARKET, show_default=False,
+                 help="One class a line, in the order of the heads' rows."),
+]  # fmt: skip
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, rich_help_panel=MARKET, show_default=False,
+                 help="Where the model, its card and the report go."),
+]  # fmt: skip
+Pixels = Annotated[
+    Literal["symmetric", "imagenet"],
+    typer.Option("--pixels", rich_help_panel=MARKET, help="What they were trained on: [-1, 1], or ImageNet's normalization."),
+]
+FusedBy = Annotated[str, typer.Option("--method", "-m", metavar="NAME", rich_help_panel=MARKET, help="How they are fused.")]
+Preset = Annotated[
+    str, typer.Option("--preset", metavar="cpu|paper|smoke", rich_help_panel=MARKET, help="Settings of the method by intent.")
+]
+Smoke = Annotated[bool, typer.Option("--smoke", rich_help_panel=MARKET, help="The same as --preset smoke.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=MARKET, show_default=False,
+                 help="Change one setting of the method, such as server_epochs=20; repeatable."),
+]  # fmt: skip
+Seed = Annotated[
+    int, typer.Option("--seed", "-s", metavar="S", rich_help_panel=MARKET, help="All randomness is derived from it.")
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option("--image-size", metavar="PX", rich_help_panel=MARKET, show_default=False,
+                 help="Side of the images; default: as the positional embeddings say."),
+]  # fmt: skip
+Channels = Annotated[
+    int | None,
+    typer.Option("--channels", metavar="1|3", rich_help_panel=MARKET, show_default=False,
+                 help="1 is gray, 3 is RGB; default: as the models say."),
+]  # fmt: skip
 
 
 def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key: Path | None, format: str) -> None:

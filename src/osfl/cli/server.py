@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 from click.core import ParameterSource
 
-from osfl.cli import options
-from osfl.cli.market import fuse_models, read_classes
+from osfl.cli import market, options
 from osfl.cli.progress import telling
 from osfl.cli.terminal import errors, escape, put_json, say
 from osfl.cli.words import with_smoke
@@ -38,7 +37,6 @@ EXAMPLES = (
 )
 EVERY = 5.0  # seconds between two looks at the inbox
 
-MARKET = "A market of models"
 Places = Annotated[
     list[Path] | None,
     typer.Argument(metavar="ROUND|MODEL...", show_default=False,
@@ -49,31 +47,6 @@ Key = Annotated[
     typer.Option("--key", "-k", metavar="server.key", show_default=False,
                  help="The server's private key: it signs the release."),
 ]  # fmt: skip
-Models = Annotated[
-    list[Path] | None,
-    typer.Option("--models", metavar="FILE...", rich_help_panel=MARKET, show_default=False,
-                 help="Fuse safetensors files that no client of ours made, in timm's or transformers' naming."),
-]  # fmt: skip
-Architecture = Annotated[
-    str | None,
-    typer.Option("--architecture", metavar="NAME", rich_help_panel=MARKET, show_default=False,
-                 help="What they all are; see `osfl ls architectures`."),
-]  # fmt: skip
-Classes = Annotated[
-    Path | None,
-    typer.Option("--classes", metavar="classes.txt", rich_help_panel=MARKET, show_default=False,
-                 help="One class a line, in the order of the heads' rows."),
-]  # fmt: skip
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, rich_help_panel=MARKET, show_default=False,
-                 help="Where the model, its card and the report go."),
-]  # fmt: skip
-Pixels = Annotated[
-    Literal["symmetric", "imagenet"],
-    typer.Option("--pixels", rich_help_panel=MARKET, help="What they were trained on: [-1, 1], or ImageNet's normalization."),
-]
-FusedBy = Annotated[str, typer.Option("--method", "-m", metavar="NAME", rich_help_panel=MARKET, help="How they are fused.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until the server phase may begin.")]
 
 
@@ -81,18 +54,18 @@ def server(
     places: Places = None,
     key: Key = None,
     wait: Wait = False,
-    models: Models = None,
-    architecture: Architecture = None,
-    classes: Classes = None,
-    out: Out = None,
-    method: FusedBy = "fedmitr",
-    preset: options.Preset = "cpu",
-    smoke: options.Smoke = False,
-    changes: options.Changes = None,
-    seed: options.Seed = 0,
-    image_size: options.ImageSize = None,
-    channels: options.Channels = None,
-    pixels: Pixels = "symmetric",
+    models: market.Models = None,
+    architecture: market.Architecture = None,
+    classes: market.Classes = None,
+    out: market.Out = None,
+    method: market.FusedBy = "fedmitr",
+    preset: market.Preset = "cpu",
+    smoke: market.Smoke = False,
+    changes: market.Changes = None,
+    seed: market.Seed = 0,
+    image_size: market.ImageSize = None,
+    channels: market.Channels = None,
+    pixels: market.Pixels = "symmetric",
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
@@ -112,9 +85,10 @@ def server(
 
         asked = _asked({"--architecture": architecture, "--classes": classes, "--out": out})
         files, listed = [*models, *(places or [])], Path(asked["--classes"])
-        market = Market(files, str(asked["--architecture"]), read_classes(listed), method, with_smoke(preset, smoke), seed,
+        named = market.read_classes(listed)
+        wanted = Market(files, str(asked["--architecture"]), named, method, with_smoke(preset, smoke), seed,
                         parse_changes(changes or ()), image_size, channels, pixels)  # fmt: skip
-        fuse_models(market, listed, Path(asked["--out"]), machine, key, format)
+        market.fuse_models(wanted, listed, Path(asked["--out"]), machine, key, format)
         return
     _refuse_market_words()
     asked = _asked({"ROUND": places[0] if places and len(places) == 1 else None, "--key": key})
@@ -157,7 +131,7 @@ def _refuse_market_words() -> None:
     said = [
         parameter.opts[0]
         for parameter in context.command.params
-        if getattr(parameter, "rich_help_panel", None) in (MARKET, options.WHAT)
+        if getattr(parameter, "rich_help_panel", None) == market.MARKET
         and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     ]
     if said:

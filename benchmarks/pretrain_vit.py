@@ -1,0 +1,111 @@
+"""A small ViT for clients to start from, trained on real images of which the task has none.
+
+    python -m benchmarks.pretrain_vit             both files; what is there is not made again
+    python -m benchmarks.pretrain_vit cifar       for tasks on cifar10-subset, at 32 px
+    python -m benchmarks.pretrain_vit blood       for tasks on bloodcells-28, at 28 px
+
+FedMITR's clients start from ImageNet. There is none here, so this takes the training parts of all other datasets, as one
+task of all their classes; small datasets are drawn more often. One thread and a fixed number of steps: the same machine
+gives the same bytes. Files go to runs/pretrained, what made them and their sha256 to benchmarks/records. One of the
+datasets (skinlesions-28) is for non-commercial use only, and so are the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.bench import RECORDS
+from osfl.data import open_dataset
+from osfl.environment import describe_environment
+from osfl.ingredients.training import Training, fit
+from osfl.models.build import build_model
+from osfl.protocol import Dataset, Task
+from osfl.result import write_json
+from osfl.seeds import torch_generator
+from osfl.workers import compute_threads
+
+FOLDER = Path("runs/pretrained")
+DRAWN = 16_000  # images of one epoch, drawn from the pool once
+RECIPE = Training(
+    "vit", epochs=10, batch_size=64, optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="cosine", augment="flip+crop",
+    clip=1.0,
+)  # fmt: skip
+_OTHERS = ("skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
+
+
+@dataclass(frozen=True)
+class Start:
+    """One file: for images of which side, and from which datasets."""
+
+    side: int
+    pool: tuple[str, ...]
+
+
+STARTS = {"cifar": Start(32, ("bloodcells-28", *_OTHERS)), "blood": Start(28, ("cifar10-subset", *_OTHERS))}
+
+
+def pooled(start: Start) -> tuple[Dataset, list[str], dict[str, Any]]:
+    """The training parts as one dataset of all classes, and what each of them is."""
+    images, labels, classes, said = [], [], [], {}
+    for name in start.pool:
+        source = open_dataset(name, size=start.side, channels=3)
+        part = source.train.dataset
+        images.append(part.images)
+        labels.append(part.labels + len(classes))
+        classes += [f"{name}/{label}" for label in source.classes]
+        said[name] = {"images": len(part), "digest": source.digest, "licence": source.sheet.licence if source.sheet else ""}
+    return Dataset(torch.cat(images), torch.cat(labels)), classes, said
+
+
+def drawn(pool: Dataset, sizes: Sequence[int], count: int) -> Dataset:
+    """So many images with repetition; a dataset counts by the root of its size."""
+    weights = torch.cat([torch.full((size,), size**-0.5) for size in sizes])
+    return pool.subset(torch.multinomial(weights, count, replacement=True, generator=torch_generator(0, "pretrain", "draw")))
+
+
+def pretrain(name: str, path: Path, recipe: Training = RECIPE, count: int = DRAWN) -> dict[str, Any]:
+    """Train and save; returns what the record says."""
+    start, began = STARTS[name], time.process_time()
+    pool, classes, said = pooled(start)
+    data = drawn(pool, [facts["images"] for facts in said.values()], count)
+    task = Task(f"everything but {name}", tuple(classes), (3, start.side, start.side))
+    with compute_threads(1):
+        model = build_model(recipe.architecture, task, torch_generator(0, "pretrain", "init"))
+        fit(model, data, recipe, torch_generator(0, "pretrain", "fit"), progress=_line)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {key: value.contiguous() for key, value in model.state_dict().items() if not key.startswith("head.")}
+    save_file(state, path)
+    return {
+        "file": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "side": start.side, "pool": said,
+        "classes": len(classes), "drawn": count, "recipe": asdict(recipe), "cpu_seconds": round(time.process_time() - began, 1),
+    }  # fmt: skip
+
+
+def _line(done: int, total: int) -> None:
+    print(f"{time.strftime('%H:%M:%S')} epoch {done} of {total}", flush=True)
+
+
+def main(names: list[str]) -> None:
+    for name in names or list(STARTS):
+        if name not in STARTS:
+            raise SystemExit(f"there is no start {name!r}; starts: {', '.join(STARTS)}")
+        path = FOLDER / f"vit-{name}.safetensors"
+        if not path.exists():
+            made = {"command": f"python -m benchmarks.pretrain_vit {name}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                    "environment": describe_environment("cpu", 1), **pretrain(name, path)}  # fmt: skip
+            write_json(RECORDS / f"pretrain-{name}.json", made)
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        print(f"--set architecture={RECIPE.architecture} --set pretrained={path} --set pretrained_sha256={sha256}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
