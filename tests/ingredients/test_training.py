@@ -97,7 +97,7 @@ def test_a_real_checkpoint_goes_through_a_round(tmp_path: Path) -> None:
     if not file.is_file():
         pytest.skip(f"{file} is not there; set OSFL_DATA to the folder that holds weights/")
     changes = {"architecture": "vit_small_dinov2", "pretrained": name, "lr": 1e-12, "weight_decay": 0.0, "epochs": 1}
-    one = Simulation("fedavg", clients=1, partition="iid", samples=10, image_size=28, channels=3, preset="smoke", changes=changes)
+    one = Simulation("fedavg", clients=1, samples=10, image_size=28, channels=3, preset="smoke", changes=changes)
     run(one, tmp_path / "run")
     released = load_model(tmp_path / "run")[0].state_dict()
     published = read_weights(file, KNOWN[name].sha256)
