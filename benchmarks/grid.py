@@ -26,6 +26,7 @@ from osfl.evaluation.comparison import summarize
 from osfl.result import read_result, write_json
 from osfl.run import compare
 from osfl.simulation import Simulation, prepare
+from osfl.topology import parse_topology
 from osfl.workers import default_workers
 
 RECORDS = Path(__file__).parent / "records"
@@ -47,10 +48,15 @@ TOKENS = (  # features instead of models: FALCON's tables and its ablations
     "centralized_tokens", "falcon@server=average", "fedpft", "fedcgs", "falcon", "falcon@alpha=0", "falcon@order=ar",
     "falcon@order=nar", "falcon@resolution=112",
 )  # fmt: skip
+MEETINGS = (  # neighbours instead of a server: FOL's tables. The control trains as long as a client of FOL and its student
+    "local_only", "local_only@epochs=30", "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
+    "fedavg", "fedavg_rounds@rounds=3", "dense", "coboosting",
+)  # fmt: skip
 METRICS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
     "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
-    "costs.flops_per_sample", "tokens.overall.mmd", "tokens.overall.mmd_floor",
+    "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "costs.flops_per_sample",
+    "tokens.overall.mmd", "tokens.overall.mmd_floor",
     *(metric for metric in ALL if metric.startswith("reconstruction.")),
 )  # fmt: skip
 
@@ -71,9 +77,15 @@ def encoded(dataset: str, partition: str) -> Simulation:
     return Simulation("falcon", dataset, clients, partition, "cpu", image_size=224)
 
 
+def meeting(dataset: str, clients: int, skew: str) -> Simulation:
+    """Few images a client, five neighbours each, three encounters."""
+    return Simulation("fol", dataset, clients, f"dirichlet:{skew}", "cpu", topology=parse_topology("random:5", encounters=3))
+
+
 _TOKENS = {"brain": "brain-mri-subset", "xray": "chest-xray-448-subset", "blood360": "bloodcells-360-subset"}
 _GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
               "cifar": ("cifar10-subset", 4000)}  # fmt: skip
+_MET = (("blood", "bloodcells-28", 70), ("cifar", "cifar10-subset", 30), ("skin", "skinlesions-28", 70))
 CELLS: Mapping[str, Simulation] = {
     "blood-n5-a0.1": medical("bloodcells-28", 5, "0.1"),
     "blood-n5-a0.3": medical("bloodcells-28", 5, "0.3"),
@@ -87,6 +99,8 @@ CELLS: Mapping[str, Simulation] = {
     **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
     **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
        for name, (dataset, samples) in _GENERATED.items()},
+    **{f"{name}-meet-n{clients}-a{skew}": meeting(dataset, clients, skew)
+       for name, dataset, clients in _MET for skew in ("0.1", "0.3", "0.5", "0.7")},
 }  # fmt: skip
 # What the papers print for the nearest cell of theirs. FedBiCross, Table 1 (its first version): own accuracy, ResNet-18,
 # official splits and full size. FederatedFactory: global accuracy, ResNet-50. FALCON: global accuracy, DINOv2-base at 448 px.
@@ -138,6 +152,9 @@ def record(cell: str) -> Path | None:
     for label, result in zip(labels, results, strict=True):
         found[label].update(settings=result["settings"], deviations=result["deviations"])
         found[label].setdefault("release_digests", {})[f"seed{result['seed']}"] = result["release_digest"]
+        for one in result.get("encounters", ()):
+            own = found[label].setdefault("own_by_encounter", {}).setdefault(str(one["encounter"]), [])
+            own.append(one["own"]["mean"])
     RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{cell}.json"
     write_json(path, {
@@ -156,6 +173,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
         return FACTORY
     if CELLS[cell].method == "falcon":
         return TOKENS
+    if CELLS[cell].method == "fol":
+        return MEETINGS
     return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]))
 
 
