@@ -88,15 +88,21 @@ def _check(points: torch.Tensor, k: int) -> None:
 
 
 def _squares(points: torch.Tensor, middle: torch.Tensor) -> torch.Tensor:
-    """Squared distances (points, centers) by differences: exact zeros for equal points, unlike the product form."""
-    return (points[:, None] - middle[None]).square().sum(-1)
+    """Squared distances (points, centers): |p|² + |m|² - 2 p·m, which is fast, and by differences where that cancels, so that
+    equal points are exactly at zero."""
+    size = points.square().sum(1)[:, None] + middle.square().sum(1)
+    table = size - 2 * points @ middle.T
+    row, column = (table < 1e-6 * size).nonzero().unbind(1)
+    table[row, column] = (points[row] - middle[column]).square().sum(-1)
+    return table
 
 
 def _spread_out(points: torch.Tensor, k: int, rng: torch.Generator) -> torch.Tensor:
     """k-means++: each next center is drawn with probability proportional to the squared distance to the nearest so far."""
     chosen = [int(torch.randint(len(points), (), generator=rng))]
+    gap = torch.full((len(points),), torch.inf, dtype=points.dtype)
     while len(chosen) < k:
-        gap = _squares(points, points[chosen]).amin(1)
+        gap = torch.minimum(gap, _squares(points, points[chosen[-1:]])[:, 0])
         if float(gap.sum()) == 0:
             break
         chosen.append(int(torch.multinomial(gap, 1, generator=rng)))
@@ -111,7 +117,7 @@ def _descend(points: torch.Tensor, middle: torch.Tensor, rounds: int) -> tuple[t
         for empty in sorted(set(range(len(middle))) - set(new.tolist())):
             _reseed(new, gap, empty)
         if torch.equal(new, labels):
-            break
+            return labels, float(gap[torch.arange(len(points)), labels].sum())
         labels = new
         for group in sorted(set(labels.tolist())):
             middle[group] = points[labels == group].mean(0)

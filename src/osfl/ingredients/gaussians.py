@@ -151,19 +151,19 @@ def fit_mixture(
 ) -> FeatureMixture:
     """Expectation maximisation from a k-means start, on features (n, d) in float64; variances are at least FLOOR.
 
-    Densities come from matrix products of x and x^2, so no (n, K, d) array is made.
+    Densities come from matrix products of x and x^2 side by side, so no (n, K, d) array is made.
     """
     center = x.double().mean(0)
     x = x.double() - center  # products of centred numbers lose fewer digits
-    squared = x.square()
+    powers = torch.cat([x, x.square()], 1)
     owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).double()
     before = -math.inf
     for _ in range(iterations):
-        weights, means, spread = _maximized(x, squared, owned, shape)
-        logs = weights.log() + _log_density(x, squared, means, spread)
+        weights, means, spread = _maximized(powers, owned, shape)
+        logs = _log_density(powers, means, spread).add_(weights.log())
         spend(8.0 * x.shape[0] * k * x.shape[1])
-        likelihood = float(logs.logsumexp(1).mean())
-        owned = logs.softmax(1)
+        total = logs.logsumexp(1, keepdim=True)
+        likelihood, owned = float(total.mean()), logs.sub_(total).exp_()
         if abs(likelihood - before) < tolerance:
             break
         before = likelihood
@@ -171,30 +171,32 @@ def fit_mixture(
 
 
 def _maximized(
-    x: torch.Tensor, squared: torch.Tensor, owned: torch.Tensor, shape: Shape
+    powers: torch.Tensor, owned: torch.Tensor, shape: Shape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mass = owned.sum(0).clamp_min(1e-10)
-    means = owned.T @ x / mass[:, None]
+    """Weights, means and variances of samples that the components own in these shares; `powers` is [x, x^2], (n, 2 d)."""
+    mass, d = owned.sum(0).clamp_min(1e-10), powers.shape[1] // 2
     if shape == "full":
+        x = powers[:, :d]
+        means = owned.T @ x / mass[:, None]
         off = [x - mean for mean in means]
         spread = torch.stack([(o * w[:, None]).T @ o / m for o, w, m in zip(off, owned.T, mass, strict=True)])
         spread.diagonal(dim1=1, dim2=2).add_(FLOOR)
         return mass / mass.sum(), means, spread
-    variance = (owned.T @ squared / mass[:, None] - means.square()).clamp_min(FLOOR)
+    means, squares = (owned.T @ powers / mass[:, None]).tensor_split(2, 1)
+    variance = (squares - means.square()).clamp_min(FLOOR)
     return mass / mass.sum(), means, variance if shape == "diag" else variance.mean(1)
 
 
-def _log_density(x: torch.Tensor, squared: torch.Tensor, means: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+def _log_density(powers: torch.Tensor, means: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     """log N(x; mean_k, spread_k), (n, K)."""
-    d = x.shape[1]
+    d = means.shape[1]
     if spread.ndim == 3:
         factors = torch.linalg.cholesky(spread)
-        off = (x[None] - means[:, None]).transpose(1, 2)  # (K, d, n)
+        off = (powers[None, :, :d] - means[:, None]).transpose(1, 2)  # (K, d, n)
         white = torch.linalg.solve_triangular(factors, off, upper=False).square().sum(1)
         logdet = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)
         whole: torch.Tensor = -0.5 * (white + (logdet + d * math.log(2 * math.pi))[:, None])
         return whole.T
     inverse = 1 / (spread if spread.ndim == 2 else spread[:, None].expand(-1, d))
-    distance = squared @ inverse.T - 2 * x @ (means * inverse).T + (means.square() * inverse).sum(1)
-    found: torch.Tensor = -0.5 * (distance - inverse.log().sum(1) + d * math.log(2 * math.pi))
-    return found
+    constant = -0.5 * ((means.square() * inverse).sum(1) - inverse.log().sum(1) + d * math.log(2 * math.pi))
+    return torch.addmm(constant, powers, torch.cat([means * inverse, -0.5 * inverse], 1).T)

@@ -196,14 +196,16 @@ class AttentionPool(nn.Module):
 
     def forward(self, tokens: torch.Tensor, rng: torch.Generator | None = None) -> torch.Tensor:
         """(batch, tokens, dim) -> logits; with `rng` hidden units are dropped."""
-        query = self.query[0, 0]
-        score = tokens @ (self.keys.weight.T @ query) / math.sqrt(len(query))  # (batch, tokens)
-        pooled = self.values((score.softmax(-1).unsqueeze(1) @ tokens).squeeze(1))
-        if self.residual:
-            pooled = pooled + query
-        hidden = F.relu(self.fc1(pooled))
+        hidden = F.relu(self.fc1(self.pooled(tokens)))
         if rng is not None and self.dropout:
             kept = torch.rand(hidden.shape, generator=rng) >= self.dropout
             hidden = hidden * kept.to(hidden.device) / (1 - self.dropout)
         logits: torch.Tensor = self.head(self.fc2(hidden))
         return logits
+
+    def pooled(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, dim): what the query finds among the tokens."""
+        query = self.query[0, 0]
+        score = tokens @ (self.keys.weight.T @ query) / math.sqrt(len(query))  # (batch, tokens)
+        found: torch.Tensor = self.values((score.softmax(-1).unsqueeze(1) @ tokens).squeeze(1))
+        return found + query if self.residual else found
