@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from osfl import forgetting
 from osfl.checks import Interrupted
 from osfl.errors import RoundError, UsageError, Withheld
 from osfl.phases import Machine
 from osfl.plan import plan_from, read_plan, resolve_settings, write_plan
-from osfl.protocol import Contact, Limits, Plan, Relaying, Task, Topology, neighbours
+from osfl.protocol import Contact, Context, Limits, Payload, Plan, Relaying, Task, Topology, Upload, neighbours, relayed
 from osfl.registry import load
 from osfl.result import Result, read_result
 from osfl.run import run
@@ -73,6 +76,31 @@ def test_contacts_are_heard_in_their_encounter_and_both_ways() -> None:
     assert neighbours(plan, "north") == ("east",) and neighbours(plan, "east") == ("north",)
     assert neighbours(plan, "south") == ()
     assert neighbours(next_encounter(plan), "north") == ("west",)
+
+
+class Counted(Sequence[Upload]):
+    """Uploads that tell how often they were opened."""
+
+    def __init__(self, uploads: Sequence[Upload]) -> None:
+        self.uploads, self.opened = uploads, 0
+
+    def __len__(self) -> int:
+        return len(self.uploads)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.uploads[index]
+        self.opened += 1
+        return found
+
+
+def test_a_relay_gives_to_each_who_spoke_what_its_neighbours_said_and_opens_each_upload_once() -> None:
+    plan = make_plan(Topology("ring"))
+    said = Counted([Upload(name, plan.digest, Payload({})) for name in ("west", "north", "east")])  # south said nothing
+    gossip = Gossip(plan.task, plan.settings)
+    release = relayed(gossip, said, Context(plan, torch.device("cpu")))
+    assert {name: part.facts["heard"] for name, part in release.personal.items()} == {
+        "west": ["east"], "north": ["east"], "east": ["north", "west"]}  # fmt: skip
+    assert said.opened == 3 and isinstance(gossip, Relaying)
 
 
 # --- words, plans and schedules -------------------------------------------------------------------------------------------

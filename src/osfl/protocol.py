@@ -308,7 +308,8 @@ class Relaying(Protocol):
 
 def relayed(method: Relaying, uploads: Sequence[Upload], ctx: Context) -> Release:
     """The server phase of a method that relays: to each client that spoke, what its neighbours said."""
-    return Release(Payload({}), {u.client: relay_to(method, u.client, uploads, ctx) for u in uploads})
+    said = list(uploads)  # a round opens and checks them anew each time they are asked for
+    return Release(Payload({}), {u.client: relay_to(method, u.client, said, ctx) for u in said})
 
 
 def relay_to(method: Relaying, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
