@@ -160,6 +160,18 @@ def test_a_topology_needs_a_method_that_passes_things_on(tmp_path: Path) -> None
     assert [variant.topology for variant in variants] == [None, Topology("ring")]
 
 
+def test_variants_of_a_comparison_may_meet_otherwise() -> None:
+    labels = ["gossip@encounters=2", "gossip@topology=random:2@lr=0.5", "gossip@topology=ring@encounters=1", "gossip"]
+    twice, random, ring, plain = for_methods(replace(SMALL, topology=Topology("ring")), labels)
+    assert twice.topology == Topology("ring", encounters=2) and plain.topology == ring.topology == Topology("ring")
+    assert random.topology == Topology("random", peers=2) and random.changes == {"lr": "0.5"}
+    for wrong in ("gossip@encounters=0", "gossip@encounters=x", "gossip@topology=star", "fedavg@encounters=2"):
+        with pytest.raises(UsageError):
+            for_methods(SMALL, [wrong])
+    with pytest.raises(UsageError, match="says itself"):
+        for_methods(replace(SMALL, topology=Topology("contacts", contacts=(contact("a", "b"),))), ["gossip@encounters=2"])
+
+
 def test_a_schedule_is_read_from_csv_in_the_order_of_time(tmp_path: Path) -> None:
     path = tmp_path / "contacts.csv"
     path.write_text("a, b, start, seconds, bytes_per_second, encounter\n"
@@ -234,11 +246,12 @@ def test_encounters_are_rounds_in_one_folder(met: Path) -> None:
     rows = result["encounters"]
     assert [row["models_digest"] for row in rows] == [r["models_digest"] for r in (*earlier, result)]
     assert len({row["models_digest"] for row in rows}) == 3
-    assert result["costs"]["messages_per_client"] == 3
+    assert result["costs"]["messages_per_client"] == 3 and result["topology"] == {"topology": "ring", "encounters": 3}
     assert result["costs"]["upload_bytes"] == sum(row["upload_bytes"] for row in rows) > 2 * rows[0]["upload_bytes"]
     plans = [json.loads((folder / "plan.json").read_text()) for folder in (met / "encounters" / "2", met)]
     assert plans[1]["topology"]["after"] == rows[1]["plan_digest"] and plans[0]["topology"]["encounter"] == 2
-    assert (met / "report" / "index.html").exists()
+    page = (met / "report" / "index.html").read_text()
+    assert "3\xa0times and spoke exactly once in each encounter" in page and "Accuracy from one encounter to the next" in page
 
 
 def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(met: Path, tmp_path: Path) -> None:

@@ -235,6 +235,7 @@ class Result(TypedDict):
     course: NotRequired[Course]  # only for methods whose server learns step by step, and for many rounds
     generators: NotRequired[Generators]  # only for methods that offer `samples`
     gains: NotRequired[Gains]  # only where a run of local_only on the same shards stands beside this one
+    topology: NotRequired[dict[str, Any]]  # topology and encounters, where the plan says who hears whom
     encounters: NotRequired[list[Encounter]]  # where clients meet several times; `costs` are then those of all encounters
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run

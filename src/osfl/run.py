@@ -59,7 +59,7 @@ from osfl.result import SCHEMA, Costs, Course, Generators, Phase, Result, Tokens
 from osfl.round import Round, contracts_of, encounter_folder, open_round, simulated_key, standing_round
 from osfl.simulation import Federation, Simulation, for_methods, prepare
 from osfl.storage import load_model_of, load_payload, payload_digest, to_raw
-from osfl.topology import all_encounters, is_last
+from osfl.topology import all_encounters, is_last, meeting_words
 from osfl.transports.memory import deliver
 from osfl.wire.agreed import read_json
 from osfl.wire.bundle import size_of
@@ -343,6 +343,8 @@ def _evaluation(
     }
     if judged is not None:
         result["generators"] = judged
+    if plan.topology is not None:
+        result["topology"] = meeting_words(plan.topology)
     if course["at"]:
         result["course"] = course
     if compared is not None:

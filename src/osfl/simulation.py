@@ -31,7 +31,7 @@ from osfl.errors import DataError, UsageError
 from osfl.plan import check_plan, resolve_settings
 from osfl.protocol import ClientId, Dataset, Limits, Plan, Relaying, Shard, Task, Topology
 from osfl.registry import load, nearest
-from osfl.topology import topology_words
+from osfl.topology import meeting_words, parse_topology, topology_words
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
     for label in methods:
         name, extra = _variant(label)
         fields = load(name).Settings.__dataclass_fields__
+        meets, extra = _meeting(simulation.topology, extra) if issubclass(load(name), Relaying) else (None, extra)
         mine = {key: value for key, value in simulation.changes.items() if key in fields}
         taken |= mine.keys()
-        meets = simulation.topology if issubclass(load(name), Relaying) else None
         variants.append(replace(simulation, method=name, changes={**mine, **extra}, topology=meets))
     known = sorted({field for label in methods for field in load(label.partition("@")[0]).Settings.__dataclass_fields__})
     unknown = [key for key in simulation.changes if key not in taken]
@@ -174,6 +174,21 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
     for variant in variants:  # all mistakes before the first method starts
         resolve_settings(load(variant.method), variant.preset, variant.changes)
     return variants
+
+
+def _meeting(topology: Topology | None, extra: Mapping[str, str]) -> tuple[Topology | None, dict[str, str]]:
+    """`fol@topology=ring@encounters=2` is a variant, too: who meets whom, and the settings that are left."""
+    rest = {key: value for key, value in extra.items() if key not in ("topology", "encounters")}
+    if len(rest) == len(extra):
+        return topology, rest
+    before = meeting_words(topology or Topology())
+    if before["topology"] == "contacts":
+        raise UsageError("a contact schedule says itself who meets whom and how often", field="methods",
+                         fix="Leave topology and encounters out of the variant.")  # fmt: skip
+    times = extra.get("encounters", str(before["encounters"]))
+    if not times.isdecimal() or int(times) < 1:
+        raise UsageError(f"encounters={times}: expected a whole number from 1 on", field="methods")
+    return parse_topology(extra.get("topology", before["topology"]), int(times)), rest
 
 
 def _variant(label: str) -> tuple[str, dict[str, str]]:

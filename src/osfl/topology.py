@@ -42,8 +42,14 @@ def parse_topology(text: str, encounters: int = 1) -> Topology:
 
 def topology_words(topology: Topology) -> list[str]:
     """The words that give this topology again; a schedule has none, it is in its plan."""
+    said = meeting_words(topology)
+    return ["--topology", said["topology"], *(["--encounters", str(said["encounters"])] if said["encounters"] > 1 else [])]
+
+
+def meeting_words(topology: Topology) -> dict[str, Any]:
+    """Who hears whom and how often, for results and their pages."""
     kind = f"random:{topology.peers}" if topology.kind == "random" else topology.kind
-    return ["--topology", kind, *(["--encounters", str(topology.encounters)] if topology.encounters > 1 else [])]
+    return {"topology": kind, "encounters": topology.encounters}
 
 
 def is_contact(value: Any) -> bool:

@@ -55,12 +55,22 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
         ("AUROC", decimal(metrics["auroc"]), "macro, one class against the rest"),
         ("Own distribution", percent(own["mean"]), "mean over clients, each on the classes it holds"),
         ("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
+        *_encounters(result),
         ("Sent up", size(costs["upload_bytes"]), f"by all clients, {many(sent, 'message')} each"),
         ("Sent down", size(costs["download_bytes"]), "to all clients"),
         *([] if joint is None else [("Sent to answer", size(joint), "each client's model to all others, after the round")]),
         ("Client time", seconds(costs["client_seconds"]), "summed over clients"),
         ("Server time", seconds(costs["server_seconds"]), f"{seconds(costs['wall_seconds'])} from command to report"),
     ]
+
+
+def _encounters(result: Result) -> list[tuple[str, str, str]]:
+    """How the own-distribution accuracy grew from one encounter to the next."""
+    from osfl.reports.words import percent
+
+    rows = [("Encounter", percent(row["own"]["mean"]), f"number {row['encounter']}, own distribution, mean over clients")
+            for row in result.get("encounters", [])]  # fmt: skip
+    return rows
 
 
 def comparison_table(comparison: Mapping[str, Any]) -> Table:

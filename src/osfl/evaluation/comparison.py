@@ -101,7 +101,7 @@ def _value(metric: str, result: Mapping[str, Any]) -> float | None:
 def group_names(results: Sequence[Result]) -> list[str]:
     """The method, and in brackets what differs: data among all runs, preset and settings among runs of the method."""
     data = [_data_facts(result) for result in results]
-    own = [{"preset": result["preset"], **result["settings"]} for result in results]
+    own = [{"preset": result["preset"], **result["settings"], **result.get("topology", {})} for result in results]
     names = []
     for index, result in enumerate(results):
         peers = [own[i] for i, other in enumerate(results) if other["method"] == result["method"]]

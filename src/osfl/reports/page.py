@@ -44,6 +44,7 @@ def _head(result: Result) -> dict[str, Any]:
     ]  # fmt: skip
     if data.get("samples") is not None:
         chips.append(("samples", str(data["samples"])))
+    chips += [(key, str(value)) for key, value in result.get("topology", {}).items()]
     heading = f"{result['method']} on {data.get('dataset', result['task'].get('name', 'unnamed data'))}"
     return {"heading": heading, "lede": _lede(result), "chips": chips, "tiles": _tiles(result)}
 
