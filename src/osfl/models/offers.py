@@ -95,7 +95,7 @@ def _check_telling(offer: Offer, state: Mapping[str, torch.Tensor]) -> None:
     why = {
         PATCHES: "Its patches have another side or another number of colors: name the architecture it has, such as -p16.",
         POSITIONS: "It was trained for another image size, or has tokens besides the class token. Offer models of one size.",
-        **dict.fromkeys(_HEADS, "It answers for another number of classes than the list names."),
+        **dict.fromkeys(_HEADS, "It answers for another number of classes than the list names, or from other features."),
     }
     for name, fix in why.items():
         if name not in state:
