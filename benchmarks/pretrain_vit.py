@@ -36,7 +36,7 @@ from osfl.workers import compute_threads
 FOLDER = Path("runs/pretrained")
 DRAWN = 16_000  # images of one epoch, drawn from the pool once
 RECIPE = Training(
-    "vit", epochs=10, batch_size=64, optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="cosine", augment="flip+crop",
+    "vit", epochs=6, batch_size=64, optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="cosine", augment="flip+crop",
     clip=1.0,
 )  # fmt: skip
 _OTHERS = ("skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
