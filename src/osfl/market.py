@@ -95,6 +95,7 @@ def fuse(
         finished = _finished(round)
         if finished is not None:
             return finished
+        accepted = [one for one in accepted if one.client in round.present]  # `osfl forget` has the last word
         for one in accepted:
             if one.client not in round.delivered():
                 _hand_in(one, round)

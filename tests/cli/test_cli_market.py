@@ -41,6 +41,18 @@ def test_a_refused_file_is_named_and_the_others_are_fused(osfl: Osfl) -> None:
     assert said.code == 1 and "bad.safetensors" in said.err and "expected F32 [3, 16], got F32 [4, 16]" in said.err
 
 
+def test_what_was_forgotten_does_not_come_back(osfl: Osfl) -> None:
+    offered(Path("three.safetensors"), tensors(3))
+    words = f"{WORDS} three.safetensors --method fedavg --smoke --format json"
+    before = osfl(words).json
+    client = before["accepted"][0]["client"]
+    assert osfl(f"forget fused --client {client}").code == 0
+    assert not Path("fused/model.safetensors").exists() and not Path("fused/market.json").exists()
+    after = osfl(words).json
+    assert client not in [one["client"] for one in after["accepted"]] and len(after["accepted"]) == 2
+    assert after["release_digest"] != before["release_digest"] and osfl("forget fused --verify").code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

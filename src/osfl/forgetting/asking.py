@@ -25,8 +25,10 @@ from osfl.wire.gate import open_upload, verify_release
 
 FORMAT = 1
 RELEASE = "release.safetensors"
-MADE_OF_IT = ("personal", "models", "figures", "scratch", "report", "results.json", "model_card.md",
-              "everyone-has-it")  # the last: a word of osfl.flower_app about the old release  # fmt: skip
+MADE_OF_IT = (
+    "personal", "models", "figures", "scratch", "report", "results.json", "model_card.md", "market.json", "model.safetensors",
+    "everyone-has-it",  # a word of osfl.flower_app about the old release
+)  # fmt: skip
 
 
 def intend(round: Round, clients: Sequence[ClientId], class_name: str, withdraw: bool) -> dict[str, Any]:
