@@ -69,7 +69,8 @@ def pages(sample, demo_runs, tmp_path_factory) -> dict[str, str]:
         shown = {"figures": classes == 8, "generators": clients > 2}
         result = sample(clients=clients, classes=classes, odd=odd, personalized=odd, **shown)
         alone = sample("local_only", clients=clients, classes=classes, odd=odd, accuracy=0.7)
-        result = {**result, "gains": gains_over(result, alone)}
+        met = [{"encounter": e, **result["scores"]["clients"], "accuracy": 0.5} for e in (1, 2, 3)] if odd else []
+        result = {**result, "gains": gains_over(result, alone), **({"encounters": met} if met else {})}
         name = f"run of {clients} clients, {classes} classes"
         written[name] = write_report(result, folder / name, references if classes > 2 else ())
     for methods in (1, 5, 25):  # the last with generators

@@ -7,7 +7,7 @@ import re
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
 from osfl.reports.comparison import write_comparison
-from osfl.reports.gains import encounter_figures, gains_section
+from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.page import write_report
 from osfl.reports.plots import ranked
 
@@ -46,11 +46,11 @@ def test_a_comparison_shows_every_variant(sample, tmp_path) -> None:
     assert "Clients that gain" in text
 
 
-def test_encounters_are_drawn_as_a_line(sample, tmp_path) -> None:
+def test_encounters_are_drawn_one_below_the_other(sample, tmp_path) -> None:
     result = sample("fol")
     spread = result["scores"]["clients"]["own"]
     rows = [{"encounter": e, "own": spread, "everyone": spread, "accuracy": 0.5} for e in (1, 2, 3)]
-    assert encounter_figures(result) == {}
+    assert encounters_section(result) == {"encounters": ""}
     text = text_of(write_report({**result, "encounters": rows}, tmp_path))
     assert "met their neighbours 3 times and spoke exactly once in each encounter" in text
-    assert "Accuracy from one encounter to the next" in text and "cannot be drawn" not in text
+    assert "From one encounter to the next" in text and "encounter 3" in text

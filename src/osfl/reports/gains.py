@@ -7,12 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from osfl.reports.plots import ranked
+from osfl.reports.plots import bars, ranked
 from osfl.reports.rendering import responsive
 from osfl.reports.words import count, many, percent, signed
 from osfl.result import Encounter, Gains, Result
 
-_AXIS = "points of accuracy on the own distribution, over training alone; clients from most to least gain"
+_AXIS = "points over training alone"
 
 
 def gains_section(result: Result) -> dict[str, Any]:
@@ -43,20 +43,20 @@ def gains_views(comparison: Mapping[str, Any], results: Sequence[Result]) -> lis
     return list(seen.values())
 
 
-def encounter_figures(result: Result) -> dict[str, Any]:
-    """How scores grew from one encounter to the next."""
+def encounters_section(result: Result) -> dict[str, Any]:
+    """How scores grew from one encounter to the next, where there was more than one."""
     rows: Sequence[Encounter] = result.get("encounters", [])
-    if len(rows) < 2:
-        return {}
-    series = {
-        "own distribution, mean over clients": [row["own"]["mean"] for row in rows],
-        "own distribution, worst client": [row["own"]["worst"] for row in rows],
-        "all images, mean over clients": [row["everyone"]["mean"] for row in rows],
-    }
-    note = "Each encounter is a round of its own, and its models are where clients start in the next one."
-    return {"Accuracy from one encounter to the next": {
-        "kind": "lines", "x": [row["encounter"] for row in rows], "series": series, "x_label": "encounter",
-        "y_label": "accuracy", "note": note}}  # fmt: skip
+    if not rows:
+        return {"encounters": ""}
+    series = ("own distribution, mean over clients", "own distribution, worst client", "all images, mean over clients")
+    groups = {f"encounter {row['encounter']}": _three(row) for row in rows}
+    what = "Accuracy after each encounter"
+    return {"encounters": responsive(lambda width: bars(groups, series, what=what, width=width), what)}
+
+
+def _three(row: Encounter) -> list[tuple[float | None, float | None]]:
+    own, everyone = row["own"], row["everyone"]
+    return [(own["mean"], own["std"]), (own["worst"], None), (everyone["mean"], everyone["std"])]
 
 
 def _chart(gains: Gains, method: str) -> Markup:

@@ -9,7 +9,7 @@ from typing import Any
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
 from osfl.reports.figures import figure_views
-from osfl.reports.gains import encounter_figures, gains_section
+from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.generators import generators_section
 from osfl.reports.rendering import fact_rows, render, write_text
 from osfl.reports.run_scores import accuracy_section, clients_section, confusion_section
@@ -28,7 +28,7 @@ def write_report(result: Result, folder: Path, references: Sequence[Result] = ()
     page = render(
         "run.html", **_head(result), **accuracy_section(result, references), **clients_section(result),
         **confusion_section(result), **_costs(result), **generators_section(result, references), **tokens_section(result),
-        **gains_section(result), **_record(result, references),
+        **gains_section(result), **encounters_section(result), **_record(result, references),
     )  # fmt: skip
     return write_text(folder / "index.html", page)
 
@@ -112,7 +112,7 @@ def _record(result: Result, references: Sequence[Result]) -> dict[str, Any]:
     facts = {key: value for key, value in result["data"].items() if value is not None}
     task = {f"task {key}": value for key, value in result["task"].items()}
     digests = [(key, result[key]) for key in ("plan_digest", "release_digest", "models_digest")]
-    figures = {**encounter_figures(result), **course_figures(result, references), **result.get("figures", {})}
+    figures = {**course_figures(result, references), **result.get("figures", {})}
     return {
         "figures": figure_views(figures), "deviations": result["deviations"],
         "settings": fact_rows(result["settings"]), "data": fact_rows({**task, **facts}),
