@@ -94,7 +94,7 @@ def fuse(
     with open_round(out, plan, contracts_of(method), enrolled, key) as round:
         finished = _finished(round)
         if finished is not None:
-            return finished
+            return _drawn(finished, out)
         accepted = [one for one in accepted if one.client in round.present]  # `osfl forget` has the last word
         for one in accepted:
             if one.client not in round.delivered():
@@ -109,10 +109,17 @@ def fuse(
                 "costs": {"server": round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
                 "environment": describe_environment(machine.device, machine.workers or default_workers()),
                 "figures": round.figures()}  # fmt: skip
-        write_market_report(said, out / "report")
-        write_market_card(said, out)
-        write_json(out / "market.json", said)  # last: it marks the end
+        write_json(out / "market.json", said)  # it marks the end
         round.tidy()
+    return _drawn(said, out)
+
+
+def _drawn(said: dict[str, Any], out: Path) -> dict[str, Any]:
+    """With its report and card, drawn again if they were lost."""
+    if not (out / "report" / "index.html").exists():
+        write_market_report(said, out / "report")
+    if not (out / "model_card.md").exists():
+        write_market_card(said, out)
     return said
 
 
