@@ -82,6 +82,8 @@ def meeting(dataset: str, clients: int, skew: str) -> Simulation:
     return Simulation("fol", dataset, clients, f"dirichlet:{skew}", "cpu", topology=parse_topology("random:5", encounters=3))
 
 
+# the demo that needs no weights: digits at 16 px, fixed random convolutions on 8 px
+WEIGHTLESS = {"encoder": "random", "resolution": 16, "window": 8, "stride": 8}
 _TOKENS = {"brain": "brain-mri-subset", "xray": "chest-xray-448-subset", "blood360": "bloodcells-360-subset"}
 _GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
               "cifar": ("cifar10-subset", 4000)}  # fmt: skip
@@ -93,6 +95,7 @@ CELLS: Mapping[str, Simulation] = {
     "blood-n10-a0.1": medical("bloodcells-28", 10, "0.1"),
     **{f"skin-n5-a{alpha}": medical("skinlesions-28", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
     **{f"pneumonia-n5-a{alpha}": medical("pneumoniamnist", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
+    "digits-tokens": Simulation("falcon", "digits", 5, "dirichlet:0.1", "cpu", changes=WEIGHTLESS),
     "pacs-domains": encoded("pacs-subset", "domains"),
     **{f"{name}-a{alpha}": encoded(dataset, f"dirichlet:{alpha}")
        for name, dataset in _TOKENS.items() for alpha in ("0.1", "0.3", "0.5")},
@@ -172,7 +175,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
     if CELLS[cell].method == "federated_factory":
         return FACTORY
     if CELLS[cell].method == "falcon":
-        return TOKENS
+        window = CELLS[cell].changes.get("window", 112)
+        return tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)  # without regions
     if CELLS[cell].method == "fol":
         return MEETINGS
     return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]))

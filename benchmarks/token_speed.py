@@ -236,7 +236,7 @@ def _memory() -> dict[str, object]:
         peaks = {}
         for clients in (100, 1000):
             words = [sys.executable, "-c", _ROUND, str(data), str(clients), str(Path(folder) / str(clients))]
-            cache = {**os.environ, "XDG_CACHE_HOME": str(Path(folder) / "cache")}
+            cache = {**os.environ, "OSFL_CACHE": str(Path(folder) / "cache")}
             done = subprocess.run(words, capture_output=True, text=True, check=True, env=cache)
             said = json.loads(done.stdout.splitlines()[-1])
             peaks[clients] = said["peak"]

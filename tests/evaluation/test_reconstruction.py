@@ -96,3 +96,10 @@ def test_nothing_is_attacked_where_no_features_are_made() -> None:
     shard = Shard("a", _images(8, "train"), _images(8, "val"))
     ctx = Context(Plan(Task("blobs", ("x", "y"), (1, 8, 8)), "pixels", {}, ("a",)), torch.device("cpu"))
     assert attack(Pixels(torch.zeros(0, 1, 64), torch.zeros(0, dtype=torch.int64)), [], [shard], ("x", "y"), ctx) is None
+
+
+def test_without_validation_images_only_the_worst_case_is_tried() -> None:
+    shard = Shard("a", _images(12, "train"), _images(0, "val"))
+    ctx = Context(Plan(Task("blobs", ("x", "y"), (1, 8, 8)), "pixels", {}, ("a",)), torch.device("cpu"))
+    found = attack(Pixels(torch.zeros(4, 1, 64), torch.arange(4) % 2), [], [shard], ("x", "y"), ctx, Effort(steps=2))
+    assert found is not None and list(found["attackers"]) == [KNOWN]

@@ -59,7 +59,7 @@ def attack(
     method: Tokenizing, uploads: Sequence[Upload], shards: Sequence[Shard], classes: Sequence[str], ctx: Context,
     effort: Effort = Effort(),
 ) -> Reconstruction | None:  # fmt: skip
-    """Both attackers on synthetic and real features; nothing where no features are made."""
+    """Both attackers (one, where nobody has validation images); nothing where no features are made."""
     synthetic = Features(*method.tokens(uploads, ctx))
     if not len(synthetic.labels):
         return None
@@ -67,7 +67,7 @@ def attack(
     private = _known(together([shard.train for shard in shards]), method, effort, ctx)
     similar = _known(together([shard.val for shard in shards]), method, effort, ctx)
     made = Features(synthetic.rows.flatten(1), synthetic.labels)
-    jobs = {SIMILAR: similar, KNOWN: private}
+    jobs = {name: has for name, has in ((SIMILAR, similar), (KNOWN, private)) if len(has.labels) > 1}
 
     def work(name: str) -> tuple[Attacker, dict[str, Any]]:
         return _attacker(name, jobs[name], private, made, classes, effort, ctx.generator, ctx.device, ctx.progress)
@@ -79,6 +79,8 @@ def attack(
 
 
 def _known(data: Dataset, method: Tokenizing, effort: Effort, ctx: Context) -> Known:
+    if not len(data):
+        return Known(torch.zeros(0, 1, START, START), torch.zeros(0, 1), data.labels)
     longest = max(data.images.shape[-2:])
     side = min(effort.side, 2 ** max(int(math.log2(START)), math.ceil(math.log2(longest))))
     small = functional.interpolate(data.images.float() / 255, (side, side), mode="bilinear", antialias=True).clamp(0, 1)
