@@ -224,7 +224,7 @@ def test_each_encounter_has_a_plan_that_names_the_one_before() -> None:
         all_encounters(second)
 
 
-MEETING = replace(SMALL, topology=Topology("ring", encounters=3))
+MEETING = replace(SMALL, topology=Topology("ring", encounters=2))
 
 
 def digests(result: Result) -> list[tuple[str, str]]:
@@ -242,16 +242,15 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_encounters_are_rounds_in_one_folder(met: Path) -> None:
     result = read_result(met)
-    earlier = [read_result(met / "encounters" / name) for name in ("1", "2")]
-    rows = result["encounters"]
-    assert [row["models_digest"] for row in rows] == [r["models_digest"] for r in (*earlier, result)]
-    assert len({row["models_digest"] for row in rows}) == 3
-    assert result["costs"]["messages_per_client"] == 3 and result["topology"] == {"topology": "ring", "encounters": 3}
-    assert result["costs"]["upload_bytes"] == sum(row["upload_bytes"] for row in rows) > 2 * rows[0]["upload_bytes"]
-    plans = [json.loads((folder / "plan.json").read_text()) for folder in (met / "encounters" / "2", met)]
-    assert plans[1]["topology"]["after"] == rows[1]["plan_digest"] and plans[0]["topology"]["encounter"] == 2
+    first, rows = read_result(met / "encounters" / "1"), result["encounters"]
+    assert [row["models_digest"] for row in rows] == [first["models_digest"], result["models_digest"]]
+    assert rows[0]["models_digest"] != rows[1]["models_digest"] and rows[0]["release_digest"] != rows[1]["release_digest"]
+    assert result["costs"]["messages_per_client"] == 2 and result["topology"] == {"topology": "ring", "encounters": 2}
+    assert result["costs"]["upload_bytes"] == sum(row["upload_bytes"] for row in rows) > rows[0]["upload_bytes"] > 0
+    plan = json.loads((met / "plan.json").read_text())
+    assert plan["topology"]["after"] == rows[0]["plan_digest"] == first["plan_digest"] and plan["topology"]["encounter"] == 2
     page = (met / "report" / "index.html").read_text()
-    assert "3\xa0times and spoke exactly once in each encounter" in page and "From one encounter to the next" in page
+    assert "2\xa0times and spoke exactly once in each encounter" in page and "From one encounter to the next" in page
 
 
 def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(met: Path, tmp_path: Path) -> None:
@@ -269,7 +268,7 @@ def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(met
             break
         except Interrupted:
             continue
-    assert result is not None and len(seen) > 12
+    assert result is not None and len(seen) > 8
     assert digests(result) == digests(read_result(met))
 
 
