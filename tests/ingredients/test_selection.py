@@ -2,7 +2,7 @@
 
 import torch
 
-from osfl.ingredients.selection import Candidate, accuracy, best, ensemble_loss, simplex_weights
+from osfl.ingredients.selection import Candidate, Vote, accuracy, best, simplex_weights
 
 
 def members(count: int, n: int = 40, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -10,6 +10,11 @@ def members(count: int, n: int = 40, classes: int = 4, seed: int = 0) -> tuple[t
     labels = torch.randint(classes, (n,), generator=rng)
     right = torch.nn.functional.one_hot(labels, classes).float()
     return 2 * right + 2 * torch.randn(count, n, classes, generator=rng), labels
+
+
+def ensemble_loss(weights: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """CE of the weighted sum, written out once more."""
+    return torch.nn.functional.cross_entropy((weights[:, None, None] * logits).sum(0), labels)
 
 
 def test_ties_go_to_the_more_alike_then_to_the_name_in_any_order() -> None:
@@ -53,3 +58,18 @@ def test_copies_of_a_member_change_nothing() -> None:
     twice = logits.repeat(2, 1, 1).double()
     assert torch.allclose(ensemble_loss(simplex_weights(twice, labels), twice, labels),
                           ensemble_loss(torch.ones(1).double(), logits.double(), labels))  # fmt: skip
+
+
+def test_the_slope_is_that_of_the_loss() -> None:
+    logits, labels = members(3)
+    vote = Vote(logits.double(), labels, 0.7)
+    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(vote.loss(weights), weights)
+    assert torch.allclose(vote.slope(weights.detach()), expected)
+
+
+def test_evenness_leads_from_the_best_weights_to_equal_ones() -> None:
+    logits, labels = members(3, seed=3)
+    spreads = [float(simplex_weights(logits, labels, rho).std()) for rho in (0.0, 1.0, 10.0, 1e4)]
+    assert spreads == sorted(spreads, reverse=True) and spreads[0] > 0.05
+    assert torch.allclose(simplex_weights(logits, labels, 1e4), torch.full((3,), 1 / 3, dtype=torch.float64), atol=1e-3)

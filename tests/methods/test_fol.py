@@ -10,7 +10,7 @@ import torch
 from osfl.errors import OsflError, TrainingError
 from osfl.ingredients.ensembles import Ensemble
 from osfl.ingredients.gathering import gather, members
-from osfl.ingredients.selection import ensemble_loss
+from osfl.ingredients.selection import Vote
 from osfl.ingredients.training import local_model
 from osfl.methods.fol import Fol, Settings
 from osfl.models.inputs import to_input
@@ -129,8 +129,8 @@ def test_the_ensemble_is_no_worse_on_its_images_than_its_best_member(align: bool
         logits = torch.stack([m(to_input(data.images)) for m in built.members]).double()
     weights = built.weights.double()
     assert bool((weights > 0).all()) and float(weights.sum()) == pytest.approx(1)
-    alone = [float(ensemble_loss(v, logits, data.labels)) for v in torch.eye(len(logits)).double()]
-    assert float(ensemble_loss(weights, logits, data.labels)) <= min(alone) + 1e-6
+    vote = Vote(logits, data.labels)
+    assert float(vote.loss(weights)) <= min(float(vote.loss(v)) for v in torch.eye(len(logits)).double()) + 1e-6
 
 
 def test_a_student_of_its_own_model_learns_nothing() -> None:
@@ -212,7 +212,7 @@ def test_the_student_and_the_ensemble_are_made_once() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"align": False}, {"fit_on": "train+val"}, {"mirror": True}, {"noise": 0.1}, {"track": True}, {"scaled": True},
+    [{"align": False}, {"fit_on": "train+val"}, {"copies": 2}, {"evenness": 5.0}, {"track": True}, {"scaled": True},
      {"settle": True}, {"top": 9}, {"student_epochs": 0}, {"prune_epochs": 0, "finetune_epochs": 0, "post_epochs": 0},
      {"rate_steps": 0}],
 )  # fmt: skip

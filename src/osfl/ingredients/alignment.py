@@ -37,7 +37,7 @@ class Alignment:
     attraction: float = 1e-3  # λ_p, towards the own model's weights in shared layers
     sparsity: float = 1e-4  # γ_sh of the group lasso in shared layers; 0: nothing is pruned there
     sparsity_unshared: float = 5e-4  # γ_un in layers that the own model lacks
-    settle: bool = False  # re-estimate the neighbour's BN statistics on the own images first
+    settle: bool = False  # re-estimate BN statistics on the own images, before and after: they lag behind in so few steps
 
 
 def alignment_problems(settings: Alignment) -> list[str]:
@@ -124,6 +124,7 @@ def aligned(
         rng = ctx.generator("align", shard.client, neighbour)
         try:
             pruned = align(model, mine, shard, settings, rng, ctx.device)
+            model = settled(model.cpu(), shard.train.images) if settings.settle else model
         except TrainingError as error:
             error.client, error.field = neighbour, "align_lr"
             error.fix = f"While {shard.client} aligned it; lower align_lr, or clip gradients (`--set clip=5`)."

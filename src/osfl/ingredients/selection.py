@@ -36,41 +36,46 @@ def accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
     return float((logits.argmax(-1) == labels).double().mean())
 
 
-def ensemble_loss(weights: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """CE of A_w = Σ_i w_i f_i for logits (members, n, classes)."""
-    return functional.cross_entropy(torch.tensordot(weights, logits, 1), labels)
+@dataclass(frozen=True)
+class Vote:
+    """What weights are judged by: CE of A_w = Σ_i w_i f_i, plus ρ ‖w - 1/K‖² where training images flatter a member."""
+
+    logits: torch.Tensor  # (members, n, classes)
+    labels: torch.Tensor
+    evenness: float = 0.0  # ρ
+
+    def loss(self, weights: torch.Tensor) -> torch.Tensor:
+        uneven = ((weights - 1 / len(weights)) ** 2).sum()
+        return functional.cross_entropy(torch.tensordot(weights, self.logits, 1), self.labels) + self.evenness * uneven
+
+    def slope(self, weights: torch.Tensor) -> torch.Tensor:
+        """∂CE/∂w_i = mean over images of ⟨softmax(A_w) - y, f_i⟩, and 2ρ (w_i - 1/K)."""
+        wrong = torch.tensordot(weights, self.logits, 1).softmax(-1) - functional.one_hot(self.labels, self.logits.shape[-1])
+        entropy: torch.Tensor = (wrong * self.logits).sum(-1).mean(-1)
+        return entropy + 2 * self.evenness * (weights - 1 / len(weights))
 
 
-def simplex_weights(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """argmin over the simplex of the cross-entropy of Σ_i w_i f_i; never above that of the best member. (members,) float64."""
-    logits = logits.double()
+def simplex_weights(logits: torch.Tensor, labels: torch.Tensor, evenness: float = 0.0) -> torch.Tensor:
+    """The best weights (members,) on the simplex for logits (members, n, classes); never worse than the best member."""
+    vote = Vote(logits.double(), labels, evenness)
     vertices = torch.eye(len(logits), dtype=torch.float64)
-    losses = torch.stack([ensemble_loss(vertex, logits, labels) for vertex in vertices])
+    losses = torch.stack([vote.loss(vertex) for vertex in vertices])
     weights, loss, step = vertices[int(losses.argmin())], losses.min(), 1.0
     for _ in range(STEPS):
-        moved, after, step = _descend(weights, loss, step, logits, labels)
+        moved, step = _descend(vote, weights, loss, step)
+        after = vote.loss(moved)
         if loss - after <= 1e-12 * (1 + loss):
             break
         weights, loss, step = moved, after, 2 * step
     return weights
 
 
-def _descend(
-    weights: torch.Tensor, loss: torch.Tensor, step: float, logits: torch.Tensor, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """One projected step, halved until it goes down as far as its first-order model promises half of."""
-    slope = _slope(weights, logits, labels)
+def _descend(vote: Vote, weights: torch.Tensor, loss: torch.Tensor, step: float) -> tuple[torch.Tensor, float]:
+    """One projected step, halved until it goes down by half of what its first-order model promises."""
+    slope = vote.slope(weights)
     while step > 1e-12:
         moved = project(weights - step * slope)
-        after = ensemble_loss(moved, logits, labels)
-        if after <= loss + 0.5 * (slope @ (moved - weights)):
-            return moved, after, step
+        if vote.loss(moved) <= loss + 0.5 * (slope @ (moved - weights)):
+            return moved, step
         step /= 2
-    return weights, loss, step
-
-
-def _slope(weights: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """∂CE/∂w_i = mean over images of ⟨softmax(A_w) - y, f_i⟩."""
-    wrong = torch.tensordot(weights, logits, 1).softmax(-1) - functional.one_hot(labels, logits.shape[-1])
-    slope: torch.Tensor = (wrong * logits).sum(-1).mean(-1)
-    return slope
+    return weights, step
