@@ -34,7 +34,7 @@ ALLOWED = {
     "round": {"errors", "meter", "protocol", "result", "storage", "wire"},
     "phases": {"contacts", "environment", "meter", "outgoing", "protocol", "round", "storage", "wire", "workers"},
     "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
-    "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},
+    "meeting": {"coordinator", "errors", "phases", "protocol", "round", "site", "storage", "wire"},
     "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
     "provenance": {"errors", "protocol", "wire"},
     "traces": set(),

@@ -17,6 +17,7 @@ from osfl.simulation import rehearsal
 from osfl.storage import load_model_of, payload_digest, to_raw
 from osfl.topology import next_encounter
 from osfl.wire.bundle import pack
+from osfl.wire.sealing import seal
 from osfl.wire.signing import SigningKey
 from osfl.wire.window import look_at
 from tests.gossip import enter
@@ -161,6 +162,17 @@ def signed_for(plan: Plan, bundle: Path) -> bytes:
     kept = load_model_of(bundle)
     assert kept is not None
     return pack("upload", "west", plan.digest, to_raw(kept[0].tensors), dict(said.facts), KEYS["west"])
+
+
+def test_a_bundle_sealed_to_a_neighbour_is_read_by_that_one_alone(sites: Path, tmp_path: Path) -> None:
+    plan, letter = meeting_plan(Topology("mesh")), tmp_path / "west.sealed"
+    seal(say(plan, "west", sites, tmp_path), letter, PUBLIC["north"])
+    inbox = meeting.own_inbox(plan, "north", PUBLIC, tmp_path / "north")
+    with pytest.raises(UsageError, match="sealed"):
+        meeting.hear(plan, "north", inbox, letter)
+    with pytest.raises(Rejected):
+        meeting.hear(plan, "north", inbox, letter, KEYS["south"])
+    assert meeting.hear(plan, "north", inbox, letter, KEYS["north"]).client == "west"
 
 
 def test_keys_of_all_neighbours_are_needed_and_methods_that_relay(tmp_path: Path) -> None:

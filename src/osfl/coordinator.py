@@ -60,7 +60,7 @@ def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = Non
     `key`: the server's private one, which only sealed bundles need.
     """
     desk = standing_desk(folder)
-    source = _opened(source, Inbox(folder / "inbox", desk), key)
+    source = unsealed(source, Inbox(folder / "inbox", desk), key)
     for client in desk.gone:
         (folder / "inbox" / f"{client}.safetensors").unlink(missing_ok=True)  # of a process that died at the next lines
     receipt = Inbox(folder / "inbox", desk).receive(source)
@@ -70,7 +70,7 @@ def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = Non
     return receipt
 
 
-def _opened(source: BytesLike | Path, inbox: Inbox, key: SigningKey | None) -> BytesLike | Path:
+def unsealed(source: BytesLike | Path, inbox: Inbox, key: SigningKey | None, owner: str = "server") -> BytesLike | Path:
     """What a sealed file holds; any other source as it is."""
     from osfl.wire.sealing import is_sealed, unseal
 
@@ -78,8 +78,8 @@ def _opened(source: BytesLike | Path, inbox: Inbox, key: SigningKey | None) -> B
         if not isinstance(source, Path) or not is_sealed(source):
             return source
         if key is None:
-            raise UsageError(f"{source} is sealed: only the server's private key opens it", field="key",
-                             fix="Give that key with --key server.key.")  # fmt: skip
+            raise UsageError(f"{source} is sealed: only the {owner}'s private key opens it", field="key",
+                             fix=f"Give that key with --key {owner}.key.")  # fmt: skip
         return unseal(source, key, inbox.desk.limits.upload_bytes)
     except Rejected as no:
         inbox.note(no)

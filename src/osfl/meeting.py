@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from osfl.coordinator import unsealed
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.phases import Machine
 from osfl.protocol import (
@@ -34,6 +35,7 @@ from osfl.storage import payload_of
 from osfl.wire.atomic import replace_atomically
 from osfl.wire.gate import Desk
 from osfl.wire.inbox import Inbox, Receipt
+from osfl.wire.signing import SigningKey
 from osfl.wire.source import BytesLike
 
 
@@ -55,10 +57,15 @@ def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: 
     return Inbox(folder / "inbox", desk)
 
 
-def hear(plan: Plan, client: ClientId, inbox: Inbox, source: BytesLike | Path) -> Receipt:
-    """Let a neighbour's bundle through the gate and keep it; the same again changes nothing. `Rejected` says why not."""
+def hear(
+    plan: Plan, client: ClientId, inbox: Inbox, source: BytesLike | Path, key: SigningKey | None = None
+) -> Receipt:
+    """Let a neighbour's bundle through the gate and keep it; the same again changes nothing. `Rejected` says why not.
+
+    `key`: the site's private one, which only bundles need that are sealed to it.
+    """
     try:
-        return inbox.receive(source)
+        return inbox.receive(unsealed(source, inbox, key, "site"))
     except Rejected as no:
         if no.field != "client" or no.client not in plan.clients:
             raise

@@ -115,7 +115,8 @@ def _show(facts: dict[str, Any]) -> None:
     say(f"  digest {facts['digest']}")
     say(f"Bundle  {escape(facts['path'])}")
     inside = facts["kept"] if facts["sealed_to"] else facts["path"]
-    secret = "only the server can read it" if facts["sealed_to"] else "it is signed, but not secret"
+    reader = "the server" if facts["heard_by"] is None else "the site whose key was given"
+    secret = f"only {reader} can read it" if facts["sealed_to"] else "it is signed, but not secret"
     receiver = "the coordinator" if facts["heard_by"] is None else ", ".join(facts["heard_by"]) or "nobody: no one hears it"
     say(f"Look inside it with `osfl inspect {escape(inside)}`. Then give it to {receiver}, by any way and under "
         f"any name: {secret}.")  # fmt: skip

@@ -17,6 +17,7 @@ from osfl.cli.terminal import errors, escape, put_json, say
 if TYPE_CHECKING:
     from osfl.protocol import Plan
     from osfl.wire.inbox import Inbox
+    from osfl.wire.signing import SigningKey
 
 EXAMPLES = (
     "osfl new --method fol --dataset digits --clients north,south --samples 150 --smoke --sites sites --force",
@@ -34,6 +35,11 @@ Files = Annotated[
 Keys = Annotated[
     Path, typer.Option("--keys", metavar="DIR", rich_help_panel=options.SITE, help="A folder with NAME.pub of each neighbour.")
 ]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", "-k", metavar="FILE", rich_help_panel=options.SITE, show_default=False,
+                 help="This site's private key; only bundles that are sealed to it need it."),
+]  # fmt: skip
 WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Go on with those who were heard, even if that is nobody.")
 ]
@@ -51,6 +57,7 @@ def meet(
     keys: Keys,
     files: Files = None,
     data: options.Data = None,
+    key: Key = None,
     work: options.Work = Path("work"),
     without_missing: WithoutMissing = False,
     wait: Wait = False,
@@ -69,14 +76,15 @@ def meet(
     from osfl.phases import Machine
     from osfl.plan import read_plan
     from osfl.transports.files import carry
+    from osfl.wire.signing import SigningKey
 
-    agreed = read_plan(plan)
+    agreed, own = read_plan(plan), SigningKey.load(key) if key else None
     inbox = own_inbox(agreed, name, gather(keys, []), work)
-    heard = _listen(agreed, name, inbox, files or [], format)
+    heard = _listen(agreed, name, inbox, own, files or [], format)
     while wait and missing(agreed, name, inbox):
         errors().print(f"waiting for {', '.join(missing(agreed, name, inbox))}", soft_wrap=True)
         time.sleep(EVERY)
-        heard = _listen(agreed, name, inbox, files or [], format)
+        heard = _listen(agreed, name, inbox, own, files or [], format)
     with telling(format == "json") as progress:
         model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
                      machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
@@ -95,7 +103,9 @@ def meet(
     say(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 
 
-def _listen(plan: Plan, client: str, inbox: Inbox, files: Sequence[Path], format: str) -> dict[str, Any]:
+def _listen(
+    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, files: Sequence[Path], format: str
+) -> dict[str, Any]:
     """Every file through the gate; a line for each refusal. The site's own bundle may lie among them."""
     from osfl.errors import Rejected
     from osfl.meeting import hear
@@ -105,7 +115,7 @@ def _listen(plan: Plan, client: str, inbox: Inbox, files: Sequence[Path], format
     refused: list[dict[str, Any]] = []
     for path in taken:
         try:
-            hear(plan, client, inbox, path)
+            hear(plan, client, inbox, path, key)
         except Rejected as no:
             if no.client == client:
                 continue
