@@ -16,7 +16,7 @@ from torch import nn
 
 from osfl.errors import TrainingError
 from osfl.ingredients.pruning import hold, layers_of, prunable, pruned_share, pull, shrink, silence
-from osfl.ingredients.training import After, classifier, fit
+from osfl.ingredients.training import After, classifier, fit, not_positive, too_low
 from osfl.ingredients.trajectories import settled
 from osfl.models.naming import named
 from osfl.protocol import ClientId, Context, Payload, Shard, Task
@@ -41,16 +41,9 @@ class Alignment:
 
 
 def alignment_problems(settings: Alignment) -> list[str]:
-    low = {"finetune_epochs": 0, "prune_epochs": 0, "post_epochs": 0, "align_batch": 2, "attraction": 0, "sparsity": 0,
-           "sparsity_unshared": 0}  # fmt: skip
-    found = [
-        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
-        for name, least in low.items()
-        if not getattr(settings, name) >= least
-    ]
-    if not settings.align_lr > 0:
-        found.append(f"setting 'align_lr': expected a positive number, got {settings.align_lr}")
-    return found
+    least = {"finetune_epochs": 0, "prune_epochs": 0, "post_epochs": 0, "align_batch": 2, "attraction": 0, "sparsity": 0,
+             "sparsity_unshared": 0}  # fmt: skip
+    return too_low(settings, least) + not_positive(settings, "align_lr")
 
 
 def shared_layers(model: nn.Module, own: nn.Module) -> dict[str, str]:

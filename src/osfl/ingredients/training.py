@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -56,17 +56,30 @@ TRAINING_PRESETS = {"paper": {}, "cpu": CPU_TRAINING, "smoke": SMOKE_TRAINING}
 
 def training_problems(settings: Training, task: Task, *, one: str = "") -> list[str]:
     """Settings that cannot train anything, a sentence each. `one`: why all clients must share an architecture."""
-    low = {"epochs": 1, "batch_size": 2, "momentum": 0, "weight_decay": 0, "clip": 0}
-    found = [
-        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
-        for name, least in low.items()
-        if not getattr(settings, name) >= least
-    ]
+    found = too_low(settings, {"epochs": 1, "batch_size": 2, "momentum": 0, "weight_decay": 0, "clip": 0})
     if not (settings.lr > 0 and math.isfinite(settings.lr)):
         found.append(f"setting 'lr': expected a positive number, got {settings.lr}")
     found += pin_problems(settings.pretrained, settings.pretrained_sha256, "pretrained")
     one = one or ("one file of weights fits one architecture" if settings.pretrained else "")
     return found + architecture_problems("architecture", settings.architecture, task, one=one)
+
+
+def too_low(settings: Any, least: Mapping[str, float]) -> list[str]:
+    """Settings below the least that makes sense, a sentence each; what is no number is not enough either."""
+    return [
+        f"setting {name!r}: expected at least {bound}, got {getattr(settings, name)}"
+        for name, bound in least.items()
+        if not getattr(settings, name) >= bound
+    ]
+
+
+def not_positive(settings: Any, *names: str) -> list[str]:
+    """Settings that must be above zero and are not, a sentence each."""
+    return [
+        f"setting {name!r}: expected a positive number, got {getattr(settings, name)}"
+        for name in names
+        if not getattr(settings, name) > 0
+    ]
 
 
 def architecture_problems(setting: str, spec: str, task: Task, *, one: str = "") -> list[str]:

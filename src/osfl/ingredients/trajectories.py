@@ -21,6 +21,7 @@ from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import combine
 from osfl.ingredients.inversion import Inversion, Watched, invert, labels_for
 from osfl.ingredients.model_upload import ModelUpload, counts_of
+from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import spend
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
@@ -51,17 +52,8 @@ class Following:
 
 def following_problems(settings: Following) -> list[str]:
     """Settings that teach nothing, a sentence each."""
-    low = {"repetitions": 1, "every": 1, "server_momentum": 0, "server_decay": 0, "server_clip": 0}
-    found = [
-        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
-        for name, least in low.items()
-        if not getattr(settings, name) >= least
-    ]
-    return found + [
-        f"setting {name!r}: expected a positive number, got {getattr(settings, name)}"
-        for name in ("temperature", "server_lr")
-        if not getattr(settings, name) > 0
-    ]
+    least = {"repetitions": 1, "every": 1, "server_momentum": 0, "server_decay": 0, "server_clip": 0}
+    return too_low(settings, least) + not_positive(settings, "temperature", "server_lr")
 
 
 # --- teachers ----------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ from osfl.ingredients.training import (
     classifier,
     decay,
     local_model,
+    not_positive,
     step,
+    too_low,
 )
 from osfl.ingredients.trajectories import (
     Following,
@@ -121,17 +123,8 @@ class FedBiCross(ModelUpload):
             found.append("setting 'init': 'average' needs one architecture for all clients")
         if not 0 < s.validation < 1:
             found.append(f"setting 'validation': expected a share between 0 and 1, got {s.validation}")
-        low = {"personal_epochs": 1, "personal_batch": 2, "gamma": 0, "delta": 0, "weight_lr": 0}
-        found += [
-            f"setting {name!r}: expected at least {least}, got {getattr(s, name)}"
-            for name, least in low.items()
-            if not getattr(s, name) >= least
-        ]
-        return found + [
-            f"setting {name!r}: expected a positive number, got {getattr(s, name)}"
-            for name in ("personal_lr", "personal_temperature")
-            if not getattr(s, name) > 0
-        ]
+        found += too_low(s, {"personal_epochs": 1, "personal_batch": 2, "gamma": 0, "delta": 0, "weight_lr": 0})
+        return found + not_positive(s, "personal_lr", "personal_temperature")
 
     def needs_counts(self) -> bool:
         return bool(self.settings.combine == "class_count" or self.settings.labels != "balanced")

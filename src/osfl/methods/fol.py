@@ -26,7 +26,16 @@ from osfl.ingredients.model_upload import ModelUpload, digests_of
 from osfl.ingredients.neighbor_figures import meeting_figures
 from osfl.ingredients.pruning import layers_of, pull
 from osfl.ingredients.selection import Candidate, accuracy, best, simplex_weights
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, augment, classifier, local_model
+from osfl.ingredients.training import (
+    CPU_TRAINING,
+    SMOKE_TRAINING,
+    Training,
+    augment,
+    classifier,
+    local_model,
+    not_positive,
+    too_low,
+)
 from osfl.ingredients.trajectories import settled
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
@@ -113,19 +122,9 @@ class Fol(ModelUpload):
     # --- before the meeting ---
 
     def problems(self, clients: int) -> list[str]:
-        s = self.settings
-        found = [*super().problems(clients), *alignment_problems(s)]
-        low = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "copies": 0, "evenness": 0, "rate_steps": 0}
-        found += [
-            f"setting {name!r}: expected at least {least}, got {getattr(s, name)}"
-            for name, least in low.items()
-            if not getattr(s, name) >= least
-        ]
-        return found + [
-            f"setting {name!r}: expected a positive number, got {getattr(s, name)}"
-            for name in ("student_lr", "temperature")
-            if not getattr(s, name) > 0
-        ]
+        least = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "copies": 0, "evenness": 0, "rate_steps": 0}
+        return [*super().problems(clients), *alignment_problems(self.settings), *too_low(self.settings, least),
+                *not_positive(self.settings, "student_lr", "temperature")]  # fmt: skip
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         return self._own(shard, ctx)
