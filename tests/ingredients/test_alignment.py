@@ -9,8 +9,9 @@ from torch import nn
 from osfl.errors import TrainingError
 from osfl.ingredients.alignment import Alignment, align, aligned, alignment_problems, likeness, penalties, shared_layers
 from osfl.ingredients.pruning import layers_of, prunable
-from osfl.ingredients.training import Training, fit
+from osfl.ingredients.training import Training, classifier, fit
 from osfl.models.build import build_model
+from osfl.models.inputs import to_input
 from osfl.models.naming import named
 from osfl.protocol import Payload
 
@@ -98,6 +99,16 @@ def test_a_model_that_diverges_is_refused_with_its_sender() -> None:
     with pytest.raises(TrainingError) as caught:
         aligned("b", given, own, shard("a"), settings, TASK, context(settings, "ab"))
     assert (caught.value.client, caught.value.field) == ("b", "align_lr") and "a aligned it" in str(caught.value)
+
+
+def test_settled_statistics_are_those_of_the_own_images() -> None:
+    """The first norm sees what the first convolution says about all own images, not what it said some steps ago."""
+    given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
+    settings = replace(SMALL, settle=True)
+    tuned = classifier(aligned("b", given, own, shard("a"), settings, TASK, context(settings, "ab")), TASK)
+    with torch.no_grad():
+        said = tuned.stages[0].conv(to_input(shard("a").train.images))  # type: ignore[index,union-attr]
+    assert torch.allclose(tuned.stages[0].bn.running_mean, said.mean((0, 2, 3)), atol=1e-5)  # type: ignore[index,union-attr]
 
 
 def test_bad_settings_are_named() -> None:

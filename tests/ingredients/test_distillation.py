@@ -68,3 +68,34 @@ def test_a_loss_that_is_not_finite_names_the_setting() -> None:
     broken = Pool(pool().inputs, torch.full((48, 3), float("nan")))
     with pytest.raises(TrainingError, match="not finite"):
         distil(Flat(), broken, torch.Generator().manual_seed(0), epochs=1)
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_half_the_loss_with_twice_the_rate_is_the_same_plain_step() -> None:
+    one, other, plain = Flat(), Flat(), {"epochs": 2, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
+    distil(one, pool(), rng(), lr=0.05, **plain)  # type: ignore[arg-type]
+    distil(other, pool(), rng(), lr=0.1, soft=0.5, **plain)  # type: ignore[arg-type]
+    assert torch.allclose(one.layer.weight, other.layer.weight, atol=1e-6) and bool(one.layer.weight.any())
+
+
+def test_what_follows_each_step_knows_its_rate_and_may_undo_it() -> None:
+    student, rates = Flat(), []
+
+    def undo(model: torch.nn.Module, lr: float) -> None:
+        rates.append(lr)
+        with torch.no_grad():
+            student.layer.weight.zero_()
+
+    distil(student, pool(), rng(), epochs=2, batch_size=24, lr=0.1, after=undo)
+    assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05]) and not bool(student.layer.weight.any())
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_statistics_of_batch_norm_move_only_where_they_are_tracked(track: bool) -> None:
+    norm = torch.nn.BatchNorm2d(1)
+    distil(torch.nn.Sequential(norm, Flat()), pool(), rng(), epochs=1, track=track)
+    assert norm.running_mean is not None and bool(norm.running_mean.any()) == track
+    assert not bool((norm.weight == 1).all())
