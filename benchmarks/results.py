@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +31,46 @@ def percent(row: dict[str, Any] | None) -> str:
     return f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}{few}"
 
 
+EXTRA: Mapping[str, tuple[str, float, str]] = {  # shown in the cells that have them: heading, factor, format
+    "scores.clients.own.median": ("median client", 100, ".1f"),
+    "gains.mean": ("gain over local", 100, "+.1f"),
+    "gains.share": ("clients that gain", 100, ".0f"),
+    "tokens.overall.mmd": ("MMD² · 10³", 1000, ".2f"),
+    "reconstruction.attackers.similar images.real.psnr": ("attack, real tokens, dB", 1, ".1f"),
+    "reconstruction.attackers.similar images.synthetic.psnr": ("attack, synthetic tokens, dB", 1, ".1f"),
+}
+
+
 def table(record: dict[str, Any]) -> list[str]:
+    rows = record["methods"]
+    extra = [metric for metric in EXTRA if any(_mean(row, metric) is not None for row in rows.values())]
+    heads = ["method", "own", "worst client", "global", "AUROC", "upload, all", "server s", *(EXTRA[m][0] for m in extra),
+             f"published {record['published_is']}"]  # fmt: skip
     lines = [f"## {record['cell']}", "", f"`{record['command']}` ({record['date']}, {len(record['seeds'])} seeds)", "",
-             f"| method | own | worst client | global | AUROC | upload, all | server s | published {record['published_is']} |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for label, row in record["methods"].items():
-        published = record["published_percent"].get(label)
-        auroc = row["scores.global.auroc"]["mean"]
-        lines.append(
-            f"| {label} | {percent(row['scores.clients.own.mean'])} | {percent(row['scores.clients.own.worst'])} "
-            f"| {percent(row['scores.global.accuracy'])} | {'–' if auroc is None else f'{auroc:.3f}'} "
-            f"| {row['costs.upload_bytes']['mean'] / 1e6:.2f} MB | {row['costs.server_seconds']['mean']:.1f} "
-            f"| {'–' if published is None else f'{published:.1f}'} |"
-        )
+             f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]  # fmt: skip
+    for label, row in rows.items():
+        cells = [label, percent(row["scores.clients.own.mean"]), percent(row["scores.clients.own.worst"]),
+                 percent(row["scores.global.accuracy"]), _spelled(_mean(row, "scores.global.auroc"), 1, ".3f"),
+                 f"{row['costs.upload_bytes']['mean'] / 1e6:.2f} MB", f"{row['costs.server_seconds']['mean']:.1f}",
+                 *(_spelled(_mean(row, metric), *EXTRA[metric][1:]) for metric in extra),
+                 _spelled(record["published_percent"].get(label), 1, ".1f")]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    for label, row in rows.items():
+        if "own_by_encounter" in row:
+            own = [f"{100 * statistics.fmean(values):.1f}" for _, values in sorted(row["own_by_encounter"].items())]
+            lines += ["", f"{label}, own accuracy after each encounter: {', '.join(own)}."]
     if record["missing"]:
         lines += ["", f"Still without all seeds: {', '.join(record['missing'])}."]
     return [*lines, ""]
+
+
+def _mean(row: dict[str, Any], metric: str) -> float | None:
+    found = row.get(metric)
+    return None if found is None else found["mean"]
+
+
+def _spelled(value: float | None, factor: float, form: str) -> str:
+    return "–" if value is None else format(factor * value, form)
 
 
 def speeds() -> list[str]:
