@@ -136,6 +136,13 @@ BAD_PLANS = {
     "contacts of a ring": (Topology("ring", contacts=(contact("east", "west"),)), "a schedule belongs"),
     "too late an encounter": (Topology("contacts", contacts=(contact("east", "west", 0, 2),)), "at most 1, got 2"),
     "second without first": (Topology("ring", encounters=2, encounter=2), "digest of the plan before"),
+    "nobody in between": (
+        Topology("contacts", contacts=(contact("east", "west"), contact("east", "west", 30, 3)), encounters=3),
+        "no window belongs to encounter 2",
+    ),
+    "too many": (Topology("ring", encounters=10**9), "at most 1000"),
+    "the end of time": (Topology("contacts", contacts=(Contact("east", "west", "9999-12-31T23:59:59Z", 60, 1),)), "year 10000"),
+    "forever": (Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00Z", 1e300, 1),)), "year 10000"),
     "overlap": (
         Topology("contacts", contacts=(contact("east", "west", 5, 1), contact("north", "west", 5, 2)), encounters=2),
         "'west' begins encounter 2 .* before its window of encounter 1",

@@ -116,8 +116,9 @@ def _ways(topology: Topology, encounter: int, sizes: Mapping[ClientId, int]) -> 
                 continue  # all of it arrived in an earlier window
             now = min(capacity(contact), size - before)
             carried[sender, receiver] = before + now
-            there = opens(contact) + timedelta(seconds=math.ceil((size - before) / contact.bytes_per_second))
-            arrives = there.isoformat(timespec="seconds") if before + now >= size else ""
+            whole = before + now >= size
+            needs = math.ceil((size - before) / contact.bytes_per_second) if whole else 0
+            arrives = (opens(contact) + timedelta(seconds=needs)).isoformat(timespec="seconds") if whole else ""
             yield Pass(encounter, contact.start, contact.seconds, sender, receiver, capacity(contact), size, before, arrives)
 
 

@@ -22,6 +22,7 @@ from osfl.protocol import ClientId, Contact, Plan, Topology
 KINDS = get_args(get_type_hints(Topology)["kind"])
 COLUMNS = ("a", "b", "start", "seconds", "bytes_per_second")
 WORDS = "mesh, ring or random:K"
+MOST = 1000  # encounters; each is a whole round
 
 
 # --- words, files and plans as a topology ------------------------------------------------------------------------------
@@ -69,19 +70,8 @@ def topology_from(table: Mapping[str, Any]) -> Topology:
 
 def read_contacts(path: Path) -> Topology:
     """A contact schedule from a CSV file, in the order of time; every mistake in one message, each with its line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file, skipinitialspace=True)
-            header = [str(name).strip() for name in rows.fieldnames or ()]
-            _check_header(header, path)
-            lines = [(rows.line_num, {str(key).strip(): value for key, value in row.items()}) for row in rows]
-    except FileNotFoundError:
-        raise UsageError(f"there is no contact schedule at {path}", field="contacts",
-                         fix=f"Write one line a window: {','.join(COLUMNS)}.") from None  # fmt: skip
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read as a CSV file: {error}", field="contacts",
-                         fix="Save it as plain text in UTF-8, with commas.") from None  # fmt: skip
     contacts, problems = [], []
+    lines = _lines(path)
     for number, row in lines:
         try:
             contacts.append(_contact(row))
@@ -93,6 +83,21 @@ def read_contacts(path: Path) -> Topology:
         raise UsageError(problems, field="contacts", fix=f"Columns: {','.join(COLUMNS)}, and encounter if there are several.")
     ordered = sorted(contacts, key=lambda contact: (opens(contact), contact.a, contact.b))
     return Topology("contacts", contacts=tuple(ordered), encounters=max(contact.encounter for contact in ordered))
+
+
+def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Every line after the first with its number, as texts by column."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file, skipinitialspace=True)
+            _check_header([str(name).strip() for name in rows.fieldnames or ()], path)
+            return [(rows.line_num, {str(key).strip(): value for key, value in row.items()}) for row in rows]
+    except FileNotFoundError:
+        raise UsageError(f"there is no contact schedule at {path}", field="contacts",
+                         fix=f"Write one line a window: {','.join(COLUMNS)}.") from None  # fmt: skip
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} cannot be read as a CSV file: {error}", field="contacts",
+                         fix="Save it as plain text in UTF-8, with commas.") from None  # fmt: skip
 
 
 def _check_header(header: Sequence[str], path: Path) -> None:
@@ -107,7 +112,7 @@ def _check_header(header: Sequence[str], path: Path) -> None:
 def _contact(row: Mapping[str, Any]) -> Contact:
     """One line; a ValueError says what is wrong with it."""
     texts = {name: (row.get(name) or "").strip() for name in (*COLUMNS, "encounter")}
-    if None in row or "None" in row:
+    if "None" in row:  # how the reader calls values without a column
         raise ValueError("it has more values than there are columns")
     if empty := [name for name in COLUMNS if not texts[name]]:
         raise ValueError(f"{', '.join(empty)} is empty")
@@ -133,14 +138,17 @@ def _contact_problems(contact: Contact) -> list[str]:
     try:
         if datetime.fromisoformat(contact.start).tzinfo is None:
             raise ValueError
+        closes(contact)
+    except OverflowError:
+        problems.append(f"start and seconds: expected a window that ends before the year 10000, got {contact.start!r}")
     except (TypeError, ValueError):
         problems.append(f'start: expected a time with its zone such as "2026-12-24T18:00:00Z", got {contact.start!r}')
     for name in ("seconds", "bytes_per_second"):
         value = getattr(contact, name)
         if not (math.isfinite(value) and value > 0):
             problems.append(f"{name}: expected more than 0, got {value}")
-    if contact.encounter < 1:
-        problems.append(f"encounter: expected 1 or more, got {contact.encounter}")
+    if not 1 <= contact.encounter <= MOST:
+        problems.append(f"encounter: expected 1 to {MOST}, got {contact.encounter}")
     return problems
 
 
@@ -150,6 +158,8 @@ def _contact_problems(contact: Contact) -> list[str]:
 def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[str]:
     """What no round can start with, a sentence each."""
     problems = []
+    if topology.encounters > MOST:
+        problems.append(f"topology.encounters: expected at most {MOST}, got {topology.encounters}")
     if not 1 <= topology.encounter <= topology.encounters:
         problems.append(f"topology.encounter: expected 1 to {topology.encounters}, got {topology.encounter}")
     if (topology.encounter > 1) != bool(topology.after):
@@ -164,6 +174,10 @@ def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[s
         if contact.encounter > topology.encounters:
             found.append(f"encounter: expected at most {topology.encounters}, got {contact.encounter}")
         problems += [f"topology.contacts, number {number} ({contact.a} and {contact.b}): {problem}" for problem in found]
+    met = {contact.encounter for contact in topology.contacts}
+    if met and not problems:
+        problems += [f"topology.contacts: no window belongs to encounter {number}"
+                     for number in range(1, topology.encounters + 1) if number not in met][:3]  # fmt: skip
     return problems or _out_of_order(topology)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from osfl.cli import options
 from osfl.cli.enrol import gather
+from osfl.cli.personalize import placed
 from osfl.cli.progress import telling
 from osfl.cli.terminal import errors, escape, put_json, say
 
@@ -75,7 +76,6 @@ def meet(
     from osfl.meeting import missing, own_inbox
     from osfl.phases import Machine
     from osfl.plan import read_plan
-    from osfl.transports.files import carry
     from osfl.wire.signing import SigningKey
 
     agreed, own = read_plan(plan), SigningKey.load(key) if key else None
@@ -88,12 +88,7 @@ def meet(
     with telling(format == "json") as progress:
         model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
                      machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
-    folder = model.parent
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for file in ("plan.json", "model.safetensors"):
-            carry(folder / file, out / file)
-        folder = out
+    folder = placed(model, out)
     if format == "json":
         put_json({"client": name, "round": agreed.digest, "heard": list(inbox.delivered()), **heard,
                   "missing": missing(agreed, name, inbox), "model": str(folder / "model.safetensors")})  # fmt: skip

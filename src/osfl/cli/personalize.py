@@ -59,19 +59,13 @@ def personalize(
     from osfl.plan import read_plan
     from osfl.site import take_release
     from osfl.storage import load_payload
-    from osfl.transports.files import carry
     from osfl.wire.signing import read_public
 
     agreed, public = read_plan(plan), read_public(server)
     with telling(format == "json") as progress:
         model = take_release(agreed, name, release, personal, public, work, data=data,
                              machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
-    folder = model.parent
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for file in ("plan.json", "model.safetensors"):
-            carry(folder / file, out / file)
-        folder = out
+    folder = placed(model, out)
     kept = load_payload(model)
     digest = str(kept.facts["release"]) if kept else ""
     if format == "json":
@@ -80,3 +74,15 @@ def personalize(
     say(f"Release  {digest}, signed by the server for this round")
     say(f"Model    {escape(str(folder / 'model.safetensors'))}")
     say(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
+
+
+def placed(model: Path, out: Path | None) -> Path:
+    """The folder where the model can be asked: the site's own, or a copy at `out`."""
+    from osfl.transports.files import carry
+
+    if out is None:
+        return model.parent
+    out.mkdir(parents=True, exist_ok=True)
+    for file in ("plan.json", "model.safetensors"):
+        carry(model.parent / file, out / file)
+    return out
