@@ -1,7 +1,7 @@
 """FOL: invariants of the methods sheet 4.3, tests 19 to 21, its variants, encounters, and neighbours that are no good."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,11 +11,12 @@ from osfl.errors import OsflError, TrainingError
 from osfl.ingredients.ensembles import Ensemble
 from osfl.ingredients.gathering import gather, members
 from osfl.ingredients.selection import Vote
-from osfl.ingredients.training import local_model
+from osfl.ingredients.training import Training, local_model
 from osfl.methods.fol import Fol, Settings
 from osfl.models.inputs import to_input
 from osfl.plan import resolve_settings
 from osfl.protocol import Context, Dataset, Payload, Release, Shard, Topology, Upload
+from osfl.registry import load
 from osfl.storage import payload_digest
 from osfl.workers import compute_threads
 
@@ -83,6 +84,12 @@ def test_a_topology_decides_who_is_heard() -> None:
     ring = replace(ctx, plan=replace(ctx.plan, topology=Topology("ring")))
     release = Fol(TASK, SMOKE).server_phase(uploads(SMOKE), ring)
     assert sorted(members(release.for_client("a"))) == ["b", "d"]
+
+
+@pytest.mark.parametrize("preset", ["cpu", "smoke"])
+def test_small_presets_start_from_the_local_models_of_all_methods(preset: str) -> None:
+    mine, others = resolve_settings(Fol, preset), resolve_settings(load("local_only"), preset)
+    assert {f.name: getattr(mine, f.name) for f in fields(Training)} == {f.name: getattr(others, f.name) for f in fields(Training)}
 
 
 # --- test 21 and the invariants of 4.3 ---

@@ -43,6 +43,7 @@ from osfl.models.naming import ModelError, named
 from osfl.models.slimming import load_slim, slim
 from osfl.protocol import ClientId, Context, Json, Payload, Release, Shard, Upload, relayed
 
+AS_OTHERS = {"weight_decay": Training.weight_decay}  # so that the local models are those of all methods
 MEMBERS = "members/"  # where the ensemble's models are in a personal payload, beside the student's `model/`
 
 
@@ -102,12 +103,12 @@ class Fol(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # chosen on validation images of bloodcells-28; see the method's card
-            **CPU_TRAINING, "batch_size": 32, "settle": True, "finetune_epochs": 3, "prune_epochs": 3, "post_epochs": 2,
+            **CPU_TRAINING, **AS_OTHERS, "settle": True, "finetune_epochs": 3, "prune_epochs": 3, "post_epochs": 2,
             "align_lr": 0.01, "attraction": 0.01, "sparsity": 7.0, "sparsity_unshared": 7.0, "fit_on": "train+val",
             "evenness": 1.0, "student_epochs": 3, "student_lr": 0.02, "scaled": True, "copies": 3, "track": True,
         },
         "smoke": {
-            **SMOKE_TRAINING, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02, "sparsity": 1.0,
+            **SMOKE_TRAINING, **AS_OTHERS, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02, "sparsity": 1.0,
             "student_epochs": 1, "student_lr": 0.02, "rate_steps": 5,
         },
     }  # fmt: skip
