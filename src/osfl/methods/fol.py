@@ -108,8 +108,8 @@ class Fol(ModelUpload):
             "evenness": 1.0, "student_epochs": 3, "student_lr": 0.02, "scaled": True, "copies": 3, "track": True,
         },
         "smoke": {
-            **SMOKE_TRAINING, **AS_OTHERS, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02, "sparsity": 1.0,
-            "student_epochs": 1, "student_lr": 0.02, "rate_steps": 5,
+            **SMOKE_TRAINING, **AS_OTHERS, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02,
+            "sparsity": 1.0, "student_epochs": 1, "student_lr": 0.02, "rate_steps": 5,
         },
     }  # fmt: skip
     DEVIATIONS = (
