@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from osfl.ingredients.token_relabel import (
     label_weights,
     lipschitz,
     norm_figure,
+    rebalanced,
     relabel_terms,
     vit_student_problems,
     weighted,
@@ -79,7 +81,7 @@ def test_a_student_like_its_only_teacher_has_nothing_to_learn() -> None:
     student = vit()
     terms = Terms(1.0, 0.0, 1.0)
     loss = weighted(relabel_terms(student, every(pool(student)), terms), terms)
-    assert float(loss) == pytest.approx(0.0, abs=1e-6)
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)
     assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(student.parameters()))) < 1e-6
 
 
@@ -122,6 +124,17 @@ def test_the_theorem_is_said_plainly() -> None:
     figure = norm_figure(norms.flip(1))
     assert "held: no" in figure["note"] and [sum(counts) for counts in figure["series"].values()] == [2, 2]
     assert not figure_views({"norms": figure, "labels": label_table(pool(vit(1)), ["north"], TASK.classes)})[0]["problem"]
+
+
+def test_answers_are_freed_of_what_a_client_saw_most() -> None:
+    """One client saw class a nine times as often as b, and never c: b must gain a factor of nine on a."""
+    counts = torch.tensor([[90.0, 10.0, 0.0]])
+    freed = rebalanced(torch.tensor([[[2.0, 1.0, 5.0]]]), counts, 1.0)[0, 0]
+    assert float(freed[1] - freed[0]) == pytest.approx(1.0 - 2.0 + math.log(9.0), abs=1e-5)
+    assert freed[2] < freed[:2].min() - 10
+    logits = torch.randn(2, 3, 3)
+    assert rebalanced(logits, torch.ones(2, 3), 0.0) is logits
+    torch.testing.assert_close(rebalanced(logits, torch.ones(2, 3), 1.0).softmax(-1), logits.softmax(-1))
 
 
 def test_whom_labels_are_drawn_for() -> None:

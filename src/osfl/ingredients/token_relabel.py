@@ -49,6 +49,7 @@ from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
 from osfl.protocol import Context, Dataset, Json, Payload, Upload
 
+_FAR = 20.0  # below all other logits of a client
 _SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two cores work and bits stay the same
 
 
@@ -58,6 +59,7 @@ class VitStudent(Student, VitPixels):
 
     init: Literal["random", "average", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
     teacher: Combine = "logits"  # what is averaged over clients; class_count adds class counts to the upload
+    balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
     pool_epochs: int = 0  # newest epochs whose images the student still sees; 0 = all
@@ -180,8 +182,9 @@ class PatchServer:
         self.probe = probe if terms.kept or (terms.rest and inversion.events) else 0  # else there is nothing to compare
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
         self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
+        self.counts = counts_of(uploads, classes)
         self.votes = teacher_weights(uploads, self.settings.teacher, classes)
-        self.wanted = label_weights(self.settings.labels, counts_of(uploads, classes))
+        self.wanted = label_weights(self.settings.labels, self.counts)
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
         self.optimizer = torch.optim.SGD(
@@ -243,9 +246,12 @@ class PatchServer:
             return torch.cat(said), torch.cat(again)
 
         answers = self.ctx.map(ask, self.members)
-        said, again = (torch.stack(parts) for parts in zip(*answers, strict=True))
-        mode = self.settings.teacher
-        return combine(said, mode, self.votes), combine(again, mode, self.votes) if wanted else torch.zeros_like(said[0])
+        said, again = (self._together(torch.stack(parts)) for parts in zip(*answers, strict=True))
+        return said, again
+
+    def _together(self, logits: torch.Tensor) -> torch.Tensor:
+        """All clients as one, E."""
+        return combine(rebalanced(logits, self.counts, self.settings.balance), self.settings.teacher, self.votes)
 
     # --- the student ---
 
@@ -382,11 +388,27 @@ def as_vit(model: nn.Module) -> Vit:
                      field="architecture", fix="Use vit, deit_tiny or another ViT of `osfl ls architectures`.")  # fmt: skip
 
 
+def counts_needed(settings: Any) -> bool:
+    """Whether clients must say how many images of each class they have."""
+    return bool(settings.teacher == "class_count" or settings.labels != "uniform" or settings.balance)
+
+
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
     """How likely each client is asked for each class, (clients, classes), not yet normalized."""
     if how == "uniform":
         return torch.ones_like(counts)
     return (counts > 0).double() if how == "seen" else counts.double()
+
+
+def rebalanced(logits: torch.Tensor, counts: torch.Tensor, strength: float) -> torch.Tensor:
+    """z_kc - strength · log(n_kc / n_k), (clients, batch, classes): what a client would say had it seen its classes equally
+    often, at strength 1. A client that saw one class only takes everything for it; classes it never saw are left far behind.
+    """
+    if not strength:
+        return logits
+    share = (counts / counts.sum(1, keepdim=True)).to(logits)[:, None]
+    freed = logits - strength * share.clamp_min(1e-3).log()
+    return torch.where(share > 0, freed, freed.amin(-1, keepdim=True) - _FAR)
 
 
 def study_flops(student: Vit, pool: Pool, terms: Terms, image: tuple[int, int, int]) -> float:
@@ -397,7 +419,7 @@ def study_flops(student: Vit, pool: Pool, terms: Terms, image: tuple[int, int, i
 
 
 POSITIVE = ("server_epochs", "passes", "student_lr", "temperature")
-NOT_NEGATIVE = ("pool_epochs", "student_momentum", "student_decay", "student_clip")
+NOT_NEGATIVE = ("balance", "pool_epochs", "student_momentum", "student_decay", "student_clip")
 
 
 def vit_student_problems(settings: Any, architectures: Sequence[str], events: Events = ()) -> list[str]:

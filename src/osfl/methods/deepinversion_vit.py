@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.token_relabel import KD_ONLY, VIT_CPU, VIT_SMOKE, PatchServer, VitStudent, vit_student_problems
+from osfl.ingredients.token_relabel import (
+    KD_ONLY,
+    VIT_CPU,
+    VIT_SMOKE,
+    PatchServer,
+    VitStudent,
+    counts_needed,
+    vit_student_problems,
+)
 from osfl.ingredients.training import Training
 from osfl.models.naming import named
 from osfl.protocol import Context, Payload, Release, Upload
@@ -39,7 +47,7 @@ class DeepInversionVit(ModelUpload):
         return super().problems(clients) + vit_student_problems(self.settings, self.architectures())
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher == "class_count" or self.settings.labels != "uniform")
+        return counts_needed(self.settings)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = PatchServer(self, uploads, ctx, "deepinversion_vit", self.settings.inversion(), KD_ONLY)

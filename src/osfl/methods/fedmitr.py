@@ -22,6 +22,7 @@ from osfl.ingredients.token_relabel import (
     PatchServer,
     Terms,
     VitStudent,
+    counts_needed,
     lipschitz,
     vit_student_problems,
 )
@@ -77,7 +78,7 @@ class FedMitr(ModelUpload):
         return found + vit_student_problems(s, self.architectures(), self.events())
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher == "class_count" or self.settings.labels != "uniform")
+        return counts_needed(self.settings)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)
