@@ -100,8 +100,10 @@ def main(names: list[str]) -> None:
             raise SystemExit(f"there is no start {name!r}; starts: {', '.join(STARTS)}")
         path = FOLDER / f"vit-{name}.safetensors"
         if not path.exists():
+            with compute_threads(1):
+                environment = describe_environment("cpu", 1)
             made = {"command": f"python -m benchmarks.pretrain_vit {name}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
-                    "environment": describe_environment("cpu", 1), **pretrain(name, path)}  # fmt: skip
+                    "environment": environment, **pretrain(name, path)}  # fmt: skip
             write_json(RECORDS / f"pretrain-{name}.json", made)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         print(f"--set architecture={RECIPE.architecture} --set pretrained={path} --set pretrained_sha256={sha256}", flush=True)
