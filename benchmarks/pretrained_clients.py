@@ -28,7 +28,7 @@ METHODS = ("fedavg@pretrained=", "fedavg", "ensemble", "fedmitr")
 
 
 def run() -> dict[str, Any]:
-    federation = Simulation("fedmitr", "pacs-subset", 3, "dirichlet:0.5", "cpu", samples=280, image_size=98,
+    federation = Simulation("fedmitr", "pacs-subset", 3, "dirichlet:0.5", "cpu", samples=140, image_size=70,
                             changes={**CLIENTS, **SERVER})  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="osfl-clients-") as folder:
         compare(federation, METHODS, [0], folder)
