@@ -59,6 +59,7 @@ def table(record: dict[str, Any]) -> list[str]:
         if "own_by_encounter" in row:
             own = [f"{100 * statistics.fmean(values):.1f}" for _, values in sorted(row["own_by_encounter"].items())]
             lines += ["", f"{label}, own accuracy after each encounter: {', '.join(own)}."]
+    lines += features(record)
     if record["missing"]:
         lines += ["", f"Still without all seeds: {', '.join(record['missing'])}."]
     return [*lines, ""]
@@ -85,6 +86,29 @@ def speeds() -> list[str]:
                 lines.append(f"| {path.stem}: {part} | {figures['speedup']:.2f} | {'–' if aim is None else f'{aim:.2f}'} "
                              f"| {'–' if share is None else f'{100 * share:.0f} %'} | {record['date']} |")  # fmt: skip
     return [*lines, ""]
+
+
+def features(record: dict[str, Any]) -> list[str]:
+    """What is said of synthetic features, where a method makes some: discrepancy, price, and what attackers drew."""
+    rows = {label: row for label, row in record["methods"].items() if row.get("tokens.overall.mmd", {}).get("n")}
+    if not rows:
+        return []
+    head = ["", "| synthetic features | MMD (floor) | GFLOP each | attacker: PSNR / SSIM from real | synthetic | nothing |",
+            "|---|---|---|---|---|---|"]  # fmt: skip
+    return [*head, *(_features(label, row) for label, row in rows.items())]
+
+
+def _features(label: str, row: dict[str, Any]) -> str:
+    mmd, floor = (row[f"tokens.overall.{key}"]["mean"] for key in ("mmd", "mmd_floor"))
+    price = row.get("costs.flops_per_sample", {}).get("mean")
+    told = " | ".join(_drawn(row, source) for source in ("real", "synthetic", "blind"))
+    return f"| {label} | {mmd:.4f} ({floor:.4f}) | {'–' if price is None else f'{price / 1e9:.2g}'} | {told} |"
+
+
+def _drawn(row: dict[str, Any], source: str) -> str:
+    """By the attacker who has similar images."""
+    found = [row.get(f"reconstruction.attackers.similar images.{source}.{key}", {}).get("mean") for key in ("psnr", "ssim")]
+    return "–" if None in found else f"{found[0]:.1f} dB / {found[1]:.2f}"
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def test_images_of_a_class_come_from_clients_that_have_it() -> None:
 
     ctx = Context(federation.plan, CPU)
     uploads = [Upload(s.client, "", method.client_phase(s, ctx)) for s in federation.shards]
-    pool = method.samples(uploads, ctx)
+    pool = method.pool(uploads, ctx)
     holders = torch.stack([torch.bincount(s.train.labels, minlength=10) > 0 for s in federation.shards]).sum(0)
     assert torch.bincount(pool.labels, minlength=10).tolist() == (2 * holders).tolist()
 

@@ -55,14 +55,14 @@ class FedLMG(ModelUpload):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
-        pool = self.samples(uploads, ctx)
-        ctx.show("Synthetic images", by_class(to_input(pool.images), pool.labels, self.task.classes))
+        made = self.pool(uploads, ctx)
+        ctx.show("Synthetic images", by_class(to_input(made.images), made.labels, self.task.classes))
         training = replace(self.settings, epochs=self.settings.server_epochs)
-        fit(student, pool, training, ctx.generator("server"), device=ctx.device,
+        fit(student, made, training, ctx.generator("server"), device=ctx.device,
             progress=lambda done, total: ctx.progress("learns", done, total))  # fmt: skip
         return Release(Payload(named(student.cpu(), "model"), {"architecture": architecture}))
 
-    def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
+    def pool(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
         """The union of all clients' images; each client's images of a class are kept on their own."""
         uploads = sorted(uploads, key=lambda upload: upload.client)
         s, prior = self.settings, self._prior(ctx)
