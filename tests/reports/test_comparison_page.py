@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from osfl.evaluation.comparison import summarize
-from osfl.reports.columns import shown_columns, table_rows
+from osfl.reports.columns import is_pooled, shown_columns, table_rows
 from osfl.reports.comparison import reading_help, write_comparison
 from osfl.reports.markdown import comparison_markdown, safe
 
@@ -94,3 +94,7 @@ def test_markdown_has_a_row_a_method_and_escapes_names(demo_runs, sample) -> Non
     hostile = comparison_markdown(summarize([sample("a|b<script>\nc")]))
     assert "<script>" not in hostile and "a\\|b" in hostile and len(hostile.splitlines()) == 3
     assert safe("[x](javascript:y)").startswith("\\[x\\]")
+
+
+def test_pooling_features_does_not_compete_either() -> None:
+    assert is_pooled("centralized_tokens") and is_pooled("centralized@epochs=2") and not is_pooled("fedavg")

@@ -33,7 +33,7 @@ COLUMNS = (
     Column("scores.clients.own.worst", "Worst client", percent, max),
     Column("gains.mean", "Gain", signed, max),
     Column("gains.share", "Clients that gain", percent, max),
-    Column("tokens.overall.mmd", "MMD", lambda value: decimal(value, 4), min),
+    Column("tokens.overall.mmd", "MMD", lambda value: decimal(value, 4)),  # no best: methods may have other features
     Column("costs.upload_bytes", "Up", size, min, sent_only=True),
     Column("costs.download_bytes", "Down", size, min, sent_only=True),
     Column("costs.messages_per_client", "Messages", count),
@@ -105,4 +105,4 @@ def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Ce
 
 def is_pooled(label: str) -> bool:
     """Labels are `method`, `method@key=value` or `method (what sets it apart)`."""
-    return re.split("[@ ]", label, maxsplit=1)[0] == POOLED
+    return re.split("[@ ]", label, maxsplit=1)[0] in (POOLED, f"{POOLED}_tokens")
