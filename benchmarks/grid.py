@@ -12,6 +12,7 @@ Runs go to runs/grid/<cell>; interrupt and start again as you like. docs/results
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from osfl.audit import audit
 from osfl.environment import describe_environment
 from osfl.evaluation.comparison import METRICS as ALL
 from osfl.evaluation.comparison import summarize
+from osfl.ingredients.token_relabel import VIT_CPU
 from osfl.result import read_result, write_json
 from osfl.run import compare
 from osfl.simulation import Simulation, prepare
@@ -51,6 +53,10 @@ TOKENS = (  # features instead of models: FALCON's tables and its ablations
 MEETINGS = (  # neighbours instead of a server: FOL's tables. The control trains as long as a client of FOL and its student
     "local_only", "local_only@epochs=30", "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
     "fedavg", "fedavg_rounds@rounds=3", "dense", "coboosting",
+)  # fmt: skip
+VITS = (  # transformers at the server: FedMITR's tables and its ablations
+    "centralized", "local_only", "ensemble", "ensemble@combine=class_count", "fedavg", "fedmitr", "deepinversion_vit",
+    "fedmitr@lambda1=0", "fedmitr@lambda2=0", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0", "dense", "coboosting", "fedftg",
 )  # fmt: skip
 METRICS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
@@ -84,10 +90,21 @@ def meeting(dataset: str, clients: int, skew: str) -> Simulation:
 
 # the demo that needs no weights: digits at 16 px, fixed random convolutions on 8 px
 WEIGHTLESS = {"encoder": "random", "resolution": 16, "window": 8, "stride": 8}
+def uploaded_vits(name: str, partition: str, clients: int = 10) -> Simulation:
+    """All clients of all methods fine-tune the file that `benchmarks.pretrain_vit` makes, in the same way."""
+    made = json.loads((RECORDS / f"pretrain-{name}.json").read_text(encoding="utf-8"))
+    start = {"pretrained": made["file"], "pretrained_sha256": made["sha256"]}
+    same = {key: VIT_CPU[key] for key in ("architecture", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
+                                          "augment", "clip")}  # fmt: skip
+    dataset = {"blood": "bloodcells-28", "cifar": "cifar10-subset"}[name]
+    return Simulation("fedmitr", dataset, clients, partition, "cpu", changes={**same, **start}, samples=4000)
+
+
 _TOKENS = {"brain": "brain-mri-subset", "xray": "chest-xray-448-subset", "blood360": "bloodcells-360-subset"}
 _GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
               "cifar": ("cifar10-subset", 4000)}  # fmt: skip
 _MET = (("blood", "bloodcells-28", 70), ("cifar", "cifar10-subset", 30), ("skin", "skinlesions-28", 70))
+_SHARES = {"a0.05": "dirichlet:0.05", "a0.1": "dirichlet:0.1", "a0.3": "dirichlet:0.3", "c1": "classes:1", "c3": "classes:3"}
 CELLS: Mapping[str, Simulation] = {
     "blood-n5-a0.1": medical("bloodcells-28", 5, "0.1"),
     "blood-n5-a0.3": medical("bloodcells-28", 5, "0.3"),
@@ -104,6 +121,9 @@ CELLS: Mapping[str, Simulation] = {
        for name, (dataset, samples) in _GENERATED.items()},
     **{f"{name}-meet-n{clients}-a{skew}": meeting(dataset, clients, skew)
        for name, dataset, clients in _MET for skew in ("0.1", "0.3", "0.5", "0.7")},
+    **{f"{name}-vit-n10-{label}": uploaded_vits(name, partition)
+       for name in ("blood", "cifar") for label, partition in _SHARES.items()},
+    **{f"blood-vit-n{clients}-a0.1": uploaded_vits("blood", "dirichlet:0.1", clients) for clients in (5, 20)},
 }  # fmt: skip
 # What the papers print for the nearest cell of theirs. FedBiCross, Table 1 (its first version): own accuracy, ResNet-18,
 # official splits and full size. FederatedFactory: global accuracy, ResNet-50. FALCON: global accuracy, DINOv2-base at 448 px.
@@ -179,6 +199,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
         return tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)  # without regions
     if CELLS[cell].method == "fol":
         return MEETINGS
+    if CELLS[cell].method == "fedmitr":
+        return VITS
     return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]))
 
 
