@@ -146,4 +146,6 @@ def test_settings_that_cannot_work_are_named() -> None:
     assert named == {"architecture", "steps", "stops", "mask", "lambda1", "student_lr", "server_epochs", "images"}
     idle = replace(SMOKE, mask=0.0, kd=0.0, lambda1=0.0)
     assert "learn nothing" in FedMitr(TASK, idle).problems(3)[0]
+    both = FedMitr(TASK, replace(SMOKE, stops="5", architecture="cnn-w4")).problems(3)
+    assert [text.split("'")[1] for text in both] == ["stops", "architecture"]  # all mistakes at once
     assert "patch 3 does not divide" in FedMitr(TASK, replace(SMOKE, architecture="vit-p3")).problems(3)[0]

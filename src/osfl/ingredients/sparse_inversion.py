@@ -44,7 +44,7 @@ class VitPixels:
 
     images: int = 64  # B, of each client in each epoch
     steps: int = 100  # T_I, descent steps on the pixels
-    pixel_lr: float = 1e-3  # of Adam on the pixels; 100 such steps move none by more than 0.1 deviations of the noise
+    pixel_lr: float = 1e-3  # of Adam on the pixels; a step moves each by about so much, and they start as N(0, 1)
     clamp: bool = False  # keep pixels in the valid range
     adversarial: float = 1.0  # alpha, weight of the JS between client and server, which is sought
     tv: float = 1e-4  # weight of total variation, for 64 images of 3 x 224 x 224; others are converted

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from osfl.errors import UsageError
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.sparse_inversion import Events, events_of
 from osfl.ingredients.synthesis import out_of_range
@@ -72,10 +73,15 @@ class FedMitr(ModelUpload):
 
     def problems(self, clients: int) -> list[str]:
         s, found = self.settings, super().problems(clients)
+        events: Events = ()
         found += out_of_range(s, (), ("mask", "kd", "lambda1", "lambda2", "probe"), ())
-        if not (s.kd or s.lambda1 or (s.lambda2 and self.events())):
+        try:
+            events = self.events()
+        except UsageError as error:
+            found += error.problems
+        if not (s.kd or s.lambda1 or (s.lambda2 and events)):
             found.append("setting 'kd': with lambda1 = 0 and no dropped patches to relabel, the server would learn nothing")
-        return found + vit_student_problems(s, self.architectures(), self.events())
+        return found + vit_student_problems(s, self.architectures(), events)
 
     def needs_counts(self) -> bool:
         return counts_needed(self.settings)
