@@ -210,6 +210,7 @@ class Fol(ModelUpload):
         s, rng = self.settings, ctx.generator("student", met.shard.client)
         student = copy.deepcopy(met.models[met.shard.client]).to(ctx.device)
         pairs = [(parameter, parameter.detach().clone()) for parameter in student.parameters()]
+
         def stay_near(_: nn.Module, lr: float) -> None:
             for parameter, anchor in pairs:
                 pull(parameter, anchor, lr * s.anchor)
