@@ -34,9 +34,9 @@ from osfl.workers import Workers, compute_threads, default_workers
 
 CLASSES = tuple("abcdefghij")
 CASES: Mapping[str, tuple[str, int, int, int, int, int]] = {  # architecture, side, clients, images, steps, rounds
-    "small": ("vit", 32, 4, 64, 6, 3),
-    "wide": ("vit-p4-w192-d6-h3", 32, 2, 32, 6, 3),
-    "deit_tiny_224": ("deit_tiny", 224, 2, 8, 5, 3),
+    "small": ("vit", 32, 2, 64, 6, 3),
+    "wide": ("vit-p4-w192-d6-h3", 32, 2, 16, 6, 3),
+    "deit_tiny_224": ("deit_tiny", 224, 2, 4, 6, 3),
 }
 RATIO = 0.3
 
