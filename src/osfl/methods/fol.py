@@ -105,7 +105,7 @@ class Fol(ModelUpload):
         "cpu": {  # chosen on validation images of bloodcells-28; see the method's card
             **CPU_TRAINING, **AS_OTHERS, "settle": True, "finetune_epochs": 2, "prune_epochs": 3, "post_epochs": 1,
             "align_lr": 0.01, "attraction": 0.01, "sparsity": 5.0, "sparsity_unshared": 5.0, "fit_on": "train+val",
-            "evenness": 1.0, "student_epochs": 2, "student_lr": 0.02, "scaled": True, "copies": 3, "track": True,
+            "evenness": 1.0, "student_epochs": 10, "student_lr": 0.02, "scaled": True, "copies": 3, "track": True,
         },
         "smoke": {
             **SMOKE_TRAINING, **AS_OTHERS, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02,
