@@ -20,7 +20,8 @@ Written by `python -m benchmarks.results` from `benchmarks/records/`. Mean ± st
 *own* is the accuracy on the clients' own class distributions, averaged; *global* is the accuracy on the whole test set.
 *published* is what the paper prints for its nearest cell: own accuracy for FedBiCross (ResNet-18), global accuracy for
 FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON (DINOv2-base at 448 px; its FedAvg trains for
-many rounds). Read it beside ours, not against it: our cells use a CNN of 30 k parameters or EfficientNet-Lite0 features, few images and splits of our own.
+many rounds). Read it beside ours, not against it: our cells use networks of 30 k to 200 k
+parameters or EfficientNet-Lite0 features, few images and splits of our own.
 """
 
 
