@@ -283,7 +283,13 @@ def test_forgetting_reaches_all_encounters(met: Path, tmp_path: Path) -> None:
     """Who is forgotten is so from the first encounter on, and the others' later models are made again without it."""
     folder = tmp_path / "met"
     shutil.copytree(met, folder)
+    strays = [folder / "thesis.txt", folder / "photos" / "cat.png", folder / "encounters" / "notes.txt"]  # as in `--out .`
+    strays[1].parent.mkdir()
+    for stray in strays:
+        stray.write_text("mine")
     certificate = forgetting.forget(folder, clients=["client-02"])
+    assert all(stray.exists() for stray in strays)
+    assert {path.name for path in folder.iterdir()} == {"thesis.txt", "photos", "encounters", ".lock"}
     assert certificate["release"]["before"] == read_result(met)["encounters"][0]["release_digest"]
     assert not list(folder.rglob("client-02.safetensors")) and not (folder / "results.json").exists()
     with pytest.raises(RoundError, match="forgotten already"):

@@ -7,6 +7,7 @@ run in another process after a crash.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,11 @@ from osfl.registry import is_reference, load, names, nearest
 from osfl.round import Round
 from osfl.storage import payload_of, to_raw
 from osfl.traces import sample
-from osfl.wire.agreed import certificates
+from osfl.wire.agreed import CERTIFICATES, INTENT, certificates
 from osfl.wire.atomic import TEMPORARY
 from osfl.wire.bundle import RawTensor, pack
 from osfl.wire.gate import open_upload, verify_release
+from osfl.wire.inbox import JOURNAL
 
 FORMAT = 1
 RELEASE = "release.safetensors"
@@ -29,6 +31,10 @@ MADE_OF_IT = (
     "personal", "models", "figures", "scratch", "report", "results.json", "model_card.md", "market.json", "model.safetensors",
     "everyone-has-it",  # a word of osfl.flower_app about the old release
 )  # fmt: skip
+ROUND = (
+    RELEASE, *MADE_OF_IT, "inbox", "partial", ".desk", "journal.jsonl", JOURNAL, CERTIFICATES, INTENT, "contract.json",
+    "enrolled.json", "plan.json",
+)  # all that osfl puts into a round's folder; the plan last, for without it there is no round
 
 
 def intend(round: Round, clients: Sequence[ClientId], class_name: str, withdraw: bool) -> dict[str, Any]:
@@ -188,6 +194,15 @@ def doomed(folder: Path, uploads: Mapping[ClientId, Mapping[str, str]]) -> list[
         paths += [p for p in (folder / "partial").glob("*.part") if p.name.rsplit(".", 2)[0] == client]  # half a transfer
         paths += [inbox / f"{client}.safetensors"] if not upload["after"] else []
     return [path for path in paths if path.exists()]
+
+
+def later(folder: Path, first: Path) -> list[Path]:
+    """The encounters after the first, which were made of it, in the order in which they go. Whatever else lies in the folder
+    was not put there by osfl and is nobody's upload."""
+    between = [path for path in first.parent.iterdir() if path != first and path.name.isdecimal()]
+    names = ROUND if (folder / "plan.json").exists() else ()  # the last encounter is the folder itself, once it has begun
+    last = [path for name in names for path in (folder / name, *folder.glob(f".{name}.*{TEMPORARY}"))]
+    return [path for path in (*last, *sorted(between)) if os.path.lexists(path)]
 
 
 def _command(folder: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from osfl.environment import describe_environment
 from osfl.errors import OsflError, RoundError, UsageError
-from osfl.forgetting.asking import RELEASE, doomed, intend, reduced
+from osfl.forgetting.asking import RELEASE, doomed, intend, later, reduced
 from osfl.phases import Machine, computing, serve
 from osfl.plan import plan_from
 from osfl.protocol import ClientId, Plan, Progress, canonical, quiet
@@ -111,9 +111,8 @@ def _clear_later(
     with alone(folder):
         if unfinished(first) is None:
             intend(_opened(first, plan, server_key or _simulated(first, plan)), clients, class_name, withdraw)
-        for path in [*folder.iterdir(), *first.parent.iterdir()]:
-            if path not in (first, first.parent) and path.name != ".lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in later(folder, first):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         sync_folder(folder)
 
 
