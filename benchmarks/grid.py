@@ -83,9 +83,9 @@ def encoded(dataset: str, partition: str) -> Simulation:
     return Simulation("falcon", dataset, clients, partition, "cpu", image_size=224)
 
 
-def meeting(dataset: str, clients: int, skew: str, samples: int | None = None) -> Simulation:
-    """Few images a client, five neighbours each, three encounters."""
-    meets = parse_topology("random:5", encounters=3)
+def meeting(dataset: str, clients: int, skew: str, samples: int | None = None, encounters: int = 3) -> Simulation:
+    """Few images a client, five neighbours each."""
+    meets = parse_topology("random:5", encounters)
     return Simulation("fol", dataset, clients, f"dirichlet:{skew}", "cpu", samples=samples, topology=meets)
 
 
@@ -120,7 +120,7 @@ CELLS: Mapping[str, Simulation] = {
     **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
     **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
        for name, (dataset, samples) in _GENERATED.items()},
-    "blood-meet-n30-a0.3": meeting("bloodcells-28", 30, "0.3", samples=4000),
+    "blood-meet-n30-a0.3": meeting("bloodcells-28", 30, "0.3", samples=4000, encounters=2),
     **{f"{name}-meet-n{clients}-a{skew}": meeting(dataset, clients, skew)
        for name, dataset, clients in _MET for skew in ("0.1", "0.3", "0.5", "0.7")},
     **{f"{name}-vit-n10-{label}": uploaded_vits(name, partition)

@@ -279,6 +279,17 @@ def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(met
     assert digests(result) == digests(read_result(met))
 
 
+def test_a_lost_model_of_the_encounter_before_is_missed(met: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "round"
+    shutil.copytree(met, folder)
+    (folder / "results.json").unlink()
+    (folder / "encounters/1/models/client-02.safetensors").unlink()
+    shutil.rmtree(folder / "inbox")
+    (folder / "release.safetensors").unlink()
+    with pytest.raises(RoundError, match=r"client-02.*is lost"):
+        run(MEETING, folder, machine=Machine(workers=1))
+
+
 def test_forgetting_reaches_all_encounters(met: Path, tmp_path: Path) -> None:
     """Who is forgotten is so from the first encounter on, and the others' later models are made again without it."""
     folder = tmp_path / "met"

@@ -273,6 +273,12 @@ class Context:
     milestone: Callable[[int, int, Callable[[], Payload]], None] = unscored
     previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
 
+    @property
+    def encounter(self) -> tuple[int, ...]:
+        """A label for what is drawn anew in later encounters; none in the first, so that a single one keeps its numbers."""
+        number = self.plan.topology.encounter if self.plan.topology else 1
+        return (number,) if number > 1 else ()
+
     def generator(self, *labels: str | int) -> torch.Generator:
         from osfl.seeds import torch_generator
 

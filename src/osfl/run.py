@@ -111,9 +111,15 @@ class Story:
     folder: Path | None = None
 
     def previous(self, client: ClientId) -> Payload | None:
-        """The model that this client made in the encounter before."""
-        kept = load_model_of(self.folder / "models" / f"{client}.safetensors") if self.folder else None
-        return kept[0] if kept else None
+        """The model that this client made in the encounter before; None before the first."""
+        if self.folder is None:
+            return None
+        kept = load_model_of(self.folder / "models" / f"{client}.safetensors")
+        if kept is None:
+            raise RoundError("the model of the encounter before is lost", client=client, field="models",
+                             expected=f"{client}.safetensors in {self.folder / 'models'}", got="nothing that can be read",
+                             fix=f"Remove {self.folder} and later encounters, and run the same command again.")  # fmt: skip
+        return kept[0]
 
 
 def one_round(

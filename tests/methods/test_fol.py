@@ -257,6 +257,13 @@ def test_the_next_encounter_starts_from_the_student() -> None:
         assert Fol(TASK, settings).personalize(nobody, shards()["a"], again) is first
 
 
+def test_later_encounters_draw_anew_and_the_first_keeps_its_numbers() -> None:
+    ctx = context(SMOKE, CLIENTS)
+    plans = [replace(ctx.plan, topology=Topology("mesh", encounters=2, encounter=number)) for number in (1, 2)]
+    none, first, second = personal(SMOKE), *(personal(SMOKE, ctx=replace(ctx, plan=plan)) for plan in plans)
+    assert same(none.tensors, first.tensors) and not same(first.tensors, second.tensors)
+
+
 # --- neighbours that are no good ---
 
 

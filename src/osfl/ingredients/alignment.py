@@ -114,7 +114,7 @@ def aligned(
         model, mine = classifier(given, task), classifier(own, task)
         if settings.settle:
             model = settled(model, shard.train.images)
-        rng = ctx.generator("align", shard.client, neighbour)
+        rng = ctx.generator("align", shard.client, neighbour, *ctx.encounter)
         try:
             pruned = align(model, mine, shard, settings, rng, ctx.device)
             model = settled(model.cpu(), shard.train.images) if settings.settle else model
@@ -127,7 +127,7 @@ def aligned(
     key: dict[str, Any] = {
         "what": "aligned model", "client": shard.client, "data": shard.digest, "neighbour": neighbour,
         "given": payload_digest(given), "own": payload_digest(own), "recipe": recipe, "seed": ctx.plan.seed,
-        "task": asdict(task),
+        "task": asdict(task), "encounter": list(ctx.encounter),
     }  # fmt: skip
     if ctx.device.type != "cpu":
         key["device"] = ctx.device.type

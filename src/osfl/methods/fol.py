@@ -156,7 +156,7 @@ class Fol(ModelUpload):
             "what": "fol", "settings": asdict(replace(self.settings, answer="student")), "client": shard.client,
             "data": shard.digest, "models": digests_of([Upload(name, "", part) for name, part in heard.items()]),
             "own": digests_of([Upload(shard.client, "", own)]), "seed": ctx.plan.seed, "task": asdict(self.task),
-            "device": ctx.device.type,
+            "device": ctx.device.type, "encounter": list(ctx.encounter),
         }  # fmt: skip
         both = ctx.once(key, lambda: self._learn_from(heard, own, shard, ctx))
         return both if self.settings.answer == "ensemble" else _student_of(both)
@@ -207,7 +207,7 @@ class Fol(ModelUpload):
 
     def _taught(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
         """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images, from θ_before."""
-        s, rng = self.settings, ctx.generator("student", met.shard.client)
+        s, rng = self.settings, ctx.generator("student", met.shard.client, *ctx.encounter)
         student = copy.deepcopy(met.models[met.shard.client]).to(ctx.device)
         pairs = [(parameter, parameter.detach().clone()) for parameter in student.parameters()]
 
