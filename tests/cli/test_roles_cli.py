@@ -344,6 +344,7 @@ def test_a_sealed_bundle_is_read_by_the_server_alone(osfl: Osfl, here: Path) -> 
     assert "only the server can read it" in said.replace("\n", " ")
     sealed, kept = (here / "usb/sealed.safetensors").read_bytes(), (here / "usb/north.safetensors").read_bytes()
     assert b"north" not in sealed and kept[-64:] not in sealed
+    assert not list((here / "work").rglob("*seal*"))  # where a site at the network keeps what it sealed
 
     looked = osfl("inspect usb/sealed.safetensors --plan plan.toml")
     assert looked.code != 0 and "only the server can open it" in looked.err.replace("\n", " ")

@@ -1,6 +1,7 @@
 """What a site at the network keeps, and what it does not."""
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,3 +64,17 @@ def test_what_travels_is_sealed_once(site: Answers, tmp_path: Path) -> None:
     assert bytes(unseal(tmp_path / "came", server, 100)) == b"said"
     piece = sealing.to(say.CHUNK, {"round": ROUND, "client": "north", "offset": 3, "length": 5})
     assert piece["data"] == said["data"][3:8]  # type: ignore[index]
+
+
+def test_another_addressee_or_upload_is_sealed_anew(site: Answers, tmp_path: Path) -> None:
+    old, new = (SigningKey.from_seed(bytes([number]) * 32) for number in (7, 8))
+    spoken(site)
+    asked = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
+    came, upload = tmp_path / "came", site.folder(ROUND) / "upload.safetensors"
+    for key, said in ((old, b"said"), (new, b"said"), (new, b"said again")):
+        if upload.read_bytes() != said:
+            later = upload.stat().st_mtime_ns + 10**9
+            upload.write_bytes(said)
+            os.utime(upload, ns=(later, later))
+        came.write_bytes(replace(site, seal=key.public_hex).to(say.SPEAK, asked)["data"])  # type: ignore[arg-type]
+        assert bytes(unseal(came, key, 100)) == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,8 +57,6 @@ def client(
     from osfl.phases import Machine
     from osfl.plan import read_plan
     from osfl.site import make_upload, work_folder
-    from osfl.transports.files import carry
-    from osfl.wire import sealing
     from osfl.wire.signing import SigningKey, read_public
 
     if seal is not None and out is None:
@@ -71,17 +70,26 @@ def client(
         bundle = make_upload(agreed, name, data or Path(), signing, work, machine=Machine(threads=threads, device=device),
                              progress=progress)  # fmt: skip
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        leaves = bundle
-        if addressee:
-            leaves = bundle.with_suffix(".sealed")
-            sealing.seal(bundle, leaves, addressee)
-        carry(leaves, out)
+        _carry_out(bundle, out, addressee)
     facts = {**_facts(bundle, out, kept, addressee), "heard_by": heard_by(agreed, name)}
     if format == "json":
         put_json(facts)
     else:
         _show(facts)
+
+
+def _carry_out(bundle: Path, out: Path, addressee: str) -> None:
+    """The copy that leaves; if it is sealed, then anew each time, because one copy goes to each addressee."""
+    from osfl.transports.files import carry
+    from osfl.wire.sealing import seal
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not addressee:
+        carry(bundle, out)
+        return
+    with TemporaryDirectory(prefix=".sealing-", dir=bundle.parent) as aside:
+        seal(bundle, Path(aside) / "sealed", addressee)
+        carry(Path(aside) / "sealed", out)
 
 
 def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[str, Any]:

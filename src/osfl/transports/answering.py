@@ -79,13 +79,13 @@ class Answers:
         kept = self.folder(round) / "upload.safetensors"
         kept = kept if kept.exists() else self.make(plan)
         sent = self._sent(round)
-        if self.seal and not sent.exists():
+        if self.seal and (not sent.exists() or sent.stat().st_mtime_ns < kept.stat().st_mtime_ns):
             seal(kept, sent, self.seal)
         return sent
 
     def _sent(self, round: str) -> Path:
-        """Sealed once and kept: every piece that is asked for belongs to the same file."""
-        return self.folder(round) / ("upload.sealed" if self.seal else "upload.safetensors")
+        """Sealed once for its addressee and kept: every piece that is asked for belongs to the same file."""
+        return self.folder(round) / (f"upload.{self.seal[:16]}.sealed" if self.seal else "upload.safetensors")
 
     def _chunk(self, round: str, words: Words) -> Words:
         kept = self._sent(round)

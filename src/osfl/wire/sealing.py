@@ -77,7 +77,7 @@ def _plain(file: Source, key: SigningKey, size: int, count: int) -> memoryview:
     head = file.head(_HEAD)
     to, public = head[len(MAGIC) : -_KEY].hex(), head[-_KEY:]
     if to != key.public_hex:
-        raise _no("seal", "it is sealed to another key", key.public_hex, to, "Seal it to this server's public key.")
+        raise _no("seal", "it is sealed to another key", key.public_hex, to, "Seal it to the receiver's public key.")
     try:
         cipher = _cipher(_own(key).exchange(X25519PublicKey.from_public_bytes(public)), public, _for_exchange(to))
         plain = bytearray(size)
