@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,6 @@ EXTRA: Mapping[str, tuple[str, float, str]] = {  # shown in the cells that have 
     "scores.clients.own.median": ("median client", 100, ".1f"),
     "gains.mean": ("gain over local", 100, "+.1f"),
     "gains.share": ("clients that gain", 100, ".0f"),
-    "tokens.overall.mmd": ("MMD² · 10³", 1000, ".2f"),
-    "reconstruction.attackers.similar images.real.psnr": ("attack, real tokens, dB", 1, ".1f"),
-    "reconstruction.attackers.similar images.synthetic.psnr": ("attack, synthetic tokens, dB", 1, ".1f"),
 }
 
 
@@ -78,15 +75,24 @@ def _spelled(value: float | None, factor: float, form: str) -> str:
 def speeds() -> list[str]:
     """Every ratio that a benchmark measured in one run, ours against the straightforward version."""
     lines = ["## Speed", "", "Ratios to a straightforward version at equal results, each of one run of `make bench`.", "",
-             "| what | times faster | aim | share of the peak | measured |", "|---|---|---|---|---|"]  # fmt: skip
+             "| what | times faster | aim | % of the peak | measured |", "|---|---|---|---|---|"]  # fmt: skip
     for path in sorted(RECORDS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        for part, figures in sorted(record.get("figures", {}).items()):
-            if isinstance(figures, dict) and "speedup" in figures:
-                aim, share = figures.get("aim"), figures.get("share_of_peak")
-                lines.append(f"| {path.stem}: {part} | {figures['speedup']:.2f} | {'–' if aim is None else f'{aim:.2f}'} "
-                             f"| {'–' if share is None else f'{100 * share:.0f} %'} | {record['date']} |")  # fmt: skip
+        for name, figures, key in _ratios(record.get("figures", {}), path.stem):
+            aim, share = figures.get(key.replace("speedup", "aim")), figures.get("share_of_peak")
+            lines.append(f"| {name} | {figures[key]:.2f} | {_spelled(aim, 1, '.2f')} | {_spelled(share, 100, '.0f')} "
+                         f"| {record['date']} |")  # fmt: skip
     return [*lines, ""]
+
+
+def _ratios(figures: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Every `speedup` or `..._speedup` in a record, wherever it is, with the table that holds it."""
+    if not isinstance(figures, dict):
+        return
+    for key, value in sorted(figures.items()):
+        if key.endswith("speedup") and isinstance(value, int | float):
+            yield name + (f", {key.removesuffix('_speedup')}" if key != "speedup" else ""), figures, key
+        yield from _ratios(value, f"{name}: {key}")
 
 
 def features(record: dict[str, Any]) -> list[str]:
