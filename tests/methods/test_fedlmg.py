@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +13,13 @@ import torch
 from osfl.checks import small_federation
 from osfl.ingredients.guided_diffusion import Guidance, _corrected, guided_images, schedule
 from osfl.ingredients.inversion import Watched
+from osfl.meter import measure
 from osfl.methods.fedlmg import FedLMG
 from osfl.models.build import build_model
 from osfl.models.latent_prior import Toy, load_prior, pipeline_digest, prior_problems
 from osfl.models.naming import ModelError
 from osfl.plan import resolve_settings
-from osfl.protocol import Task
+from osfl.protocol import Context, Payload, Task, Upload
 from osfl.seeds import torch_generator
 
 TASK = Task("toy", ("cat", "dog", "owl"), (1, 16, 16))
@@ -61,21 +64,72 @@ def test_a_correction_lowers_the_loss() -> None:
         clean = prior.kept[50].sqrt() * z
         image = torch.nn.functional.interpolate(prior.decode(clean), (16, 16), mode="bilinear", antialias=True)
         logits, term = watched(image)
-        return float(torch.nn.functional.cross_entropy(logits, labels) + s.bn * term)
+        return float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum") + s.bn * term)
 
     assert loss(_corrected(z, 50, prior, watched, labels, TASK.image, s, classify=True)) < loss(z)
+
+
+def transformer() -> Watched:
+    return Watched(build_model("vit-p8-w8-d1-h2", TASK, torch_generator(0, "member")).eval())
+
+
+def test_clients_without_batch_norm_guide_by_what_they_recognize() -> None:
+    prior, labels, s = Toy(1), torch.tensor([0, 1]), Guidance("toy", diffusion_steps=2, first_corrections=2)
+    z = torch.randn((2, *prior.latent), generator=torch_generator(0, "z"))
+    assert torch.equal(_corrected(z, 50, prior, transformer(), labels, TASK.image, s, classify=False), z)
+    images = guided_images(prior, transformer(), labels, TASK.image, s, torch_generator(0, "z"), CPU)
+    plain = guided_images(prior, transformer(), labels, TASK.image, replace(s, step_size=0.0), torch_generator(0, "z"), CPU)
+    assert images.shape == (2, *TASK.image) and not torch.equal(images, plain)
+
+
+def test_an_image_moves_as_far_in_company_as_alone() -> None:
+    prior, watched, labels, s = Toy(1), transformer(), torch.tensor([0, 1, 2]), Guidance("toy")
+    z = torch.randn((3, *prior.latent), generator=torch_generator(0, "z"))
+    together = _corrected(z, 50, prior, watched, labels, TASK.image, s, classify=True)
+    alone = _corrected(z[:1], 50, prior, watched, labels[:1], TASK.image, s, classify=True)
+    assert torch.allclose(together[:1], alone, atol=1e-6) and not torch.allclose(alone, z[:1], atol=1e-4)
+
+
+def test_every_pass_is_booked() -> None:
+    class Dear(Toy):
+        def flops(self) -> tuple[float, float]:
+            return 1e12, 1e15
+
+    s = Guidance("toy", diffusion_steps=2, first_corrections=3)
+    with measure() as meter:
+        guided_images(Dear(1), member(), torch.tensor([0, 1]), TASK.image, s, torch_generator(0, "z"), CPU)
+    # asked at each of 3 + 2 corrections and again at 2 steps; decoded there and back, and once in the end
+    assert meter.flops // 1e12 == 2 * (7 + (2 * 5 + 1) * 1000) and meter.made == 2
 
 
 def test_images_of_a_class_come_from_clients_that_have_it() -> None:
     federation = small_federation("fedlmg")
     method = FedLMG(federation.plan.task, resolve_settings(FedLMG, "smoke", {}))
-    from osfl.protocol import Context, Upload
-
     ctx = Context(federation.plan, CPU)
     uploads = [Upload(s.client, "", method.client_phase(s, ctx)) for s in federation.shards]
     pool = method.pool(uploads, ctx)
     holders = torch.stack([torch.bincount(s.train.labels, minlength=10) > 0 for s in federation.shards]).sum(0)
     assert torch.bincount(pool.labels, minlength=10).tolist() == (2 * holders).tolist()
+
+
+def test_what_another_device_made_is_not_taken_up() -> None:
+    federation = small_federation("fedlmg")
+    method, keys = FedLMG(federation.plan.task, resolve_settings(FedLMG, "smoke", {})), []
+    uploads = [Upload(s.client, "", method.client_phase(s, Context(federation.plan, CPU))) for s in federation.shards[:1]]
+
+    def once(key: Any, make: Any) -> Payload:
+        keys.append(key)
+        return Payload({"images": torch.zeros(2, *federation.plan.task.image, dtype=torch.uint8)})
+
+    for device in ("cpu", "cuda"):
+        method.pool(uploads, Context(federation.plan, torch.device(device), once=once))
+    half = len(keys) // 2
+    assert half and [{**key, "device": "cuda"} for key in keys[:half]] == keys[half:] and "device" not in keys[0]
+
+
+@pytest.mark.parametrize("prompt", ["a photo", "a {} {x}", "{{}}", "a {} {", "{0}"])
+def test_a_prompt_names_the_class_and_nothing_else(prompt: str) -> None:
+    assert "prompt" in FedLMG(TASK, resolve_settings(FedLMG, "smoke", {"prompt": prompt})).problems(3)[0]
 
 
 def test_settings_are_checked() -> None:
@@ -121,7 +175,7 @@ def tiny(tmp_path: Path) -> Path:
 def test_a_tiny_pipeline_is_loaded_pinned_and_guided(tiny: Path) -> None:
     digest = pipeline_digest(tiny)
     prior = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 3.0, CPU)
-    assert prior.latent == (4, 8, 8) and len(prior.kept) == 1000 and prior.flops() > 0
+    assert prior.latent == (4, 8, 8) and len(prior.kept) == 1000 and min(prior.flops()) > 0
     z, labels = torch.randn((2, *prior.latent), generator=torch_generator(0, "z")), torch.tensor([0, 1])
     alone = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 0.0, CPU).noise(z, 500, labels)
     told = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 1.0, CPU).noise(z, 500, labels)

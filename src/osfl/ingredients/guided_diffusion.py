@@ -1,7 +1,8 @@
 """Images that a diffusion model finds likely and a classifier recognizes: its latents are corrected at every step (FedLMG).
 
 With z the noisy latent and x the clean one that the model takes it for, a step is z <- z - grad (CE + w R_BN)(resized image of
-x), then the model's own step. Before the first one, z is corrected a few times by R_BN alone.
+x), then the model's own step. Before the first one, z is corrected a few times by R_BN alone. CE is each image's own, so that
+images made together move as far as one made alone; R_BN is about all images of the batch at once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def guided_images(
     member.to(device)
     labels, z = labels.to(device), torch.randn((len(labels), *prior.latent), generator=rng).to(device)
     times = schedule(len(prior.kept), settings.diffusion_steps)
-    for _ in range(settings.first_corrections):
+    first = settings.first_corrections if member.layers else 0  # without batch norm there is nothing to correct by
+    for _ in range(first):
         z = _corrected(z, times[0], prior, member, labels, image, settings, classify=False)
     for now, then in zip(times, [*times[1:], -1], strict=True):
         z = _corrected(z, now, prior, member, labels, image, settings, classify=True)
@@ -62,8 +64,9 @@ def guided_images(
     if not bool(z.isfinite().all()):
         raise TrainingError("guided diffusion gave latents that are not finite", field="step_size", got=settings.step_size,
                             fix="Lower it (`--set step_size=...`).")  # fmt: skip
-    corrections = settings.first_corrections + len(times)
-    spend((inversion_flops(member.network, image) + prior.flops()) * corrections * len(labels), makes=len(labels))
+    corrections, (ask, draw) = first + len(times), prior.flops()
+    passes = corrections * (ask + 2 * draw + inversion_flops(member.network, image))  # 2: and the way back
+    spend((passes + len(times) * ask + draw) * len(labels), makes=len(labels))
     with torch.no_grad():
         return to_images(_pictured(prior, z, image).clamp(-1, 1).cpu())
 
@@ -82,9 +85,11 @@ def _corrected(
     logits, term = member(_pictured(prior, _clean(z, noise, prior.kept[t]), image))
     loss = settings.bn * term
     if classify:
-        loss = loss + functional.cross_entropy(logits, labels)
-    (gradient,) = torch.autograd.grad(loss, z, allow_unused=True)
-    return z.detach() if gradient is None else (z - settings.step_size * gradient).detach()
+        loss = loss + functional.cross_entropy(logits, labels, reduction="sum")
+    if not loss.requires_grad:  # R_BN alone, and no batch norm
+        return z.detach()
+    (gradient,) = torch.autograd.grad(loss, z)
+    return (z - settings.step_size * gradient).detach()
 
 
 def _pictured(prior: Prior, latent: torch.Tensor, image: tuple[int, int, int]) -> torch.Tensor:

@@ -39,6 +39,7 @@ class FedLMG(ModelUpload):
     }  # fmt: skip
     DEVIATIONS = (
         "the noise that the diffusion model sees is taken as given when latents are corrected: no way back through it",
+        "R_BN is taken over all images that a client guides for a class at once: statistics of one image say little",
         "the pipeline 'toy' knows nothing about images: with it, this is no more than inversion of small images",
     )
 
@@ -46,7 +47,8 @@ class FedLMG(ModelUpload):
         s = self.settings
         low = {"per_class": 1, "server_epochs": 1}
         found = [f"setting {k!r}: expected at least {v}, got {getattr(s, k)}" for k, v in low.items() if getattr(s, k) < v]
-        found += [f"setting 'prompt': expected {{}} for the class, got {s.prompt!r}"] * ("{}" not in s.prompt)
+        if "{}" not in s.prompt or set("{}") & set(s.prompt.replace("{}", "")):
+            found.append(f"setting 'prompt': expected {{}} for the class and no other braces, got {s.prompt!r}")
         return [*super().problems(clients), *guidance_problems(s), *prior_problems(s.pipeline, s.pipeline_sha256), *found]
 
     def needs_counts(self) -> bool:
@@ -67,12 +69,13 @@ class FedLMG(ModelUpload):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         s, prior = self.settings, self._prior(ctx)
         digests, seen = digests_of(uploads), counts_of(uploads, len(self.task.classes))
+        elsewhere = {} if ctx.device.type == "cpu" else {"device": ctx.device.type}  # other devices round otherwise
         cells = [(upload, int(c)) for upload, row in zip(uploads, seen, strict=True) for c in row.nonzero().flatten()]
 
         def make(cell: tuple[Upload, int]) -> Payload:
             upload, label = cell
             key = {"what": "fedlmg", "settings": asdict(s), "upload": digests[upload.client], "label": label,
-                   "client": upload.client, "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+                   "client": upload.client, "seed": ctx.plan.seed, "task": asdict(self.task), **elsewhere}  # fmt: skip
             return ctx.once(key, lambda: self._images(upload, label, prior, ctx))
 
         made = ctx.map(make, cells)
@@ -82,7 +85,7 @@ class FedLMG(ModelUpload):
 
     def _prior(self, ctx: Context) -> Prior:
         s = self.settings
-        prompts = [s.prompt.format(name) for name in self.task.classes]
+        prompts = [s.prompt.replace("{}", name) for name in self.task.classes]
         return load_prior(s.pipeline, s.pipeline_sha256, self.task.image[0], prompts, s.prompt_guidance, ctx.device)
 
     def _images(self, upload: Upload, label: int, prior: Prior, ctx: Context) -> Payload:

@@ -30,7 +30,7 @@ class Prior(Protocol):
 
     def noise(self, z: torch.Tensor, t: int, labels: torch.Tensor) -> torch.Tensor: ...
     def decode(self, x: torch.Tensor) -> torch.Tensor: ...
-    def flops(self) -> float: ...
+    def flops(self) -> tuple[float, float]: ...  # of one image: to ask for its noise, and to decode it
 
 
 class Toy:
@@ -46,8 +46,8 @@ class Toy:
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(functional.interpolate(x, scale_factor=2.0, mode="bilinear"))
 
-    def flops(self) -> float:
-        return 0.0
+    def flops(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
 
 class Pipeline:
@@ -75,14 +75,13 @@ class Pipeline:
         image: torch.Tensor = self.vae.decode(x / self.vae.config.scaling_factor).sample
         return image
 
-    def flops(self) -> float:
-        """Of one image at one step: noise, decoding, and the way back through the decoder."""
+    def flops(self) -> tuple[float, float]:
         z = torch.zeros(1, *self.latent, device=self.device)
         with _Counter() as asked:
             self.noise(z, 0, torch.zeros(1, dtype=torch.int64, device=self.device))
         with torch.no_grad(), _Counter() as drawn:
             self.decode(z)
-        return float(asked.total + 2 * drawn.total)
+        return float(asked.total), float(drawn.total)
 
 
 def prior_problems(pipeline: str, sha256: str) -> list[str]:
