@@ -27,7 +27,7 @@ from osfl.protocol import ClientId, Json, Payload, Plan, Progress, Release, Task
 from osfl.registry import load, one_shot
 from osfl.reports.market import write_market_card, write_market_report
 from osfl.result import write_json
-from osfl.round import Round, contracts_of, open_round, simulated_key
+from osfl.round import Round, check_server_key, contracts_of, open_round, simulated_key
 from osfl.storage import payload_digest, save_payload, to_raw
 from osfl.transports.memory import deliver
 from osfl.wire.agreed import read_json
@@ -92,9 +92,10 @@ def fuse(
     key = key or simulated_key(plan.seed, "server")
     enrolled = {one.client: simulated_key(plan.seed, one.client).public_hex for one in accepted}
     with open_round(out, plan, contracts_of(method), enrolled, key) as round:
+        check_server_key(round)
         finished = _finished(round)
         if finished is not None:
-            return _drawn(finished, out)
+            return _drawn(_with_refusals(finished, refused, command, out), out)
         accepted = [one for one in accepted if one.client in round.present]  # `osfl forget` has the last word
         for one in accepted:
             if one.client not in round.delivered():
@@ -229,6 +230,22 @@ def _finished(round: Round) -> dict[str, Any] | None:
     return said if said is not None and release is not None and said.get("release_digest") == release[1] else None
 
 
+def _with_refusals(said: dict[str, Any], refused: Sequence[Refused], command: str, out: Path) -> dict[str, Any]:
+    """What was said, with the files that are refused now: they are no part of the round, and other ones may be offered."""
+    listed = _listed(refused)
+    if said["refused"] == listed:
+        return said
+    said = {**said, "refused": listed, "command": command}
+    for page in ("report/index.html", "model_card.md"):
+        (out / page).unlink(missing_ok=True)  # they are drawn again
+    write_json(out / "market.json", said)
+    return said
+
+
+def _listed(refused: Sequence[Refused]) -> list[Json]:
+    return [{"file": one.file, "tensor": one.tensor, "reason": one.reason, "fix": one.fix} for one in refused]
+
+
 def _described(
     market: Market, plan: Plan, method: Any, accepted: Sequence[Accepted], refused: Sequence[Refused]
 ) -> dict[str, Json]:
@@ -241,6 +258,6 @@ def _described(
              "naming": one.offer.naming, "parameters": one.offer.parameters, "head": list(one.offer.head)}
             for one in accepted
         ],
-        "refused": [{"file": one.file, "tensor": one.tensor, "reason": one.reason, "fix": one.fix} for one in refused],
+        "refused": _listed(refused),
         "settings": described["settings"], "deviations": deviations(type(method), plan.settings),
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_a_refused_file_is_named_and_the_others_are_fused(osfl: Osfl) -> None:
     assert said.json["refused"][0]["file"] == "bad.safetensors" and said.json["refused"][0]["tensor"] == "head.weight"
     said = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke")
     assert said.code == 1 and "bad.safetensors" in said.err and "expected F32 [3, 16], got F32 [4, 16]" in said.err
+
+
+def test_what_is_refused_is_said_though_the_others_were_fused_before(osfl: Osfl) -> None:
+    first = osfl(f"{WORDS} --method fedavg --smoke --format json")
+    assert first.code == 0 and first.json["refused"] == []
+    for words, refused in ((f"{WORDS} bad.safetensors", ["bad.safetensors"]), (WORDS, [])):
+        said = osfl(f"{words} --method fedavg --smoke --format json")
+        assert said.code == len(refused) and [one["file"] for one in said.json["refused"]] == refused
+        assert said.json["release_digest"] == first.json["release_digest"]
+        assert json.loads(Path("fused/market.json").read_text())["refused"] == said.json["refused"]
+        for page in ("report/index.html", "model_card.md"):
+            assert ("bad.safetensors" in Path("fused", page).read_text()) == bool(refused)
+
+
+def test_another_key_is_not_the_servers(osfl: Osfl) -> None:
+    assert osfl("keys one two --out keys").code == 0
+    assert osfl(f"{WORDS} --method fedavg --smoke --key keys/one.key").code == 0
+    said = osfl(f"{WORDS} --method fedavg --smoke --key keys/two.key")
+    assert said.code == 2 and "this key is not the server's" in said.err
 
 
 def test_what_was_forgotten_does_not_come_back(osfl: Osfl) -> None:
