@@ -39,7 +39,7 @@ def test_samples_that_are_reused_cost_what_they_cost_at_first(tmp_path: Path) ->
         assert (meter.flops, meter.made, meter.made_flops) == (6.0, 3, 6.0)
 
 
-@pytest.mark.parametrize("method", ["federated_factory", "dense", "dafl", "fedftg", "deepinversion"])
+@pytest.mark.parametrize("method", ["federated_factory", "dense", "dafl", "fedftg", "deepinversion", "fedmitr"])
 def test_generating_methods_count_their_samples(tmp_path: Path, method: str) -> None:
     costs = run(small(method), tmp_path)["costs"]
     assert costs["generated"]["samples"] > 0

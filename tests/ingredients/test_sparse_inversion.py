@@ -70,8 +70,9 @@ def test_events_by_half_by_schedule_or_none() -> None:
     assert events_of("", 100, 0.3) == ((50, 0.3),)
     assert events_of("", 100, 0.0) == ()
     assert events_of("50:0.3, 100:0.25", 400, 0.9) == ((50, 0.3), (100, 0.25))
-    with pytest.raises(UsageError, match=r"step:ratio.*'50'"):
-        events_of("50", 100, 0.3)
+    for wrong in ("50", "50:0", "50:1", "50:nan"):
+        with pytest.raises(UsageError, match=rf"'stops': expected step:ratio with 0 < ratio < 1, got '{wrong}'"):
+            events_of(wrong, 100, 0.3)
 
 
 def test_impossible_events_are_named() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from osfl.ingredients.token_relabel import PatchServer
+from osfl.meter import measure
 from osfl.methods.deepinversion_vit import DeepInversionVit
 from osfl.methods.fedmitr import FedMitr, Settings
-from osfl.models.vit import Vit
+from osfl.models.flops import forward_flops
+from osfl.models.vit import OnSubset, Vit
 from osfl.plan import resolve_settings
 from osfl.protocol import Context, Release, Upload
 from osfl.reports.figures import figure_views
@@ -115,6 +118,21 @@ def test_each_client_is_asked_about_each_image_once(monkeypatch: pytest.MonkeyPa
     assert sum(asked) == 3 * (2 * 6) * 2 * 2  # epochs x images x clients x (whole, dropped patches)
 
 
+def test_asking_about_dropped_patches_is_booked() -> None:
+    method, ctx = FedMitr(TASK, SMOKE), context(SMOKE, "ab")
+    server = PatchServer(method, uploads(SMOKE), ctx, "fedmitr", SMOKE.inversion(method.events()), method.terms())
+    with measure() as meter:
+        server._ask(torch.zeros(3, *TASK.image), torch.tensor([[0, 5]] * 3))
+    member = server.members[0]
+    once = forward_flops(member, TASK.image) + forward_flops(OnSubset(member, 2), TASK.image)
+    assert meter.flops == 2 * 3 * once
+
+
+def test_norms_are_compared_only_where_patches_were_dropped() -> None:
+    for change in ({"architecture": "vit-p8-w8-d1-h2", "lambda1": 0.0}, {"mask": 0.0}):  # one patch, which stays; none stopped
+        assert "gradient_norms" not in released(**change).shared.facts
+
+
 def test_workers_do_not_change_a_bit() -> None:
     alone = released()
     together = released(replace(context(SMOKE, "ab"), map=Workers(2).map))
@@ -148,4 +166,6 @@ def test_settings_that_cannot_work_are_named() -> None:
     assert "learn nothing" in FedMitr(TASK, idle).problems(3)[0]
     both = FedMitr(TASK, replace(SMOKE, stops="5", architecture="cnn-w4")).problems(3)
     assert [text.split("'")[1] for text in both] == ["stops", "architecture"]  # all mistakes at once
+    (nothing,) = FedMitr(TASK, replace(SMOKE, stops="2:0", lambda1=0.0)).problems(3)
+    assert nothing == "setting 'stops': expected step:ratio with 0 < ratio < 1, got '2:0'"
     assert "patch 3 does not divide" in FedMitr(TASK, replace(SMOKE, architecture="vit-p3")).problems(3)[0]

@@ -78,11 +78,11 @@ def events_of(schedule: str, steps: int, ratio: float) -> Events:
 def _event(text: str) -> tuple[int, float]:
     step, colon, ratio = text.partition(":")
     try:
-        if colon:
+        if colon and 0 < float(ratio) < 1:
             return int(step), float(ratio)
     except ValueError:
         pass
-    raise UsageError(f"setting 'stops': expected step:ratio, got {text.strip()!r}", field="stops",
+    raise UsageError(f"setting 'stops': expected step:ratio with 0 < ratio < 1, got {text.strip()!r}", field="stops",
                      fix="For example --set stops=50:0.3,75:0.3.")  # fmt: skip
 
 
@@ -91,11 +91,7 @@ def event_problems(events: Events, steps: int) -> list[str]:
     times = [step for step, _ in events]
     found = [f"setting 'stops': step {t} is not one of 1 to {steps}" for t in times if not 1 <= t <= steps]
     found += ["setting 'stops': steps must ascend"] * (times != sorted(set(times)))
-    return found + [
-        f"setting {'mask' if len(events) == 1 else 'stops'!r}: expected a ratio from 0 to below 1, got {ratio}"
-        for _, ratio in events
-        if not 0 <= ratio < 1
-    ]
+    return found + [f"setting 'mask': expected a ratio from 0 to below 1, got {r}" for _, r in events if not 0 < r < 1]
 
 
 def most_attended(attention: torch.Tensor, keep: torch.Tensor, ratio: float) -> torch.Tensor:
@@ -193,7 +189,7 @@ def invert_sparsely(
         raise TrainingError("inversion gave pixels that are not finite", field="pixel_lr", got=settings.lr,
                             fix="Lower it (`--set pixel_lr=...`).")  # fmt: skip
     networks = [model] if server is None or not settings.js else [model, server]
-    spend(sum(sparse_flops(network, image, settings) for network in networks) * len(labels))
+    spend(sum(sparse_flops(network, image, settings) for network in networks) * len(labels), makes=len(labels))
     return Sparse(x.detach().clone(), keep)
 
 

@@ -181,7 +181,7 @@ class PatchServer:
         uploads = sorted(uploads, key=lambda upload: upload.client)
         self.ctx, self.settings, self.task = ctx, method.settings, method.task
         self.inversion, self.terms = inversion, terms
-        self.probe = probe if terms.kept or (terms.rest and inversion.events) else 0  # else there is nothing to compare
+        self.probe = probe if terms.kept or terms.rest else 0  # else there is nothing to compare
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
         self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
         self.counts = counts_of(uploads, classes)
@@ -235,7 +235,7 @@ class PatchServer:
 
     def _ask(self, images: torch.Tensor, drop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """E(x) and E(x_l): each client looks at each image once, and once at its dropped patches."""
-        wanted = bool(self.terms.rest) and drop.shape[1] > 0
+        count = drop.shape[1] if self.terms.rest else 0
 
         @torch.no_grad()  # gradients are switched off per thread, and this runs in others
         def ask(member: Vit) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,8 +243,9 @@ class PatchServer:
             for x, away in zip(torch.split(images, 64), torch.split(drop, 64), strict=True):
                 x = x.to(self.ctx.device).float()
                 said.append(member(x).cpu())
-                again.append(member(x, away.to(x.device)).cpu() if wanted else torch.zeros_like(said[-1]))
-            spend(forward_flops(member, self.task.image) * len(images))
+                again.append(member(x, away.to(x.device)).cpu() if count else torch.zeros_like(said[-1]))
+            passes = [member, OnSubset(member, count)] if count else [member]
+            spend(sum(forward_flops(network, self.task.image) for network in passes) * len(images))
             return torch.cat(said), torch.cat(again)
 
         answers = self.ctx.map(ask, self.members)
@@ -299,7 +300,7 @@ class PatchServer:
     def _probe(self, newest: Pool, rng: torch.Generator) -> torch.Tensor:
         """Gradient norms of the student, as it is before this epoch, on some of the new images."""
         chosen = torch.randperm(len(newest), generator=rng)[: self.probe]
-        if not len(chosen):
+        if not len(chosen) or not newest.drop.shape[1]:  # nothing was dropped: both losses are of the same patches
             return torch.zeros(0, 2)
         found = self.ctx.map(
             lambda part: gradient_norms(
