@@ -168,11 +168,22 @@ def test_a_bundle_sealed_to_a_neighbour_is_read_by_that_one_alone(sites: Path, t
     plan, letter = meeting_plan(Topology("mesh")), tmp_path / "west.sealed"
     seal(say(plan, "west", sites, tmp_path), letter, PUBLIC["north"])
     inbox = meeting.own_inbox(plan, "north", PUBLIC, tmp_path / "north")
-    with pytest.raises(UsageError, match="sealed"):
+    with pytest.raises(Rejected, match="it is sealed"):
         meeting.hear(plan, "north", inbox, letter)
+    assert not inbox.folder.with_name("rejected.jsonl").exists()  # that nobody gave a key is no fault of the bundle
     with pytest.raises(Rejected):
         meeting.hear(plan, "north", inbox, letter, KEYS["south"])
     assert meeting.hear(plan, "north", inbox, letter, KEYS["north"]).client == "west"
+
+
+def test_whose_bundle_a_file_says_it_is(sites: Path, tmp_path: Path) -> None:
+    plan = meeting_plan(Topology("mesh"))
+    inbox, odd = meeting.own_inbox(plan, "north", PUBLIC, tmp_path), tmp_path / "odd"
+    assert meeting.sender(say(plan, "west", sites, tmp_path), inbox) == "west" and meeting.sender(odd, inbox) == ""
+    for manifest in ("[]", "{}", "7", "no json"):
+        head = json.dumps({"__metadata__": {"manifest": manifest, "signature": "00"}}).encode()
+        odd.write_bytes(len(head).to_bytes(8, "little") + head)
+        assert meeting.sender(odd, inbox) == ""
 
 
 def test_keys_of_all_neighbours_are_needed_and_methods_that_relay(tmp_path: Path) -> None:

@@ -33,10 +33,11 @@ from osfl.round import contracts_of
 from osfl.site import at_work, make_model, method_for, work_folder
 from osfl.storage import payload_of
 from osfl.wire.atomic import replace_atomically
+from osfl.wire.envelope import read_envelope
 from osfl.wire.gate import Desk
 from osfl.wire.inbox import Inbox, Receipt
 from osfl.wire.signing import SigningKey
-from osfl.wire.source import BytesLike
+from osfl.wire.source import BytesLike, opened
 
 
 def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: Path) -> Inbox:
@@ -74,6 +75,16 @@ def hear(
             expected=" or ".join(neighbours(plan, client)) or "nobody", got=no.client,
             fix="Give it to a site that meets this client; [topology] in the plan says who does.",
         ) from None  # fmt: skip
+
+
+def sender(path: Path, inbox: Inbox) -> ClientId:
+    """Whose bundle a file says it is, unchecked; empty where it does not say."""
+    try:
+        with opened(path) as file:
+            manifest = read_envelope(file, inbox.desk.limits).manifest
+    except Rejected:
+        return ""
+    return str(manifest.get("client", "")) if isinstance(manifest, Mapping) else ""
 
 
 def missing(plan: Plan, client: ClientId, inbox: Inbox) -> list[ClientId]:

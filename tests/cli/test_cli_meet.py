@@ -54,6 +54,26 @@ def test_who_is_missing_or_no_neighbour_is_named(osfl) -> None:
     assert nobody.code == 0 and "Heard    nobody" in nobody.out
 
 
+def test_waiting_judges_a_file_once_and_again_when_it_has_changed(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_plan(osfl, WIDE)
+    client(osfl, "north")
+    client(osfl, "south")
+    whole, there = Path("usb/south.safetensors").read_bytes(), Path("usb/south.safetensors")
+    there.write_bytes(whole[:1000])
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            there.write_bytes(whole)
+
+    monkeypatch.setattr("osfl.cli.meet.time.sleep", sleep)
+    said = osfl("meet plan.toml usb --client north --keys keys --data sites/north --wait --format json")
+    assert said.code == 0 and said.json["heard"] == ["south"] and said.json["refused"] == [] and len(looks) == 3
+    noted = [path.read_text().splitlines() for path in Path("work").rglob("rejected.jsonl")]
+    assert [len(lines) for lines in noted] == [1]  # the half copy, once, and not the site's own bundle
+
+
 def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     open_plan(osfl, NARROW)
     said = osfl("estimate --plan plan.toml --format json").json
@@ -73,6 +93,7 @@ def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     ("new --method fol --contacts contacts.csv --topology ring", "says itself who meets whom"),
     ("new --method fol --contacts nowhere.csv", "there is no contact schedule at nowhere.csv"),
     ("meet plan.toml --client north --keys nowhere", "there is no plan"),
+    ("meet plan.toml --client north --keys nowhere --wait --without-missing", "waits for everybody"),
 ])  # fmt: skip
 def test_mistakes_are_told(osfl, words: str, said: str) -> None:
     found = osfl(words)

@@ -14,6 +14,7 @@ from osfl.cli.enrol import gather
 from osfl.cli.personalize import placed
 from osfl.cli.progress import telling
 from osfl.cli.terminal import errors, escape, put_json, say
+from osfl.errors import UsageError
 
 if TYPE_CHECKING:
     from osfl.protocol import Plan
@@ -28,6 +29,7 @@ EXAMPLES = (
     "osfl predict --run model sites/north",
 )
 EVERY = 5.0  # seconds between two looks at the files
+Stamp = tuple[Path, int, int]  # a file, its size and when it was written
 
 Files = Annotated[
     list[Path] | None,
@@ -78,13 +80,15 @@ def meet(
     from osfl.plan import read_plan
     from osfl.wire.signing import SigningKey
 
+    if wait and without_missing:
+        raise UsageError("--wait waits for everybody, and --without-missing for nobody", field="wait", fix="Say one of them.")
     agreed, own = read_plan(plan), SigningKey.load(key) if key else None
-    inbox = own_inbox(agreed, name, gather(keys, []), work)
-    heard = _listen(agreed, name, inbox, own, files or [], format)
+    inbox, judged = own_inbox(agreed, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
+    heard = _listen(agreed, name, inbox, own, files or [], format, judged)
     while wait and missing(agreed, name, inbox):
         errors().print(f"waiting for {', '.join(missing(agreed, name, inbox))}", soft_wrap=True)
         time.sleep(EVERY)
-        heard = _listen(agreed, name, inbox, own, files or [], format)
+        heard = _listen(agreed, name, inbox, own, files or [], format, judged)
     with telling(format == "json") as progress:
         model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
                      machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
@@ -99,24 +103,51 @@ def meet(
 
 
 def _listen(
-    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, files: Sequence[Path], format: str
-) -> dict[str, Any]:
-    """Every file through the gate; a line for each refusal. The site's own bundle may lie among them."""
-    from osfl.errors import Rejected
-    from osfl.meeting import hear
+    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, files: Sequence[Path], format: str,
+    judged: dict[Stamp, dict[str, Any] | None],
+) -> dict[str, Any]:  # fmt: skip
+    """Every file through the gate, once as long as it stays the same; a line for each refusal. The site's own bundle may lie
+    among them."""
     from osfl.transports.files import pick_up
 
     taken, left = pick_up(files)
-    refused: list[dict[str, Any]] = []
-    for path in taken:
-        try:
-            hear(plan, client, inbox, path, key)
-        except Rejected as no:
-            if no.client == client:
-                continue
-            refused.append({"path": str(path), **no.as_json(), "client": no.client})
-            if format == "text":
-                errors().print(f"[bold red]refused[/]   {escape(str(path))}: {escape(str(no))}", soft_wrap=True)
-    for file in left if format == "text" else ():
-        errors().print(f"[yellow]left[/]      {escape(str(file.path))}: {file.why}", soft_wrap=True)
-    return {"refused": refused, "left": [{"path": str(file.path), "why": file.why} for file in left]}
+    stamps = [_stamp(path) for path in taken]
+    for path, stamp in zip(taken, stamps, strict=True):
+        if stamp not in judged:
+            judged[stamp] = _refusal(plan, client, inbox, key, path, format)
+    for file in left:
+        stamp = _stamp(file.path)
+        if stamp not in judged and format == "text":
+            errors().print(f"[yellow]left[/]      {escape(str(file.path))}: {file.why}", soft_wrap=True)
+        judged[stamp] = None
+    return {"refused": [no for stamp in stamps if (no := judged[stamp]) is not None],
+            "left": [{"path": str(file.path), "why": file.why} for file in left]}  # fmt: skip
+
+
+def _refusal(
+    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, path: Path, format: str
+) -> dict[str, Any] | None:
+    """Why a file was refused, told; None if it was taken or is the site's own."""
+    from osfl.errors import Rejected
+    from osfl.meeting import hear, sender
+
+    if sender(path, inbox) == client:
+        return None
+    try:
+        hear(plan, client, inbox, path, key)
+    except Rejected as no:
+        if no.client == client:  # its own, sealed to itself
+            return None
+        if format == "text":
+            errors().print(f"[bold red]refused[/]   {escape(str(path))}: {escape(str(no))}", soft_wrap=True)
+        return {"path": str(path), **no.as_json(), "client": no.client}
+    return None
+
+
+def _stamp(path: Path) -> Stamp:
+    """What tells a file that was looked at from one that has changed since."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return path, -1, -1
+    return path, found.st_size, found.st_mtime_ns
