@@ -100,7 +100,7 @@ class Encounter(TypedDict):
 class Gains(TypedDict):
     """What taking part was worth to each client: own-distribution accuracy over that of clients who train alone."""
 
-    over: str  # the method that it is compared with: local_only
+    over: str  # what it is compared with: local_only, and how its training differs if it does
     mean: float  # over clients, in shares of accuracy
     median: float
     worst: float

@@ -11,12 +11,12 @@ from osfl.evaluation.gains import gains_over, with_gains
 from osfl.evaluation.scores import spread
 
 
-def result(method: str, own: dict[str, float], seed: int = 0, on: str = "test") -> Any:
+def result(method: str, own: dict[str, float], seed: int = 0, on: str = "test", **settings: Any) -> Any:
     rows = [{"client": client, "train": 8, "val": 2, "class_counts": [5, 5]} for client in own]
     scores = {"global": {"accuracy": 0.5}, "clients": {"own": spread(own), "everyone": spread(own)}, "majority": 0.5}
     costs = {"upload_bytes": 0, "download_bytes": 0, "messages_per_client": 1}
-    return {"method": method, "seed": seed, "preset": "cpu", "settings": {}, "clients": rows, "scores": scores, "costs": costs,
-            "task": {"classes": ["a", "b"]}, "data": {"dataset": "d", "evaluated_on": on}}  # fmt: skip
+    return {"method": method, "seed": seed, "preset": "cpu", "settings": settings, "clients": rows, "scores": scores,
+            "costs": costs, "task": {"classes": ["a", "b"]}, "data": {"dataset": "d", "evaluated_on": on}}  # fmt: skip
 
 
 ALONE = {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.5}
@@ -38,6 +38,16 @@ def test_only_runs_on_the_same_shards_are_compared() -> None:
         assert "gains" not in with_gains([alone, other])[1]
     told = with_gains([result("fol", TOGETHER), alone])
     assert "gains" in told[0] and "gains" not in told[1]
+
+
+def test_the_one_that_trains_alike_is_compared_with() -> None:
+    alone = [result("local_only", ALONE, epochs=20, lr=0.1), result("local_only", TOGETHER, epochs=5, lr=0.1)]
+    fol = result("fol", TOGETHER, epochs=5, lr=0.1, students=2)
+    told = with_gains([*alone, fol])[2]["gains"]
+    assert told["over"] == "local_only" and told["mean"] == 0.0
+    told = with_gains([*alone, result("fol", TOGETHER, epochs=5, lr=0.2, pretrained="weights")])[2]["gains"]
+    assert told["over"] == "local_only, trained otherwise (lr, pretrained)" and told["mean"] == 0.0
+    assert with_gains([*alone, result("fedcgs", TOGETHER, ridge=1.0)])[2]["gains"]["over"] == "local_only"
 
 
 def test_a_comparison_has_gains_and_medians() -> None:

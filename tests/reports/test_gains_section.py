@@ -27,7 +27,13 @@ def test_a_run_says_who_gains(sample, tmp_path) -> None:
     assert "Who gains" not in text_of(write_report(sample(), tmp_path / "without"))
     text = text_of(write_report(told(sample), tmp_path / "with"))
     assert "3 of 5 clients gain over training alone (60 %), 1 lose. Mean +10.0 points, median +20.0 points" in text
-    assert "least: client-04, -30.0 points. On the images of everybody: -1.5 points." in text
+    assert "least: client-04, -30.0 points. On the images of everybody: -1.5 points." in text and "Compared with" not in text
+
+
+def test_a_page_says_when_others_train_otherwise(sample, tmp_path) -> None:
+    run = told(sample)
+    text = text_of(write_report({**run, "gains": {**run["gains"], "over": "local_only, trained otherwise (lr)"}}, tmp_path))
+    assert "everybody: -1.5 points. Compared with local_only, trained otherwise (lr)." in text
 
 
 def test_bars_are_sorted_and_who_loses_is_below_the_line() -> None:

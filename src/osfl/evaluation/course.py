@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from osfl.evaluation.gains import same_shards
 from osfl.evaluation.scores import Map, probabilities
 from osfl.protocol import Dataset
 from osfl.result import Course, Result
@@ -44,7 +45,7 @@ def equal_accuracy(groups: Mapping[str, Sequence[Result]]) -> list[dict[str, Any
     rows = []
     for name, group in one_shot.items():
         for other, runs in many.items():
-            pairs = [(a, b) for a in group for b in runs if "course" in b and _same_shards(a, b)]
+            pairs = [(a, b) for a in group for b in runs if "course" in b and same_shards(a, b)]
             if pairs:
                 rows.append({"method": name, "reference": other, **_compared(pairs)})
     return rows
@@ -52,10 +53,6 @@ def equal_accuracy(groups: Mapping[str, Sequence[Result]]) -> list[dict[str, Any
 
 def _messages(group: Sequence[Result]) -> int:
     return max(result["costs"]["messages_per_client"] for result in group)
-
-
-def _same_shards(one: Result, other: Result) -> bool:
-    return one["seed"] == other["seed"] and one["clients"] == other["clients"] and one["data"] == other["data"]
 
 
 def _compared(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any]:

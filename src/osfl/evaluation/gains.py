@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from osfl.result import Gains, Result
 
 ALONE = "local_only"  # what a client has without anybody else
+_STARTS = ("pretrained", "pretrained_sha256", "pretrained_pixels")  # settings that are said only where they are used
+_DATA = ("dataset", "digest", "partition", "samples", "evaluated_on")
 
 
 def gains_over(result: Result, alone: Result) -> Gains:
@@ -16,8 +18,9 @@ def gains_over(result: Result, alone: Result) -> Gains:
     values = {client: own[client] - before[client] for client in own if client in before}
     everyone, locally = (run["scores"]["clients"]["everyone"]["mean"] for run in (result, alone))
     worst = min(values, key=lambda client: (values[client], client))
+    differs = training_differs(result, alone)
     return {
-        "over": alone["method"],
+        "over": f"{alone['method']}, trained otherwise ({', '.join(differs)})" if differs else alone["method"],
         "mean": statistics.fmean(values.values()),
         "median": statistics.median(values.values()),
         "worst": values[worst],
@@ -30,20 +33,29 @@ def gains_over(result: Result, alone: Result) -> Gains:
 
 
 def with_gains(results: Sequence[Result]) -> list[Result]:
-    """The same results, each with its gains where a run of `local_only` on the same shards is among them."""
+    """The same results, each with its gains where a run of `local_only` on the same shards is among them.
+
+    Of several such runs it is the one whose clients train most like those of the result; the first of equals.
+    """
     return [_with_gains(result, results) for result in results]
 
 
 def _with_gains(result: Result, results: Sequence[Result]) -> Result:
     if result["method"] == ALONE:
         return result
-    for alone in results:
-        if alone["method"] == ALONE and same_shards(alone, result):
-            return {**result, "gains": gains_over(result, alone)}
-    return result
+    found = [other for other in results if other["method"] == ALONE and same_shards(other, result)]
+    if not found:
+        return result
+    return {**result, "gains": gains_over(result, min(found, key=lambda alone: len(training_differs(result, alone))))}
+
+
+def training_differs(result: Result, alone: Result) -> list[str]:
+    """Settings of training that both have, and not alike."""
+    one, other = result["settings"], alone["settings"]
+    return sorted(name for name in {*(one.keys() & other.keys()), *_STARTS} if one.get(name) != other.get(name))
 
 
 def same_shards(one: Result, other: Result) -> bool:
     """Runs that may stand beside each other: the same images at the same clients, judged by the same ones."""
-    same_data = one["data"].get("evaluated_on") == other["data"].get("evaluated_on")
-    return same_data and all(one[key] == other[key] for key in ("seed", "clients", "task"))  # type: ignore[literal-required]
+    same_data = all(one["data"].get(key) == other["data"].get(key) for key in _DATA)
+    return same_data and all(one.get(key) == other.get(key) for key in ("seed", "clients", "task"))

@@ -13,6 +13,7 @@ from osfl.reports.words import count, many, percent, signed
 from osfl.result import Encounter, Gains, Result
 
 _AXIS = "points over training alone"
+_ALONE = "local_only"
 
 
 def gains_section(result: Result) -> dict[str, Any]:
@@ -26,10 +27,11 @@ def gains_section(result: Result) -> dict[str, Any]:
 def gains_words(gains: Gains) -> str:
     clients = len(gains["values"])
     winners, losers = (round(gains[key] * clients) for key in ("share", "share_that_loses"))  # type: ignore[literal-required]
+    other = "" if gains["over"] == _ALONE else f" Compared with {gains['over']}."
     return (
         f"{count(winners)} of {many(clients, 'client')} gain over training alone ({percent(gains['share'], 0)}), "
         f"{count(losers)} lose. Mean {signed(gains['mean'])}, median {signed(gains['median'])}; least: "
-        f"{gains['worst_client']}, {signed(gains['worst'])}. On the images of everybody: {signed(gains['everyone'])}."
+        f"{gains['worst_client']}, {signed(gains['worst'])}. On the images of everybody: {signed(gains['everyone'])}.{other}"
     )
 
 
