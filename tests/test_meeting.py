@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,13 @@ def test_two_encounters_without_a_server_give_the_bits_of_the_simulation(sites: 
     model = site.work_folder(second, "north", tmp_path / "north")
     assert load_model(model)[1] == first.task
     said = json.loads((model / "made_from.json").read_text())
-    assert said["plan"] == second.digest and said["made_from"].keys() == {"upload/south", "upload/west"}
+    assert said["plan"] == second.digest and said["made_from"].keys() == {"upload/south", "upload/west", "previous"}
+    before, made = site.work_folder(first, "north", tmp_path / "north"), model / "model.safetensors"
+    kept = load_model_of(made)
+    shutil.copyfile(before / "upload.safetensors", before / made.name)  # as if nobody had been heard
+    again = load_model_of(hear_all(second, "north", sites, tmp_path))  # the model before is another one, so this one is, too
+    assert kept and again and again[1] != kept[1]
+    assert json.loads((model / "made_from.json").read_text())["made_from"]["previous"] != said["made_from"]["previous"]
 
 
 def test_the_next_encounter_needs_the_model_of_the_one_before(sites: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     work/<round>/<client>/inbox/            what neighbours said, through the same gate as at a coordinator
     work/<round>/<client>/rejected.jsonl    what was refused and why
     work/<round>/<client>/model.safetensors what it made of them: the very bits of a round with a server that passes on
-    work/<round>/<client>/made_from.json    the uploads that it was made of, by digest
+    work/<round>/<client>/made_from.json    the uploads that it was made of, and its model of the encounter before, by digest
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from osfl.protocol import (
 )
 from osfl.round import contracts_of
 from osfl.site import at_work, make_model, method_for, work_folder
-from osfl.storage import payload_of
+from osfl.storage import payload_digest, payload_of
 from osfl.wire.atomic import replace_atomically
 from osfl.wire.envelope import read_envelope
 from osfl.wire.gate import Desk
@@ -111,6 +111,7 @@ def meet(
         facts = json.loads(canonical(dict(part.facts)))  # as they would have travelled
         release = Release(Payload({}), {client: Payload(part.tensors, facts)})
         path = make_model(release, digest_of(made_from), plan, client, work, data, ctx)
-        story = {"plan": plan.digest, "client": client, "made_from": made_from}
+        before = {"previous": payload_digest(ctx.previous)} if ctx.previous is not None else {}
+        story = {"plan": plan.digest, "client": client, "made_from": {**made_from, **before}}
         replace_atomically(path.with_name("made_from.json"), json.dumps(story, indent=1, sort_keys=True).encode())
     return path

@@ -17,10 +17,10 @@ from osfl.data.site import open_site
 from osfl.data.views import make_shard
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.phases import Machine, computing, settle, speak
-from osfl.protocol import ClientId, Context, OneShot, Payload, Plan, Progress, Release, Shard, quiet
+from osfl.protocol import ClientId, Context, OneShot, Payload, Plan, Progress, Release, Shard, digest_of, quiet
 from osfl.registry import one_shot
 from osfl.round import contracts_of
-from osfl.storage import load_model_of, payload_of, save_model
+from osfl.storage import load_model_of, payload_digest, payload_of, save_model
 from osfl.wire.agreed import alone
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle
@@ -95,8 +95,10 @@ def at_work(plan: Plan, client: ClientId, work: Path, machine: Machine, progress
 def make_model(
     release: Release, digest: str, plan: Plan, client: ClientId, work: Path, data: Path | None, ctx: Context
 ) -> Path:
-    """What the site makes of a release with this digest; made once."""
+    """What the site makes of a release with this digest, and of what it made one encounter earlier; made once."""
     method, folder = method_for(plan, client), work_folder(plan, client, work)
+    if ctx.previous is not None:
+        digest = digest_of({"release": digest, "previous": payload_digest(ctx.previous)})
     path = folder / "model.safetensors"
     kept = load_model_of(path)
     if kept is not None and kept[1] == digest:
