@@ -139,8 +139,8 @@ class Plan:
 def neighbours(plan: Plan, client: ClientId) -> tuple[ClientId, ...]:
     """Whom this client hears in this round, sorted; without a topology everybody else.
 
-    Random neighbours are the `peers` others with the smallest hash of seed, encounter and both names: a client that leaves
-    makes room for the next one and changes nothing else.
+    Random neighbours are the `peers` others with the smallest hash of seed, encounter and both names: in a new plan
+    without a client the next one takes its place and nothing else changes; `osfl forget` fills no place in a standing round.
     """
     others = sorted(set(plan.clients) - {client})
     topology = plan.topology

@@ -56,7 +56,8 @@ class Vote:
 
 
 def simplex_weights(logits: torch.Tensor, labels: torch.Tensor, evenness: float = 0.0) -> torch.Tensor:
-    """The best weights (members,) on the simplex for logits (members, n, classes); never worse than the best member."""
+    """The best weights (members,) on the simplex for logits (members, n, classes); with evenness 0, CE is never
+    worse than that of the best member."""
     vote = Vote(logits.double(), labels, evenness)
     vertices = torch.eye(len(logits), dtype=torch.float64)
     losses = torch.stack([vote.loss(vertex) for vertex in vertices])
