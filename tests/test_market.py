@@ -17,7 +17,7 @@ from osfl.market import Market, examine, fuse
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.phases import Machine
-from osfl.protocol import Task
+from osfl.protocol import Limits, Task
 from osfl.run import load_model
 from osfl.seeds import torch_generator
 
@@ -85,6 +85,9 @@ def with_nan(given: Tensors) -> Tensors:
         (with_nan(tensors(9)), "blocks.0.attn.proj.bias", "not finite"),
         (without(tensors(9), "blocks.0.norm1.bias"), "blocks.0.norm1.bias", "lacks"),
         (tensors(9) | {"dist_token": torch.zeros(1, 1, 16)}, "dist_token", "which the model does not"),
+        (tensors(9) | {"model.head.weight": torch.zeros(3, 16)}, "model.head.weight", "'head.weight' and 'model.head.weight'"),
+        (tensors(9) | {"encoder.layer.0.attention.attention.query.weight": torch.zeros(16, 16)},
+         "encoder.layer.0.attention.attention.query.weight", "expected one 'blocks.0.attn.qkv.weight', got two"),
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_its_tensor(
@@ -105,6 +108,13 @@ def test_pickles_twins_and_nothing(stall: list[Path], tmp_path: Path) -> None:
     assert "the same weights as" in why["twin.safetensors"]
     with pytest.raises(RoundError, match="is a pickle"):
         examine(market([tmp_path / "old.pt"], image_size=16))
+
+
+def test_a_file_that_is_too_large_is_not_even_read(stall: list[Path], tmp_path: Path) -> None:
+    with (tmp_path / "vast.safetensors").open("wb") as file:
+        file.truncate(Limits().upload_bytes + 1)  # a hole: it takes no room
+    _, accepted, refused = examine(market([*stall, tmp_path / "vast.safetensors"]))
+    assert len(accepted) == 3 and "is too large and was not read (expected at most 2,147,483,648 bytes" in refused[0].reason
 
 
 def test_imagenet_pixels_are_folded_in(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from osfl.models.build import build_model
 from osfl.models.checkpoints import naming_of, usual_name, usual_names
 from osfl.models.naming import DTYPES, ModelError, load_named
 from osfl.models.pretrained import IMAGENET, Weights, check_finite, check_foldable, expect_usual_range, read_weights
-from osfl.protocol import Task
+from osfl.protocol import Limits, Task
 
 Image = tuple[int, int, int]
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
@@ -57,12 +58,34 @@ def read_offer(path: Path) -> Offer:
     if not path.is_file():
         raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got="nothing",
                          fix="Check the path.")  # fmt: skip
+    size, most = path.stat().st_size, Limits().upload_bytes
+    if size > most:
+        raise ModelError(f"{path} is too large and was not read", field=path.name, expected=f"at most {most:,} bytes",
+                         got=f"{size:,}", fix="Offer the model alone, or in half precision.")  # fmt: skip
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     raw = read_weights(path, found)
     check_finite(raw, str(path))
-    original = {usual_name(name): name for name in raw}
-    return Offer(str(path), found, path.stat().st_size, naming_of(raw), usual_names(raw), original)
+    return Offer(str(path), found, size, naming_of(raw), usual_names(raw), _original(raw, str(path)))
+
+
+def _original(names: Iterable[str], file: str) -> dict[str, str]:
+    """Our name of each tensor -> the file's; refused where two of its tensors would be one of ours."""
+    original: dict[str, str] = {}
+    parts: dict[str, str] = {}  # what query, key and value become together -> one of them
+    for name in sorted(names):
+        ours = usual_name(name)
+        part = re.fullmatch(r"(blocks\.\d+\.attn\.)(?:query|key|value)(\..+)", ours)
+        joined = f"{part[1]}qkv{part[2]}" if part else ours
+        twin = original.get(ours) or original.get(joined) or parts.get(ours)
+        if ours and twin:
+            raise ModelError(f"tensors '{twin}' and '{name}' of {file} are one tensor of the model", field=name,
+                             expected=f"one '{joined}'", got="two",
+                             fix="Only its owner can say which one counts: offer a file without the other.")  # fmt: skip
+        original[ours] = name
+        if part:
+            parts[joined] = name
+    return original
 
 
 def image_of(offer: Offer, architecture: str) -> Image | None:
