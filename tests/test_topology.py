@@ -143,6 +143,14 @@ BAD_PLANS = {
     "too many": (Topology("ring", encounters=10**9), "at most 1000"),
     "the end of time": (Topology("contacts", contacts=(Contact("east", "west", "9999-12-31T23:59:59Z", 60, 1),)), "year 10000"),
     "forever": (Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00Z", 1e300, 1),)), "year 10000"),
+    "a line twice": (
+        Topology("contacts", contacts=(contact("east", "west"), contact("north", "west"), contact("west", "east"))),
+        r"numbers 1 and 3 \(west and east\): the window at .* is still open",
+    ),
+    "inside a longer one": (
+        Topology("contacts", contacts=(contact("east", "west", 0, seconds=600), contact("east", "west", 2),
+                                       contact("east", "west", 8))), "numbers 1 and 3",
+    ),
     "overlap": (
         Topology("contacts", contacts=(contact("east", "west", 5, 1), contact("north", "west", 5, 2)), encounters=2),
         "'west' begins encounter 2 .* before its window of encounter 1",

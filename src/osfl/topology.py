@@ -174,11 +174,27 @@ def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[s
         if contact.encounter > topology.encounters:
             found.append(f"encounter: expected at most {topology.encounters}, got {contact.encounter}")
         problems += [f"topology.contacts, number {number} ({contact.a} and {contact.b}): {problem}" for problem in found]
+    problems = problems or _at_once(topology)
     met = {contact.encounter for contact in topology.contacts}
     if met and not problems:
         problems += [f"topology.contacts: no window belongs to encounter {number}"
                      for number in range(1, topology.encounters + 1) if number not in met][:3]  # fmt: skip
     return problems or _out_of_order(topology)
+
+
+def _at_once(topology: Topology) -> list[str]:
+    """A line that was written twice would count twice: two windows of one pair cannot be open at the same time."""
+    problems = []
+    latest: dict[frozenset[ClientId], tuple[int, Contact]] = {}  # of each pair, the window that closes last so far
+    for number, contact in sorted(enumerate(topology.contacts, 1), key=lambda entry: opens(entry[1])):
+        pair = frozenset((contact.a, contact.b))
+        before = latest.get(pair)
+        if before is not None and opens(contact) < closes(before[1]):
+            problems.append(f"topology.contacts, numbers {before[0]} and {number} ({contact.a} and {contact.b}): the window at "
+                            f"{before[1].start} is still open at {contact.start}")  # fmt: skip
+        if before is None or closes(contact) > closes(before[1]):
+            latest[pair] = number, contact
+    return problems
 
 
 def _out_of_order(topology: Topology) -> list[str]:
