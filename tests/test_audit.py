@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_an_audit_adds_to_the_round_and_changes_nothing_else(tmp_path: Path) -> 
     assert "Reconstruction by an attacker who has similar images" in card and "No privacy audit" not in card
     assert run(small("falcon"), tmp_path) == result  # the round is finished, with what was found
     assert audit(tmp_path, prepare(small("falcon")), effort=QUICK) == result
+    assert result["reconstruction"]["side"] == 8  # no larger than the images
+    assert audit(tmp_path, prepare(small("falcon")), effort=replace(QUICK, side=4))["reconstruction"]["side"] == 4
 
 
 def test_rounds_of_an_earlier_version_get_their_discrepancy(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from osfl.errors import RoundError
-from osfl.evaluation.reconstruction import Effort, attack
+from osfl.evaluation.reconstruction import Effort, attack, side_of
 from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.phases import Machine, computing
 from osfl.protocol import Progress, Tokenizing, quiet
@@ -24,7 +24,10 @@ from osfl.simulation import Federation
 def audit(
     folder: Path, federation: Federation, *, effort: Effort = Effort(), machine: Machine = Machine(), progress: Progress = quiet
 ) -> Result:
-    """Attack the features that the clients of this finished round sent; a round that was attacked as hard is left alone."""
+    """Attack the features that the clients of this finished round sent; a round that was attacked as hard is left alone.
+
+    Its page is drawn without the runs that a comparison showed beside it; `osfl report` on the comparison shows them again.
+    """
     result, plan = read_result(folder), federation.plan
     method = load(plan.method)(plan.task, plan.settings)
     if not isinstance(method, Tokenizing):
@@ -32,7 +35,8 @@ def audit(
                          expected="a round of falcon or fedpft", got=plan.method,
                          fix="For images that generators make, see the report's section on copies.")  # fmt: skip
     before = result.get("reconstruction")
-    if before is not None and before["steps"] >= effort.steps:
+    side = side_of(plan.task.image[1:], effort)
+    if before is not None and before["steps"] >= effort.steps and before["side"] == side:
         return result
     with standing_round(folder, plan) as round, computing(plan, machine, progress, round.scratch) as ctx:
         uploads, _ = round.uploads()

@@ -90,3 +90,6 @@ def _show(result: Result, folder: Path) -> None:
     answers().print(table)
     say("[dim]Higher is more alike. What these attackers find is a lower bound of what can be found.[/]")
     say(f"Report  {folder / 'report' / 'index.html'}")
+    whole = folder.parent.parent
+    if (whole / "comparison.json").is_file():
+        say(f"[dim]Its page stands alone now; `osfl report {whole}` shows the other runs beside it again.[/]")

@@ -78,11 +78,15 @@ def attack(
             "attackers": {name: row for name, (row, _) in found.items()}, "figures": figures}  # fmt: skip
 
 
+def side_of(size: Sequence[int], effort: Effort) -> int:
+    """Of the images that are compared: a power of two, and no larger than it takes."""
+    return min(effort.side, 1 << max(int(math.log2(START)), math.ceil(math.log2(max(size)))))
+
+
 def _known(data: Dataset, method: Tokenizing, effort: Effort, ctx: Context) -> Known:
     if not len(data):
         return Known(torch.zeros(0, 1, START, START), torch.zeros(0, 1), data.labels)
-    longest = max(data.images.shape[-2:])
-    side = min(effort.side, 2 ** max(int(math.log2(START)), math.ceil(math.log2(longest))))
+    side = side_of(data.images.shape[-2:], effort)
     small = functional.interpolate(data.images.float() / 255, (side, side), mode="bilinear", antialias=True).clamp(0, 1)
     return Known(small, method.encode(data.images, ctx).flatten(1), data.labels)
 
