@@ -188,7 +188,7 @@ def test_only_a_piece_is_in_memory_while_it_is_streamed(tmp_path: Path, world: W
             asked.append(count)
             return bytes(count)
 
-    monkeypatch.setattr(intake, "receive", lambda round, path: path.stat().st_size)
+    monkeypatch.setattr(intake, "receive", lambda round, path, key: path.stat().st_size)
     size = 5 * intake.CHUNK + 7
     assert intake.take_in(tmp_path, tmp_path, Stream(), size) == size  # type: ignore[arg-type, comparison-overlap]
     assert max(asked) == intake.CHUNK and sum(asked) == size and list(tmp_path.iterdir()) == []

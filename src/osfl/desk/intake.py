@@ -13,6 +13,7 @@ from typing import BinaryIO
 from osfl.coordinator import receive
 from osfl.errors import OsflError
 from osfl.wire.inbox import Receipt
+from osfl.wire.sealing import is_sealed
 from osfl.wire.signing import SigningKey
 
 CHUNK = 1 << 16
@@ -29,7 +30,7 @@ class CutOff(OsflError):
 def take_in(round: Path, folder: Path, stream: BinaryIO, length: int, key: Path | None = None) -> Receipt:
     """Receive `length` bytes of `stream`; `folder` is where they lie until the gate has seen them, `key` opens seals."""
     with _kept(folder, stream, length) as path, _ONE:
-        return receive(round, path, SigningKey.load(key) if key else None)
+        return receive(round, path, SigningKey.load(key) if key and is_sealed(path) else None)
 
 
 @contextlib.contextmanager
