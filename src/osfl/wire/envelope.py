@@ -45,9 +45,10 @@ def read_envelope(file: Source, limits: Limits) -> Envelope:
     if file.size > limits.upload_bytes:
         expected, fix = f"at most {limits.upload_bytes} bytes", "The plan sets the limit; give the file that the client made."
         raise _no("size", "the file is too large", expected, file.size, fix)
-    if file.head(len(MAGIC)) == MAGIC:
+    start = file.head(8)
+    if start == MAGIC[:8]:  # no header is that long
         raise _no("seal", "the bundle is sealed: only the server can open it", "a bundle", "a sealed bundle", SEALED)
-    length = int.from_bytes(file.head(8), "little")
+    length = int.from_bytes(start, "little")
     if length > limits.header_bytes:
         raise _no("header length", "the header is too long", f"at most {limits.header_bytes} bytes", length, REPACK)
     if length > file.size - 8:
