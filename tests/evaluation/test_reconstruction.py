@@ -79,9 +79,10 @@ def test_attackers_find_images_in_real_features_and_not_in_noise() -> None:
         row = found["attackers"][name]
         assert row["real"]["psnr"] > row["synthetic"]["psnr"] + 3 and row["real"]["ssim"] > row["synthetic"]["ssim"] + 0.1
         assert row["real_best"]["psnr"] >= row["real"]["psnr"] and row["real"]["psnr"] > row["blind"]["psnr"] - 1
-    again = attack(Pixels(noise, torch.arange(40) % 2), [], [shard], ("x", "y"), ctx, Effort(steps=250))
-    assert again == found and not math.isnan(found["attackers"][KNOWN]["blind"]["ssim"])
-    leak = attack(Pixels(ctx_free(shard), shard.train.labels), [], [shard], ("x", "y"), ctx, Effort(steps=250))
+    assert not math.isnan(found["attackers"][KNOWN]["blind"]["ssim"])
+    short = [attack(Pixels(noise, torch.arange(40) % 2), [], [shard], ("x", "y"), ctx, Effort(steps=20)) for _ in range(2)]
+    assert short[0] == short[1]
+    leak = attack(Pixels(ctx_free(shard), shard.train.labels), [], [shard], ("x", "y"), ctx, Effort(steps=60))
     assert leak is not None
     row = leak["attackers"][KNOWN]
     assert row["synthetic"] == pytest.approx(row["real_best"], rel=0.1)

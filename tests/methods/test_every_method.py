@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from osfl.checks import CHECKS, small_federation
+from osfl.evaluation.embedding import random_space
 from osfl.registry import names
 from osfl.run import walk
+
+
+@pytest.fixture(autouse=True)
+def _quick_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judging synthetic images is no part of these promises and has tests of its own: in the cheapest space, and not drawn."""
+    monkeypatch.setattr("osfl.evaluation.generators.available_space", random_space)
+    for place in ("planes", "generator_figures"):
+        monkeypatch.setattr(f"osfl.evaluation.{place}.plane", lambda parts, seed, note: {"kind": "scatter", "series": {}})
 
 
 @pytest.mark.parametrize("check", CHECKS)
