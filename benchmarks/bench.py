@@ -20,7 +20,8 @@ RECORDS = Path(__file__).parent / "records"
 # each is a module with run() -> dict
 PARTS = (
     "walk_speed", "ensemble_forward", "inversion_speed", "sparse_inversion_speed", "synthesis_speed", "factory_speed",
-    "token_speed", "wire_faults", "walk_faults", "roles_faults", "forgetting", "flower_faults", "pretrained_clients",
+    "token_speed", "slimming_speed", "wire_faults", "walk_faults", "roles_faults", "forgetting", "flower_faults",
+    "pretrained_clients",
 )  # fmt: skip
 
 

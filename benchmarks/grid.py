@@ -58,12 +58,13 @@ VITS = (  # transformers at the server: FedMITR's tables and its ablations
     "centralized", "local_only", "ensemble", "ensemble@combine=class_count", "fedavg", "fedmitr", "deepinversion_vit",
     "fedmitr@lambda1=0", "fedmitr@lambda2=0", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0", "dense", "coboosting", "fedftg",
 )  # fmt: skip
-METRICS = (
+ALWAYS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
     "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
+)  # fmt: skip
+WHERE_THERE = (  # kept in a record only for the methods that have them
     "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "costs.flops_per_sample",
-    "tokens.overall.mmd", "tokens.overall.mmd_floor",
-    *(metric for metric in ALL if metric.startswith("reconstruction.")),
+    "tokens.overall.mmd", "tokens.overall.mmd_floor", *(metric for metric in ALL if metric.startswith("reconstruction.")),
 )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def record(cell: str) -> Path | None:
     results, labels = [read_result(path) for path in finished], [path.parent.name for path in finished]
     summary = summarize(results, labels=labels)
     found: dict[str, Any] = {
-        label: {metric: row[metric] for metric in METRICS if row[metric]["n"] or metric in METRICS[:8]}
+        label: {metric: row[metric] for metric in (*ALWAYS, *WHERE_THERE) if metric in ALWAYS or row[metric]["n"]}
         for label, row in summary["methods"].items()
     }
     for label, result in zip(labels, results, strict=True):
@@ -198,23 +199,18 @@ def record(cell: str) -> Path | None:
         "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": summary["data"],
         "methods": found, "published_percent": dict(PUBLISHED.get(cell, {})),
         "published_is": "global" if CELLS[cell].method in ("federated_factory", "falcon", "fedmitr") else "own",
-        "missing": [label for label in methods_of(cell) if found.get(label, {}).get(METRICS[0], {}).get("n") != len(SEEDS)],
+        "missing": [label for label in methods_of(cell) if found.get(label, {}).get(ALWAYS[0], {}).get("n") != len(SEEDS)],
     })  # fmt: skip
     return path
 
 
 def methods_of(cell: str) -> tuple[str, ...]:
-    """The ablations of the papers' first cell in full; elsewhere those that a target is about."""
-    if CELLS[cell].method == "federated_factory":
-        return FACTORY
-    if CELLS[cell].method == "falcon":
-        window = CELLS[cell].changes.get("window", 112)
-        return tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)  # without regions
-    if CELLS[cell].method == "fol":
-        return MEETINGS
-    if CELLS[cell].method == "fedmitr":
-        return VITS
-    return (*REFERENCES, *DATA_FREE, *(ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]))
+    """By whose tables a cell belongs to; FedBiCross' ablations in full in its first cell, elsewhere those of its targets."""
+    window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
+    tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
+    tables = {"federated_factory": FACTORY, "falcon": tokens, "fol": MEETINGS, "fedmitr": VITS}
+    ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]
+    return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))
 
 
 def attacked(cell: str) -> None:

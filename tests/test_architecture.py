@@ -34,7 +34,7 @@ ALLOWED = {
     "round": {"errors", "meter", "protocol", "result", "storage", "wire"},
     "phases": {"contacts", "environment", "meter", "outgoing", "protocol", "round", "storage", "wire", "workers"},
     "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
-    "meeting": {"coordinator", "errors", "phases", "protocol", "round", "site", "storage", "wire"},
+    "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},
     "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
     "provenance": {"errors", "protocol", "wire"},
     "traces": set(),
@@ -56,9 +56,12 @@ ALLOWED = {
         "errors", "evaluation", "phases", "protocol", "registry", "reports", "result", "round", "simulation",
     },
     "simulation": {"data", "errors", "plan", "protocol", "registry", "topology"},
+    "outcome": {
+        "evaluation", "meter", "plan", "protocol", "registry", "result", "round", "simulation", "storage", "topology", "wire",
+    },
     "run": {
-        "cluster", "encounters", "environment", "errors", "evaluation", "meter", "phases", "plan", "protocol", "registry",
-        "reports", "result", "round", "simulation", "storage", "topology", "transports", "wire", "workers",
+        "cluster", "encounters", "environment", "errors", "evaluation", "meter", "outcome", "phases", "plan", "protocol",
+        "registry", "reports", "result", "round", "simulation", "storage", "topology", "transports", "wire", "workers",
     },
     "market": {
         "environment", "errors", "models", "phases", "plan", "protocol", "registry", "reports", "result", "round", "storage",

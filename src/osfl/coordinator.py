@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osfl.errors import Rejected, RoundError, UsageError
+from osfl.errors import RoundError, UsageError
 from osfl.protocol import ClientId, Json, Plan, Progress
 from osfl.wire.agreed import read_json, standing_desk, unfinished
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
@@ -59,32 +59,15 @@ def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = Non
 
     `key`: the server's private one, which only sealed bundles need.
     """
-    desk = standing_desk(folder)
-    source = unsealed(source, Inbox(folder / "inbox", desk), key)
-    for client in desk.gone:
-        (folder / "inbox" / f"{client}.safetensors").unlink(missing_ok=True)  # of a process that died at the next lines
-    receipt = Inbox(folder / "inbox", desk).receive(source)
+    inbox = Inbox(folder / "inbox", standing_desk(folder))
+    source = inbox.unsealed(source, key)
+    for client in inbox.desk.gone:
+        inbox.path(client).unlink(missing_ok=True)  # of a process that died at the next lines
+    receipt = inbox.receive(source)
     if receipt.client in standing_desk(folder).gone:  # forgotten meanwhile: what was stored must not stay
         receipt.path.unlink(missing_ok=True)
         return Inbox(folder / "inbox", standing_desk(folder)).receive(source)  # refused, with the reason
     return receipt
-
-
-def unsealed(source: BytesLike | Path, inbox: Inbox, key: SigningKey | None, owner: str = "server") -> BytesLike | Path:
-    """What a sealed file holds; any other source as it is."""
-    from osfl.wire.sealing import is_sealed, unseal
-
-    try:
-        if not isinstance(source, Path) or not is_sealed(source):
-            return source
-        if key is not None:
-            return unseal(source, key, inbox.desk.limits.upload_bytes)
-    except Rejected as no:
-        inbox.note(no)
-        raise
-    # not noted: that nobody gave a key is no fault of the bundle
-    raise Rejected(f"it is sealed, and only the {owner}'s private key opens it", field="key",
-                   fix=f"Give that key with --key {owner}.key.")  # fmt: skip
 
 
 @dataclass(frozen=True)

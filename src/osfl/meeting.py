@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from osfl.coordinator import unsealed
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.phases import Machine
 from osfl.protocol import (
@@ -66,7 +65,7 @@ def hear(
     `key`: the site's private one, which only bundles need that are sealed to it.
     """
     try:
-        return inbox.receive(unsealed(source, inbox, key, "site"))
+        return inbox.receive(inbox.unsealed(source, key, "site"))
     except Rejected as no:
         if no.field != "client" or no.client not in plan.clients:
             raise

@@ -26,43 +26,33 @@ from osfl.encounters import after_encounters
 from osfl.environment import describe_environment
 from osfl.errors import RoundError
 from osfl.evaluation.comparison import summarize
-from osfl.evaluation.course import course_of
 from osfl.evaluation.gains import with_gains
-from osfl.evaluation.generators import judge
-from osfl.evaluation.planes import model_plane
-from osfl.evaluation.scores import score
-from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.meter import Meter, measure, reset_peak_memory
+from osfl.outcome import Traffic, measured, outcome, round_seconds
 from osfl.phases import Machine, computing, serve, settle, speak
-from osfl.plan import deviations, plan_from
+from osfl.plan import plan_from
 from osfl.protocol import (
     ClientId,
     Context,
-    Exchange,
-    Generative,
     Joint,
     Payload,
     Plan,
     Progress,
-    Reviewing,
     Shard,
     Task,
-    Tokenizing,
-    digest_of,
     quiet,
 )
 from osfl.registry import is_reference, load
 from osfl.reports.comparison import write_comparison
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
-from osfl.result import SCHEMA, Costs, Course, Generators, Phase, Result, Tokens, write_json
+from osfl.result import Result, write_json
 from osfl.round import Round, contracts_of, encounter_folder, open_round, simulated_key, standing_round
 from osfl.simulation import Federation, Simulation, for_methods, prepare
-from osfl.storage import load_model_of, load_payload, payload_digest, to_raw
-from osfl.topology import all_encounters, is_last, meeting_words
+from osfl.storage import load_model_of, load_payload
+from osfl.topology import all_encounters, is_last
 from osfl.transports.memory import deliver
 from osfl.wire.agreed import read_json
-from osfl.wire.bundle import size_of
 from osfl.workers import default_workers
 
 
@@ -143,7 +133,7 @@ def one_round(
                        milestone=round.milestone) as ctx:  # fmt: skip
             traffic = _release(method, federation, round, ctx, story, machine)
             payloads = _personalization(method, federation.shards, round, ctx, story)
-            result = _evaluation(method, federation, payloads, traffic, round, ctx)
+            result = outcome(method, federation, payloads, traffic, round, ctx)
             environment = describe_environment(machine.device, machine.workers or default_workers())
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
@@ -185,18 +175,7 @@ def _completed(result: Result, round: Round) -> Result:
 # --- to a release --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that travelled, by client, and how often each client spoke."""
-
-    up: Mapping[ClientId, int]
-    down: Mapping[ClientId, int]
-    messages: int
-
-
-def _release(
-    method: Any, federation: Federation, round: Round, ctx: Context, story: Story, machine: Machine
-) -> Traffic:
+def _release(method: Any, federation: Federation, round: Round, ctx: Context, story: Story, machine: Machine) -> Traffic:
     """Everything up to release.safetensors, which is left alone if it is there."""
     if is_reference(method):
         return _reference(method, federation.shards, round, ctx)
@@ -211,9 +190,7 @@ def _release(
     return Traffic(up, down, int(speaks))
 
 
-def _client_phases(
-    method: Any, shards: Sequence[Shard], round: Round, ctx: Context, story: Story, machine: Machine
-) -> None:
+def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Context, story: Story, machine: Machine) -> None:
     """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
     delivered = round.delivered()
     waiting = [shard for shard in shards if shard.client not in delivered]
@@ -249,8 +226,8 @@ def _reference(method: Any, shards: Sequence[Shard], round: Round, ctx: Context)
             simulated = method.simulate(shards, ctx)
         everyone = round.present
         traffic = {
-            "up": {c: _measured(simulated.up.get(c, ()), c, round) for c in everyone},
-            "down": {c: _measured(simulated.down.get(c, ()), c, round) for c in everyone},
+            "up": {c: measured(simulated.up.get(c, ()), c, round) for c in everyone},
+            "down": {c: measured(simulated.down.get(c, ()), c, round) for c in everyone},
             "messages": max((e.times for sent in simulated.up.values() for e in sent), default=0),
         }
         spent = {"seconds": simulated.client_seconds, "flops": simulated.client_flops, "peak_bytes": meter.peak_bytes}
@@ -259,14 +236,6 @@ def _reference(method: Any, shards: Sequence[Shard], round: Round, ctx: Context)
         round.publish(simulated.release, {})
         note = traffic
     return Traffic(note["up"], note["down"], note["messages"])
-
-
-def _measured(sent: Sequence[Exchange], client: ClientId, round: Round) -> int:
-    """Bytes of the bundles that these messages would be."""
-    return sum(
-        e.times * size_of("upload", client, round.plan.digest, to_raw(e.payload.tensors), dict(e.payload.facts))
-        for e in sent
-    )
 
 
 # --- from a release to a result ---------------------------------------------------------------------------------------
@@ -297,141 +266,6 @@ def _personalization(
         return payload
 
     return dict(zip([s.client for s in shards], ctx.map(personalize, shards), strict=True))
-
-
-def _evaluation(
-    method: Any, federation: Federation, payloads: Mapping[ClientId, Payload], traffic: Traffic, round: Round, ctx: Context
-) -> Result:
-    joint = method.after_round(payloads) if isinstance(method, Joint) else None
-    exchanged = {} if joint is None else {"inference_bytes": _exchanged(payloads, round)}
-    payloads = payloads if joint is None else dict.fromkeys(payloads, joint)
-    built: dict[int, nn.Module] = {}
-    for payload in payloads.values():
-        if id(payload) not in built:
-            built[id(payload)] = method.build(payload)
-    models = {client: built[id(payload)] for client, payload in payloads.items()}
-    published = round.release()
-    assert published is not None
-    plan, classes = federation.plan, federation.plan.task.classes
-    reset_peak_memory()
-    ctx.progress("evaluate", 0, 1)
-    with measure() as meter:
-        scores = score(models, federation.test, classes, federation.counts,
-                       device=ctx.device, map=ctx.map, domains=federation.domains,
-                       personalized=joint is None and any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
-        judged = _generators(method, federation, models, round, ctx)
-        course = _course(method, federation, round, ctx)
-        compared = _tokens(method, federation, round, ctx)
-    round.note("evaluate", meter.as_json())
-    ctx.progress("evaluate", 1, 1)
-    described = plan.as_json()
-    result: Result = {
-        "schema": SCHEMA,
-        "method": plan.method,
-        "preset": "",
-        "seed": plan.seed,
-        "command": "",
-        "plan_digest": plan.digest,
-        "release_digest": published[1],
-        "models_digest": digest_of({client: payload_digest(payload) for client, payload in payloads.items()}),
-        "task": described["task"],
-        "data": _data(federation),
-        "clients": [
-            {"client": s.client, "train": len(s.train), "val": len(s.val), "class_counts": list(federation.counts[s.client])}
-            for s in federation.shards
-        ],
-        "settings": described["settings"],
-        "deviations": deviations(type(method), plan.settings),
-        "scores": scores,
-        "costs": {**_costs(traffic, round), **exchanged},  # type: ignore[typeddict-item]
-        "environment": {},
-        "figures": round.figures() | (dict(method.review(payloads)) if isinstance(method, Reviewing) else {}),
-    }
-    if judged is not None:
-        result["generators"] = judged
-    if plan.topology is not None:
-        result["topology"] = meeting_words(plan.topology)
-    if course["at"]:
-        result["course"] = course
-    if compared is not None:
-        result["tokens"] = compared
-    return result
-
-
-def _course(method: Any, federation: Federation, round: Round, ctx: Context) -> Course:
-    """The server's models on the way, scored when everything else is done: nothing is chosen by them."""
-    models = {done: method.build(payload) for done, payload in round.milestones().items()}
-    unit = "round" if is_reference(method) else "server epoch"
-    return course_of(models, unit, federation.test, device=ctx.device, map=ctx.map)
-
-
-def _generators(
-    method: Any, federation: Federation, models: Mapping[ClientId, nn.Module], round: Round, ctx: Context
-) -> Generators | None:
-    """Synthetic images beside real ones, which only a simulation has in one place."""
-    if not isinstance(method, Generative):
-        return None
-    uploads, _ = round.uploads()
-    with measure():  # the operations of making images are the server's, and were counted there
-        pool = method.samples(uploads, ctx)
-    classes = federation.plan.task.classes
-    how: dict[str, Any] = {"draw": ctx.generator, "device": ctx.device, "map": ctx.map}
-    found = judge(pool, federation.shards, federation.test, classes, **how)
-    if len({id(model) for model in models.values()}) == 1:
-        found["figures"] |= model_plane(next(iter(models.values())), pool, federation.test, classes, **how)
-    return found
-
-
-def _tokens(method: Any, federation: Federation, round: Round, ctx: Context) -> Tokens | None:
-    """Synthetic features beside those of real images."""
-    if not isinstance(method, Tokenizing):
-        return None
-    uploads, _ = round.uploads()
-    with measure():  # drawing features was counted where it was first done
-        found = features_by_kind(method, uploads, federation.shards, federation.test, ctx)
-    return judge_tokens(found, federation.plan.task.classes, draw=ctx.generator)
-
-
-def _exchanged(models: Mapping[ClientId, Payload], round: Round) -> int:
-    """Bytes of every client's model sent to each of the others, which clients that answer together need."""
-    return sum(_measured([Exchange(model, len(models) - 1)], client, round) for client, model in models.items())
-
-
-def _data(federation: Federation) -> dict[str, Any]:
-    sheet = federation.source.sheet
-    about = {"title": sheet.title, "source": sheet.source, "licence": sheet.licence} if sheet else {}
-    images = sum(len(shard.train) + len(shard.val) for shard in federation.shards)
-    return {**federation.said, **federation.plan.data, **about, "train_images": images, "test_images": len(federation.test)}
-
-
-def _costs(traffic: Traffic, round: Round) -> Costs:
-    phases: dict[str, Phase] = {}
-    for name in ("client", "server", "personalize", "evaluate"):
-        notes = [note for (phase, _), note in round.journal().items() if phase == name]
-        phases[name] = {
-            "seconds": round_seconds(sum(note["seconds"] for note in notes)),
-            "flops": sum(note["flops"] for note in notes),
-            "peak_bytes": max((note["peak_bytes"] for note in notes), default=0),
-        }
-    costs: Costs = {
-        "upload_bytes": sum(traffic.up.values()),
-        "download_bytes": sum(traffic.down.values()),
-        "upload_bytes_by_client": dict(traffic.up),
-        "download_bytes_by_client": dict(traffic.down),
-        "messages_per_client": traffic.messages,
-        "client_seconds": round_seconds(phases["client"]["seconds"] + phases["personalize"]["seconds"]),
-        "server_seconds": phases["server"]["seconds"],
-        "wall_seconds": 0.0,
-        "phases": phases,
-    }
-    making = [note for (phase, _), note in round.journal().items() if phase != "evaluate" and note.get("made")]
-    if making:
-        costs["generated"] = {"samples": sum(n["made"] for n in making), "flops": sum(n["made_flops"] for n in making)}
-    return costs
-
-
-def round_seconds(seconds: float) -> float:
-    return float(f"{seconds:.4f}")
 
 
 # --- several methods, and finished models -----------------------------------------------------------------------------

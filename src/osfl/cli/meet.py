@@ -47,11 +47,6 @@ WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Go on with those who were heard, even if that is nobody.")
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until all neighbours were heard.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, rich_help_panel=options.SITE, show_default=False,
-                 help="Also put the model there, for `osfl predict --run DIR`."),
-]  # fmt: skip
 
 
 def meet(
@@ -64,7 +59,7 @@ def meet(
     work: options.Work = Path("work"),
     without_missing: WithoutMissing = False,
     wait: Wait = False,
-    out: Out = None,
+    out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
     format: options.Format = "text",

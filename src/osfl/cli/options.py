@@ -149,6 +149,11 @@ Work = Annotated[
     typer.Option("--work", metavar="DIR", parser=lambda text: new_folder(text), rich_help_panel=SITE,
                  help="Where this site keeps what belongs to the round."),
 ]  # fmt: skip
+ModelOut = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", parser=lambda text: new_folder(text), rich_help_panel=SITE,
+                 show_default=False, help="Also put the model there, for `osfl predict --run DIR`."),
+]  # fmt: skip
 
 
 # --- what was said, and where to write ----------------------------------------------------------------------------------

@@ -34,11 +34,6 @@ Personal = Annotated[
 Server = Annotated[
     Path, typer.Option("--server", metavar="server.pub", rich_help_panel=options.SITE, help="The server's public key.")
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, rich_help_panel=options.SITE, show_default=False,
-                 help="Also put the model there, for `osfl predict --run DIR`."),
-]  # fmt: skip
 
 
 def personalize(
@@ -49,7 +44,7 @@ def personalize(
     personal: Personal = None,
     data: options.Data = None,
     work: options.Work = Path("work"),
-    out: Out = None,
+    out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
     format: options.Format = "text",

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from osfl.errors import TrainingError
 from osfl.ingredients.inversion import Watched
+from osfl.ingredients.training import too_low
 from osfl.meter import spend
 from osfl.models.flops import inversion_flops
 from osfl.models.inputs import to_images
@@ -35,9 +36,7 @@ class Guidance:
 
 
 def guidance_problems(settings: Guidance) -> list[str]:
-    low = {"diffusion_steps": 1, "first_corrections": 0, "bn": 0, "step_size": 0}
-    return [f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}" for name, least in low.items()
-            if not getattr(settings, name) >= least]  # fmt: skip
+    return too_low(settings, {"diffusion_steps": 1, "first_corrections": 0, "bn": 0, "step_size": 0})
 
 
 def schedule(count: int, steps: int) -> list[int]:

@@ -7,7 +7,6 @@ CE(f(x), y) + tv·R_TV(x) + bn·R_BN(x) + l2·||x|| + adi·(1 - JS), with the ne
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.errors import TrainingError
+from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import spend
 from osfl.models.flops import inversion_flops
 
@@ -58,15 +58,8 @@ class Pixels:
 
 def pixel_problems(settings: Pixels, least_images: int = 2) -> list[str]:
     """Settings that make no image, a sentence each."""
-    low = {"images": least_images, "steps": 1, "tv": 0, "bn": 0, "roll": 0}
-    found = [
-        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
-        for name, least in low.items()
-        if not getattr(settings, name) >= least
-    ]
-    if not (settings.pixel_lr > 0 and math.isfinite(settings.pixel_lr)):
-        found.append(f"setting 'pixel_lr': expected a positive number, got {settings.pixel_lr}")
-    return found
+    least = {"images": least_images, "steps": 1, "tv": 0, "bn": 0, "roll": 0}
+    return too_low(settings, least) + not_positive(settings, "pixel_lr")
 
 
 # --- the terms -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from osfl.errors import TrainingError, UsageError
 from osfl.ingredients.inversion import disagreement, total_variation
+from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import spend
 from osfl.models.flops import inversion_flops
 from osfl.models.vit import OnSubset, Vit, kept_count
@@ -229,12 +230,5 @@ def sparse_flops(model: Vit, image: tuple[int, int, int], settings: SparseInvers
 
 def vit_pixel_problems(settings: VitPixels, events: Events = ()) -> list[str]:
     """Settings that make no image, a sentence each."""
-    low = {"images": 1, "steps": 1, "tv": 0, "l2": 0, "adversarial": 0}
-    found = [
-        f"setting {name!r}: expected at least {least}, got {getattr(settings, name)}"
-        for name, least in low.items()
-        if not getattr(settings, name) >= least
-    ]
-    if not (settings.pixel_lr > 0 and math.isfinite(settings.pixel_lr)):
-        found.append(f"setting 'pixel_lr': expected a positive number, got {settings.pixel_lr}")
-    return found + event_problems(events, settings.steps)
+    least = {"images": 1, "steps": 1, "tv": 0, "l2": 0, "adversarial": 0}
+    return too_low(settings, least) + not_positive(settings, "pixel_lr") + event_problems(events, settings.steps)

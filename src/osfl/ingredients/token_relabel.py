@@ -39,7 +39,7 @@ from osfl.ingredients.synthesis import (
     teacher_weights,
     work_key,
 )
-from osfl.ingredients.training import SMOKE_TRAINING, batches, decay
+from osfl.ingredients.training import SMOKE_TRAINING, Training, batches, decay
 from osfl.meter import spend
 from osfl.models.architectures import parse
 from osfl.models.flops import forward_flops, training_flops
@@ -71,6 +71,17 @@ class VitStudent(Student, VitPixels):
     student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
     temperature: float = 1.0  # of distillation
+
+
+@dataclass(frozen=True)
+class UploadedVits(VitStudent, Training):
+    """The same, and how clients fine-tune; defaults are FedMITR's."""
+
+    architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
+    epochs: int = 50  # passes over the client's images
+    batch_size: int = 64
+    weight_decay: float = 1e-4
+    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
 
 
 # ViTs from pretrained weights, for two cores; guided by validation images of bloodcells-28, see FedMITR's card.

@@ -74,11 +74,11 @@ def too_low(settings: Any, least: Mapping[str, float]) -> list[str]:
 
 
 def not_positive(settings: Any, *names: str) -> list[str]:
-    """Settings that must be above zero and are not, a sentence each."""
+    """Settings that must be above zero, and finite, and are not, a sentence each."""
     return [
         f"setting {name!r}: expected a positive number, got {getattr(settings, name)}"
         for name in names
-        if not getattr(settings, name) > 0
+        if not 0 < getattr(settings, name) < math.inf
     ]
 
 

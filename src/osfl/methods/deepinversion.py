@@ -28,7 +28,7 @@ from osfl.ingredients.model_upload import (
     teachers,
 )
 from osfl.ingredients.pictures import by_class
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training
+from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, too_low
 from osfl.ingredients.trajectories import Teacher, teacher_of
 from osfl.models.folding import freeze
 from osfl.models.naming import load_named, named
@@ -70,12 +70,8 @@ class DeepInversion(ModelUpload):
     DEVIATIONS = ("the paper has one teacher and no federation: here the clients are inverted together or one by one",)
 
     def problems(self, clients: int) -> list[str]:
-        low = {"batches": 1, "rounds": 1, "server_epochs": 1, "server_batch": 2, "adi": 0, "l2": 0, "hard": 0, "noise": 0}
-        found = [
-            f"setting {name!r}: expected at least {least}, got {getattr(self.settings, name)}"
-            for name, least in low.items()
-            if not getattr(self.settings, name) >= least
-        ]
+        least = {"batches": 1, "rounds": 1, "server_epochs": 1, "server_batch": 2, "adi": 0, "l2": 0, "hard": 0, "noise": 0}
+        found = too_low(self.settings, least)
         if self.settings.ask_again and self.settings.guides == "makers":
             found.append("setting 'ask_again': only everyone can be asked again; set guides=everyone")
         if self.settings.init == "average" and len(self.architectures()) > 1:

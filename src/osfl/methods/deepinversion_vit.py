@@ -8,8 +8,7 @@ the method for networks that have it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.token_relabel import (
@@ -17,26 +16,16 @@ from osfl.ingredients.token_relabel import (
     VIT_CPU,
     VIT_SMOKE,
     PatchServer,
-    VitStudent,
+    UploadedVits,
     counts_needed,
     vit_student_problems,
 )
-from osfl.ingredients.training import Training
 from osfl.models.naming import named
 from osfl.protocol import Context, Payload, Release, Upload
 
 
-@dataclass(frozen=True)
-class Settings(VitStudent, Training):
-    architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
-    epochs: int = 50  # passes over the client's images
-    batch_size: int = 64
-    weight_decay: float = 1e-4
-    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
-
-
 class DeepInversionVit(ModelUpload):
-    Settings = Settings
+    Settings = UploadedVits
     PRESETS: ClassVar[Any] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
     DEVIATIONS = (
         "as FedMITR's tables use it: client by client, against the server's model as it is, from the clients' average",

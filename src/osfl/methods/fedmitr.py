@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from osfl.errors import UsageError
 from osfl.ingredients.model_upload import ModelUpload
@@ -22,23 +22,17 @@ from osfl.ingredients.token_relabel import (
     VIT_SMOKE,
     PatchServer,
     Terms,
-    VitStudent,
+    UploadedVits,
     counts_needed,
     lipschitz,
     vit_student_problems,
 )
-from osfl.ingredients.training import Training
 from osfl.models.naming import named
 from osfl.protocol import Context, Dataset, Json, Payload, Release, Upload
 
 
 @dataclass(frozen=True)
-class Settings(VitStudent, Training):
-    architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
-    epochs: int = 50  # passes over the client's images
-    batch_size: int = 64
-    weight_decay: float = 1e-4
-    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
+class Settings(UploadedVits):
     mask: float = 0.3  # r, share of the patches that are stopped; 0 = dense inversion
     stops: str = ""  # "step:share,step:share" instead of one stop of `mask` at half of the steps
     kd: float = 1.0  # weight of distillation on whole images

@@ -16,6 +16,8 @@ from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
 from osfl.wire.gate import Desk, open_standing, open_upload
 from osfl.wire.names import check_client_id
+from osfl.wire.sealing import is_sealed, unseal
+from osfl.wire.signing import SigningKey
 from osfl.wire.source import BytesLike, opened
 
 JOURNAL = "rejected.jsonl"
@@ -54,6 +56,20 @@ class Inbox:
         except Rejected as no:
             self.note(no)
             raise
+
+    def unsealed(self, source: BytesLike | Path, key: SigningKey | None, owner: str = "server") -> BytesLike | Path:
+        """What a sealed file holds, to be received; any other source as it is."""
+        try:
+            if not isinstance(source, Path) or not is_sealed(source):
+                return source
+            if key is not None:
+                return unseal(source, key, self.desk.limits.upload_bytes)
+        except Rejected as no:
+            self.note(no)
+            raise
+        # not noted: that nobody gave a key is no fault of the bundle
+        raise Rejected(f"it is sealed, and only the {owner}'s private key opens it", field="key",
+                       fix=f"Give that key with --key {owner}.key.")  # fmt: skip
 
     def uploads(self) -> list[Receipt]:
         """Everything acknowledged so far, by client, checked again; other files in the folder are nobody's upload."""
