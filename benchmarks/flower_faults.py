@@ -1,8 +1,11 @@
 """What rounds over Flower withstand, in figures: the protocol under every fault, and real processes that are killed.
 
-    python -m benchmarks.flower_faults            # about half an hour on two idle cores
+    python -m benchmarks.flower_faults            # some 25 minutes on two idle cores
     python -m benchmarks.flower_faults --quick
     python -m benchmarks.flower_faults tls        # one part; --quick makes it short
+
+Real processes share one deployment and one round after the other; Flower's heartbeat is shortened to 10 seconds (its own
+minimum, see tests/faults/hasty), because most of the time would go by until a death is noticed.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import os
 import random
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,13 +28,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from osfl.certificates import load_authority, make_authority, make_node_key, make_server_certificate, private_pem
 from osfl.deployment import deploy
-from osfl.protocol import Plan
-from osfl.wire.agreed import standing_desk
+from osfl.protocol import Field, Plan
+from osfl.run import walk
+from osfl.simulation import rehearsal
+from osfl.wire.agreed import read_json, standing_desk
+from osfl.wire.bundle import RawTensor, pack
+from osfl.wire.gate import verify_release
 from osfl.wire.inbox import Inbox
+from osfl.wire.signing import SigningKey
 from tests.faults import network
-from tests.faults.machines import CLIENTS, SETTINGS, Machines, free_ports, machines, make_plan, make_sites
+from tests.faults.hosts import NotAllowed, round_between_hosts
+from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan, processes
+from tests.faults.misuse import misuses
 
 PROGRAMS = {
     "superlink": "flower-superlink",
@@ -39,21 +48,26 @@ PROGRAMS = {
     "supernode": "flower-supernode",
     "clientapp": "flwr-clientapp",
 }
+HEARTBEAT = 10  # seconds; Flower misses a process after two
+MOMENTS = 20  # seconds without progress after which somebody is killed all the same
 
 
 def run(full: bool = True, only: str = "") -> dict[str, Any]:
     """Every figure by name; `full=False` is a look at the machinery, not evidence."""
-    kills = 20 if full else 1
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "steps_killed": lambda: _quietly(lambda: network.really_killed(folder / "steps", every=1 if full else 20)),
+            "disk_full_steps": lambda: _quietly(lambda: network.full_disks(folder / "full", 60 if full else 5)),
             "bad_networks": lambda: _quietly(lambda: network.bad_networks(folder / "bad", 100 if full else 5)),
             "many_sites": lambda: _quietly(lambda: network.many_at_once(folder / "many", 100 if full else 10)),
-            "tls": lambda: misuses(folder / "tls"),
-            **{f"{role}_killed": lambda role=role: killed(folder / role, role, kills) for role in PROGRAMS},
+            "large": lambda: large(folder / "large", 50 if full else 3, 100_000_000),
+            "tls": lambda: refused(folder / "tls"),
+            "killed": lambda: killed(folder / "killed", 20 if full else 1),
             "network_cut": lambda: cut(folder / "cut", 6 if full else 1),
-            "namespaces": lambda: namespaces(folder / "namespaces"),
+            "disk_full": lambda: disk_full(folder / "disk"),
+            "large_over_flower": lambda: large_over_flower(folder / "wide"),
+            "namespaces": lambda: namespaces(folder / "hosts"),
         }
         return {part: _timed(part, work) for part, work in parts.items() if only in ("", part)}
 
@@ -61,35 +75,70 @@ def run(full: bool = True, only: str = "") -> dict[str, Any]:
 # --- kill -9 of Flower's own processes ------------------------------------------------------------------------------------
 
 
-def killed(folder: Path, role: str, kills: int, seed: int = 0) -> dict[str, int]:
-    """Rounds during which this role dies again and again at random moments; scripts start it again, nothing else helps."""
-    found: Counter[str] = Counter(kills=0, rounds=0, lost=0, missing=0, made_twice=0, not_finished=0)
+def killed(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
+    """Rounds during which every role dies so often, each time at another point; scripts start it again, nothing else helps."""
+    found: Counter[str] = Counter({f"{role}_killed": 0 for role in PROGRAMS})
+    rng = random.Random(seed)
     with machines(folder, ["fedavg"]) as (net, plans):
         _everything(net)
         for round, plan in _rounds(net, plans[0]):
-            _let_die(net, role, round, kills, random.Random(f"{seed} {role} {round.name}"), found)
-            found.update(_judge(net, round, plan))
-            if found["kills"] >= kills:
+            net.run(round.name)
+            for _ in _moments(net, round, plan, rng):
+                wanted = [role for role in PROGRAMS if found[f"{role}_killed"] < kills]
+                rng.shuffle(wanted)
+                wanted.sort(key=lambda role: found[f"{role}_killed"])
+                role = next((role for role in wanted if _kill(net, role, rng)), "")
+                found[f"{role}_killed"] += bool(role)
+            found.update(_judge(net, round, plan, folder))
+            if min(found[f"{role}_killed"] for role in PROGRAMS) >= kills:
                 break
     return dict(found)
 
 
-def _let_die(net: Machines, role: str, round: Path, kills: int, rng: random.Random, found: Counter[str]) -> None:
-    net.run(round.name)
-    until = time.monotonic() + 1200
+def _kill(net: Machines, role: str, rng: random.Random) -> bool:
+    """One process of this role, if there is one now."""
+    homes = rng.sample(CLIENTS, len(CLIENTS)) if role in ("supernode", "clientapp") else [""]
+    if not any(net.kill(PROGRAMS[role], client) for client in homes if processes(PROGRAMS[role], net.home(client))):
+        return False
+    if role == "superlink":
+        net.link()  # as whoever looks after it would
+    return True
+
+
+def _moments(net: Machines, round: Path, plan: Plan, rng: random.Random, patience: float = 900.0) -> Iterator[None]:
+    """Random moments of a round until it has ended: after each, the round has to go on before there is another."""
+    until, last, since = time.monotonic() + patience, frozenset[tuple[str, int]](), time.monotonic()
     while not (round / "everyone-has-it").exists() and time.monotonic() < until:
-        time.sleep(rng.uniform(1.0, 15.0))
-        if found["kills"] < kills and not (round / "everyone-has-it").exists():
-            clients = rng.sample(CLIENTS, 1 if role == "clientapp" else 2) if role in ("supernode", "clientapp") else [""]
-            died = sum(net.kill(PROGRAMS[role], client) for client in clients)
-            found["kills"] += died
-            if role == "superlink" and died:
-                net.link()
-    found["not_finished"] += not (round / "everyone-has-it").exists()
+        now = _state(net, round, plan)
+        if now != last or time.monotonic() > since + MOMENTS:
+            time.sleep(rng.uniform(0.0, 3.0))
+            if not (round / "everyone-has-it").exists():
+                yield
+            last, since = _state(net, round, plan), time.monotonic()
+        time.sleep(0.2)
+
+
+def _state(net: Machines, round: Path, plan: Plan) -> frozenset[tuple[str, int]]:
+    """What is on the disks of all machines: the round has gone on when this is another."""
+    places = [round, *(_work(net, client, plan) for client in CLIENTS)]
+    found = set()
+    for path in (path for place in places for path in place.rglob("*")):
+        with contextlib.suppress(OSError):
+            found.add((str(path), path.stat().st_size))
+    return frozenset(found)
+
+
+def _work(net: Machines, client: str, plan: Plan) -> Path:
+    return net.folder / "sites" / client / "work" / plan.digest[:16] / client
 
 
 def _everything(net: Machines) -> None:
+    """All machines, up and known to each other."""
+    net.heartbeat = HEARTBEAT
     net.link()
+    register = net.run("none")  # there is no such round
+    net.wait_registered()
+    net.stop(register)
     for client in CLIENTS:
         net.site(client)
 
@@ -102,175 +151,234 @@ def _rounds(net: Machines, first: Plan) -> Iterator[tuple[Path, Plan]]:
         yield net.round(named.round), plan
 
 
-def _judge(net: Machines, round: Path, plan: Plan) -> dict[str, int]:
-    """Counted as failures: what a site was told is in the inbox and is not, is missing, or was made twice."""
+def _judge(net: Machines, round: Path, plan: Plan, folder: Path) -> dict[str, int]:
+    """Counted as failures: what a site was told is in the inbox and is not; what is missing, made twice, or not the release
+    that one process with all images comes to."""
     standing = {receipt.client: receipt.digest for receipt in Inbox(round / "inbox", standing_desk(round)).uploads()}
-    work = {client: net.folder / "sites" / client / "work" / plan.digest[:16] / client for client in CLIENTS}
+    work = {client: _work(net, client, plan) for client in CLIENTS}
     told = {c: json.loads((path / "receipt.json").read_text()) for c, path in work.items() if (path / "receipt.json").exists()}
     journals = {c: (path / "journal.jsonl") for c, path in work.items()}
     made = {c: path.read_text().count('"phase": "client"') for c, path in journals.items() if path.exists()}
     return {
         "rounds": 1,
+        "not_finished": int(not (round / "everyone-has-it").exists()),
         "lost": sum("digest" in said and standing.get(client) != said["digest"] for client, said in told.items()),
         "missing": len(set(CLIENTS) - standing.keys()),
         "made_twice": sum(count > 1 for count in made.values()),
+        "other_release": int(_released(round, plan) != _expected(net, plan, folder / "memory")),
     }
 
 
+def _released(round: Path, plan: Plan) -> str:
+    path = round / "release.safetensors"
+    return verify_release(path, read_json(round / "enrolled.json")["server"], plan.digest).digest if path.exists() else ""
+
+
+def _expected(net: Machines, plan: Plan, folder: Path) -> str:
+    found = walk(rehearsal(plan, net.data), folder / plan.digest[:16], {"preset": "", "command": ""})
+    return str(found["release_digest"])
+
+
 def cut(folder: Path, cuts: int) -> dict[str, int]:
-    """The SuperLink is frozen, as a network that is cut looks from both sides, for 5 to 60 seconds at a time."""
-    found: Counter[str] = Counter(cuts=0, rounds=0)
+    """The door or the SuperLink is frozen, as a network that is cut looks from both sides, for longer than Flower's patience
+    or for less."""
+    found: Counter[str] = Counter(cuts=0)
     rng = random.Random(0)
     with machines(folder, ["fedavg"]) as (net, plans):
-        link = net.link()
-        for client in CLIENTS:
-            net.site(client)
+        _everything(net)
         for round, plan in _rounds(net, plans[0]):
             net.run(round.name)
-            until = time.monotonic() + 1200
-            while not (round / "everyone-has-it").exists() and time.monotonic() < until:
-                time.sleep(rng.uniform(2.0, 12.0))
+            for _ in _moments(net, round, plan, rng):
                 if found["cuts"] < cuts:
-                    os.kill(link.pid, signal.SIGSTOP)
-                    time.sleep(rng.choice((5.0, 15.0, 60.0)))
-                    os.kill(link.pid, signal.SIGCONT)
+                    _freeze(net, ("door", "superlink")[found["cuts"] % 2], (5.0, 12.0, 30.0)[found["cuts"] % 3])
                     found["cuts"] += 1
-            found["not_finished"] += not (round / "everyone-has-it").exists()
-            found.update(_judge(net, round, plan))
+            found.update(_judge(net, round, plan, folder))
             if found["cuts"] >= cuts:
                 break
     return dict(found)
 
 
-# --- TLS and node keys used wrongly ---------------------------------------------------------------------------------------
+def _freeze(net: Machines, what: str, seconds: float) -> None:
+    found = processes(PROGRAMS["superlink"], net.coordinator)
+    if what == "door":
+        found = [pid for pid in processes("", net.coordinator) if b"osfl.flower_door" in _command(pid)]
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for pid in found:
+        os.kill(pid, signal.SIGCONT)
 
 
-def misuses(folder: Path) -> dict[str, Any]:
-    """Each is tried with Flower's own SuperNode. Refused means: the node never gets an identity at the SuperLink."""
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+# --- a disk that is too small -------------------------------------------------------------------------------------------------
+
+
+def disk_full(folder: Path) -> dict[str, Any]:
+    """The round folder is on a disk with room for a part of an upload; after each run that ended there is some more room."""
+    found: Counter[str] = Counter(disks_full=0)
+    with machines(folder, ["fedavg"]) as (net, plans):
+        round, plan = next(_rounds(net, plans[0]))
+        pages = 20  # 4 KB each; the agreed files take five
+        kept = folder / "agreed"
+        shutil.copytree(round, kept)
+        no = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * 4}k", "none", round], capture_output=True, text=True)
+        if no.returncode:
+            return {"skipped": f"this machine mounts nothing: {no.stderr.strip()}"[:160]}
+        try:
+            shutil.copytree(kept, round, dirs_exist_ok=True)
+            _everything(net)
+            net.run(round.name)
+            until = time.monotonic() + 600
+            while not (round / "everyone-has-it").exists() and time.monotonic() < until:
+                said = net.log("run").count("the run ended before") + net.log("run").count("No space left")
+                net.wait_for("the end of a run", lambda said=said: (round / "everyone-has-it").exists() or  # type: ignore[misc]
+                             net.log("run").count("the run ended before") + net.log("run").count("No space left") > said, 300)  # fmt: skip
+                if not (round / "everyone-has-it").exists():
+                    found["disks_full"] += 1
+                    pages += 30
+                    subprocess.run(["mount", "-o", f"remount,size={pages * 4}k", round], check=True)
+            found.update(_judge(net, round, plan, folder))
+        finally:
+            net.stop()
+            subprocess.run(["umount", round], check=True)
+    return dict(found)
+
+
+# --- large uploads ------------------------------------------------------------------------------------------------------------
+
+
+def large(folder: Path, bundles: int, size: int) -> dict[str, Any]:
+    """Sealed uploads of this size come in pieces, one site after the other: how much memory the coordinator's program takes,
+    as a multiple of the largest. The sites answer in the same process, so theirs is counted too."""
+    folder.mkdir(parents=True)
+    code = f"import benchmarks.flower_faults as f; f.collect_measured({str(folder)!r}, {bundles}, {size})"
+    start = time.perf_counter()
+    status = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode
+    found = json.loads((folder / "memory.json").read_text()) if not status else {}
+    shutil.rmtree(folder)
+    return {"bundles": bundles, "exit_code": status, **found, "receive_seconds": round(time.perf_counter() - start, 1)}
+
+
+def collect_measured(name: str, bundles: int, size: int) -> None:
+    """In a process of its own: a first small round has imported everything before memory is counted."""
+    folder = Path(name)
+    _wide(folder / "warm", 1, 1000)
+    with contextlib.suppress(OSError):  # what importing took is not what receiving takes
+        Path("/proc/self/clear_refs").write_text("5")
+    before = peak(os.getpid())
+    largest, kept = _wide(folder / "wide", bundles, size)
+    figures = {"largest_bytes": largest, "kept": kept, "memory_over_largest": round((peak(os.getpid()) - before) / largest, 3)}
+    (folder / "memory.json").write_text(json.dumps(figures))
+
+
+def _wide(folder: Path, bundles: int, size: int) -> tuple[int, int]:
+    """A round of so many sites; the bytes of the largest file that came, and how many uploads were kept."""
+    names = tuple(f"hospital-{number:03d}" for number in range(bundles))
+    keys = {name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}
+    contract = {"": {"w": Field("U8", (size,))}}
+    story = WideStory(folder, names, keys=keys, server=network.SERVER)
+    story.of, story.contract = size, contract
+    assert story.tell(manner=replace(network.QUICK, chunk=16 << 20, window=2))
+    sizes = story.inbox.delivered()
+    return max(sizes.values()), len(sizes)
+
+
+class WideStory(network.Story):
+    """Uploads of one large tensor; a site's own copy is deleted when it has the receipt, for the sake of the disk."""
+
+    of: int = 0
+    contract: Any = None
+
+    @property
+    def desk(self) -> Any:
+        return replace(super().desk, contracts=self.contract)
+
+    def said(self, client: str) -> bytes:
+        return pack("upload", client, network.DESK.plan, {"w": RawTensor("U8", (self.of,), bytes(self.of))}, {}, self.keys[client])
+
+
+def large_over_flower(folder: Path, width: int = 528) -> dict[str, Any]:
+    """One round of a model of 100 MB over real processes: it arrives, and what each program's memory came to (MB)."""
+    clients = CLIENTS[:2]
+    with machines(folder, ["fedavg"], clients) as (net, _):
+        plan = make_plan("fedavg", clients)
+        plan = replace(plan, settings=replace(plan.settings, architecture=f"cnn-w{width}"))
+        named = deploy(plan, net.folder, "127.0.0.1", net.port, settings={**SETTINGS, "chunk": 16 << 20})
+        round = net.round(named.round)
+        net.link()
+        net.run(named.round)
+        net.wait_registered()
+        for client in clients:
+            net.site(client)
+        with watched(net) as peaks:
+            start = time.perf_counter()
+            net.wait_for("the release everywhere", (round / "everyone-has-it").exists, 1200)
+            seconds = time.perf_counter() - start
+        sizes = Inbox(round / "inbox", standing_desk(round)).delivered()
+        pieces = -(-max(sizes.values()) // (16 << 20))
+    return {"sites": len(clients), "delivered": len(sizes), "upload_bytes": max(sizes.values()), "pieces": pieces,
+            "round_seconds": round_to(seconds), "peak_mb": {name: size >> 20 for name, size in sorted(peaks.items())}}  # fmt: skip
+
+
+@contextlib.contextmanager
+def watched(net: Machines) -> Iterator[dict[str, int]]:
+    """The largest resident size that any process of each program had."""
+    peaks: dict[str, int] = {}
+    done = threading.Event()
+
+    def watch() -> None:
+        homes = [net.coordinator, *(net.home(path.name) for path in (net.folder / "sites").iterdir())]
+        while not done.wait(0.3):
+            for name in PROGRAMS.values():
+                for pid in (pid for home in homes for pid in processes(name, home)):
+                    peaks[name] = max(peaks.get(name, 0), peak(pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        thread.join()
+
+
+def peak(pid: int) -> int:
+    """The largest resident size of a process so far, in bytes."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def round_to(seconds: float) -> float:
+    return round(seconds, 1)
+
+
+# --- TLS, node keys, hosts ----------------------------------------------------------------------------------------------------
+
+
+def refused(folder: Path) -> dict[str, Any]:
+    """Refused means: the node gets no identity at the SuperLink, the request no answer. `none` is the one that must not be."""
     with machines(folder, ["fedavg"]) as (net, _):
-        good = net.port
-        expired, selfsigned = free_ports(2)
-        _start_link(net, "expired", expired, days=-1)
-        _start_link(net, "selfsigned", selfsigned, days=30)
-        net.start("link", [net.coordinator / "start.sh"], OSFL_BIND="0.0.0.0")
-        net.start("register", [net.coordinator / "run.sh", "none"])  # registers the sites' keys; there is no such round
-        net.wait_for("registered keys", lambda: len(list((net.coordinator / "link").glob("registered-*"))) == 3, 240)
-        site = net.folder / "sites" / "north"
-        stranger = make_authority("a stranger", 30)
-        (site / "other-ca.crt").write_bytes(stranger.pem)
-        (site / "other.key").write_bytes(make_node_key()[0])
-        secure, key = ["--root-certificates", site / "ca.crt"], ["--auth-supernode-private-key", site / "node.key"]
-        unknown = ["--auth-supernode-private-key", site / "other.key"]
-        tries: dict[str, list[Any]] = {
-            "another authority": [f"127.0.0.1:{good}", "--root-certificates", site / "other-ca.crt", *key],
-            "expired certificate": [f"127.0.0.1:{expired}", *secure, *key],
-            "self-signed server certificate": [f"127.0.0.1:{selfsigned}", *secure, *key],
-            "a name that is not in the certificate": [f"127.0.0.2:{good}", *secure, *key],
-            "plain HTTP to the TLS port": [f"127.0.0.1:{good}", "--insecure"],
-            "no node key": [f"127.0.0.1:{good}", *secure],
-            "a node key that nobody registered": [f"127.0.0.1:{good}", *secure, *unknown],
-        }
-        found = {what: _try_node(net, what, *words) for what, words in tries.items()}
-        found |= {f"{way} from outside": _try_way(net, way) for way in ("/v1/control/start-run", "/v1/runtime/acquire-task")}
-        control = _try_node(net, "control", f"127.0.0.1:{good}", *secure, *key)
-    return {"misuses": len(found), "refused": sum(said != "accepted" for said in found.values()),
-            "control": control, "said": found}  # fmt: skip
-
-
-def _start_link(net: Machines, name: str, port: int, days: int) -> None:
-    """A second coordinator whose server certificate is bad: expired, or signed by itself."""
-    home = net.folder / name
-    shutil.copytree(net.coordinator, home)
-    tls = home / "tls"
-    if days < 0:
-        pem, key = make_server_certificate(load_authority(tls / "ca.crt", tls / "ca.key"), ["127.0.0.1"], days)
-    else:
-        alone = make_authority("127.0.0.1", days)
-        pem, key = alone.pem, private_pem(alone.key)
-    (tls / "server.pem").write_bytes(pem)
-    (tls / "server.key").write_bytes(key)
-    net.start(f"link-{name}", [home / "start.sh"], OSFL_PORT=str(port), OSFL_INNER=str(free_ports(1)[0]))
-
-
-def _try_node(net: Machines, what: str, address: str, *words: Any) -> str:
-    """What the node says last; `accepted` when the SuperLink gave it an identity."""
-    name = f"try-{what.replace(' ', '-')}"
-    port = free_ports(1)[0]
-    soon = ["--max-retries", "2", "--max-wait-time", "20"]
-    process = net.start(name, ["flower-supernode", "--superlink", address, "--port", str(port), *soon, *words])
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(60)
-    log = net.log(name)
-    if "SuperNode ID:" in log:
-        return "accepted"
-    telling = ("code:", "certificate", "SSL", "Error", "error")
-    lines = [line.strip() for line in log.splitlines() if any(word in line for word in telling)]
-    return lines[-1][:160] if lines else "no identity"
-
-
-def _try_way(net: Machines, path: str) -> str:
-    """Submitting a run, or taking a task, at the port that is open to the sites."""
-    import httpx
-
-    context = ssl.create_default_context(cafile=net.coordinator / "tls" / "ca.crt")
-    said = httpx.post(f"https://127.0.0.1:{net.port}{path}", verify=context, content=b"")
-    return f"HTTP {said.status_code}" if said.status_code == 403 else "accepted"
-
-
-# --- separate hosts ----------------------------------------------------------------------------------------------------------
+        net.link()
+        net.run("none")
+        net.wait_registered()
+        heard = misuses(net)
+    control = heard.pop("none")
+    return {"misuses": len(heard), "refused": sum(said != "accepted" for said in heard.values()), "control": control, "said": heard}
 
 
 def namespaces(folder: Path) -> dict[str, Any]:
-    """A coordinator and two sites in network namespaces of their own, which share nothing but a bridge."""
-    names, addresses = ["osfl-c", "osfl-n", "osfl-s"], ["10.231.7.1", "10.231.7.2", "10.231.7.3"]
     try:
-        _bridge(names, addresses)
-    except (OSError, subprocess.CalledProcessError) as error:
-        _unbridge(names)
-        return {"skipped": f"this machine allows no network namespaces: {error}"[:200]}
-    clients = CLIENTS[:2]
-    plan = make_plan("fedavg", clients)
-    try:
-        named = deploy(plan, folder / "deployed", addresses[0], 8000, settings=SETTINGS)
-        net = Machines(folder / "deployed", make_sites(folder / "data", clients), 8000, dict.fromkeys(clients, 9094))
-        try:
-            net.start("link", _inside(names[0], net.coordinator / "start.sh"))
-            for name, client in zip(names[1:], clients, strict=True):
-                net.start(client, _inside(name, net.folder / "sites" / client / "start.sh", net.data / f"{client}.npz"))
-            net.start("run", _inside(names[0], net.coordinator / "run.sh"))
-            net.wait_for("the release everywhere", (net.round(named.round) / "everyone-has-it").exists, 600)
-        finally:
-            net.stop()
-        round = net.round(named.round)
-        return {"hosts": 3, "finished": 1, "delivered": len(Inbox(round / "inbox", standing_desk(round)).uploads())}
-    finally:
-        _unbridge(names)
-
-
-def _inside(name: str, *command: Path) -> list[str]:
-    return ["ip", "netns", "exec", name, *map(str, command)]
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-def _bridge(names: list[str], addresses: list[str]) -> None:
-    _ip("link", "add", "osfl-br", "type", "bridge")
-    _ip("link", "set", "osfl-br", "up")
-    for name, address in zip(names, addresses, strict=True):
-        _ip("netns", "add", name)
-        _ip("link", "add", f"{name}-b", "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("link", "set", f"{name}-b", "master", "osfl-br", "up")
-        _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            _ip("-n", name, "link", "set", device, "up")
-
-
-def _unbridge(names: list[str]) -> None:
-    for words in (*(["netns", "del", name] for name in names), ["link", "del", "osfl-br"]):
-        with contextlib.suppress(OSError):
-            subprocess.run(["ip", *words], capture_output=True)
+        return round_between_hosts(folder)
+    except NotAllowed as no:
+        return {"skipped": str(no)}
 
 
 def _quietly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def _fixed_bytes(field: Field) -> int:
 def what_would_fit(size: int, room: int) -> str:
     """Advice in numbers for a bundle that is too large."""
     half = math.ceil(size / 2)
-    halved = f"As float16 it would have about {half:,} bytes, which {'fits' if half <= room else 'does not fit either'}."
+    fits = "fits" if half <= room else "does not fit either"
+    halved = f'As float16 (FOL: wire = "float16" in the plan) it would have about {half:,} bytes, which {fits}.'
     return f"{halved} Pruned or with a smaller architecture it must keep at most {room / size:.0%} of its weights."
 
 

@@ -51,11 +51,12 @@ class Simulation:
     evaluate_on: Literal["test", "val"] = "test"  # val: for choosing settings without touching the test set
     limits: Limits = field(default_factory=Limits)  # no word for these: only a plan says others
     plan: str = ""  # the file that this was read from
-    topology: Topology | None = None  # who meets whom; a contact schedule has no word, it is in a plan
+    topology: Topology | None = None  # who meets whom
+    contacts: str = ""  # the file that its schedule was read from
 
     def command(self, out: str) -> str:
         """The words that repeat this run."""
-        if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts)):
+        if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts and not self.contacts)):
             return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
         words = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
         words += ["--clients", str(self.clients)] if self.clients is not None else []
@@ -63,7 +64,7 @@ class Simulation:
         for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
             words += [name, str(value)] if value is not None else []
         words += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
-        words += topology_words(self.topology) if self.topology else []
+        words += ["--contacts", self.contacts] if self.contacts else topology_words(self.topology) if self.topology else []
         for key, value in self.changes.items():
             words += ["--set", f"{key}={value}"]
         return shlex.join([*words, "--out", out])
@@ -164,7 +165,8 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
         meets, extra = _meeting(simulation.topology, extra) if issubclass(load(name), Relaying) else (None, extra)
         mine = {key: value for key, value in simulation.changes.items() if key in fields}
         taken |= mine.keys()
-        variants.append(replace(simulation, method=name, changes={**mine, **extra}, topology=meets))
+        contacts = simulation.contacts if meets else ""
+        variants.append(replace(simulation, method=name, changes={**mine, **extra}, topology=meets, contacts=contacts))
     known = sorted({field for label in methods for field in load(label.partition("@")[0]).Settings.__dataclass_fields__})
     unknown = [key for key in simulation.changes if key not in taken]
     if unknown:

@@ -86,6 +86,16 @@ def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     assert "at most 6,000 bytes" in refused.err and not Path("usb").exists()
 
 
+def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
+    Path("passes.csv").write_text("a,b,start,seconds,bytes_per_second\n"
+                                  "client-01,client-02,2026-12-24T18:00:00Z,60,100000\n")  # fmt: skip
+    words = "--dataset digits --clients 3 --samples 120 --smoke --contacts passes.csv --out here --format json"
+    said = osfl(f"run --method fol {words}").json
+    assert said["command"].endswith("--contacts passes.csv --out here") and said["topology"]["topology"] == "contacts"
+    both = osfl(f"compare --methods local_only,fol {words.replace('here', 'both')}").json
+    assert "--contacts passes.csv" in both["command"]
+
+
 @pytest.mark.parametrize(("words", "said"), [
     ("run --method fedavg --smoke --topology ring", "fedavg needs a server"),
     ("run --method fol --smoke --topology star", "expected mesh, ring or random:K"),

@@ -59,17 +59,23 @@ class Machines:
     port: int
     node_ports: dict[str, int]
     inner: int = 0  # the SuperLink's own port
-    again: int = 3  # seconds until scripts start something once more
+    again: int = 2  # seconds until scripts start something once more
+    heartbeat: int = 15  # Flower's, in seconds; see hasty/
     groups: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def coordinator(self) -> Path:
         return self.folder / "coordinator"
 
+    def home(self, client: str) -> Path:
+        """The folder of a site, or the coordinator's."""
+        return self.folder / "sites" / client if client else self.coordinator
+
     def _environment(self, **more: str) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(self.folder / "flwr")}
         quiet |= {"OSFL_INNER": str(self.inner)} if self.inner else {}
+        quiet |= {"PYTHONPATH": str(Path(__file__).parent / "hasty"), "OSFL_HEARTBEAT": str(self.heartbeat)}
         return {**os.environ, "PATH": path, "OSFL_AGAIN": str(self.again), **quiet, **more}
 
     def start(self, name: str, command: Sequence[str | Path], **environment: str) -> subprocess.Popen[bytes]:
@@ -90,6 +96,11 @@ class Machines:
     def run(self, round: str) -> subprocess.Popen[bytes]:
         return self.start("run", [self.coordinator / "run.sh", round])
 
+    def wait_registered(self) -> None:
+        """Until the SuperLink knows all nodes; one that is started earlier is refused, and tries again."""
+        nodes, marks = len(list((self.coordinator / "nodes").glob("*.pub"))), self.coordinator / "link"
+        self.wait_for("registered nodes", lambda: len(list(marks.glob("registered-*"))) == nodes, 240)
+
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
@@ -108,8 +119,7 @@ class Machines:
 
     def kill(self, program: str, client: str = "") -> int:
         """kill -9 the processes of this program (of one site, or the coordinator's); how many there were."""
-        home = self.folder / "sites" / client if client else self.coordinator
-        found = list(_processes(program, home))
+        found = processes(program, self.home(client))
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -127,16 +137,17 @@ class Machines:
             process.wait()
 
 
-def _processes(program: str, home: Path) -> Iterator[int]:
-    """Processes of ours by what they run and by the FLWR_HOME they were given."""
-    wanted = f"FLWR_HOME={home / 'flwr'}".encode()
+def processes(program: str, home: Path) -> list[int]:
+    """Processes of ours by what they run (anything, if that is "") and by the FLWR_HOME they were given."""
+    wanted, found = f"FLWR_HOME={home / 'flwr'}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes().split(b"\0")
                 names = {Path(os.fsdecode(word)).name for word in command[:2]}
-                if program in names and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
+                if program in {"", *names} and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
 
 
 @contextlib.contextmanager

@@ -25,11 +25,13 @@ from osfl.wire.atomic import append_line
 from osfl.wire.bundle import RawTensor, pack
 from osfl.wire.gate import Desk
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
+from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
 from tests.faults.kills import CONTEXT
 from tests.faults.story import _KEYS, CLIENTS, DESK, upload
 
 RELEASE = bytes(range(256)) * 40
+SERVER = SigningKey.from_seed(b"server".ljust(32))
 QUICK = Manner(chunk=1000, window=3, wait=3000.0, linger=3000.0, again=20.0, poll=1.0)
 
 
@@ -124,6 +126,7 @@ class Story:
     receipts: dict[str, str] = field(default_factory=dict)  # client -> digest that the site was told
     step: Callable[[], None] = lambda: None
     keys: Mapping[str, SigningKey] = field(default_factory=lambda: _KEYS)
+    server: SigningKey | None = None  # with it uploads travel sealed, as over Flower
 
     @property
     def desk(self) -> Desk:
@@ -151,7 +154,7 @@ class Story:
             assert release.read_bytes() == RELEASE
             return release
 
-        answers = Answers(client, self.keys[client], work, make, take)
+        answers = Answers(client, self.keys[client], work, make, take, self.server.public_hex if self.server else "")
         return answers
 
     def answer(self, client: str) -> Callable[[str, Words], Words]:
@@ -174,7 +177,7 @@ class Story:
 
         def receive(path: Path) -> Receipt:
             self.step()
-            receipt = self.inbox.receive(path)
+            receipt = self.inbox.receive(self.inbox.unsealed(path, self.server))
             self.step()
             return receipt
 
@@ -192,7 +195,7 @@ class Story:
             append_line(round / JOURNAL, b"{}")
 
         return Counter(
-            round=DESK.plan, plan="{}", enrolled=self.desk.enrolled, limit=DESK.limits.upload_bytes,
+            round=DESK.plan, plan="{}", enrolled=self.desk.enrolled, limit=sealed_size(DESK.limits.upload_bytes),
             folder=round / "partial", standing=lambda client: self.inbox.path(client), receive=receive, refuse=refuse,
             ready=lambda: len(self.inbox.delivered()) == len(self.clients), serve=serve, parts=parts,
         )  # fmt: skip
@@ -214,16 +217,16 @@ def judge(story: Story) -> dict[str, int]:
         "lost": sum(standing.get(client) != digest for client, digest in story.receipts.items()),
         "missing": len(set(story.clients) - standing.keys()),
         "made_twice": sum(count > 1 for count in story.made.values()),
-        "pieces_left": len(list((story.folder / "round" / "partial").glob("*"))),
+        "pieces_left": len(list((story.folder / "round" / "partial").glob("*.part"))),
     }
 
 
 def killed_at_every_step(folder: Path, every: int = 1) -> dict[str, int]:
     """Any program of the round dies at each numbered step; the coordinator's is started again until it ends."""
-    counting, total = Story(folder / "count"), Tally[str]()
+    counting, total = Story(folder / "count", server=SERVER), Tally[str]()
     steps = _steps(counting, lambda count: None)
     for point in range(1, steps + 1, every):
-        story = Story(folder / f"kill-{point}")
+        story = Story(folder / f"kill-{point}", server=SERVER)
 
         def die(count: int, point: int = point) -> None:
             if count == point:
@@ -258,7 +261,7 @@ def bad_networks(folder: Path, count: int) -> dict[str, int]:
     """So many rounds, each over a network that does everything wrong at random."""
     total: Tally[str] = Tally()
     for seed in range(count):
-        story = Story(folder / f"bad-{seed}")
+        story = Story(folder / f"bad-{seed}", server=SERVER)
         faults = Faults(lost=0.1, repeated=0.2, late=0.2, damaged=0.1, cut=0.1, away=0.05, seed=seed)
         network = story.network(Clock(), faults)
         finished = story.tell(network=network)
@@ -271,7 +274,7 @@ def many_at_once(folder: Path, clients: int) -> dict[str, int]:
     """All sites of a large round answer in the same step."""
     names = tuple(f"hospital-{number:03d}" for number in range(clients))
     keys = {name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}
-    story = Story(folder / "many", names, keys=keys)
+    story = Story(folder / "many", names, keys=keys, server=SERVER)
     finished = story.tell(Faults(repeated=0.1, late=0.3))
     return {"sites": len(story.clients), "finished": int(finished), **judge(story)}
 
@@ -279,13 +282,13 @@ def many_at_once(folder: Path, clients: int) -> dict[str, int]:
 def really_killed(folder: Path, every: int = 1) -> dict[str, int]:
     """The same points with kill -9 of a process of its own; then a new process finishes the round."""
     total: Tally[str] = Tally()
-    steps = _steps(Story(folder / "count"), lambda count: None)
+    steps = _steps(Story(folder / "count", server=SERVER), lambda count: None)
     for point in range(1, steps + 1, every):
         place = folder / f"killed-{point}"
         child = CONTEXT.Process(target=_die_at, args=(place, point))
         child.start()
         child.join()
-        story = Story(place)
+        story = Story(place, server=SERVER)
         told = {client: json.loads(path.read_text()).get("digest") for client in story.clients
                 if (path := story.site(client).folder(DESK.plan) / "receipt.json").exists()}  # fmt: skip
         standing = {receipt.client: receipt.digest for receipt in story.inbox.uploads()}
@@ -304,4 +307,4 @@ def _die_at(place: Path, point: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        _steps(Story(place), die)
+        _steps(Story(place, server=SERVER), die)

@@ -79,6 +79,21 @@ def test_everybody_hears_the_models_of_its_neighbours_as_they_were_sent() -> Non
         assert all(same(heard[u.client].tensors, u.payload.tensors) for u in ups if u.client != client)
 
 
+def test_half_precision_halves_what_travels_and_keeps_the_contract() -> None:
+    settings = replace(SMOKE, wire="float16")
+    whole, half = uploads(SMOKE), uploads(settings)
+    field = Fol(TASK, settings).contract(SMOKE.architecture)
+    for one, other in zip(whole, half, strict=True):
+        assert {name: value.dtype for name, value in other.payload.tensors.items()} == {
+            name: torch.float16 if value.is_floating_point() else value.dtype for name, value in one.payload.tensors.items()}
+        assert {name: (f.dtype == "F16") for name, f in field.items()} == {
+            name: value.dtype == torch.float16 for name, value in other.payload.tensors.items()}
+        for name, value in one.payload.tensors.items():
+            assert torch.allclose(value.float(), other.payload.tensors[name].float(), rtol=1e-3, atol=1e-6)
+    made = personal(settings, ups=half)
+    assert all(value.dtype != torch.float16 for value in made.tensors.values())  # a site computes with 32 bits again
+
+
 def test_a_topology_decides_who_is_heard() -> None:
     ctx = context(SMOKE, CLIENTS)
     ring = replace(ctx, plan=replace(ctx.plan, topology=Topology("ring")))

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,3 +79,26 @@ def test_another_addressee_or_upload_is_sealed_anew(site: Answers, tmp_path: Pat
             os.utime(upload, ns=(later, later))
         came.write_bytes(replace(site, seal=key.public_hex).to(say.SPEAK, asked)["data"])  # type: ignore[arg-type]
         assert bytes(unseal(came, key, 100)) == said
+
+
+def test_two_programs_of_one_site_answer_at_once(site: Answers, tmp_path: Path) -> None:
+    """Flower may believe that a program is dead while it still answers: the release is whole, and the upload sealed once."""
+    spoken(site)
+    release = bytes(range(256)) * 64
+    whole = hashlib.sha256(release).hexdigest()
+    words = {"round": ROUND, "client": "north", "part": "release", "bytes": len(release), "whole": whole, "chunk": 1024}
+    sealing = replace(site, seal=SigningKey.from_seed(bytes([7]) * 32).public_hex)
+    asked = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
+
+    def both() -> tuple[object, list[object]]:
+        said = sealing.to(say.SPEAK, asked)["whole"]
+        pieces = [Chunk(at, release[at : at + 1024], hashlib.sha256(release[at : at + 1024]).hexdigest())
+                  for at in range(0, len(release), 1024)]  # fmt: skip
+        return said, [site.to(say.PUT, {**words, **say.chunk_words(piece)}).get("refused") for piece in pieces]
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [found.result() for found in [pool.submit(both) for _ in range(4)]]
+    assert len({said for said, _ in answers}) == 1 and not any(no for _, refused in answers for no in refused)
+    assert site.to(say.PUT, {**words, **say.chunk_words(Chunk(0, b"", whole))})["have"] == len(release)
+    assert (site.folder(ROUND) / "release.safetensors").read_bytes() == release
+    assert not list(site.folder(ROUND).glob("*.part"))

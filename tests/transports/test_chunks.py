@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from osfl.transports.chunks import Chunk, Damaged, Partial, Whole, announce, read_chunk
+from tests.faults.kills import CONTEXT
 
 CONTENT = bytes(range(256)) * 10  # 2560 bytes
 WHOLE = Whole(len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -66,6 +70,47 @@ def test_wrong_bytes_are_found_at_the_end_and_removed(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="do not make the file"):
         growing.complete()
     assert growing.size == 0
+
+
+def bring(tmp_path: Path, file: Path, barrier: Barrier, sender: Connection) -> None:
+    """One of several programs that receive the same file; which pieces it added itself."""
+    added = []
+    for offset in range(0, len(CONTENT), 10):
+        barrier.wait()
+        if partial(tmp_path, 10).add(read_chunk(file, offset, 10)):
+            added.append(offset)
+    sender.send(added)
+
+
+def test_of_several_writers_one_adds_a_piece(tmp_path: Path, file: Path) -> None:
+    barrier, pipes = CONTEXT.Barrier(4), [CONTEXT.Pipe(duplex=False) for _ in range(4)]
+    writers = [CONTEXT.Process(target=bring, args=(tmp_path, file, barrier, sender)) for _, sender in pipes]
+    for writer in writers:
+        writer.start()
+    added = [offset for receiver, _ in pipes for offset in receiver.recv()]
+    for writer in writers:
+        writer.join()
+    assert sorted(added) == list(range(0, len(CONTENT), 10))
+    assert partial(tmp_path, 10).complete().read_bytes() == CONTENT
+
+
+def test_nobody_cuts_what_another_is_writing(tmp_path: Path, file: Path) -> None:
+    """A second program opens the file while a piece is half written: it waits for its turn, and then the piece is there."""
+    growing, other = partial(tmp_path), partial(tmp_path)
+    growing.add(read_chunk(file, 0, 1000))
+    outcome: list[bool] = []
+    with growing.turn(), growing.path.open("ab") as half:
+        half.write(CONTENT[1000:1700])
+        half.flush()
+        assert partial(tmp_path).size == 1000 and growing.path.stat().st_size == 1700
+        late = Thread(target=lambda: outcome.append(other.add(read_chunk(file, 1000, 1000))))
+        late.start()
+        late.join(0.2)
+        assert late.is_alive() and growing.path.stat().st_size == 1700
+        half.write(CONTENT[1700:2000])
+    late.join()
+    assert outcome == [False] and growing.add(read_chunk(file, 2000, 1000))
+    assert growing.complete().read_bytes() == CONTENT
 
 
 def test_another_announcement_is_another_file(tmp_path: Path) -> None:

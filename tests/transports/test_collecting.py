@@ -14,6 +14,8 @@ from osfl.transports import messages as say
 from osfl.transports.collecting import Collector
 from osfl.transports.messages import Words
 from osfl.wire.inbox import JOURNAL
+from osfl.wire.sealing import sealed_size
+from osfl.wire.signing import SigningKey
 from tests.faults import network as net
 from tests.faults.network import QUICK, Clock, Faults, Network, Story, judge
 from tests.faults.story import _KEYS, CLIENTS, upload
@@ -58,8 +60,9 @@ def test_all_sites_at_once(tmp_path: Path) -> None:
     assert net.many_at_once(tmp_path, 24) == {"sites": 24, "finished": 1, **CLEAN}
 
 
-def test_a_new_program_asks_only_for_what_is_missing(tmp_path: Path) -> None:
-    story = Story(tmp_path)
+@pytest.mark.parametrize("server", [None, net.SERVER], ids=["open", "sealed"])
+def test_a_new_program_asks_only_for_what_is_missing(tmp_path: Path, server: SigningKey | None) -> None:
+    story = Story(tmp_path, server=server)
     clock = Clock()
     network = story.network(clock, Faults())
     network.dead = {12}  # the third site is away for the whole first run
@@ -67,7 +70,8 @@ def test_a_new_program_asks_only_for_what_is_missing(tmp_path: Path) -> None:
     assert len(story.inbox.delivered()) == 2
     again = story.network(Clock(), Faults())
     assert story.tell(network=again) and judge(story) == CLEAN
-    pieces = -(-len(upload(CLIENTS[0])) // QUICK.chunk)
+    size = len(upload(CLIENTS[0]))
+    pieces = -(-(sealed_size(size) if server else size) // QUICK.chunk)
     assert again.tally[say.CHUNK] == pieces - 1  # of the third site only
 
 

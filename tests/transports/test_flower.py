@@ -6,7 +6,6 @@ import builtins
 import importlib.util
 import json
 import shutil
-import ssl
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from osfl.wire.agreed import read_json
 from osfl.wire.gate import verify_release
 from osfl.wire.signing import SigningKey
 from tests.faults.machines import CLIENTS, Machines, machines
+from tests.faults.misuse import misuses
 
 METHODS = ("fedavg", "fedbicross")  # one shared model; and one with a part for each site
 
@@ -66,13 +66,13 @@ def add_stranger(net: Machines) -> None:
     (folder / "node.key").write_bytes(make_node_key()[0])
 
 
-def check_door(net: Machines) -> None:
-    """Whoever reaches the open port cannot submit a run there, which would be a program at every site."""
-    import httpx
-
-    context = ssl.create_default_context(cafile=net.coordinator / "tls" / "ca.crt")
-    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run", "/docs"):
-        assert httpx.post(f"https://127.0.0.1:{net.port}{path}", verify=context, content=b"").status_code == 403
+def check_misuses(net: Machines) -> None:
+    """Whoever has no right to be there gets no identity; the one who has, does."""
+    heard = misuses(net)
+    assert heard.pop("none") == "accepted" and len(heard) >= 10
+    assert not [what for what, said in heard.items() if said == "accepted"], heard
+    certificates = ("another authority", "an expired certificate", "a self-signed certificate", "a name that is not")
+    assert all("CERTIFICATE_VERIFY_FAILED" in said for what, said in heard.items() if what.startswith(certificates)), heard
 
 
 def no_secrets(net: Machines) -> None:
@@ -83,27 +83,32 @@ def no_secrets(net: Machines) -> None:
 
 
 def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
+    """Both rounds are under way at the same time, and every kind of process dies while they are."""
     with machines(tmp_path, METHODS) as (net, plans):
-        first, second = (net.round(name_of(plan)) for plan in plans)
+        rounds = [net.round(name_of(plan)) for plan in plans]
+
+        def uploads() -> list[int]:
+            return [len(list((round / "inbox").glob("*.safetensors"))) for round in rounds]
+
         net.link()
+        net.run(rounds[0].name)
+        net.wait_registered()
+        check_misuses(net)
         for client in CLIENTS:
             net.site(client)
-        net.run(first.name)
-        net.wait_for("an upload", lambda: any((first / "inbox").glob("*.safetensors")), 400)
+        net.run(rounds[1].name)
+        net.wait_for("an upload", lambda: sum(uploads()) >= 1, 400)
         assert net.kill("flower-supernode", "north"), "a site's node dies; its script starts it again"
-        net.wait_for("two uploads", lambda: len(list((first / "inbox").glob("*.safetensors"))) >= 2, 400)
-        assert net.kill("flower-superlink"), "the SuperLink dies, and with it the run"
+        net.wait_for("three uploads", lambda: sum(uploads()) >= 3, 400)
+        assert net.kill("flower-superlink"), "the SuperLink dies, and with it the runs"
         net.link()
         add_stranger(net)
         stranger = net.site("north", name="stranger")
+        net.wait_for("another upload", lambda: sum(uploads()) >= 4, 400)
+        assert net.kill("flwr-serverapp"), "the runs' programs die; run.sh starts others"
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"), 400)
         net.stop(stranger)
-        net.wait_for("the first release everywhere", (first / "everyone-has-it").exists, 600)
-        check_door(net)
-        net.run(second.name)
-        net.wait_for("an upload", lambda: any((second / "inbox").glob("*.safetensors")), 400)
-        assert net.kill("flwr-serverapp"), "the run's program dies; run.sh starts another"
-        net.wait_for("the second release everywhere", (second / "everyone-has-it").exists, 600)
+        net.wait_for("both releases everywhere", lambda: all((round / "everyone-has-it").exists() for round in rounds), 900)
         no_secrets(net)
         net.stop()
         for plan in plans:

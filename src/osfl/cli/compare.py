@@ -50,6 +50,7 @@ def compare(
     evaluate_on: options.EvaluateOn = "test",
     topology: options.Topology = None,
     encounters: options.Encounters = 1,
+    contacts: options.Contacts = None,
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
@@ -58,7 +59,7 @@ def compare(
     """Run several methods on the same shards and show them side by side.
 
     A client model that several methods upload is trained once. A setting goes to every method that has it, and who hears whom
-    (--topology, --encounters) to every method that only passes things on.
+    (--topology, --encounters, --contacts) to every method that only passes things on.
     """
     from osfl.phases import Machine
     from osfl.run import compare as walk
@@ -70,7 +71,7 @@ def compare(
         chosen = numbers(seeds, "--seeds")
     words = Words(asked or names(methods.split(",")[0], "--methods"), dataset, clients, partition,
                   with_smoke(preset, smoke), chosen[0], changes or (), samples, image_size, channels, evaluate_on,
-                  device, topology, encounters)  # fmt: skip
+                  device, topology, encounters, contacts)  # fmt: skip
     with mistakes.noted():
         simulation = understand(words)
     mistakes.check()

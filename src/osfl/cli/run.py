@@ -58,6 +58,7 @@ def run(
     evaluate_on: options.EvaluateOn = "test",
     topology: options.Topology = None,
     encounters: options.Encounters = 1,
+    contacts: options.Contacts = None,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = 1,
@@ -77,7 +78,7 @@ def run(
     else:
         simulation = _simulation(plan, Words(
             [method] if method else [], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples,
-            image_size, channels, evaluate_on, device, topology, encounters,
+            image_size, channels, evaluate_on, device, topology, encounters, contacts,
         ))  # fmt: skip
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()

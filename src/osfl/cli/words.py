@@ -75,6 +75,7 @@ def understand(words: Words) -> Simulation:
     simulation = Simulation(
         words.methods[0] if words.methods else "", words.dataset, words.clients, words.partition, words.preset, words.seed,
         changes, words.samples, words.image_size, words.channels, words.evaluate_on, topology=topology,
+        contacts=str(words.contacts or ""),
     )  # fmt: skip
     _methods(simulation, words, mistakes)
     with mistakes.noted():

@@ -192,6 +192,7 @@ def doomed(folder: Path, uploads: Mapping[ClientId, Mapping[str, str]]) -> list[
     for client, upload in uploads.items():
         paths += inbox.glob(f".{client}.safetensors.*{TEMPORARY}")  # of writers that died
         paths += [p for p in (folder / "partial").glob("*.part") if p.name.rsplit(".", 2)[0] == client]  # half a transfer
+        paths += [folder / "partial" / f"{client}.came"]  # how a whole one came
         paths += [inbox / f"{client}.safetensors"] if not upload["after"] else []
     return [path for path in paths if path.exists()]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -39,9 +39,9 @@ from osfl.ingredients.training import (
 from osfl.ingredients.trajectories import settled
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
-from osfl.models.naming import ModelError, named
+from osfl.models.naming import ModelError, halved, halved_contract, named, widened
 from osfl.models.slimming import load_slim, slim
-from osfl.protocol import ClientId, Context, Json, Payload, Release, Shard, Upload, relayed
+from osfl.protocol import LATER, ClientId, Context, Contract, Json, Payload, Release, Shard, Upload, relayed
 
 AS_OTHERS = {"weight_decay": Training.weight_decay}  # so that the local models are those of all methods
 MEMBERS = "members/"  # where the ensemble's models are in a personal payload, beside the student's `model/`
@@ -65,6 +65,7 @@ class Settings(Training, Alignment):
     anchor: float = 1e-3  # λ ‖θ - θ_before‖²
     copies: int = 0  # so many shifted and mirrored copies of each image are shown to ensemble and student, too
     track: bool = False  # the student's BN statistics follow its batches; false: they stay as local training left them
+    wire: Literal["float32", "float16"] = field(default="float32", metadata=LATER)  # of the model that travels
     rate_steps: int = 0  # above 0: so many steps of a convex head are measured against Theorem 2's rate
 
 
@@ -127,8 +128,13 @@ class Fol(ModelUpload):
         return [*super().problems(clients), *alignment_problems(self.settings), *too_low(self.settings, least),
                 *not_positive(self.settings, "student_lr", "temperature")]  # fmt: skip
 
+    def contract(self, architecture: str) -> Contract:
+        whole = super().contract(architecture)
+        return halved_contract(whole) if self.settings.wire == "float16" else whole
+
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
-        return self._own(shard, ctx)
+        own = self._own(shard, ctx)
+        return Payload(halved(own.tensors), own.facts) if self.settings.wire == "float16" else own
 
     def _own(self, shard: Shard, ctx: Context) -> Payload:
         """θ_before: the student of the encounter before, or the local model that all methods share."""
@@ -149,7 +155,8 @@ class Fol(ModelUpload):
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         own = self._own(shard, ctx)
-        heard = members(release.for_client(shard.client))
+        parts = members(release.for_client(shard.client))
+        heard = {name: Payload(widened(part.tensors), part.facts) for name, part in parts.items()}
         if not heard:  # Q = 0 is Local
             return ctx.previous or own
         key: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,6 +53,21 @@ def contract_of(model: nn.Module, prefix: str) -> Contract:
     """Exactly the tensors that `named(model, prefix)` gives."""
     state = model.state_dict()
     return {f"{prefix}/{key}": Field(DTYPES[value.dtype], tuple(value.shape)) for key, value in state.items()}
+
+
+def halved(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The same tensors with 16 bits a number, for links where bytes count; whole numbers stay."""
+    return {name: value.half() if value.is_floating_point() else value for name, value in tensors.items()}
+
+
+def widened(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Back to 32 bits, which models compute with."""
+    return {name: value.float() if value.dtype == torch.float16 else value for name, value in tensors.items()}
+
+
+def halved_contract(contract: Contract) -> Contract:
+    """What `halved` makes of tensors of this contract."""
+    return {name: replace(field, dtype="F16") if field.dtype == "F32" else field for name, field in contract.items()}
 
 
 def _check_names(state: Tensors, given: Tensors, prefix: str) -> None:

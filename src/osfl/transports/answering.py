@@ -17,7 +17,7 @@ from osfl.protocol import ClientId
 from osfl.transports import messages as say
 from osfl.transports.chunks import Partial, Whole, announce, read_chunk
 from osfl.transports.messages import Words
-from osfl.wire.atomic import replace_atomically
+from osfl.wire.atomic import locked, replace_atomically
 from osfl.wire.names import is_digest
 from osfl.wire.sealing import seal
 from osfl.wire.signing import SigningKey
@@ -79,8 +79,9 @@ class Answers:
         kept = self.folder(round) / "upload.safetensors"
         kept = kept if kept.exists() else self.make(plan)
         sent = self._sent(round)
-        if self.seal and (not sent.exists() or sent.stat().st_mtime_ns < kept.stat().st_mtime_ns):
-            seal(kept, sent, self.seal)
+        with locked(sent.with_name(".sealed.lock")):  # two copies never have the same bytes: there must be one
+            if self.seal and (not sent.exists() or sent.stat().st_mtime_ns < kept.stat().st_mtime_ns):
+                seal(kept, sent, self.seal)
         return sent
 
     def _sent(self, round: str) -> Path:
@@ -112,14 +113,15 @@ class Answers:
             raise UsageError("the message holds no piece of a release", field="part")
         self._check_room(round, whole)
         there = self.folder(round) / f"{part}.safetensors"
-        if there.exists() and announce(there) == whole:
-            return {"part": part, "have": whole.bytes}
         partial = Partial(self.folder(round), part, whole, max(1, say.number(words, "chunk")))
-        partial.add(chunk)
-        if partial.finished:
-            partial.complete().replace(there)
-            return {"part": part, "have": whole.bytes}
-        return {"part": part, "have": partial.size}
+        with partial.turn():  # a program that Flower believes dead may still be answering the same question
+            if there.exists() and announce(there) == whole:
+                return {"part": part, "have": whole.bytes}
+            partial.add(chunk)
+            have = partial.size
+            if partial.finished:
+                partial.complete().replace(there)
+        return {"part": part, "have": have}
 
     def _check_room(self, round: str, whole: Whole) -> None:
         """Whoever operates the network may not fill this disk: a release follows an upload, and has to fit."""

@@ -1,18 +1,22 @@
 """A file in pieces: announced once, asked for piece by piece, whole or not at all.
 
 Memory is bounded by one piece, size by the disk. The receiver keeps a growing prefix of the file; a piece that is
-damaged, comes twice or comes too early is dropped and asked for again, and a crash costs at most one piece.
+damaged, comes twice or comes too early is dropped and asked for again, and a crash costs at most one piece. Programs that
+receive the same file take turns: of two that bring the same piece, one adds it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from osfl.errors import OsflError
 from osfl.protocol import Json
+from osfl.wire.atomic import locked
 from osfl.wire.names import is_digest
 
 _BLOCK = 1 << 20
@@ -65,51 +69,65 @@ def read_chunk(path: Path, offset: int, length: int) -> Chunk:
 
 
 class Partial:
-    """The part of an announced file that has arrived: `<name>.<hash>.part`, which only ever grows at its end."""
+    """The part of an announced file that has arrived: `<name>.<hash>.part`, which only ever grows by whole pieces."""
 
     def __init__(self, folder: Path, name: str, whole: Whole, chunk: int) -> None:
         self.whole, self.chunk = whole, chunk
         self.path = folder / f"{name}.{whole.sha256[:16]}.part"
+        self._lock, self._mine = folder / f".{name}.lock", False
         folder.mkdir(parents=True, exist_ok=True)
-        self._cut()
-
-    def _cut(self) -> None:
-        """A crash may have torn the last piece: go on from the last whole one. A complete file stays."""
-        size = self.size
-        if (size < self.whole.bytes and size % self.chunk) or size > self.whole.bytes:
-            os.truncate(self.path, min(size, self.whole.bytes) // self.chunk * self.chunk)
 
     @property
     def size(self) -> int:
+        """Bytes of whole pieces. More may lie there: a crash tore the last one, or somebody is writing it just now."""
         try:
-            return self.path.stat().st_size
+            found = self.path.stat().st_size
         except FileNotFoundError:
             return 0
+        return found if found == self.whole.bytes else min(found, self.whole.bytes) // self.chunk * self.chunk
 
     @property
     def finished(self) -> bool:
         return self.size == self.whole.bytes
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One writer at a time, in whatever process; what is done inside is one step for all others."""
+        if self._mine:
+            yield
+            return
+        with locked(self._lock):
+            self._mine = True
+            try:
+                yield
+            finally:
+                self._mine = False
+
     def add(self, chunk: Chunk) -> bool:
         """Append the next piece, durably; False for any other and for a damaged one."""
-        size = self.size
-        fits = chunk.offset == size and 0 < len(chunk.data) <= self.whole.bytes - size
-        if not fits or hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
+        if hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
             return False
-        with self.path.open("ab") as file:
-            file.write(chunk.data)
-            file.flush()
-            os.fsync(file.fileno())
+        with self.turn():
+            size = self.size
+            if chunk.offset != size or not 0 < len(chunk.data) <= self.whole.bytes - size:
+                return False
+            with self.path.open("ab") as file:
+                file.truncate(size)  # a piece that a crash tore
+                file.write(chunk.data)
+                file.flush()
+                os.fsync(file.fileno())
         return True
 
     def complete(self) -> Path:
         """The file, if its bytes are those that were announced; otherwise it is removed."""
-        found = announce(self.path)
-        if found != self.whole:
-            self.remove()
-            raise Damaged("the pieces do not make the file that was announced", field="sha256",
-                          expected=self.whole.sha256, got=found.sha256, fix="It is asked for again.")  # fmt: skip
+        with self.turn():
+            found = announce(self.path)
+            if found != self.whole:
+                self.remove()
+                raise Damaged("the pieces do not make the file that was announced", field="sha256",
+                              expected=self.whole.sha256, got=found.sha256, fix="It is asked for again.")  # fmt: skip
         return self.path
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        with self.turn():
+            self.path.unlink(missing_ok=True)

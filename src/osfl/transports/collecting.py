@@ -19,6 +19,7 @@ from osfl.protocol import ClientId
 from osfl.transports import messages as say
 from osfl.transports.chunks import Damaged, Partial, Whole, announce, read_chunk
 from osfl.transports.messages import Reply, Words
+from osfl.wire.atomic import replace_atomically
 from osfl.wire.inbox import Receipt
 from osfl.wire.signing import VerifyKey
 
@@ -278,7 +279,7 @@ class Collector:
         standing = self.counter.standing(line.client)
         if whole.sha256 in self.refused:
             self._forget(line)
-        elif standing.exists() and announce(standing) == whole:
+        elif standing.exists() and (self._came(line.client) == whole.sha256 or announce(standing) == whole):
             self._deliver(line, standing)
             Partial(self.counter.folder, line.client, whole, self.manner.chunk).remove()  # of a program that died here
         elif whole.bytes > self.counter.limit:
@@ -304,8 +305,15 @@ class Collector:
             self._failed(line, no.reason)
             return
         self._deliver(line, path)
+        if line.news and "digest" in line.news:
+            replace_atomically(came_as(self.counter.folder, line.client), partial.whole.sha256.encode())
         partial.remove()
         line.partial = None
+
+    def _came(self, client: ClientId) -> str:
+        """The hash of the file that a client's upload came as: a sealed one has other bytes than what stands in the inbox."""
+        path = came_as(self.counter.folder, client)
+        return path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
 
     def _deliver(self, line: Line, path: Path) -> None:
         """Through the gate; the receipt is written for a file that is in the inbox, and only then."""
@@ -349,6 +357,10 @@ class Collector:
         line.took = True
         self.took.add(line.client)
         self.tell(f"{line.client}: has the release and made its model of it")
+
+
+def came_as(folder: Path, client: ClientId) -> Path:
+    return folder / f"{client}.came"
 
 
 def _mark(files: Mapping[str, Path] | None) -> tuple[int, ...]:

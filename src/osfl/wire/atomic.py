@@ -97,6 +97,20 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """One at a time, whoever comes later waits. The kernel frees the lock of a process that dies; a mere O_EXCL file would
+    stay forever."""
+    import fcntl  # absent on Windows, where hard links exist
+
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def _temporary(path: Path, pieces: Iterable[bytes | memoryview], mode: int) -> Iterator[Path]:
     """A synced file beside `path`, gone afterwards unless it was renamed."""
     temporary = _temporary_name(path)
@@ -134,21 +148,8 @@ def _publish(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    with _locked(path.parent):
+    with locked(path.parent / ".lock"):
         if path.exists():
             return False
         temporary.rename(path)
         return True
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Alone in this folder. The kernel frees the lock of a process that dies; a mere O_EXCL file would stay forever."""
-    import fcntl  # absent on Windows, where hard links exist
-
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

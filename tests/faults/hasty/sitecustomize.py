@@ -1,0 +1,30 @@
+"""Flower in a hurry. Every Python that has this folder in PYTHONPATH reads it first.
+
+A process that died is missed after two heartbeats: a minute as Flower comes. OSFL_HEARTBEAT says how many seconds one takes
+here (10, the least that Flower allows, or more). Nothing else is changed: what is noticed is the same, only sooner.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+
+
+class _Hasty(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "flwr.common.constant":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module):
+                run(module)
+                module.HEARTBEAT_DEFAULT_INTERVAL = int(os.environ["OSFL_HEARTBEAT"])
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+if "OSFL_HEARTBEAT" in os.environ:
+    sys.meta_path.insert(0, _Hasty())
