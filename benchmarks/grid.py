@@ -64,7 +64,8 @@ ALWAYS = (
 )  # fmt: skip
 WHERE_THERE = (  # kept in a record only for the methods that have them
     "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "costs.flops_per_sample",
-    "tokens.overall.mmd", "tokens.overall.mmd_floor", *(metric for metric in ALL if metric.startswith("reconstruction.")),
+    "costs.inference_bytes", "tokens.overall.mmd", "tokens.overall.mmd_floor",
+    *(metric for metric in ALL if metric.startswith("reconstruction.")),
 )  # fmt: skip
 
 

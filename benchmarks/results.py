@@ -36,6 +36,7 @@ EXTRA: Mapping[str, tuple[str, float, str]] = {  # shown in the cells that have 
     "scores.clients.own.median": ("median client", 100, ".1f"),
     "gains.mean": ("gain over local", 100, "+.1f"),
     "gains.share": ("clients that gain", 100, ".0f"),
+    "costs.inference_bytes": ("to answer together, MB", 1e-6, ".2f"),
 }
 
 
@@ -80,6 +81,7 @@ def speeds() -> list[str]:
         record = json.loads(path.read_text(encoding="utf-8"))
         for name, figures, key in _ratios(record.get("figures", {}), path.stem):
             aim, share = figures.get(key.replace("speedup", "aim")), figures.get("share_of_peak")
+            share = share.get(key.removesuffix("_speedup")) if isinstance(share, dict) else share
             lines.append(f"| {name} | {figures[key]:.2f} | {_spelled(aim, 1, '.2f')} | {_spelled(share, 100, '.0f')} "
                          f"| {record['date']} |")  # fmt: skip
     return [*lines, ""]

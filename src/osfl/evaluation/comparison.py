@@ -18,8 +18,8 @@ METRICS = (
     "scores.global.ece", "scores.global.nll", "scores.clients.own.mean", "scores.clients.own.std",
     "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "gains.everyone",
     "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
-    "costs.download_bytes", "costs.messages_per_client", "costs.client_seconds", "costs.server_seconds",
-    "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",
+    "costs.download_bytes", "costs.inference_bytes", "costs.messages_per_client", "costs.client_seconds",
+    "costs.server_seconds", "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",
     "generators.overall.frechet", "generators.overall.kernel", "generators.bound.error", "generators.bound.value",
     "tokens.overall.mmd", "tokens.overall.mmd_floor",
     *(f"reconstruction.attackers.{has}.{source}.{score}" for has in ("similar images", "the training images")

@@ -36,6 +36,7 @@ COLUMNS = (
     Column("tokens.overall.mmd", "MMD", lambda value: decimal(value, 4)),  # no best: methods may have other features
     Column("costs.upload_bytes", "Up", size, min, sent_only=True),
     Column("costs.download_bytes", "Down", size, min, sent_only=True),
+    Column("costs.inference_bytes", "To answer", size),  # what experts exchange after the round
     Column("costs.messages_per_client", "Messages", count),
     Column("costs.client_seconds", "Client time", seconds, min),
     Column("costs.server_seconds", "Server time", seconds),
