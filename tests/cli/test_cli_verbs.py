@@ -110,6 +110,16 @@ def test_variants_are_rows_of_their_own(osfl) -> None:
     assert "ensemble (combine=probabilities)" in page.read_text()
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_table_keeps_the_columns_that_fit_whole(osfl, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = osfl("compare --methods ensemble@combine=probabilities,local_only --smoke --samples 150 --seeds 0,1 --out runs/w")
+    lines = said.out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line for line in lines if "Accuracy" in line and "Own mean" in line and "Up" in line]
+    assert ("Msgs" in said.out) == (width == 100)
+
+
 def test_report_draws_again_and_compares(osfl) -> None:
     osfl(COMPARE)
     page = Path("runs/c/fedavg/seed0/report/index.html")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
     from osfl.result import Result
 
-# The columns that fit 80 characters; the report has them all.
-_SHOWN = ("scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
-          "costs.upload_bytes", "costs.download_bytes", "costs.messages_per_client")  # fmt: skip
+# The columns of a terminal, those that stay longest first: how many fit depends on its width. The report has them all.
+_SHOWN = ("scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes", "costs.download_bytes",
+          "scores.clients.own.worst", "scores.global.auroc", "costs.messages_per_client")  # fmt: skip
+
+_NAMES = 20  # characters of a method's name before it is folded
 
 
 def show_run(result: Result, out: Path, *, finished_before: bool = False) -> None:
@@ -73,7 +75,7 @@ def _encounters(result: Result) -> list[tuple[str, str, str]]:
     return rows
 
 
-def comparison_table(comparison: Mapping[str, Any]) -> Table:
+def comparison_table(comparison: Mapping[str, Any], metrics: Sequence[str] = _SHOWN) -> Table:
     """Methods as rows; the best of a column is green (training in one place does not compete)."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -81,13 +83,12 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
     from osfl.reports.columns import shown_columns, table_rows
 
     columns = shown_columns(comparison["methods"])
-    shown = [index for index, column in enumerate(columns) if column.metric in _SHOWN]
+    shown = [index for index, column in enumerate(columns) if column.metric in metrics]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    widest = max(map(len, comparison["methods"]), default=0)
-    table.add_column("Method", overflow="fold", min_width=min(20, widest))
+    table.add_column("Method", overflow="fold", min_width=min(_NAMES, max(map(len, comparison["methods"]))))
     for index in shown:
-        title = columns[index].title
-        table.add_column(title.replace("Messages", "Msgs"), justify="right", no_wrap=title != "Worst client")
+        title = columns[index].title.replace("Messages", "Msgs").replace("Worst client", "Worst\nclient")
+        table.add_column(title, justify="right", no_wrap=True)
     for row in table_rows(comparison["methods"]):
         cells = [row.cells[index] for index in shown]
         texts = [f"{cell.text}\n{cell.spread}".strip() for cell in cells]
@@ -96,9 +97,21 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
     return table
 
 
+def _folded(comparison: Mapping[str, Any]) -> int:
+    """By how much the column of methods can shrink, their names folded."""
+    return max(0, max(map(len, comparison["methods"]), default=0) - _NAMES)
+
+
 def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
     seeds = len({run["seed"] for run in comparison["runs"]})
-    answers().print(comparison_table(comparison))
+    terminal = answers()
+    freely = terminal.options.update(max_width=10_000)  # else a table that is too wide says that it fits
+    table = comparison_table(comparison)
+    for count in range(len(_SHOWN) - 1, 0, -1):
+        if terminal.measure(table, options=freely).maximum - _folded(comparison) <= terminal.width:
+            break
+        table = comparison_table(comparison, _SHOWN[:count])
+    terminal.print(table)
     if seeds > 1:
         say(f"[dim]Mean ± sample standard deviation over {seeds} seeds.[/]")
     say(f"Report  {report}")
