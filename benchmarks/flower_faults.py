@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from osfl.deployment import deploy
+from osfl.flower_app import DONE
 from osfl.protocol import Field, Plan
 from osfl.run import walk
 from osfl.simulation import rehearsal
+from osfl.transports.messages import Words
 from osfl.wire.agreed import read_json, standing_desk
 from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import verify_release
+from osfl.wire.gate import Desk, verify_release
 from osfl.wire.inbox import Inbox
 from osfl.wire.signing import SigningKey
 from tests.faults import network
@@ -108,11 +110,11 @@ def _kill(net: Machines, role: str, rng: random.Random) -> bool:
 def _moments(net: Machines, round: Path, plan: Plan, rng: random.Random, patience: float = 900.0) -> Iterator[None]:
     """Random moments of a round until it has ended: after each, the round has to go on before there is another."""
     until, last, since = time.monotonic() + patience, frozenset[tuple[str, int]](), time.monotonic()
-    while not (round / "everyone-has-it").exists() and time.monotonic() < until:
+    while not (round / DONE).exists() and time.monotonic() < until:
         now = _state(net, round, plan)
         if now != last or time.monotonic() > since + MOMENTS:
             time.sleep(rng.uniform(0.0, 3.0))
-            if not (round / "everyone-has-it").exists():
+            if not (round / DONE).exists():
                 yield
             last, since = _state(net, round, plan), time.monotonic()
         time.sleep(0.2)
@@ -161,7 +163,7 @@ def _judge(net: Machines, round: Path, plan: Plan, folder: Path) -> dict[str, in
     made = {c: path.read_text().count('"phase": "client"') for c, path in journals.items() if path.exists()}
     return {
         "rounds": 1,
-        "not_finished": int(not (round / "everyone-has-it").exists()),
+        "not_finished": int(not (round / DONE).exists()),
         "lost": sum("digest" in said and standing.get(client) != said["digest"] for client, said in told.items()),
         "missing": len(set(CLIENTS) - standing.keys()),
         "made_twice": sum(count > 1 for count in made.values()),
@@ -233,20 +235,22 @@ def disk_full(folder: Path) -> dict[str, Any]:
             shutil.copytree(kept, round, dirs_exist_ok=True)
             _everything(net)
             net.run(round.name)
-            until = time.monotonic() + 600
-            while not (round / "everyone-has-it").exists() and time.monotonic() < until:
-                said = net.log("run").count("the run ended before") + net.log("run").count("No space left")
-                net.wait_for("the end of a run", lambda said=said: (round / "everyone-has-it").exists() or  # type: ignore[misc]
-                             net.log("run").count("the run ended before") + net.log("run").count("No space left") > said, 300)  # fmt: skip
-                if not (round / "everyone-has-it").exists():
+            ended = _runs_ended(net)
+            while not (round / DONE).exists() and found["disks_full"] < 40:
+                net.wait_for("the end", lambda ended=ended: _runs_ended(net) > ended or (round / DONE).exists(), 300)  # type: ignore[misc]
+                if _runs_ended(net) > ended:
+                    ended, pages = _runs_ended(net), pages + 30
                     found["disks_full"] += 1
-                    pages += 30
                     subprocess.run(["mount", "-o", f"remount,size={pages * 4}k", round], check=True)
             found.update(_judge(net, round, plan, folder))
         finally:
             net.stop()
             subprocess.run(["umount", round], check=True)
     return dict(found)
+
+
+def _runs_ended(net: Machines) -> int:
+    return net.log("run").count("the run ended before")
 
 
 # --- large uploads ------------------------------------------------------------------------------------------------------------
@@ -267,39 +271,67 @@ def large(folder: Path, bundles: int, size: int) -> dict[str, Any]:
 def collect_measured(name: str, bundles: int, size: int) -> None:
     """In a process of its own: a first small round has imported everything before memory is counted."""
     folder = Path(name)
-    _wide(folder / "warm", 1, 1000)
+    _wide(folder / "warm", 1, 1000)()
+    collect = _wide(folder / "wide", bundles, size)
     with contextlib.suppress(OSError):  # what importing took is not what receiving takes
         Path("/proc/self/clear_refs").write_text("5")
     before = peak(os.getpid())
-    largest, kept = _wide(folder / "wide", bundles, size)
+    largest, kept = collect()
     figures = {"largest_bytes": largest, "kept": kept, "memory_over_largest": round((peak(os.getpid()) - before) / largest, 3)}
     (folder / "memory.json").write_text(json.dumps(figures))
 
 
-def _wide(folder: Path, bundles: int, size: int) -> tuple[int, int]:
-    """A round of so many sites; the bytes of the largest file that came, and how many uploads were kept."""
+def _wide(folder: Path, bundles: int, size: int) -> Callable[[], tuple[int, int]]:
+    """A round of so many sites that have made their uploads; collecting them gives the bytes of the largest, and how many."""
     names = tuple(f"hospital-{number:03d}" for number in range(bundles))
-    keys = {name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}
-    contract = {"": {"w": Field("U8", (size,))}}
-    story = WideStory(folder, names, keys=keys, server=network.SERVER)
-    story.of, story.contract = size, contract
-    assert story.tell(manner=replace(network.QUICK, chunk=16 << 20, window=2))
-    sizes = story.inbox.delivered()
-    return max(sizes.values()), len(sizes)
+    story = WideStory(folder, names, keys={name: SigningKey.from_seed(name.encode().ljust(32)) for name in names},
+                      server=network.SERVER)  # fmt: skip
+    story.size = size
+    for name in names:
+        path = story.kept(name)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(story.said(name))
+    net = story.network(network.Clock(), network.Faults())
+    present = net.nodes
+    # one after the other: a real network holds pieces on disk, this one in memory
+    net.nodes = lambda: set(sorted(present())[len(story.receipts) :][:1]) or present()  # type: ignore[method-assign]
+
+    def collect() -> tuple[int, int]:
+        assert story.tell(network=net, manner=replace(network.QUICK, chunk=16 << 20, window=2))
+        sizes = story.inbox.delivered()
+        return max(sizes.values()), len(sizes)
+
+    return collect
 
 
 class WideStory(network.Story):
-    """Uploads of one large tensor; a site's own copy is deleted when it has the receipt, for the sake of the disk."""
+    """Uploads of one tensor of `size` bytes; what a site has sent is deleted there, for the sake of the disk."""
 
-    of: int = 0
-    contract: Any = None
+    size: int = 0
 
     @property
-    def desk(self) -> Any:
-        return replace(super().desk, contracts=self.contract)
+    def desk(self) -> Desk:
+        return replace(super().desk, contracts={"": {"w": Field("U8", (self.size,))}})
+
+    def kept(self, client: str) -> Path:
+        return self.site(client).folder(network.DESK.plan) / "upload.safetensors"
 
     def said(self, client: str) -> bytes:
-        return pack("upload", client, network.DESK.plan, {"w": RawTensor("U8", (self.of,), bytes(self.of))}, {}, self.keys[client])
+        tensor = RawTensor("U8", (self.size,), bytes(self.size))
+        return pack("upload", client, network.DESK.plan, {"w": tensor}, {}, self.keys[client])
+
+    def answer(self, client: str) -> Callable[[str, Words], Words]:
+        answers = super().answer(client)
+
+        def answer(kind: str, words: Words) -> Words:
+            said = answers(kind, words)
+            if client in self.receipts:
+                self.kept(client).write_bytes(b"")
+                for sealed in self.kept(client).parent.glob("*.sealed"):
+                    sealed.unlink()
+            return said
+
+        return answer
 
 
 def large_over_flower(folder: Path, width: int = 528) -> dict[str, Any]:
@@ -309,7 +341,7 @@ def large_over_flower(folder: Path, width: int = 528) -> dict[str, Any]:
         plan = make_plan("fedavg", clients)
         plan = replace(plan, settings=replace(plan.settings, architecture=f"cnn-w{width}"))
         named = deploy(plan, net.folder, "127.0.0.1", net.port, settings={**SETTINGS, "chunk": 16 << 20})
-        round = net.round(named.round)
+        place = net.round(named.round)
         net.link()
         net.run(named.round)
         net.wait_registered()
@@ -317,12 +349,12 @@ def large_over_flower(folder: Path, width: int = 528) -> dict[str, Any]:
             net.site(client)
         with watched(net) as peaks:
             start = time.perf_counter()
-            net.wait_for("the release everywhere", (round / "everyone-has-it").exists, 1200)
+            net.wait_for("the release everywhere", (place / DONE).exists, 1200)
             seconds = time.perf_counter() - start
-        sizes = Inbox(round / "inbox", standing_desk(round)).delivered()
+        sizes = Inbox(place / "inbox", standing_desk(place)).delivered()
         pieces = -(-max(sizes.values()) // (16 << 20))
     return {"sites": len(clients), "delivered": len(sizes), "upload_bytes": max(sizes.values()), "pieces": pieces,
-            "round_seconds": round_to(seconds), "peak_mb": {name: size >> 20 for name, size in sorted(peaks.items())}}  # fmt: skip
+            "round_seconds": round(seconds, 1), "peak_mb": {name: size >> 20 for name, size in peaks.items()}}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -356,10 +388,6 @@ def peak(pid: int) -> int:
     return 0
 
 
-def round_to(seconds: float) -> float:
-    return round(seconds, 1)
-
-
 # --- TLS, node keys, hosts ----------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +399,8 @@ def refused(folder: Path) -> dict[str, Any]:
         net.wait_registered()
         heard = misuses(net)
     control = heard.pop("none")
-    return {"misuses": len(heard), "refused": sum(said != "accepted" for said in heard.values()), "control": control, "said": heard}
+    refusals = sum(said != "accepted" for said in heard.values())
+    return {"misuses": len(heard), "refused": refusals, "control": control, "said": heard}
 
 
 def namespaces(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ but computed nothing. Points are numbered: the n-th call of the operating system
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -42,7 +41,7 @@ from osfl.registry import load
 from osfl.round import agree, simulated_key
 from osfl.wire.bundle import RawTensor, pack
 from osfl.wire.signing import save_public
-from tests.faults.traps import Spring, kill, tear, trapped
+from tests.faults.traps import Spring, kill, no_room, tear, trapped
 
 CLIENTS = ("north", "south", "west")
 BUNDLES = ".safetensors"
@@ -163,14 +162,6 @@ def _full_role(role: Role, states: dict[str, Path], root: Path, points: int) -> 
         explained = code == 0 or (code == 1 and "Traceback" not in told and bool(told.strip()))
         total.update(points=1, failed=int(code != 0), unexplained=int(not explained), **_judge(role, place, expected))
     return dict(total)
-
-
-def no_room(name: str, real: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """A full disk: what is there can be read, renamed and removed; nothing can be added."""
-    creates = name == "open" and len(args) > 1 and args[1] & os.O_CREAT and not Path(args[0]).exists()
-    if name in ("mkdir", "link") or creates or (name == "write" and args[0] > 2):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return real(*args)
 
 
 def _undisturbed(role: Role, states: dict[str, Path], root: Path) -> tuple[dict[str, bytes], int]:

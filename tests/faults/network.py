@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from osfl.errors import Rejected
+from osfl.errors import OsflError, Rejected
 from osfl.transports import messages as say
 from osfl.transports.answering import Answers
 from osfl.transports.collecting import Collector, Counter, Manner
+from osfl.transports.flower import answer as answer_as_flower
 from osfl.transports.messages import Reply, Words
 from osfl.wire.atomic import append_line
 from osfl.wire.bundle import RawTensor, pack
@@ -29,6 +30,7 @@ from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
 from tests.faults.kills import CONTEXT
 from tests.faults.story import _KEYS, CLIENTS, DESK, upload
+from tests.faults.traps import no_room, trapped
 
 RELEASE = bytes(range(256)) * 40
 SERVER = SigningKey.from_seed(b"server".ljust(32))
@@ -160,7 +162,7 @@ class Story:
     def answer(self, client: str) -> Callable[[str, Words], Words]:
         def answer(kind: str, words: Words) -> Words:
             self.step()
-            said = self.site(client).to(kind, words)  # opened anew for each message, as Flower does
+            said = answer_as_flower(lambda: self.site(client), kind, words)  # opened anew for each message
             if kind == say.RECEIPT and "digest" in words:
                 self.receipts[client] = say.text(words, "digest")
             self.step()
@@ -277,6 +279,29 @@ def many_at_once(folder: Path, clients: int) -> dict[str, int]:
     story = Story(folder / "many", names, keys=keys, server=SERVER)
     finished = story.tell(Faults(repeated=0.1, late=0.3))
     return {"sites": len(story.clients), "finished": int(finished), **judge(story)}
+
+
+def full_disks(folder: Path, points: int) -> dict[str, int]:
+    """From a numbered call of the operating system on nothing that needs room succeeds, at the coordinator's and at every
+    site; then there is room again."""
+    total = Tally[str]()
+    _, calls = _without_room(Story(folder / "count", server=SERVER), 0)
+    for number in range(points):
+        story = Story(folder / f"full-{number}", server=SERVER)
+        finished, _ = _without_room(story, 1 + number * (calls - 1) // max(1, points - 1))
+        total.update(points=1, stopped=not finished, not_finished=not story.tell())
+        # What a site cannot keep it makes once more; nothing was said before.
+        total.update({key: count for key, count in judge(story).items() if key != "made_twice"})
+    return dict(total)
+
+
+def _without_room(story: Story, at: int) -> tuple[bool, int]:
+    """A run of the program on disks that are full from call `at` on: whether it came to the end, and how many calls it made."""
+    finished, manner = False, replace(QUICK, wait=100.0, linger=100.0)
+    aside = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with aside[0], aside[1], trapped(at, no_room, stays=at > 0) as trap, contextlib.suppress(OSError, OsflError):
+        finished = story.tell(manner=manner)
+    return finished, trap.count
 
 
 def really_killed(folder: Path, every: int = 1) -> dict[str, int]:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 CALLS = ("open", "write", "fsync", "close", "link", "unlink", "rename", "replace", "mkdir", "stat", "fstat")
@@ -95,3 +96,11 @@ def fail(number: int) -> Spring:
         raise OSError(number, os.strerror(number))
 
     return spring
+
+
+def no_room(name: str, real: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A full disk: what is there can be read, renamed and removed; nothing can be added."""
+    creates = name == "open" and len(args) > 1 and args[1] & os.O_CREAT and not Path(args[0]).exists()
+    if name in ("mkdir", "link") or creates or (name == "write" and args[0] > 2):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return real(*args)

@@ -248,6 +248,12 @@ def test_a_full_disk_ends_the_run_and_nothing_is_acknowledged(tmp_path: Path) ->
     assert story.tell() and judge(story) == CLEAN
 
 
+def test_disks_that_are_full_at_many_points(tmp_path: Path) -> None:
+    found = net.full_disks(tmp_path, 10)  # more of them in `make bench`
+    assert found["points"] == 10 and found["stopped"] >= 8
+    assert not any(found[key] for key in ("lost", "missing", "pieces_left", "not_finished")), found
+
+
 def test_a_node_that_was_away_is_asked_again(tmp_path: Path) -> None:
     """A SuperNode that is restarted forgets the question and nobody says so."""
     story = Story(tmp_path, CLIENTS[:1])

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from osfl.errors import OsflError
 from osfl.protocol import Json
-from osfl.wire.atomic import locked
+from osfl.wire.atomic import append_after, locked
 from osfl.wire.names import is_digest
 
 _BLOCK = 1 << 20
@@ -111,11 +110,7 @@ class Partial:
             size = self.size
             if chunk.offset != size or not 0 < len(chunk.data) <= self.whole.bytes - size:
                 return False
-            with self.path.open("ab") as file:
-                file.truncate(size)  # a piece that a crash tore
-                file.write(chunk.data)
-                file.flush()
-                os.fsync(file.fileno())
+            append_after(self.path, size, chunk.data)
         return True
 
     def complete(self) -> Path:

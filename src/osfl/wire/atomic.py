@@ -51,6 +51,18 @@ def append_line(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
+def append_after(path: Path, size: int, data: bytes | memoryview) -> None:
+    """Put `data` behind the first `size` bytes, durably; what a crash left behind them is cut off."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.ftruncate(descriptor, size)
+        os.lseek(descriptor, size, os.SEEK_SET)
+        _write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def supports_hard_links(folder: Path) -> bool:
     """Whether exactly-once rests on the file system (True) or on a lock file (False)."""
     first = _temporary_name(folder / "probe")
