@@ -70,6 +70,14 @@ def test_one_member_is_itself(mode: str) -> None:
     torch.testing.assert_close(alone(x).softmax(-1), model(x).softmax(-1))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_operations_are_counted_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osfl.models.flops._known", {})  # an ensemble in another mode has the same operations
+    counts = torch.tensor([[10, 0, 0], [5, 20, 0]])  # nobody has the last class
+    ensemble = Ensemble(members("cnn-w4", "cnn-w8"), mode, weights_for(mode, counts))
+    assert forward_flops(ensemble, TASK.image) == sum(forward_flops(member, TASK.image) for member in ensemble.members)
+
+
 def test_modes_propagate_to_members() -> None:
     ensemble = Ensemble(members("cnn-w4", "resnet18-w4"))
     assert not any(module.training for module in ensemble.eval().modules())

@@ -50,6 +50,7 @@ class Ensemble(nn.Module):
     """
 
     weights: torch.Tensor
+    voted: torch.Tensor | None
 
     def __init__(self, members: Sequence[nn.Module], mode: str = "logits", weights: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -57,22 +58,25 @@ class Ensemble(nn.Module):
         self.mode = mode
         self.members = nn.ModuleList(members)  # a plain list would escape eval(), to() and modules()
         self.register_buffer("weights", _shares(mode, weights, len(members)))
+        # known beforehand, not asked of the weights in each pass: operations are counted without any values
+        self.register_buffer("voted", _voted(self.weights), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _combine(torch.stack([member(x) for member in self.members]), self.mode, self.weights)
+        return _combine(torch.stack([member(x) for member in self.members]), self.mode, self.weights, self.voted)
 
 
 def combine(logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None) -> torch.Tensor:
     """Members' logits (members, batch, classes) as one: mean logits or log-probabilities, (batch, classes), finite."""
     check_mode(mode)
-    return _combine(logits, mode, _shares(mode, weights, len(logits)))
+    shares = _shares(mode, weights, len(logits))
+    return _combine(logits, mode, shares, _voted(shares))
 
 
-def _combine(logits: torch.Tensor, mode: str, shares: torch.Tensor) -> torch.Tensor:
+def _combine(logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
     shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
     if mode == "logits":
         return (shares * logits).sum(0)
-    return _mix(logits.log_softmax(-1), shares)
+    return _mix(logits.log_softmax(-1), shares, None if voted is None else voted.to(logits.device))
 
 
 def _shares(mode: str, weights: torch.Tensor | None, members: int) -> torch.Tensor:
@@ -94,16 +98,21 @@ def _shares(mode: str, weights: torch.Tensor | None, members: int) -> torch.Tens
     return (weights / total.where(total > 0, 1.0)).to(torch.float32)
 
 
-def _mix(log_p: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def _voted(shares: torch.Tensor) -> torch.Tensor | None:
+    """The classes that some member may vote for, or None where that is all of them."""
+    votes = (shares > 0).any(0)
+    return None if bool(votes.all()) else votes.nonzero().flatten()
+
+
+def _mix(log_p: torch.Tensor, shares: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
     """log of the weighted mean of probabilities, renormalized per sample over the classes that anyone has seen."""
-    seen = (shares > 0).any(0).flatten().expand(log_p.shape[-1])
-    votes = (log_p + shares.log())[..., seen]  # a member without a vote adds exp(-inf) = 0
-    mixed = votes.logsumexp(0).log_softmax(-1)
-    if bool(seen.all()):
-        return mixed
+    votes = log_p + shares.log()  # a member without a vote adds exp(-inf) = 0
+    if voted is None:
+        return votes.logsumexp(0).log_softmax(-1)
+    mixed = votes.index_select(-1, voted).logsumexp(0).log_softmax(-1)
     # below every class that has votes, so that an unseen class is never predicted
     floor = mixed.detach().amin(-1, keepdim=True).clamp(max=0.0) + _FLOOR
-    return floor.repeat(1, log_p.shape[-1]).index_copy(1, seen.nonzero().flatten(), mixed)
+    return floor.repeat(1, log_p.shape[-1]).index_copy(1, voted, mixed)
 
 
 # --- asking frozen members quickly ---------------------------------------------------------------------------------
