@@ -335,13 +335,17 @@ def test_left_over_files_are_found(rounds: Any, tmp_path: Path) -> None:
     assert failed(folder) == []
 
 
-def test_half_a_transfer_at_the_desk_goes_too(rounds: Any, tmp_path: Path) -> None:
+def test_half_a_transfer_goes_too(rounds: Any, tmp_path: Path) -> None:
+    """At the desk, and over a network; what is remembered of whole ones is whose it is."""
     folder = rounds("ensemble", tmp_path / "round")
-    half = folder / ".desk" / "incoming-0123.part"
-    half.parent.mkdir()
-    half.write_bytes((folder / "inbox/client-02.safetensors").read_bytes()[:-1000])
+    names = (".desk/incoming-0123.part", "partial/client-02.0123456789abcdef.part", "partial/client-02.came")
+    half = (folder / "inbox/client-02.safetensors").read_bytes()[:-1000]
+    for name in (*names, "partial/client-01.came"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(half if name.endswith(".part") else b"0" * 64)
     forget(folder, clients=["client-02"], machine=ONE)
-    assert not half.exists() and failed(folder) == []
+    assert not any((folder / name).exists() for name in names) and failed(folder) == []
+    assert (folder / "partial/client-01.came").exists()
 
 
 def test_certificates_cannot_be_edited_or_lost(rounds: Any, tmp_path: Path) -> None:

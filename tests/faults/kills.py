@@ -17,7 +17,7 @@ from tests.faults.traps import Spring, kill, tear, trapped, without_links
 
 # Children are forked from a small clean process: quick to start, and free of what the test runner holds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.faults.story", "tests.faults.traps", "tests.faults.kills", "tests.faults.races"])
+CONTEXT.set_forkserver_preload([f"tests.faults.{name}" for name in ("story", "traps", "kills", "races", "network")])
 
 
 def calls_in_story(folder: Path, links: bool) -> int:

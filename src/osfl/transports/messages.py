@@ -1,4 +1,4 @@
-"""What travels between the coordinator's program and a site's: four questions, asked by the coordinator alone.
+"""What travels between the coordinator's program and a site's: five questions, asked by the coordinator alone.
 
     speak    round, plan, nonce, wanted      → client, proof; the upload's size, hash and first piece; or a refusal
     chunk    round, client, offset, length   → that piece of the upload
