@@ -24,6 +24,7 @@ from osfl.audit import audit
 from osfl.environment import describe_environment
 from osfl.evaluation.comparison import METRICS as ALL
 from osfl.evaluation.comparison import summarize
+from osfl.evaluation.gains import with_gains
 from osfl.ingredients.token_relabel import VIT_CPU
 from osfl.result import read_result, write_json
 from osfl.run import compare
@@ -181,7 +182,8 @@ def record(cell: str) -> Path | None:
     finished = [path for path in finished if (path / "results.json").exists()]
     if not finished:
         return None
-    results, labels = [read_result(path) for path in finished], [path.parent.name for path in finished]
+    results = with_gains([read_result(path) for path in finished])
+    labels = [path.parent.name for path in finished]
     summary = summarize(results, labels=labels)
     found: dict[str, Any] = {
         label: {metric: row[metric] for metric in (*ALWAYS, *WHERE_THERE) if metric in ALWAYS or row[metric]["n"]}
