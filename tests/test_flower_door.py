@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -68,3 +70,18 @@ def test_a_superlink_that_is_away_is_said_so() -> None:
         raise ConnectionError
 
     assert knock(b"/v1/fleet/pull-messages", forward=away)[0] == 503
+
+
+def test_a_door_waits_until_the_last_one_has_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as old:
+        port = old.getsockname()[1]
+        with pytest.raises(OSError):
+            asyncio.run(flower_door.listen("127.0.0.1", port, patience=0.1))
+        Timer(0.5, old.close).start()
+        with asyncio.run(flower_door.listen("127.0.0.1", port)) as new:
+            assert new.getsockname()[1] == port
+
+
+def test_a_port_that_nobody_may_have_is_not_waited_for() -> None:
+    with pytest.raises(OSError):
+        asyncio.run(asyncio.wait_for(flower_door.listen("203.0.113.1", 8000), 5))

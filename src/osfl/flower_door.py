@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import re
+import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -110,13 +113,26 @@ async def _until_alone(server: Any, parent: int) -> None:
     server.should_exit = True
 
 
+async def listen(host: str, port: int, patience: float = 30.0) -> socket.socket:
+    """A socket of our own at this port. The door of a SuperLink that has just died may need a moment to leave it."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise
+        await asyncio.sleep(0.2)
+
+
 async def serve(host: str, port: int, inner: int, tls: Path) -> None:
     import uvicorn
 
+    parent = os.getppid()
     config = uvicorn.Config(Door(to_superlink(inner, tls / "ca.crt")), host=host, port=port, log_level="warning",
                             ssl_certfile=tls / "server.pem", ssl_keyfile=str(tls / "server.key"))  # fmt: skip
     server = uvicorn.Server(config)
-    await asyncio.gather(server.serve(), _until_alone(server, os.getppid()))
+    await asyncio.gather(server.serve(sockets=[await listen(host, port)]), _until_alone(server, parent))
 
 
 def main() -> None:
