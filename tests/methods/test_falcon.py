@@ -36,6 +36,7 @@ def test_defaults_are_the_papers() -> None:
     assert (paper.regions(), paper.width(), paper.generator_epochs, paper.components) == (4, 768, 400, 20)
     assert (paper.epochs, paper.batch_size, paper.alpha, paper.temperature) == (60, 256, 0.5, 4.0)
     assert (paper.teachers, paper.init, paper.noise, paper.send) == ("uniform", "random", 0.0, "smaller")
+    assert (paper.whiten, paper.generator_patience) == (False, 0)
 
 
 def test_sequences_follow_the_clients_classes() -> None:
@@ -46,9 +47,10 @@ def test_sequences_follow_the_clients_classes() -> None:
     assert drawn.tolist() == [round(1.5 * n) for n in counts.tolist()]
 
 
-def test_the_smaller_is_sent_and_the_server_draws_the_same() -> None:
+@pytest.mark.parametrize("whiten", [False, True])
+def test_the_smaller_is_sent_and_the_server_draws_the_same(whiten: bool) -> None:
     federation = small_federation("falcon")
-    sent = {name: uploads(method(federation, send=name), federation) for name in ("sequences", "generator", "smaller")}
+    sent = {name: uploads(method(federation, send=name, whiten=whiten, generator_patience=1), federation) for name in ("sequences", "generator", "smaller")}
     sizes = {name: sum(t.numel() * t.element_size() for t in u[0].payload.tensors.values()) for name, u in sent.items()}
     assert sizes["smaller"] == min(sizes["sequences"], sizes["generator"])
     drawn, kept = (method(federation, send=how).server_phase(sent[how], ctx(federation)).shared.tensors

@@ -15,6 +15,7 @@ from osfl.meter import spend
 Covariance = Literal["total", "within"]
 Shape = Literal["diag", "spherical", "full"]
 NEVER = -1e9  # logit of a class that nobody has; finite, because an infinite number would be refused on the wire
+SMALL = 1e-4  # the least deviation that features are divided by
 FLOOR = 1e-6  # of variances: below 6e-8 a 16-bit float is zero
 
 
@@ -103,6 +104,34 @@ def summed(parts: Iterable[Statistics]) -> Statistics:
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+# --- a space in which a covariance is the identity ---------------------------------------------------------------------------
+
+
+def shrunk_covariance(off: torch.Tensor) -> torch.Tensor:
+    """Covariance of centred rows (n, d), drawn to a multiple of the identity by as much as Ledoit and Wolf (2004) compute.
+
+    The weight is b^2 / d^2: how far single samples are from their mean covariance, over how far that is from the target.
+    """
+    n, d = off.shape
+    plain = off.T @ off / n
+    target = torch.eye(d, dtype=off.dtype) * (plain.trace() / d)
+    apart = (plain - target).square().sum()
+    noise = (off.square().sum(1).square().sum() / n - plain.square().sum()) / n
+    weight = float((noise / apart).clamp(0, 1)) if float(apart) > 0 else 1.0
+    return (1 - weight) * plain + weight * target
+
+
+def whitening(off: torch.Tensor) -> torch.Tensor:
+    """M (d, d) such that centred rows times M^-1 have about the identity as covariance; float64.
+
+    M = S^1/2 diag(s): s are the deviations, S is the shrunk covariance of rows / s. The symmetric root is the one that
+    turns nothing, so each coordinate stays what it was.
+    """
+    wide = off.double()
+    scale = wide.square().mean(0).sqrt().clamp_min(SMALL)
+    return _root(shrunk_covariance(wide / scale)) * scale
 
 
 # --- mixtures --------------------------------------------------------------------------------------------------------------

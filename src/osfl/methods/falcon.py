@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from osfl.errors import TrainingError, UsageError
 from osfl.ingredients.averaging import average
+from osfl.ingredients.token_space import into_space, standard_space, white_space
 from osfl.ingredients.token_training import (
     Classifying,
     classifying_problems,
@@ -46,6 +47,8 @@ class Generating:
     heads: int = 16
     components: int = 20  # K, Gaussians at each position; fewer where a client has few images
     standardize: bool = True  # z-score each dimension with the client's own statistics, undone before upload
+    whiten: bool = False  # instead: whole sequences, from the mean of their class and with the covariance divided out
+    generator_patience: int = 0  # stop after so many epochs without gain on the client's own held-out images; 0: never
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,9 @@ class Falcon(TokenMethod):
             shape = tuple("k" if i == 0 and "weights." in name else "kd" if i == 0 and _per_component(name) else side
                           for i, side in enumerate(line.shape))  # fmt: skip
             found[name] = Field(line.dtype, shape, required=False)
-        found["statistics"] = Field("F32", (2, s.width()), required=False)  # the generator's standardization
+        length = tokens * s.width()
+        space = (len(self.task.classes) + length, length) if s.whiten else (2, s.width())
+        found["statistics"] = Field("F32", space, required=False)  # where the generator works
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
@@ -153,19 +158,26 @@ class Falcon(TokenMethod):
     def _generated(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> Payload:
         """The client's generator: least negative log-likelihood, mean over positions, AdamW."""
         s, rng, labels = self.settings, ctx.generator("generator", shard.client), shard.train.labels
-        center, scale = tokens.mean((0, 1)), tokens.std((0, 1)).nan_to_num(1.0).clamp_min(1e-4)
-        if not s.standardize:
-            center, scale = torch.zeros_like(center), torch.ones_like(scale)
-        z = (tokens - center) / scale
+        space = self._space(tokens, labels)
+        held_out = None
+        if s.generator_patience and len(shard.val):
+            held_out = into_space(self.encoded(shard.val, shard, ctx), shard.val.labels, space), shard.val.labels
+        z = into_space(tokens, labels, space)
         model = self._generator(max(1, min(s.components, len(tokens) // 10)), ctx.generator("generator start"))
         try:
             fit_generator(model, z, labels, rng, epochs=s.generator_epochs, batch_size=s.generator_batch, lr=s.generator_lr,
-                          device=ctx.device,
+                          device=ctx.device, held_out=held_out, patience=s.generator_patience,
                           progress=lambda done, total: ctx.progress(f"{shard.client} generator", done, total))  # fmt: skip
         except TrainingError as error:
             error.client = shard.client
             raise
-        return Payload({**named(model, "generator"), "statistics": torch.stack([center, scale])})
+        return Payload({**named(model, "generator"), "statistics": space})
+
+    def _space(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.settings.whiten:
+            return white_space(tokens, labels, len(self.task.classes))
+        found = standard_space(tokens)
+        return found if self.settings.standardize else torch.stack([torch.zeros_like(found[0]), torch.ones_like(found[1])])
 
     def _sequences(self, generator: Payload, client: str, counts: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
         """Drawn sequences of each class that the client has, each class with its own seed; classes it lacks get none."""
