@@ -50,10 +50,11 @@ def test_sequences_follow_the_clients_classes() -> None:
 @pytest.mark.parametrize("whiten", [False, True])
 def test_the_smaller_is_sent_and_the_server_draws_the_same(whiten: bool) -> None:
     federation = small_federation("falcon")
-    sent = {name: uploads(method(federation, send=name, whiten=whiten, generator_patience=1), federation) for name in ("sequences", "generator", "smaller")}
+    extra = {"whiten": whiten, "generator_patience": int(whiten)}
+    sent = {name: uploads(method(federation, send=name, **extra), federation) for name in ("sequences", "generator", "smaller")}
     sizes = {name: sum(t.numel() * t.element_size() for t in u[0].payload.tensors.values()) for name, u in sent.items()}
     assert sizes["smaller"] == min(sizes["sequences"], sizes["generator"])
-    drawn, kept = (method(federation, send=how).server_phase(sent[how], ctx(federation)).shared.tensors
+    drawn, kept = (method(federation, send=how, **extra).server_phase(sent[how], ctx(federation)).shared.tensors
                    for how in ("generator", "sequences"))  # fmt: skip
     assert all(torch.equal(drawn[name], kept[name]) for name in kept)
 
