@@ -59,7 +59,7 @@ def test_the_smaller_is_sent_and_the_server_draws_the_same(whiten: bool) -> None
     assert all(torch.equal(drawn[name], kept[name]) for name in kept)
 
 
-@pytest.mark.parametrize("teachers", ["uniform", "size", "class_count"])
+@pytest.mark.parametrize("teachers", ["uniform", "size", "class_count", "relative"])
 def test_the_teacher_is_a_distribution(teachers: str) -> None:
     federation = small_federation("falcon")
     one = method(federation, teachers=teachers)
@@ -70,6 +70,20 @@ def test_the_teacher_is_a_distribution(teachers: str) -> None:
     if teachers == "uniform":
         answers = [_classifier(one, upload.payload)(x).div(one.settings.temperature).softmax(-1) for upload in said]
         assert torch.allclose(found, torch.stack(answers).mean(0), atol=1e-5)
+
+
+def test_relative_to_its_usual_answer_a_client_of_one_class_says_nothing() -> None:
+    federation = small_federation("falcon")
+    one = method(federation, teachers="relative")
+    first, *others = uploads(one, federation)
+    constant = dict(first.payload.tensors)
+    constant["classifier/head.weight"] = torch.zeros_like(constant["classifier/head.weight"])
+    constant["classifier/head.bias"] = torch.arange(len(constant["classifier/head.bias"])).float() * 3
+    mute = Upload(first.client, "", Payload(constant, first.payload.facts))
+    x = torch.randn(6, 1, one.settings.width())
+    assert torch.allclose(one._teacher([mute], x, ctx(federation)), torch.tensor(1 / len(federation.plan.task.classes)))
+    alone, beside = one._teacher(others, x, ctx(federation)), one._teacher([mute, *others], x, ctx(federation))
+    assert torch.equal(alone.argmax(1), beside.argmax(1))
 
 
 def _classifier(one: Falcon, payload: Payload) -> torch.nn.Module:

@@ -59,7 +59,7 @@ class Settings(Encoding, Generating, Classifying):
     wire: Literal["float32", "float16"] = "float32"  # of the sequences
     alpha: float = 0.5  # weight of distillation; 0: cross-entropy alone
     temperature: float = 4.0  # T
-    teachers: Literal["uniform", "size", "class_count"] = "uniform"  # how the clients' classifiers are averaged
+    teachers: Literal["uniform", "size", "class_count", "relative"] = "uniform"  # how the clients' classifiers are averaged
     init: Literal["random", "average"] = "random"  # of the student; average: the mean of the clients' classifiers
     noise: float = 0.0  # deviation of noise on every token; the public code adds 1.0
     server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
@@ -237,10 +237,15 @@ class Falcon(TokenMethod):
 
     @torch.no_grad()
     def _teacher(self, uploads: Sequence[Upload], x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        """p_T of every sequence, (n, classes): the weighted mean of the clients' softened answers. Asked once."""
+        """p_T of every sequence, (n, classes): the weighted mean of the clients' softened answers. Asked once.
+
+        `relative`: each answer over what its client says on average. By Bayes' rule that takes the frequency of its classes
+        out; a client with one class, which says the same of everything, then says nothing.
+        """
+        how = self.settings.teachers
         counts = torch.tensor([upload.payload.facts["class_counts"] for upload in uploads], dtype=torch.float32)
-        weights = {"uniform": torch.ones_like(counts), "size": counts.sum(1, keepdim=True).expand_as(counts),
-                   "class_count": counts + 1e-6}[self.settings.teachers]  # fmt: skip
+        weights = {"size": counts.sum(1, keepdim=True).expand_as(counts),
+                   "class_count": counts + 1e-6}.get(how, torch.ones_like(counts))  # fmt: skip
         weights = weights / weights.sum(0)
         total = torch.zeros(len(x), len(self.task.classes))
         for upload, weight in zip(uploads, weights, strict=True):
@@ -248,7 +253,8 @@ class Falcon(TokenMethod):
             load_named(model, upload.payload.tensors, "classifier")
             model.to(ctx.device).eval()
             answers = [model(part.to(ctx.device)).cpu() for part in torch.split(x, 4096)]
-            total += weight * (torch.cat(answers) / self.settings.temperature).softmax(-1)
+            said = (torch.cat(answers) / self.settings.temperature).softmax(-1)
+            total += weight * (said / said.mean(0).clamp_min(1e-12) if how == "relative" else said)
         return total / total.sum(-1, keepdim=True)
 
     def _averaged(self, uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
