@@ -31,18 +31,17 @@ from typing import Any
 from osfl.deployment import deploy
 from osfl.flower_app import DONE
 from osfl.protocol import Field, Plan
-from osfl.run import walk
-from osfl.simulation import rehearsal
 from osfl.transports.messages import Words
-from osfl.wire.agreed import read_json, standing_desk
+from osfl.wire.agreed import standing_desk
 from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk, verify_release
+from osfl.wire.gate import Desk
 from osfl.wire.inbox import Inbox
 from osfl.wire.signing import SigningKey
 from tests.faults import network
 from tests.faults.hosts import NotAllowed, round_between_hosts
 from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan, processes
 from tests.faults.misuse import misuses
+from tests.faults.ways import by_memory, released
 
 PROGRAMS = {
     "superlink": "flower-superlink",
@@ -78,7 +77,8 @@ def run(full: bool = True, only: str = "") -> dict[str, Any]:
 
 
 def killed(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
-    """Rounds during which every role dies so often, each time at another point; scripts start it again, nothing else helps."""
+    """Rounds during which every role dies so often, each time at another point; scripts start it again, nothing else helps.
+    Something of the coordinator's and something of a site's die together."""
     found: Counter[str] = Counter({f"{role}_killed": 0 for role in PROGRAMS})
     rng = random.Random(seed)
     with machines(folder, ["fedavg"]) as (net, plans):
@@ -86,11 +86,10 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
         for round, plan in _rounds(net, plans[0]):
             net.run(round.name)
             for _ in _moments(net, round, plan, rng):
-                wanted = [role for role in PROGRAMS if found[f"{role}_killed"] < kills]
-                rng.shuffle(wanted)
-                wanted.sort(key=lambda role: found[f"{role}_killed"])
-                role = next((role for role in wanted if _kill(net, role, rng)), "")
-                found[f"{role}_killed"] += bool(role)
+                for roles in (("supernode", "clientapp"), ("superlink", "serverapp")):
+                    wanted = sorted(roles, key=lambda role: (found[f"{role}_killed"], rng.random()))
+                    died = next((role for role in wanted if found[f"{role}_killed"] < kills and _kill(net, role, rng)), None)
+                    found.update([f"{died}_killed"] if died else [])
             found.update(_judge(net, round, plan, folder))
             if min(found[f"{role}_killed"] for role in PROGRAMS) >= kills:
                 break
@@ -163,22 +162,13 @@ def _judge(net: Machines, round: Path, plan: Plan, folder: Path) -> dict[str, in
     made = {c: path.read_text().count('"phase": "client"') for c, path in journals.items() if path.exists()}
     return {
         "rounds": 1,
+        "acknowledged": sum("digest" in said for said in told.values()),
         "not_finished": int(not (round / DONE).exists()),
         "lost": sum("digest" in said and standing.get(client) != said["digest"] for client, said in told.items()),
         "missing": len(set(CLIENTS) - standing.keys()),
         "made_twice": sum(count > 1 for count in made.values()),
-        "other_release": int(_released(round, plan) != _expected(net, plan, folder / "memory")),
+        "other_release": int(released(round, plan) != by_memory(folder / "memory" / plan.digest[:16], plan, net.data)),
     }
-
-
-def _released(round: Path, plan: Plan) -> str:
-    path = round / "release.safetensors"
-    return verify_release(path, read_json(round / "enrolled.json")["server"], plan.digest).digest if path.exists() else ""
-
-
-def _expected(net: Machines, plan: Plan, folder: Path) -> str:
-    found = walk(rehearsal(plan, net.data), folder / plan.digest[:16], {"preset": "", "command": ""})
-    return str(found["release_digest"])
 
 
 def cut(folder: Path, cuts: int) -> dict[str, int]:
@@ -338,8 +328,7 @@ def large_over_flower(folder: Path, width: int = 528) -> dict[str, Any]:
     """One round of a model of 100 MB over real processes: it arrives, and what each program's memory came to (MB)."""
     clients = CLIENTS[:2]
     with machines(folder, ["fedavg"], clients) as (net, _):
-        plan = make_plan("fedavg", clients)
-        plan = replace(plan, settings=replace(plan.settings, architecture=f"cnn-w{width}"))
+        plan = make_plan("fedavg", clients, architecture=f"cnn-w{width}")
         named = deploy(plan, net.folder, "127.0.0.1", net.port, settings={**SETTINGS, "chunk": 16 << 20})
         place = net.round(named.round)
         net.link()

@@ -39,15 +39,20 @@ for site in north south west; do
     cp "$site/$site.key" "$site/node/site.key"                      # the site adds its own private key
 done
 
-step "All machines start: the SuperLink, three SuperNodes"
+step "Coordinator: the SuperLink, and the round, which ends when every site has the release"
 OSFL_INNER=$(port); export OSFL_INNER
 start coordinator/deployed/coordinator/start.sh > link.txt 2>&1
+start timeout "${OSFL_PATIENCE:-900}" coordinator/deployed/coordinator/run.sh < /dev/null > run.txt 2>&1
+round=$!
+failed() { tail -n 40 run.txt link.txt north.txt >&2; exit 1; }
+registered() { find coordinator/deployed/coordinator/link -name 'registered-*' 2> /dev/null | wc -l; }
+until [ "$(registered)" -eq 3 ]; do kill -0 "$round" 2> /dev/null || failed; sleep 0.5; done   # nodes that come earlier try again
+
+step "Sites: three SuperNodes"
 for site in north south west; do
     OSFL_NODE_PORT=$(port) start "$site/node/start.sh" "$site/images" > "$site.txt" 2>&1
 done
-
-step "Coordinator: the round, which ends when every site has the release"
-at coordinator timeout "${OSFL_PATIENCE:-900}" deployed/coordinator/run.sh < /dev/null > run.txt 2>&1 || { tail -n 40 run.txt link.txt north.txt >&2; exit 1; }
+wait "$round" || failed
 grep '^\[osfl\]' run.txt
 stop; started=
 
@@ -60,10 +65,10 @@ mkdir images
 for site in north south west; do cp -r "$site/images" "images/$site"; done
 osfl run --plan coordinator/plan.toml --sites images --out rehearsal --format json > rehearsal.json 2> rehearsal.txt
 digest() { sed -n "s/^ *\"$1\": \"\([0-9a-f]*\)\".*/\1/p"; }
-round=$(echo coordinator/deployed/coordinator/rounds/*)
-here=$(osfl show "$round" --format json | digest release)
+place=$(echo coordinator/deployed/coordinator/rounds/*)
+here=$(osfl show "$place" --format json | digest release)
 there=$(digest release_digest < rehearsal.json)
 [ -n "$here" ] && [ "$here" = "$there" ] || { echo "digests differ: $here, $there" >&2; exit 1; }
 
-bytes=$(wc -c < "$round/inbox/north.safetensors" | tr -d ' ')
+bytes=$(wc -c < "$place/inbox/north.safetensors" | tr -d ' ')
 printf '\nShown: 3 sites and a coordinator spoke over Flower with TLS and registered keys; the north sent %s bytes once, every site has a verified model, and release %.12s is bit for bit that of a simulation.\n' "$bytes" "$here"

@@ -241,7 +241,7 @@ for key in nodes/*.pub; do
         answer=$$(flwr supernode register "$$key" round 2>&1)
         case "$$answer" in
             *successfully*|*"already in use"*) touch "$$mark" ;;
-            *) echo "waiting for the SuperLink (./start.sh)" >&2; sleep 5 ;;
+            *) echo "waiting for the SuperLink (./start.sh)" >&2; sleep 2 ;;
         esac
     done
 done

@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from osfl.deployment import deploy
@@ -20,7 +20,7 @@ from osfl.registry import load
 
 CLIENTS = ("north", "south", "west")
 CLASSES = ("bright", "dark")
-SETTINGS = {"poll": 0.3, "again": 5.0, "chunk": 64 << 10, "wait": 600.0, "linger": 600.0}
+SETTINGS = {"poll": 0.3, "again": 5.0, "chunk": 20 << 10, "wait": 600.0, "linger": 600.0}
 
 
 def free_ports(count: int) -> list[int]:
@@ -45,8 +45,8 @@ def make_sites(folder: Path, clients: Sequence[str] = CLIENTS, images: int = 12)
     return folder
 
 
-def make_plan(method: str, clients: Sequence[str] = CLIENTS) -> Plan:
-    settings = resolve_settings(load(method), "smoke")
+def make_plan(method: str, clients: Sequence[str] = CLIENTS, **changed: object) -> Plan:
+    settings = replace(resolve_settings(load(method), "smoke"), **changed)  # type: ignore[type-var]
     return Plan(Task("two", CLASSES, (1, 8, 8)), method, settings, tuple(clients), seed=5)
 
 
@@ -59,7 +59,7 @@ class Machines:
     port: int
     node_ports: dict[str, int]
     inner: int = 0  # the SuperLink's own port
-    again: int = 2  # seconds until scripts start something once more
+    again: int = 4  # seconds until scripts start something once more
     heartbeat: int = 15  # Flower's, in seconds; see hasty/
     groups: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -151,12 +151,14 @@ def processes(program: str, home: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def machines(folder: Path, methods: Sequence[str], clients: Sequence[str] = CLIENTS) -> Iterator[tuple[Machines, list[Plan]]]:
-    """A deployment of rounds of these methods, nothing started yet; everything is stopped at the end."""
+def machines(
+    folder: Path, rounds: Sequence[str | Plan], clients: Sequence[str] = CLIENTS, settings: Mapping[str, float] | None = None
+) -> Iterator[tuple[Machines, list[Plan]]]:
+    """A deployment of these rounds (a plan, or a method's name), nothing started yet; everything is stopped at the end."""
     port, inner, *ports = free_ports(3 + len(clients))
-    plans = [make_plan(method, clients) for method in methods]
+    plans = [make_plan(round, clients) if isinstance(round, str) else round for round in rounds]
     for plan in plans:
-        deploy(plan, folder / "deployed", "127.0.0.1", port, settings=SETTINGS)
+        deploy(plan, folder / "deployed", "127.0.0.1", port, settings={**SETTINGS, **(settings or {})})
     node_ports = dict(zip([*clients, "stranger"], ports, strict=True))
     found = Machines(folder / "deployed", make_sites(folder / "data", clients), port, node_ports, inner)
     try:

@@ -10,47 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from osfl import coordinator, site
 from osfl.certificates import make_node_key
 from osfl.errors import UsageError
-from osfl.phases import Machine
 from osfl.protocol import Plan
-from osfl.run import walk
-from osfl.simulation import rehearsal
 from osfl.transports.flower import require_flower
-from osfl.wire.agreed import read_json
-from osfl.wire.gate import verify_release
-from osfl.wire.signing import SigningKey
-from tests.faults.machines import CLIENTS, Machines, machines
+from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan
 from tests.faults.misuse import misuses
+from tests.faults.ways import by_files, by_memory, released
 
-METHODS = ("fedavg", "fedbicross")  # one shared model; and one with a part for each site
+# one shared model, in two pieces each way; and a smaller one with a part for each site
+PLANS = (make_plan("fedavg"), make_plan("fedbicross", architecture="cnn-w4"))
 
 
 def name_of(plan: Plan) -> str:
     return f"{plan.method}-{plan.digest[:8]}"
 
 
-def released(folder: Path, plan: Plan) -> str:
-    return verify_release(folder / "release.safetensors", read_json(folder / "enrolled.json")["server"], plan.digest).digest
-
-
-def by_files(folder: Path, plan: Plan, data: Path) -> str:
-    """The same round without any network; keys are others, digests are not."""
-    keys = {name: SigningKey.generate() for name in (*CLIENTS, "server")}
-    public = {client: keys[client].public_hex for client in CLIENTS}
-    coordinator.open_new(folder, plan, public, keys["server"].public_hex)
-    for client in CLIENTS:
-        path = site.make_upload(plan, client, data / f"{client}.npz", keys[client], folder / "work", machine=Machine(1))
-        coordinator.receive(folder, path)
-    return coordinator.serve(folder, keys["server"], machine=Machine(1))
-
-
 def check_round(net: Machines, plan: Plan, tmp_path: Path) -> None:
     """The digest of the simulation and of carried files; each site trained once, has its receipt and its model."""
     found = released(net.round(name_of(plan)), plan)
-    in_memory = walk(rehearsal(plan, net.data), tmp_path / "memory" / plan.method, {"preset": "", "command": ""})
-    assert found == in_memory["release_digest"] == by_files(tmp_path / "files" / plan.method, plan, net.data)
+    assert found == by_memory(tmp_path / "memory" / plan.method, plan, net.data)
+    assert found == by_files(tmp_path / "files" / plan.method, plan, net.data)
     for client in CLIENTS:
         work = net.folder / "sites" / client / "work" / plan.digest[:16] / client
         journal = [json.loads(line)["phase"] for line in (work / "journal.jsonl").read_text().splitlines()]
@@ -84,7 +64,7 @@ def no_secrets(net: Machines) -> None:
 
 def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
     """Both rounds are under way at the same time, and every kind of process dies while they are."""
-    with machines(tmp_path, METHODS) as (net, plans):
+    with machines(tmp_path, PLANS) as (net, plans):
         rounds = [net.round(name_of(plan)) for plan in plans]
 
         def uploads() -> list[int]:
@@ -101,16 +81,19 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         assert net.kill("flower-supernode", "north"), "a site's node dies; its script starts it again"
         net.wait_for("three uploads", lambda: sum(uploads()) >= 3, 400)
         assert net.kill("flower-superlink"), "the SuperLink dies, and with it the runs"
+        begun = net.log("run").count("delivered so far")
         net.link()
         add_stranger(net)
         stranger = net.site("north", name="stranger")
-        net.wait_for("another upload", lambda: sum(uploads()) >= 4, 400)
-        assert net.kill("flwr-serverapp"), "the runs' programs die; run.sh starts others"
+        net.wait_for("another run", lambda: net.log("run").count("delivered so far") > begun, 400)
+        assert net.kill("flwr-serverapp"), "the program of a run dies; run.sh starts another"
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"), 400)
         net.stop(stranger)
         net.wait_for("both releases everywhere", lambda: all((round / "everyone-has-it").exists() for round in rounds), 900)
         no_secrets(net)
         net.stop()
+        largest = max(path.stat().st_size for path in (rounds[0] / "inbox").iterdir())
+        assert SETTINGS["chunk"] < largest <= 2 * SETTINGS["chunk"], "the larger upload came in two pieces"
         for plan in plans:
             check_round(net, plan, tmp_path)
 
