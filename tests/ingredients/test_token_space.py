@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from osfl.ingredients.gaussians import shrunk_covariance
-from osfl.ingredients.token_space import into_space, out_of_space, standard_space, white_space
+from osfl.ingredients.token_space import FEW, into_space, out_of_space, standard_space, white_space
 from osfl.ingredients.token_training import fit_generator
 from osfl.models.initial import initialize
 from osfl.models.token_models import TokenGenerator
@@ -35,12 +35,20 @@ def test_white_sequences_have_the_identity_as_covariance_and_no_class_means() ->
     assert all(float(z[labels == c].mean(0).abs().max()) < 1e-3 for c in range(3))
 
 
-def test_fewer_sequences_than_dimensions_and_a_class_of_one() -> None:
-    tokens, labels = sequences(4)
-    space = white_space(tokens, labels, 3)  # labels 0 1 2 0
-    assert torch.allclose(out_of_space(into_space(tokens, labels, space), labels, space), tokens, atol=1e-3)
-    alone = white_space(tokens[:1], labels[:1], 3)
-    assert bool(alone.isfinite().all()) and torch.allclose(out_of_space(torch.zeros(1, 2, 4), labels[:1], alone), tokens[:1])
+def test_fewer_sequences_than_dimensions() -> None:
+    tokens, labels = sequences(FEW + 3)
+    wide = torch.cat([tokens, tokens.square(), tokens.abs()], 2)  # 24 numbers each, and 13 sequences
+    space = white_space(wide, labels, 3)
+    assert torch.allclose(out_of_space(into_space(wide, labels, space), labels, space), wide, atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 2, FEW])
+def test_of_too_few_sequences_none_is_repeated(n: int) -> None:
+    tokens, labels = sequences(n)
+    space = white_space(tokens, labels, 3)
+    z = torch.randn(n, 2, 4, generator=torch.Generator().manual_seed(3))
+    assert torch.allclose(out_of_space(z, labels, space), out_of_space(z, labels, standard_space(tokens)), atol=1e-5)
+    assert float((out_of_space(z, labels, space) - tokens).abs().mean()) > 0.1
 
 
 def test_shrinkage_is_that_of_ledoit_and_wolf() -> None:

@@ -120,6 +120,7 @@ def test_the_average_of_classifiers_sends_no_sequences() -> None:
 def test_wrong_settings_are_named() -> None:
     task = Task("t", ("a", "b"), (1, 8, 8))
     for changes, word in (({"alpha": 2.0}, "'alpha'"), ({"heads": 3}, "'heads'"), ({"lr": 0.0}, "'lr'"),
-                          ({"dropout": 1.0}, "'dropout'"), ({"generator_batch": 1}, "'generator_batch'")):  # fmt: skip
+                          ({"dropout": 1.0}, "'dropout'"), ({"generator_batch": 1}, "'generator_batch'"),
+                          ({"generator_patience": -1}, "'generator_patience'")):  # fmt: skip
         found = Falcon(task, resolve_settings(Falcon, "smoke", changes)).problems(3)
         assert any(word in line for line in found), (changes, found)

@@ -10,6 +10,8 @@ import torch
 
 from osfl.ingredients.gaussians import SMALL, whitening
 
+FEW = 10  # sequences beyond one of each class, under which nothing is whitened
+
 
 def standard_space(tokens: torch.Tensor) -> torch.Tensor:
     """Every dimension of the tokens (n, 1 + L, d) has mean 0 and variance 1, whatever its position."""
@@ -20,9 +22,13 @@ def white_space(tokens: torch.Tensor, labels: torch.Tensor, classes: int) -> tor
     """Every class has mean 0, and a sequence about the identity as covariance, over all positions together.
 
     There a Gaussian with independent coordinates already says what a full covariance does, and a generator has only to learn
-    what differs from that. A class that the client lacks has the mean 0; nothing is drawn of it.
+    what differs from that. A class that the client lacks has the mean 0; nothing is drawn of it. Of too few sequences no
+    covariance can be told, and what is drawn would be those very sequences: then the same as the standard space, written so.
     """
     rows = tokens.flatten(1)
+    if len(rows) - len(set(labels.tolist())) < FEW:
+        center, scale = standard_space(tokens).repeat(1, tokens.shape[1])
+        return torch.cat([center.expand(classes, -1), scale.diag()])
     means = torch.stack([rows[labels == c].mean(0) for c in range(classes)]).nan_to_num(0.0)
     return torch.cat([means, whitening(rows - means[labels]).float()])
 

@@ -71,7 +71,8 @@ class Falcon(TokenMethod):
         "paper": {},
         "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112,
                 "generator_epochs": 60, "generator_batch": 64, "generator_lr": 1e-3, "generator_width": 128, "depth": 2,
-                "heads": 4, "components": 5, "hidden": 320, "wire": "float16", "teachers": "class_count"},
+                "heads": 4, "components": 5, "whiten": True, "generator_patience": 3, "hidden": 320, "wire": "float16",
+                "teachers": "relative", "alpha": 0.2},
         "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "generator_epochs": 2,
                   "generator_batch": 32, "generator_lr": 1e-3, "generator_width": 16, "depth": 1, "heads": 2,
                   "components": 2, "epochs": 3, "batch_size": 32, "hidden": 32},
@@ -90,6 +91,7 @@ class Falcon(TokenMethod):
         found = [f"setting {k!r}: expected at least 1, got {getattr(s, k)}" for k in low if getattr(s, k) < 1]
         found += [f"setting {k!r}: expected a positive number, got {getattr(s, k)}" for k in positive if not getattr(s, k) > 0]
         found += [f"setting 'generator_batch': expected at least 2, got {s.generator_batch}"] * (s.generator_batch < 2)
+        found += [f"setting 'generator_patience': expected at least 0, got {s.generator_patience}"] * (s.generator_patience < 0)
         found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
         found += classifying_problems(s)
         before = [*super().problems(clients), *found]
