@@ -42,7 +42,7 @@ class FedPFT(TokenMethod):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "tokens": "concat",
-                "components": 5, "tolerance": 1e-3, "iterations": 200, "standardize": True},
+                "tolerance": 1e-3, "iterations": 200, "standardize": True},
         "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "components": 2, "tolerance": 1e-3,
                   "iterations": 20, "epochs": 3, "standardize": True},
     }  # fmt: skip
