@@ -9,7 +9,7 @@ classifier on all sequences with (1 - alpha) CE + alpha T^2 KL(mean of the clien
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -31,7 +31,7 @@ from osfl.ingredients.tokens import Encoding, OnTokens, TokenMethod, same_encode
 from osfl.models.initial import initialize
 from osfl.models.naming import contract_of, load_named, named
 from osfl.models.token_models import AttentionPool, TokenGenerator
-from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
+from osfl.protocol import LATER, Context, Contract, Field, Payload, Release, Shard, Upload
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Generating:
     heads: int = 16
     components: int = 20  # K, Gaussians at each position; fewer where a client has few images
     standardize: bool = True  # z-score each dimension with the client's own statistics, undone before upload
-    whiten: bool = False  # instead: whole sequences, from the mean of their class and with the covariance divided out
-    generator_patience: int = 0  # stop after so many epochs without gain on the client's own held-out images; 0: never
+    whiten: bool = field(default=False, metadata=LATER)  # instead: less the mean of their class, covariance divided out
+    generator_patience: int = field(default=0, metadata=LATER)  # epochs without gain on own held-out images; 0: train all
 
 
 @dataclass(frozen=True)
