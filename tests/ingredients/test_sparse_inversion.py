@@ -14,6 +14,7 @@ from osfl.ingredients import sparse_inversion
 from osfl.ingredients.inversion import disagreement, total_variation
 from osfl.ingredients.sparse_inversion import (
     Move,
+    Pyramid,
     Sparse,
     SparseInversion,
     VitPixels,
@@ -26,6 +27,7 @@ from osfl.ingredients.sparse_inversion import (
     most_attended,
     pixels_of,
     sparse_flops,
+    stretching,
     vit_pixel_problems,
 )
 from osfl.models.build import build_model
@@ -79,8 +81,9 @@ def test_impossible_events_are_named() -> None:
     assert event_problems(((0, 0.3),), 10) == ["setting 'stops': step 0 is not one of 1 to 10"]
     assert "ascend" in event_problems(((5, 0.3), (5, 0.3)), 10)[0]
     assert "'mask'" in event_problems(((5, 1.0),), 10)[0]
-    wrong = VitPixels(images=0, steps=0, tv=-1, adversarial=-1, pixel_lr=0.0)
-    assert {text.split("'")[1] for text in vit_pixel_problems(wrong)} == {"images", "steps", "tv", "adversarial", "pixel_lr"}
+    wrong = VitPixels(images=0, steps=0, tv=-1, adversarial=-1, pixel_lr=0.0, scales=0, start=0.0)
+    named = {text.split("'")[1] for text in vit_pixel_problems(wrong)}
+    assert named == {"images", "steps", "tv", "adversarial", "pixel_lr", "scales", "start"}
 
 
 def test_137_of_196_stay_and_the_rest_is_dropped() -> None:
@@ -174,6 +177,53 @@ def test_the_step_before_an_event_is_not_moved(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sparse_inversion, "_loss", watched)
     inverted(replace(SHORT, steps=12, events=((6, 0.3),)))
     assert moves[5] == Move(0, 0, False) and len({*moves[:5], *moves[6:]}) > 3
+
+
+# --- several grids ---
+
+
+def test_coarse_grids_are_stretched_linearly() -> None:
+    assert [stretching(28, k).shape[1] for k in range(6)] == [28, 14, 7, 4, 2, 1]
+    assert torch.equal(stretching(8, 0), torch.eye(8)) and torch.equal(stretching(8, 3), torch.ones(8, 1))
+    assert stretching(4, 1).tolist() == [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]]
+
+
+def test_a_pyramid_moves_as_a_sum_of_grids_would() -> None:
+    """The same as keeping every grid and adding them up, by autograd."""
+    settings, model = replace(SHORT, scales=3, events=(), augment=False, clamp=False), vit()
+    rng = torch_generator(0, "x")
+    grids = [(torch.randn((3, 3, side, side), generator=rng) / 3**0.5).requires_grad_() for side in (16, 8, 4)]
+    optimizer = torch.optim.Adam(grids, 0.1, betas=(0.5, 0.99), fused=True)
+
+    def image() -> torch.Tensor:
+        return torch.stack([functional.interpolate(grid, size=(16, 16), mode="bilinear") for grid in grids]).sum(0)
+
+    for _ in range(4):
+        x = image()
+        weight = 1e-4 * (64 * 3 * 224 * 224 / x.numel()) ** 0.5
+        loss = functional.cross_entropy(model(x), LABELS) + weight * total_variation(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(inverted(settings).images, image().detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_coarse_grids_make_smooth_images_and_leave_stopped_pixels_alone() -> None:
+    many = replace(SHORT, scales=4)
+    stopped, later = inverted(replace(many, steps=2)), inverted(replace(many, steps=6))
+    away = outside(later.keep)
+    assert torch.equal(stopped.keep, later.keep) and torch.equal(stopped.images[away], later.images[away])
+    assert (stopped.images != later.images)[~away].float().mean() > 0.5
+    assert later.images.abs().max() <= 1
+    assert total_variation(later.images) < 0.8 * total_variation(inverted(replace(SHORT, steps=6)).images)
+
+
+def test_images_start_as_loud_as_asked() -> None:
+    def loud(scales: int, start: float) -> float:
+        return Pyramid(200, IMAGE, scales, start, torch_generator(0, "x"), torch.device("cpu")).x.std().item()
+
+    assert loud(1, 1.0) == pytest.approx(1.0, abs=0.02) and 0.6 < loud(4, 1.0) < 1.0
+    assert loud(4, 0.5) == pytest.approx(loud(4, 1.0) / 2, rel=1e-5)
 
 
 def test_the_server_matters_only_with_js() -> None:

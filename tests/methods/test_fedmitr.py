@@ -17,7 +17,7 @@ from osfl.methods.fedmitr import FedMitr, Settings
 from osfl.models.flops import forward_flops
 from osfl.models.vit import OnSubset, Vit
 from osfl.plan import resolve_settings
-from osfl.protocol import Context, Release, Upload
+from osfl.protocol import Context, Release, Upload, said
 from osfl.reports.figures import figure_views
 from osfl.workers import Workers, compute_threads
 
@@ -67,6 +67,15 @@ def test_presets_say_how_far_pixels_go() -> None:
     assert (ours.pixel_lr, ours.clamp) == (0.1, True) and FedMitr(TASK, ours).events() == ((50, 0.3),)
 
 
+def test_what_we_added_is_not_in_the_papers_plan_and_alike_for_the_baseline() -> None:
+    paper = resolve_settings(FedMitr, "paper")
+    assert (paper.scales, paper.start, paper.votes, paper.teacher, paper.adversarial) == (1, 1.0, 1.0, "logits", 1.0)
+    assert not {"scales", "start", "votes"} & said(paper).keys()  # digests of plans that never heard of them stand
+    mine, baseline = (resolve_settings(method, "cpu") for method in (FedMitr, DeepInversionVit))
+    assert said(baseline).items() <= said(mine).items()  # the same images a client, steps, teacher and rates
+    assert mine.scales > 1 and mine.teacher == "odds" and FedMitr(TASK, mine).needs_counts()
+
+
 def test_kd_only_without_dropping_is_the_baseline_to_the_bit() -> None:
     """Test 15: r = 0 and λ1 = λ2 = 0 is inversion + KD."""
     settings = resolve_settings(DeepInversionVit, "smoke", {"architecture": "vit-p2-w16-d2-h2", "images": 6})
@@ -77,7 +86,8 @@ def test_kd_only_without_dropping_is_the_baseline_to_the_bit() -> None:
 
 @pytest.mark.parametrize("change", [
     {"mask": 0.0, "kd": 0.0, "lambda1": 1.0, "lambda2": 0.0}, {"lambda1": 0.0}, {"lambda2": 0.0}, {"stops": "1:0.3,3:0.5"},
-    {"teacher": "class_count", "labels": "seen"}, {"teacher": "probabilities", "labels": "counts"},
+    {"teacher": "class_count", "labels": "seen"}, {"teacher": "odds", "balance": 0.5, "votes": 0.5}, {"scales": 3},
+    {"teacher": "probabilities", "labels": "counts"},
     {"student_clip": 1.0, "student_cosine": True, "pool_epochs": 1}, {"student": "vit-p2-w8-d1-h2", "init": "random"},
 ])  # fmt: skip
 def test_variants_differ_and_stay_finite(change: dict[str, Any]) -> None:
@@ -145,9 +155,9 @@ def test_the_report_gets_its_pictures_and_the_theorem() -> None:
     assert list(figures) == ["Synthetic images", "Kept and dropped patches", "Loss over server epochs",
                              "Labels of the synthetic images", "Gradient norms of the student"]  # fmt: skip
     assert not [view for view in figure_views(figures) if view["problem"]]
-    said = release.shared.facts["gradient_norms"]
-    assert said["images"] == 4 and said["held"] == (said["L_Fed"] < said["L_DI"])
-    held = "yes" if said["held"] else "no"
+    norms = release.shared.facts["gradient_norms"]
+    assert norms["images"] == 4 and norms["held"] == (norms["L_Fed"] < norms["L_DI"])
+    held = "yes" if norms["held"] else "no"
     assert f"held: {held}" in figures["Gradient norms of the student"]["note"]
     assert len(figures["Loss over server epochs"]["series"]) == 3
 

@@ -3,12 +3,15 @@
 Paper: Hu et al., "Sparse Model Inversion: Efficient Inversion of Vision Transformers for Data-Free Applications", ICML 2024.
 The loss is CE(f(x), y) - js·JS(f(x), f_S(x)) + tv·R_TV(x) + l2·||x||, with all weights frozen. At a stopping event the least
 attended patches leave the token sequence (`Vit.embed`), so that both passes get cheaper, and their pixels never move again.
+
+`scales` is ours: a step moves the image on several grids at once (`Pyramid`). A ViT has no batch norm that would tie images to
+those it was trained on, and descending on pixels alone finds noise that no other network understands.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -20,6 +23,7 @@ from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import spend
 from osfl.models.flops import inversion_flops
 from osfl.models.vit import OnSubset, Vit, kept_count
+from osfl.protocol import LATER
 
 Events = tuple[tuple[int, float], ...]  # (after this step, drop this share of the patches that are left)
 _PUBLISHED = 64 * 3 * 224 * 224  # pixels of the batch that the published tv weight is for
@@ -37,6 +41,8 @@ class SparseInversion:
     events: Events = ((50, 0.3),)
     augment: bool = True  # shift by up to an eighth of the side and mirror, each step
     clamp: bool = False  # keep pixels in the valid range [-1, 1]
+    scales: int = 1  # grids that a step moves the image on, each half as fine as the one before; 1 = pixels alone
+    start: float = 1.0  # how loud the noise is that images start as
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,15 @@ class VitPixels:
     tv: float = 1e-4  # weight of total variation, for 64 images of 3 x 224 x 224; others are converted
     l2: float = 0.0  # weight of the images' norm; not published
     shifts: bool = True  # shift by up to an eighth of the side, and mirror, before each step
+    # images start and move on so many grids at once, each half as fine as the one before; 1 = pixels alone
+    scales: int = field(default=1, metadata=LATER)
+    start: float = field(default=1.0, metadata=LATER)  # how loud the noise is that images start as; 1 = N(0, 1)
 
     def inversion(self, events: Events = ()) -> SparseInversion:
         return SparseInversion(
-            self.steps, self.pixel_lr, self.adversarial, self.tv, self.l2, events, self.shifts, self.clamp
-        )
+            self.steps, self.pixel_lr, self.adversarial, self.tv, self.l2, events, self.shifts, self.clamp,
+            self.scales, self.start,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,53 @@ def draw_move(height: int, width: int, rng: torch.Generator) -> Move:
     return Move(down, right, bool(torch.rand((), generator=rng) < 0.5))
 
 
+# --- grids -------------------------------------------------------------------------------------------------------------
+
+
+class Pyramid:
+    """Images that start and move on several grids at once: the pixels, and grids that are each half as fine.
+
+    All grids are stretched linearly to the pixels, so the image itself is all that is kept: where the optimizer moves a coarse
+    grid, the pixels follow, and stopped pixels do not. One scale is the pixels alone.
+    """
+
+    def __init__(
+        self, count: int, image: tuple[int, int, int], scales: int, start: float, rng: torch.Generator, device: torch.device
+    ) -> None:
+        channels, height, width = image
+        self.ways = [(stretching(height, k).to(device), stretching(width, k).to(device)) for k in range(1, scales)]
+        self.x = torch.randn((count, *image), generator=rng).to(device)
+        self.coarse = [torch.randn((count, channels, rows.shape[1], columns.shape[1]), generator=rng).to(device)
+                       for rows, columns in self.ways]  # fmt: skip
+        self._follow(None)
+        self.x.mul_(start / math.sqrt(scales)).requires_grad_()  # about as loud as pixels alone
+
+    def lead(self, gradient: torch.Tensor) -> None:
+        """Gradients of all grids from that of the pixels. Coarse grids begin each step at zero: they hold the move alone."""
+        self.x.grad = gradient
+        for grid, (rows, columns) in zip(self.coarse, self.ways, strict=True):
+            grid.zero_().grad = rows.T @ gradient @ columns
+
+    @torch.no_grad()
+    def _follow(self, alive: torch.Tensor | None) -> None:
+        for grid, (rows, columns) in zip(self.coarse, self.ways, strict=True):
+            move = rows @ grid @ columns.T
+            self.x += move if alive is None else move.mul_(alive)
+
+    def settle(self, alive: torch.Tensor | None, clamp: bool) -> None:
+        """After a step: pixels follow the coarse grids where they are not stopped, and stay in range."""
+        self._follow(alive)
+        if clamp:
+            with torch.no_grad():
+                self.x.clamp_(-1, 1)
+
+
+def stretching(size: int, halvings: int) -> torch.Tensor:
+    """Linear interpolation from a line of ceil(size / 2^halvings) numbers to one of `size`, as a matrix."""
+    few = math.ceil(size / 2**halvings)
+    return functional.interpolate(torch.eye(few)[None], size=size, mode="linear", align_corners=False)[0].T.contiguous()
+
+
 # --- the descent -----------------------------------------------------------------------------------------------------
 
 
@@ -168,8 +225,8 @@ def invert_sparsely(
     The step before an event is not augmented, so that the attention it reads belongs to true patch positions.
     """
     device, labels = device or torch.device("cpu"), labels.to(device or "cpu")
-    x = torch.randn((len(labels), *image), generator=rng).to(device).requires_grad_()
-    optimizer = torch.optim.Adam([x], settings.lr, betas=(0.5, 0.99), fused=True)
+    pyramid = Pyramid(len(labels), image, settings.scales, settings.start, rng, device)
+    x, optimizer = pyramid.x, torch.optim.Adam([pyramid.x, *pyramid.coarse], settings.lr, betas=(0.5, 0.99), fused=True)
     events, keep, alive = dict(settings.events), all_patches(len(labels), model.patches, device), None
     for step in range(1, settings.steps + 1):
         move = draw_move(image[1], image[2], rng)  # drawn at every step, so that schedules can be compared
@@ -177,11 +234,9 @@ def invert_sparsely(
             move = Move(0, 0, False)
         loss, attention = _loss(x, keep, move, model, server, labels, settings)
         (gradient,) = torch.autograd.grad(loss, x)
-        x.grad = gradient if alive is None else gradient.mul_(alive)
+        pyramid.lead(gradient if alive is None else gradient.mul_(alive))
         optimizer.step()
-        if settings.clamp:
-            with torch.no_grad():
-                x.clamp_(-1, 1)
+        pyramid.settle(alive, settings.clamp)
         if step in events:
             keep = most_attended(attention.detach(), keep, events[step])
             alive = pixels_of(keep, model.grid, model.patch)
@@ -230,5 +285,5 @@ def sparse_flops(model: Vit, image: tuple[int, int, int], settings: SparseInvers
 
 def vit_pixel_problems(settings: VitPixels, events: Events = ()) -> list[str]:
     """Settings that make no image, a sentence each."""
-    least = {"images": 1, "steps": 1, "tv": 0, "l2": 0, "adversarial": 0}
-    return too_low(settings, least) + not_positive(settings, "pixel_lr") + event_problems(events, settings.steps)
+    least = {"images": 1, "steps": 1, "tv": 0, "l2": 0, "adversarial": 0, "scales": 1}
+    return too_low(settings, least) + not_positive(settings, "pixel_lr", "start") + event_problems(events, settings.steps)

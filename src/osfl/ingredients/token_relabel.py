@@ -8,7 +8,7 @@ were made to the end, with the label they were made for, and x_l the others, whi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn import functional
 from osfl.errors import UsageError
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import combine
-from osfl.ingredients.model_upload import Combine, ModelUpload, Student, counts_of, start_student, teachers
+from osfl.ingredients.model_upload import ModelUpload, Student, counts_of, start_student, teachers
 from osfl.ingredients.pictures import by_class, gallery
 from osfl.ingredients.sparse_inversion import (
     Events,
@@ -47,9 +47,10 @@ from osfl.models.folding import freeze
 from osfl.models.inputs import to_images
 from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
-from osfl.protocol import Context, Dataset, Json, Payload, Upload
+from osfl.protocol import LATER, Context, Dataset, Json, Payload, Upload
 
 _FAR = 20.0  # below all other logits of a client
+_TIE = 0.03  # how much the mean of logits counts beside the odds, as a share of the votes of a class
 _SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two cores work and bits stay the same
 
 
@@ -58,7 +59,8 @@ class VitStudent(Student, VitPixels):
     """The server's part of a method that inverts ViTs; defaults are FedMITR's."""
 
     init: Literal["random", "average", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
-    teacher: Combine = "logits"  # what is averaged over clients; class_count adds class counts to the upload
+    # how clients become one; class_count and odds (`from_odds`) add class counts to the upload
+    teacher: Literal["logits", "probabilities", "size", "class_count", "odds"] = "logits"
     balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
@@ -71,6 +73,8 @@ class VitStudent(Student, VitPixels):
     student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
     temperature: float = 1.0  # of distillation
+    # class_count and odds: a client's say about a class grows as its images of it to this power; 0 = alike for all with any
+    votes: float = field(default=1.0, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,12 @@ class UploadedVits(VitStudent, Training):
     schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
 
 
-# ViTs from pretrained weights, for two cores; guided by validation images of bloodcells-28, see FedMITR's card.
+# ViTs from pretrained weights, for two cores; chosen on validation images of bloodcells-28, see FedMITR's card.
 VIT_CPU: Mapping[str, Any] = {
     "architecture": "vit", "epochs": 10, "batch_size": 32, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0,
     "schedule": "cosine", "augment": "flip", "clip": 1.0, "images": 16, "steps": 24, "pixel_lr": 0.1, "clamp": True,
-    "server_epochs": 6, "teacher": "class_count", "balance": 0.5, "labels": "seen", "student_cosine": True, "student_clip": 5.0,
+    "scales": 6, "start": 0.5, "adversarial": 0.0, "labels": "counts", "server_epochs": 6,
+    "teacher": "odds", "votes": 0.5, "balance": 0.5, "student_lr": 0.01, "student_cosine": True, "student_clip": 5.0,
 }  # fmt: skip
 VIT_SMOKE: Mapping[str, Any] = {
     **SMOKE_TRAINING, "architecture": "vit-p4-w16-d2-h2", "pixel_lr": 0.1, "clamp": True, "images": 8, "steps": 4,
@@ -196,7 +201,8 @@ class PatchServer:
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
         self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
         self.counts = counts_of(uploads, classes)
-        self.votes = teacher_weights(uploads, self.settings.teacher, classes)
+        votes = self.counts if self.settings.teacher == "odds" else teacher_weights(uploads, self.settings.teacher, classes)
+        self.votes = softened(votes, self.settings.votes)
         self.wanted = label_weights(self.settings.labels, self.counts)
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
@@ -265,7 +271,10 @@ class PatchServer:
 
     def _together(self, logits: torch.Tensor) -> torch.Tensor:
         """All clients as one, E."""
-        return combine(rebalanced(logits, self.counts, self.settings.balance), self.settings.teacher, self.votes)
+        freed = rebalanced(logits, self.counts, self.settings.balance)
+        if self.settings.teacher == "odds":
+            return from_odds(freed, self.votes, logits.mean(0))
+        return combine(freed, self.settings.teacher, self.votes)
 
     # --- the student ---
 
@@ -404,7 +413,7 @@ def as_vit(model: nn.Module) -> Vit:
 
 def counts_needed(settings: Any) -> bool:
     """Whether clients must say how many images of each class they have."""
-    return bool(settings.teacher == "class_count" or settings.labels != "uniform" or settings.balance)
+    return bool(settings.teacher in ("class_count", "odds") or settings.labels != "uniform" or settings.balance)
 
 
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
@@ -412,6 +421,12 @@ def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
     if how == "uniform":
         return torch.ones_like(counts)
     return (counts > 0).double() if how == "seen" else counts.double()
+
+
+def softened(votes: torch.Tensor, power: float) -> torch.Tensor:
+    """Weights to a power between 0, alike for all that have any, and 1, as they are: with large powers, whoever has one large
+    class and takes everything for it outvotes all others."""
+    return votes if power == 1 else torch.where(votes > 0, votes.clamp_min(1e-12) ** power, 0.0)
 
 
 def rebalanced(logits: torch.Tensor, counts: torch.Tensor, strength: float) -> torch.Tensor:
@@ -425,6 +440,23 @@ def rebalanced(logits: torch.Tensor, counts: torch.Tensor, strength: float) -> t
     return torch.where(share > 0, freed, freed.amin(-1, keepdim=True) - _FAR)
 
 
+def from_odds(logits: torch.Tensor, votes: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """All clients as one, (batch, classes), from what each says about the classes that it has votes for (clients, classes).
+
+    The scores s minimize Σ_k Σ_c v_kc (s_c - z_kc - a_k)² + ρ Σ_c (s_c - m_c)². Each client has an a_k of its own for every
+    image, so that only differences between classes it knows count; one that knows a single class says nothing. What nobody
+    compares follows `otherwise`, m.
+    """
+    votes, z, m = votes.double(), logits.double(), otherwise.double()
+    share = votes / votes.sum(1, keepdim=True).clamp_min(1e-12)  # (clients, classes)
+    pull = _TIE * votes.sum(0).mean()  # ρ
+    said = (votes[:, None] * (z - (share[:, None] * z).sum(-1, keepdim=True))).sum(0)
+    normal = torch.diag(votes.sum(0) + pull) - votes.T @ share
+    right = said + pull * (m - m.mean(-1, keepdim=True))
+    scores: torch.Tensor = torch.linalg.solve(normal, right.T).T
+    return scores.to(logits.dtype)
+
+
 def study_flops(student: Vit, pool: Pool, terms: Terms, image: tuple[int, int, int]) -> float:
     """Of one image in one pass of the student."""
     total = training_flops(student, image) if terms.whole else 0.0
@@ -433,7 +465,7 @@ def study_flops(student: Vit, pool: Pool, terms: Terms, image: tuple[int, int, i
 
 
 POSITIVE = ("server_epochs", "passes", "student_lr", "temperature")
-NOT_NEGATIVE = ("balance", "pool_epochs", "student_momentum", "student_decay", "student_clip")
+NOT_NEGATIVE = ("balance", "votes", "pool_epochs", "student_momentum", "student_decay", "student_clip")
 
 
 def vit_student_problems(settings: Any, architectures: Sequence[str], events: Events = ()) -> list[str]:
@@ -458,4 +490,3 @@ def _patch_problems(architectures: Sequence[str]) -> list[str]:
         sizes = ", ".join(f"{name} has {size}" for name, size in patches.items())
         return [f"setting 'architecture': clients and server need one patch size; {sizes}"]
     return []
-
