@@ -8,6 +8,7 @@ Neither takes a path from the other side.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from osfl.transports.answering import Answers
 from osfl.transports.collecting import Collector, Counter, Manner
 from osfl.transports.flower import GridPost, answering_app, require_flower
 from osfl.wire.agreed import alone, read_json, standing_desk, unfinished
+from osfl.wire.atomic import locked
 from osfl.wire.inbox import Inbox
 from osfl.wire.names import check_client_id
 from osfl.wire.sealing import sealed_size
@@ -60,7 +62,10 @@ def collect(grid: Any, config: Mapping[str, Any]) -> bool:
     if not (folder / "plan.json").exists():
         raise RoundError(f"there is no round {folder.name!r} here", field="round",
                          fix="Write it with `osfl deploy`, or name another with -c 'round=\"NAME\"'.")  # fmt: skip
-    with alone(folder, ".flower.lock", "Wait for that run, or stop it with `flwr stop`."):  # or everybody is asked twice
+    with contextlib.ExitStack() as stack:
+        if _waited_for_others(folder, stack) and (folder / DONE).exists():
+            tell(f"round {folder.name}: another run brought it to its end")
+            return True
         tell(f"round {folder.name}: {', '.join(Inbox(folder / 'inbox', standing_desk(folder)).delivered()) or 'nobody'} "
              "has delivered so far")  # fmt: skip
         post = GridPost(grid, long_ttl=float(config["ttl"]))
@@ -68,6 +73,18 @@ def collect(grid: Any, config: Mapping[str, Any]) -> bool:
         if everyone:
             (folder / DONE).touch()
         return everyone
+
+
+def _waited_for_others(folder: Path, stack: contextlib.ExitStack) -> bool:
+    """Alone at this round, or everybody would be asked twice; True if another run was at work. The program of a run may outlive
+    its SuperLink, and it goes on when that is back: to start others all the time until it has ended would help nobody."""
+    try:
+        stack.enter_context(alone(folder, ".flower.lock"))
+        return False
+    except RoundError:
+        tell(f"round {folder.name}: another run is at work; waiting for it (`flwr stop` ends a run)")
+        stack.enter_context(locked(folder / ".flower.lock"))
+        return True
 
 
 def coordinator_home() -> Path:

@@ -81,12 +81,12 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         assert net.kill("flower-supernode", "north"), "a site's node dies; its script starts it again"
         net.wait_for("three uploads", lambda: sum(uploads()) >= 3, 400)
         assert net.kill("flower-superlink"), "the SuperLink dies, and with it the runs"
-        begun = net.log("run").count("delivered so far")
+        begun = net.log("run").count("Successfully started run")
         net.link()
         add_stranger(net)
         stranger = net.site("north", name="stranger")
-        net.wait_for("another run", lambda: net.log("run").count("delivered so far") > begun, 400)
-        assert net.kill("flwr-serverapp"), "the program of a run dies; run.sh starts another"
+        net.wait_for("another run", lambda: net.log("run").count("Successfully started run") > begun, 400)
+        assert net.kill("flwr-serverapp"), "the programs of runs die, the one that outlived the SuperLink too; others follow"
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"), 400)
         net.stop(stranger)
         net.wait_for("both releases everywhere", lambda: all((round / "everyone-has-it").exists() for round in rounds), 900)
