@@ -35,7 +35,8 @@ from osfl.workers import default_workers
 RECORDS = Path(__file__).parent / "records"
 SEEDS = (0, 1, 2)
 REFERENCES = (
-    "local_only", "ensemble", "ensemble@combine=probabilities", "ensemble@combine=class_count", "fedavg", "centralized",
+    "local_only", "ensemble", "ensemble@combine=probabilities", "ensemble@combine=class_count",
+    "ensemble@combine=odds", "fedavg", "centralized",
 )  # fmt: skip
 DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
 ABLATIONS = (
@@ -56,8 +57,9 @@ MEETINGS = (  # neighbours instead of a server: FOL's tables. The control trains
     "fedavg", "fedavg_rounds@rounds=3", "dense", "coboosting",
 )  # fmt: skip
 VITS = (  # transformers at the server: FedMITR's tables and its ablations
-    "centralized", "local_only", "ensemble", "ensemble@combine=class_count", "fedavg", "fedmitr", "deepinversion_vit",
-    "fedmitr@lambda1=0", "fedmitr@lambda2=0", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0", "dense", "coboosting", "fedftg",
+    "centralized", "local_only", "ensemble", "ensemble@combine=class_count", "ensemble@combine=odds", "fedavg",
+    "fedmitr", "deepinversion_vit", "fedmitr@lambda1=0", "fedmitr@lambda2=0", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0",
+    "dense", "coboosting", "fedftg",
 )  # fmt: skip
 ALWAYS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",

@@ -63,7 +63,8 @@ def test_only_proportions_of_weights_matter(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_one_member_is_itself(mode: str) -> None:
     (model,) = members("cnn-w4")
-    alone = Ensemble([model], mode, weights_for(mode, torch.tensor([[3, 1, 7]]))).eval()
+    seen = [[5, 5, 5]] if mode == "odds" else [[3, 1, 7]]  # odds free an answer of how often its member saw each class
+    alone = Ensemble([model], mode, weights_for(mode, torch.tensor(seen))).eval()
     x = pixels()
     if mode == "logits":
         assert torch.equal(alone(x), model(x))
@@ -72,10 +73,11 @@ def test_one_member_is_itself(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_operations_are_counted_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osfl.models.flops._known", {})  # an ensemble in another mode has the same operations
+    monkeypatch.setattr("osfl.models.flops._known", {})
     counts = torch.tensor([[10, 0, 0], [5, 20, 0]])  # nobody has the last class
     ensemble = Ensemble(members("cnn-w4", "cnn-w8"), mode, weights_for(mode, counts))
-    assert forward_flops(ensemble, TASK.image) == sum(forward_flops(member, TASK.image) for member in ensemble.members)
+    alone = sum(forward_flops(member, TASK.image) for member in ensemble.members)
+    assert alone <= forward_flops(ensemble, TASK.image) < 1.001 * alone
 
 
 def test_modes_propagate_to_members() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,16 +17,13 @@ from osfl.ingredients.token_relabel import (
     Pool,
     Terms,
     as_vit,
-    from_odds,
     gradient_norms,
     joined,
     label_table,
     label_weights,
     lipschitz,
     norm_figure,
-    rebalanced,
     relabel_terms,
-    softened,
     vit_student_problems,
     weighted,
 )
@@ -126,41 +122,6 @@ def test_the_theorem_is_said_plainly() -> None:
     figure = norm_figure(norms.flip(1))
     assert "held: no" in figure["note"] and [sum(counts) for counts in figure["series"].values()] == [2, 2]
     assert not figure_views({"norms": figure, "labels": label_table(pool(vit(1)), ["north"], TASK.classes)})[0]["problem"]
-
-
-def test_answers_are_freed_of_what_a_client_saw_most() -> None:
-    """One client saw class a nine times as often as b, and never c: b must gain a factor of nine on a."""
-    counts = torch.tensor([[90.0, 10.0, 0.0]])
-    freed = rebalanced(torch.tensor([[[2.0, 1.0, 5.0]]]), counts, 1.0)[0, 0]
-    assert float(freed[1] - freed[0]) == pytest.approx(1.0 - 2.0 + math.log(9.0), abs=1e-5)
-    assert freed[2] < freed[:2].min() - 10
-    logits = torch.randn(2, 3, 3)
-    assert rebalanced(logits, torch.ones(2, 3), 0.0) is logits
-    torch.testing.assert_close(rebalanced(logits, torch.ones(2, 3), 1.0).softmax(-1), logits.softmax(-1))
-
-
-def test_votes_soften_to_all_that_have_seen_a_class() -> None:
-    counts = torch.tensor([[16.0, 0.0, 1.0], [1.0, 81.0, 4.0]])
-    assert softened(counts, 1.0) is counts
-    assert softened(counts, 0.5).tolist() == [[4, 0, 1], [1, 9, 2]]
-    assert softened(counts, 0.0).tolist() == [[1, 0, 1], [1, 1, 1]]
-
-
-def test_odds_chain_over_classes_that_clients_share() -> None:
-    """One client compares a with b, one b with c, and one knows c alone and takes everything for it."""
-    votes = torch.tensor([[4.0, 4.0, 0.0], [0.0, 4.0, 4.0], [0.0, 0.0, 90.0]])
-    logits = torch.tensor([[[2.0, 0.0, 9.0]], [[9.0, 1.0, 0.0]], [[0.0, 0.0, 50.0]]])
-    together = from_odds(logits, votes, torch.zeros(1, 3))[0]
-    assert together.argmax() == 0 and together[0] > together[1] + 0.5 and together[1] > together[2] + 0.1
-    louder = from_odds(logits + torch.tensor([0.0, 0.0, 40.0]) * (votes[:, None] == 90), votes, torch.zeros(1, 3))[0]
-    torch.testing.assert_close(louder, together)  # however sure the last one is
-
-
-def test_odds_are_the_mean_of_logits_where_all_know_all_or_nobody_compares() -> None:
-    logits = torch.randn(4, 5, 3, generator=torch_generator(0, "z"))
-    mean = logits.mean(0)
-    for votes in (torch.full((4, 3), 7.0), torch.eye(4)[:, :3]):
-        torch.testing.assert_close(from_odds(logits, votes, mean).softmax(-1), mean.softmax(-1), rtol=1e-4, atol=1e-5)
 
 
 def test_whom_labels_are_drawn_for() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from osfl.errors import TrainingError, UsageError
+from osfl.ingredients.odds import odds
 from osfl.meter import spend
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
@@ -25,7 +26,9 @@ MODES: Mapping[str, str] = {
     "probabilities": "mean of probabilities",
     "size": "mean of probabilities, weighted by the number of training images",
     "class_count": "mean of probabilities, each class weighted by who has seen how much of it",
+    "odds": "what fits best to the differences between classes that each member has seen",
 }
+COUNTED = ("class_count", "odds")  # need to know how many images of each class a member has seen
 _FLOOR = -27.631  # log 1e-12: what a class gets that no member may vote for; finite, so that losses stay finite
 
 
@@ -35,16 +38,16 @@ def check_mode(mode: str) -> None:
 
 
 def weights_for(mode: str, counts: torch.Tensor) -> torch.Tensor:
-    """Voting weights from label counts (members, classes): (members,), or (members, classes) for `class_count`."""
+    """Voting weights from label counts (members, classes): (members,), or the counts for modes that are `COUNTED`."""
     check_mode(mode)
     counts = counts.to(torch.float64)
     if mode == "size":
         return counts.sum(1)
-    return counts if mode == "class_count" else torch.ones(len(counts), dtype=torch.float64)
+    return counts if mode in COUNTED else torch.ones(len(counts), dtype=torch.float64)
 
 
 class Ensemble(nn.Module):
-    """Members of any architectures; `forward` gives the mean of logits, or log-probabilities in the other modes.
+    """Members of any architectures; `forward` gives logits (modes `logits` and `odds`), or log-probabilities.
 
     `weights` has one number a member, or one a member and class; only their proportions over the members matter.
     """
@@ -61,28 +64,34 @@ class Ensemble(nn.Module):
         # known beforehand, not asked of the weights in each pass: operations are counted without any values
         self.register_buffer("voted", _voted(self.weights), persistent=False)
 
+    def extra_repr(self) -> str:
+        return self.mode  # two modes are two networks: they cost different operations
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _combine(torch.stack([member(x) for member in self.members]), self.mode, self.weights, self.voted)
 
 
 def combine(logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Members' logits (members, batch, classes) as one: mean logits or log-probabilities, (batch, classes), finite."""
+    """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite."""
     check_mode(mode)
     shares = _shares(mode, weights, len(logits))
     return _combine(logits, mode, shares, _voted(shares))
 
 
 def _combine(logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
+    voted = None if voted is None else voted.to(logits.device)
+    if mode == "odds":
+        return _only(odds(logits, shares.to(logits)), voted)
     shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
     if mode == "logits":
         return (shares * logits).sum(0)
-    return _mix(logits.log_softmax(-1), shares, None if voted is None else voted.to(logits.device))
+    return _mix(logits.log_softmax(-1), shares, voted)
 
 
 def _shares(mode: str, weights: torch.Tensor | None, members: int) -> torch.Tensor:
-    """Weights as shares of one over the members; a class that nobody has keeps zeros."""
+    """Weights as shares of one over the members (a class that nobody has keeps zeros); for odds, the counts as they are."""
     if weights is None:
-        if mode in ("size", "class_count"):
+        if mode in ("size", *COUNTED):
             raise TrainingError(f"the ensemble mode '{mode}' needs weights", field="weights", fix="Pass label counts.")
         weights = torch.ones(members)
     weights = weights.detach().to(torch.float64)
@@ -95,7 +104,7 @@ def _shares(mode: str, weights: torch.Tensor | None, members: int) -> torch.Tens
             expected="finite, not negative, not all zero, one row a member",
             fix="Check the sample counts that the clients reported.",
         )
-    return (weights / total.where(total > 0, 1.0)).to(torch.float32)
+    return (weights if mode == "odds" else weights / total.where(total > 0, 1.0)).to(torch.float32)
 
 
 def _voted(shares: torch.Tensor) -> torch.Tensor | None:
@@ -107,12 +116,21 @@ def _voted(shares: torch.Tensor) -> torch.Tensor | None:
 def _mix(log_p: torch.Tensor, shares: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
     """log of the weighted mean of probabilities, renormalized per sample over the classes that anyone has seen."""
     votes = log_p + shares.log()  # a member without a vote adds exp(-inf) = 0
+    votes = votes if voted is None else votes.index_select(-1, voted)
+    return _placed(votes.logsumexp(0).log_softmax(-1), voted, log_p.shape[-1])
+
+
+def _only(scores: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
+    """Scores (batch, classes) in which a class that nobody has seen is never the highest."""
+    return scores if voted is None else _placed(scores.index_select(-1, voted), voted, scores.shape[-1])
+
+
+def _placed(scores: torch.Tensor, voted: torch.Tensor | None, classes: int) -> torch.Tensor:
+    """Scores of the classes that have votes among all classes; the others are below every one of them."""
     if voted is None:
-        return votes.logsumexp(0).log_softmax(-1)
-    mixed = votes.index_select(-1, voted).logsumexp(0).log_softmax(-1)
-    # below every class that has votes, so that an unseen class is never predicted
-    floor = mixed.detach().amin(-1, keepdim=True).clamp(max=0.0) + _FLOOR
-    return floor.repeat(1, log_p.shape[-1]).index_copy(1, voted, mixed)
+        return scores
+    floor = scores.detach().amin(-1, keepdim=True).clamp(max=0.0) + _FLOOR
+    return floor.repeat(1, classes).index_copy(1, voted, scores)
 
 
 # --- asking frozen members quickly ---------------------------------------------------------------------------------

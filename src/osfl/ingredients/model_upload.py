@@ -25,7 +25,7 @@ from osfl.models.naming import contract_of, load_named
 from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Upload
 from osfl.storage import payload_digest
 
-Combine = Literal["logits", "probabilities", "size", "class_count"]
+Combine = Literal["logits", "probabilities", "size", "class_count", "odds"]
 
 
 class ModelUpload(OneShot):

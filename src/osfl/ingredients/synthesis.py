@@ -40,7 +40,7 @@ Touch = Callable[["Batch"], tuple[torch.Tensor, torch.Tensor]]  # inputs and tea
 class Synthesis(Student):
     """The server's part of a method that synthesizes by generators; defaults are DENSE's."""
 
-    teacher: Combine = "logits"  # what is averaged over clients; class_count adds class counts to the upload
+    teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     server_epochs: int = 200  # T: each makes new images and teaches the student
     generators: int = 1  # independent ones an epoch, at the same time
     generator_steps: int = 30  # T_G: Adam steps on the generator and its noise

@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from osfl.errors import UsageError
 from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.ensembles import combine
-from osfl.ingredients.model_upload import ModelUpload, Student, counts_of, start_student, teachers
+from osfl.ingredients.ensembles import COUNTED, combine
+from osfl.ingredients.model_upload import Combine, ModelUpload, Student, counts_of, start_student, teachers
+from osfl.ingredients.odds import from_odds, rebalanced, softened
 from osfl.ingredients.pictures import by_class, gallery
 from osfl.ingredients.sparse_inversion import (
     Events,
@@ -49,8 +50,6 @@ from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
 from osfl.protocol import LATER, Context, Dataset, Json, Payload, Upload
 
-_FAR = 20.0  # below all other logits of a client
-_TIE = 0.03  # how much the mean of logits counts beside the odds, as a share of the votes of a class
 _SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two cores work and bits stay the same
 
 
@@ -60,7 +59,7 @@ class VitStudent(Student, VitPixels):
 
     init: Literal["random", "average", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
     # how clients become one; class_count and odds (`from_odds`) add class counts to the upload
-    teacher: Literal["logits", "probabilities", "size", "class_count", "odds"] = "logits"
+    teacher: Combine = "logits"
     balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
@@ -201,8 +200,7 @@ class PatchServer:
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
         self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
         self.counts = counts_of(uploads, classes)
-        votes = self.counts if self.settings.teacher == "odds" else teacher_weights(uploads, self.settings.teacher, classes)
-        self.votes = softened(votes, self.settings.votes)
+        self.votes = softened(teacher_weights(uploads, self.settings.teacher, classes), self.settings.votes)
         self.wanted = label_weights(self.settings.labels, self.counts)
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
@@ -413,7 +411,7 @@ def as_vit(model: nn.Module) -> Vit:
 
 def counts_needed(settings: Any) -> bool:
     """Whether clients must say how many images of each class they have."""
-    return bool(settings.teacher in ("class_count", "odds") or settings.labels != "uniform" or settings.balance)
+    return bool(settings.teacher in COUNTED or settings.labels != "uniform" or settings.balance)
 
 
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
@@ -421,40 +419,6 @@ def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
     if how == "uniform":
         return torch.ones_like(counts)
     return (counts > 0).double() if how == "seen" else counts.double()
-
-
-def softened(votes: torch.Tensor, power: float) -> torch.Tensor:
-    """Weights to a power between 0, alike for all that have any, and 1, as they are: with large powers, whoever has one large
-    class and takes everything for it outvotes all others."""
-    return votes if power == 1 else torch.where(votes > 0, votes.clamp_min(1e-12) ** power, 0.0)
-
-
-def rebalanced(logits: torch.Tensor, counts: torch.Tensor, strength: float) -> torch.Tensor:
-    """z_kc - strength · log(n_kc / n_k), (clients, batch, classes): what a client would say had it seen its classes equally
-    often, at strength 1. A client that saw one class only takes everything for it; classes it never saw are left far behind.
-    """
-    if not strength:
-        return logits
-    share = (counts / counts.sum(1, keepdim=True)).to(logits)[:, None]
-    freed = logits - strength * share.clamp_min(1e-3).log()
-    return torch.where(share > 0, freed, freed.amin(-1, keepdim=True) - _FAR)
-
-
-def from_odds(logits: torch.Tensor, votes: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """All clients as one, (batch, classes), from what each says about the classes that it has votes for (clients, classes).
-
-    The scores s minimize Σ_k Σ_c v_kc (s_c - z_kc - a_k)² + ρ Σ_c (s_c - m_c)². Each client has an a_k of its own for every
-    image, so that only differences between classes it knows count; one that knows a single class says nothing. What nobody
-    compares follows `otherwise`, m.
-    """
-    votes, z, m = votes.double(), logits.double(), otherwise.double()
-    share = votes / votes.sum(1, keepdim=True).clamp_min(1e-12)  # (clients, classes)
-    pull = _TIE * votes.sum(0).mean()  # ρ
-    said = (votes[:, None] * (z - (share[:, None] * z).sum(-1, keepdim=True))).sum(0)
-    normal = torch.diag(votes.sum(0) + pull) - votes.T @ share
-    right = said + pull * (m - m.mean(-1, keepdim=True))
-    scores: torch.Tensor = torch.linalg.solve(normal, right.T).T
-    return scores.to(logits.dtype)
 
 
 def study_flops(student: Vit, pool: Pool, terms: Terms, image: tuple[int, int, int]) -> float:

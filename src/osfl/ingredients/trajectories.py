@@ -18,7 +18,7 @@ from torch import nn
 
 from osfl.errors import TrainingError
 from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.ensembles import combine
+from osfl.ingredients.ensembles import COUNTED, combine
 from osfl.ingredients.inversion import Inversion, Watched, invert, labels_for
 from osfl.ingredients.model_upload import ModelUpload, counts_of
 from osfl.ingredients.training import not_positive, too_low
@@ -88,7 +88,7 @@ def teacher_of(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: st
     weights = None
     if mode == "size":
         weights = torch.tensor([float(upload.payload.facts["samples"]) for upload in uploads])
-    elif mode == "class_count":
+    elif mode in COUNTED:
         weights = counts_of(uploads, classes)
     return Teacher(tuple(upload.client for upload in uploads), members, mode, weights)
 

@@ -15,7 +15,9 @@ import torch
 from torch.nn import functional
 
 from osfl.ingredients.distillation import kd_loss
+from osfl.ingredients.ensembles import COUNTED
 from osfl.ingredients.model_upload import ModelUpload
+from osfl.ingredients.odds import odds, softened
 from osfl.ingredients.synthesis import (
     Batch,
     Seen,
@@ -73,7 +75,7 @@ class CoBoosting(ModelUpload):
         return found + out_of_range(self.settings, (), ("generator_clip", "hardness", "epsilon", "weight_lr"), ())
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher == "class_count")
+        return bool(self.settings.teacher in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         shop = Workshop(self, uploads, ctx)
@@ -133,6 +135,8 @@ def vote(logits: torch.Tensor, weights: torch.Tensor, mode: str, base: torch.Ten
     votes = weights.view(-1, 1) * (base if base.ndim == 2 else base.view(-1, 1))  # (clients, 1 or classes)
     if mode == "logits":
         return (votes[:, None] * logits).sum(0) / votes.sum()
+    if mode == "odds":
+        return odds(logits, base, weights.view(-1, 1) * softened(base, 0.5))
     shares = votes / votes.sum(0, keepdim=True).clamp_min(1e-12)
     mixed = (shares[:, None] * logits.softmax(-1)).sum(0)
     return (mixed / mixed.sum(-1, keepdim=True)).clamp_min(1e-12).log()

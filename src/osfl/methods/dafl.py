@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.ensembles import combine
+from osfl.ingredients.ensembles import COUNTED, combine
 from osfl.ingredients.inversion import Watched
 from osfl.ingredients.model_upload import Combine, ModelUpload, Student, teachers
 from osfl.ingredients.pictures import by_class
@@ -38,7 +38,7 @@ from osfl.protocol import Context, Payload, Release, Upload
 
 @dataclass(frozen=True)
 class Settings(Student, Training):
-    teacher: Combine = "logits"  # what is averaged over clients; class_count adds class counts to the upload
+    teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     server_epochs: int = 2000
     server_steps: int = 120  # in each epoch: one step of the generator and one of the student
     synthesis_batch: int = 1024  # images a step
@@ -80,7 +80,7 @@ class Dafl(ModelUpload):
         return found + out_of_range(self.settings, positive, zero, ("synthesis_batch",))
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher == "class_count")
+        return bool(self.settings.teacher in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         game = Game(self, uploads, ctx)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from osfl.ingredients.distillation import Pool, distil
-from osfl.ingredients.ensembles import fast_logits
+from osfl.ingredients.ensembles import COUNTED, fast_logits
 from osfl.ingredients.inversion import Pixels, Watched, invert, labels_for, pixel_problems
 from osfl.ingredients.model_upload import (
     Combine,
@@ -79,7 +79,7 @@ class DeepInversion(ModelUpload):
         return [*super().problems(clients), *pixel_problems(self.settings), *found]
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine == "class_count" or self.settings.labels != "balanced")
+        return bool(self.settings.combine in COUNTED or self.settings.labels != "balanced")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.nn import functional
 
+from osfl.ingredients.ensembles import COUNTED
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.synthesis import Seen, Synthesis, Workshop, in_stages, masked_divergence, synthesis_problems, work_key
 from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training
@@ -53,7 +54,7 @@ class Dense(ModelUpload):
         return super().problems(clients) + synthesis_problems(self.settings, self.architectures())
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher == "class_count")
+        return bool(self.settings.teacher in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         shop = Workshop(self, uploads, ctx)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from osfl.ingredients.ensembles import COUNTED
 from osfl.ingredients.gathering import gather, members
 from osfl.ingredients.model_upload import Combine, ModelUpload, teacher_ensemble
 from osfl.ingredients.training import Training
@@ -19,7 +20,8 @@ from osfl.protocol import Context, Payload, Release, Upload
 @dataclass(frozen=True)
 class Settings(Training):
     # Under label skew the choice matters more than anything else: averaging probabilities beats logits by several points,
-    # and weighting each client per class by how much of that class it has seen by tens of points.
+    # weighting each client per class by how much of that class it has seen by tens of points; comparing only the classes
+    # that a client knows (`odds`) is as good or better where some have little but one class.
     combine: Combine = "logits"  # what is averaged, and how it is weighted
 
 
@@ -27,7 +29,7 @@ class EnsembleOfClients(ModelUpload):
     Settings = Settings
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine == "class_count")
+        return bool(self.settings.combine in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         return Release(gather({upload.client: upload.payload for upload in uploads}))

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from osfl.ingredients.clustering import hierarchical, kmeans, members_of, parameters, predictions, similarity
 from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.ensembles import fast_logits
+from osfl.ingredients.ensembles import COUNTED, fast_logits
 from osfl.ingredients.inversion import Pixels, pixel_problems
 from osfl.ingredients.model_upload import (
     Combine,
@@ -127,7 +127,7 @@ class FedBiCross(ModelUpload):
         return found + not_positive(s, "personal_lr", "personal_temperature")
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine == "class_count" or self.settings.labels != "balanced")
+        return bool(self.settings.combine in COUNTED or self.settings.labels != "balanced")
 
     # --- stages 1 and 2, at the server ---
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from osfl.ingredients.ensembles import COUNTED
 from osfl.ingredients.inversion import Pixels, pixel_problems
 from osfl.ingredients.model_upload import (
     Combine,
@@ -71,7 +72,7 @@ class FedISCA(ModelUpload):
         return [*super().problems(clients), *pixel_problems(self.settings), *following_problems(self.settings), *found]
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine == "class_count" or self.settings.labels != "balanced")
+        return bool(self.settings.combine in COUNTED or self.settings.labels != "balanced")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
