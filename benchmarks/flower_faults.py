@@ -1,6 +1,6 @@
 """What rounds over Flower withstand, in figures: the protocol under every fault, and real processes that are killed.
 
-    python -m benchmarks.flower_faults            # some 25 minutes on two idle cores
+    python -m benchmarks.flower_faults            # half an hour or more on two idle cores
     python -m benchmarks.flower_faults --quick
     python -m benchmarks.flower_faults tls        # one part; --quick makes it short
 

@@ -1,6 +1,6 @@
 """Every one-shot method through memory, files and Flower: one plan, three ways, one digest.
 
-    python -m benchmarks.three_ways                  # some ten minutes on two idle cores
+    python -m benchmarks.three_ways                  # ten to twenty minutes on two cores
     python -m benchmarks.three_ways fedavg dense     # some of them
 
 All rounds share one deployment; two are under way over Flower at a time. Then 200 simulated clients, embedded and on Ray.
