@@ -25,7 +25,7 @@ from osfl.environment import describe_environment
 from osfl.evaluation.comparison import METRICS as ALL
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
-from osfl.ingredients.token_relabel import VIT_CPU
+from osfl.ingredients.uploaded_vits import VIT_CPU
 from osfl.result import read_result, write_json
 from osfl.run import compare
 from osfl.simulation import Simulation, prepare
@@ -96,6 +96,8 @@ def meeting(dataset: str, clients: int, skew: str, samples: int | None = None, e
 
 # the demo that needs no weights: digits at 16 px, fixed random convolutions on 8 px
 WEIGHTLESS = {"encoder": "random", "resolution": 16, "window": 8, "stride": 8}
+
+
 def uploaded_vits(name: str, partition: str, clients: int = 10) -> Simulation:
     """All clients of all methods fine-tune the file that `benchmarks.pretrain_vit` makes, in the same way."""
     made = json.loads((RECORDS / f"pretrain-{name}.json").read_text(encoding="utf-8"))

@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_refused_with_its_size_and_what_would() -> None:
     with pytest.raises(Withheld) as caught:
         check_windows(plan, "a", 2000)
     assert (caught.value.expected, caught.value.got) == ("at most 1,500 bytes", "2,000 bytes")
-    assert 'wire = "float16" in the plan) it would have about 1,000 bytes, which fits. Pruned' in str(caught.value)
+    assert '(setting wire, where the method has it) it would have about 1,000 bytes, which fits. Pruned' in str(caught.value)
     assert "at most 75% of its weights" in str(caught.value) and "without the contact(s) with b" in str(caught.value)
     assert "does not fit either" in what_would_fit(4000, 1500)
 

@@ -77,7 +77,7 @@ def what_would_fit(size: int, room: int) -> str:
     """Advice in numbers for a bundle that is too large."""
     half = math.ceil(size / 2)
     fits = "fits" if half <= room else "does not fit either"
-    halved = f'As float16 (FOL: wire = "float16" in the plan) it would have about {half:,} bytes, which {fits}.'
+    halved = f'As float16 (setting wire, where the method has it) it would have about {half:,} bytes, which {fits}.'
     return f"{halved} Pruned or with a smaller architecture it must keep at most {room / size:.0%} of its weights."
 
 

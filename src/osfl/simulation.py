@@ -56,7 +56,7 @@ class Simulation:
 
     def command(self, out: str) -> str:
         """The words that repeat this run."""
-        if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts and not self.contacts)):
+        if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts)):
             return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
         words = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
         words += ["--clients", str(self.clients)] if self.clients is not None else []

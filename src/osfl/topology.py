@@ -42,7 +42,7 @@ def parse_topology(text: str, encounters: int = 1) -> Topology:
 
 
 def topology_words(topology: Topology) -> list[str]:
-    """The words that give this topology again; a schedule has none, it is in its plan."""
+    """The words that give this topology again; a schedule has none, it is in its plan or file."""
     said = meeting_words(topology)
     return ["--topology", said["topology"], *(["--encounters", str(said["encounters"])] if said["encounters"] > 1 else [])]
 

@@ -33,6 +33,7 @@ def misuses(net: Machines) -> dict[str, str]:
         "a task taken from outside": try_way(net, "/v1/runtime/acquire-task"),
         "a node registered from outside": try_way(net, "/v1/control/register-node"),
         "a way out of the fleet": try_way(net, "/v1/fleet/../control/start-run"),
+        "a page of the SuperLink": try_way(net, "/docs"),
         "none": try_node(good, authority, key),  # accepted, or the others show nothing
     }
 

@@ -85,7 +85,7 @@ def comparison_table(comparison: Mapping[str, Any], metrics: Sequence[str] = _SH
     columns = shown_columns(comparison["methods"])
     shown = [index for index, column in enumerate(columns) if column.metric in metrics]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("Method", overflow="fold", min_width=min(_NAMES, max(map(len, comparison["methods"]))))
+    table.add_column("Method", overflow="fold", min_width=min(_NAMES, _widest(comparison)))
     for index in shown:
         title = columns[index].title.replace("Messages", "Msgs").replace("Worst client", "Worst\nclient")
         table.add_column(title, justify="right", no_wrap=True)
@@ -97,18 +97,18 @@ def comparison_table(comparison: Mapping[str, Any], metrics: Sequence[str] = _SH
     return table
 
 
-def _folded(comparison: Mapping[str, Any]) -> int:
-    """By how much the column of methods can shrink, their names folded."""
-    return max(0, max(map(len, comparison["methods"]), default=0) - _NAMES)
+def _widest(comparison: Mapping[str, Any]) -> int:
+    return max(map(len, comparison["methods"]), default=0)
 
 
 def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
     seeds = len({run["seed"] for run in comparison["runs"]})
     terminal = answers()
     freely = terminal.options.update(max_width=10_000)  # else a table that is too wide says that it fits
+    spare = max(0, _widest(comparison) - _NAMES)  # what the column of methods gives up, names folded
     table = comparison_table(comparison)
     for count in range(len(_SHOWN) - 1, 0, -1):
-        if terminal.measure(table, options=freely).maximum - _folded(comparison) <= terminal.width:
+        if terminal.measure(table, options=freely).maximum - spare <= terminal.width:
             break
         table = comparison_table(comparison, _SHOWN[:count])
     terminal.print(table)

@@ -13,9 +13,11 @@ _TIE = 0.03  # how much the mean of logits counts beside the odds, as a share of
 _POWER, _FREED = 0.5, 0.5  # of `softened` and `rebalanced`; chosen on validation images, see docs/methods/references.md
 
 
-def odds(logits: torch.Tensor, counts: torch.Tensor, votes: torch.Tensor | None = None) -> torch.Tensor:
-    """Members' logits (members, batch, classes) as one, (batch, classes), by how many images of each class each has seen."""
-    votes = softened(counts, _POWER) if votes is None else votes
+def odds(logits: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Members' logits (members, batch, classes) as one, (batch, classes), by how many images of each class each has seen;
+    `weights` (members,) make some louder."""
+    votes = softened(counts, _POWER)
+    votes = votes if weights is None else weights.view(-1, 1) * votes
     return from_odds(rebalanced(logits, counts, _FREED), votes, logits.mean(0))
 
 

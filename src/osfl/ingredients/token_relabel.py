@@ -7,9 +7,8 @@ were made to the end, with the label they were made for, and x_l the others, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
@@ -17,87 +16,34 @@ from torch.nn import functional
 
 from osfl.errors import UsageError
 from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.ensembles import COUNTED, combine
-from osfl.ingredients.model_upload import Combine, ModelUpload, Student, counts_of, start_student, teachers
+from osfl.ingredients.ensembles import combine
+from osfl.ingredients.model_upload import ModelUpload, counts_of, start_student, teachers
 from osfl.ingredients.odds import from_odds, rebalanced, softened
 from osfl.ingredients.pictures import by_class, gallery
 from osfl.ingredients.sparse_inversion import (
-    Events,
     SparseInversion,
-    VitPixels,
     dropped,
     invert_sparsely,
     pixels_of,
-    vit_pixel_problems,
 )
 from osfl.ingredients.synthesis import (
     check_finite,
     draw_labels,
     keep,
-    out_of_range,
-    student_problems,
     take_up,
     teacher_weights,
     work_key,
 )
-from osfl.ingredients.training import SMOKE_TRAINING, Training, batches, decay
+from osfl.ingredients.training import batches, decay
 from osfl.meter import spend
-from osfl.models.architectures import parse
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_images
 from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
-from osfl.protocol import LATER, Context, Dataset, Json, Payload, Upload
+from osfl.protocol import Context, Dataset, Json, Payload, Upload
 
 _SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two cores work and bits stay the same
-
-
-@dataclass(frozen=True)
-class VitStudent(Student, VitPixels):
-    """The server's part of a method that inverts ViTs; defaults are FedMITR's."""
-
-    init: Literal["random", "average", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
-    # how clients become one; class_count and odds (`from_odds`) add class counts to the upload
-    teacher: Combine = "logits"
-    balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
-    labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
-    server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
-    pool_epochs: int = 0  # newest epochs whose images the student still sees; 0 = all
-    passes: int = 1  # of the student over the pool, each epoch
-    student_batch: int = 64
-    student_lr: float = 1e-3  # SGD
-    student_momentum: float = 0.9
-    student_decay: float = 1e-4  # weight decay
-    student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
-    student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
-    temperature: float = 1.0  # of distillation
-    # class_count and odds: a client's say about a class grows as its images of it to this power; 0 = alike for all with any
-    votes: float = field(default=1.0, metadata=LATER)
-
-
-@dataclass(frozen=True)
-class UploadedVits(VitStudent, Training):
-    """The same, and how clients fine-tune; defaults are FedMITR's."""
-
-    architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
-    epochs: int = 50  # passes over the client's images
-    batch_size: int = 64
-    weight_decay: float = 1e-4
-    schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
-
-
-# ViTs from pretrained weights, for two cores; chosen on validation images of bloodcells-28, see FedMITR's card.
-VIT_CPU: Mapping[str, Any] = {
-    "architecture": "vit", "epochs": 10, "batch_size": 32, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0,
-    "schedule": "cosine", "augment": "flip", "clip": 1.0, "images": 16, "steps": 24, "pixel_lr": 0.1, "clamp": True,
-    "scales": 6, "start": 0.5, "adversarial": 0.0, "labels": "counts", "server_epochs": 6,
-    "teacher": "odds", "votes": 0.5, "balance": 0.5, "student_lr": 0.01, "student_cosine": True, "student_clip": 5.0,
-}  # fmt: skip
-VIT_SMOKE: Mapping[str, Any] = {
-    **SMOKE_TRAINING, "architecture": "vit-p4-w16-d2-h2", "pixel_lr": 0.1, "clamp": True, "images": 8, "steps": 4,
-    "server_epochs": 2, "student_batch": 16,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -409,11 +355,6 @@ def as_vit(model: nn.Module) -> Vit:
                      field="architecture", fix="Use vit, deit_tiny or another ViT of `osfl ls architectures`.")  # fmt: skip
 
 
-def counts_needed(settings: Any) -> bool:
-    """Whether clients must say how many images of each class they have."""
-    return bool(settings.teacher in COUNTED or settings.labels != "uniform" or settings.balance)
-
-
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
     """How likely each client is asked for each class, (clients, classes), not yet normalized."""
     if how == "uniform":
@@ -426,31 +367,3 @@ def study_flops(student: Vit, pool: Pool, terms: Terms, image: tuple[int, int, i
     total = training_flops(student, image) if terms.whole else 0.0
     subsets = ((terms.kept, pool.keep.shape[1]), (terms.rest, pool.drop.shape[1]))
     return total + sum(training_flops(OnSubset(student, count), image) for weight, count in subsets if weight and count)
-
-
-POSITIVE = ("server_epochs", "passes", "student_lr", "temperature")
-NOT_NEGATIVE = ("balance", "votes", "pool_epochs", "student_momentum", "student_decay", "student_clip")
-
-
-def vit_student_problems(settings: Any, architectures: Sequence[str], events: Events = ()) -> list[str]:
-    """All that is wrong with the server's part, a sentence each."""
-    found = out_of_range(settings, POSITIVE, NOT_NEGATIVE, ("student_batch",)) + student_problems(settings, architectures)
-    return found + vit_pixel_problems(settings, events) + _patch_problems([*architectures, settings.student])
-
-
-def _patch_problems(architectures: Sequence[str]) -> list[str]:
-    """Everyone needs the same patches: a patch that one client dropped must be a patch of the others, too."""
-    patches: dict[str, int] = {}
-    for name in filter(None, architectures):
-        try:
-            entry, options = parse(name)
-        except UsageError:
-            continue  # said already where the architecture was checked
-        if entry.family != "vit":
-            return [f"setting 'architecture': {name!r} has no patches to drop; use a vision transformer such as 'vit' or "
-                    "'deit_tiny'"]  # fmt: skip
-        patches[name] = options["p"]
-    if len(set(patches.values())) > 1:
-        sizes = ", ".join(f"{name} has {size}" for name, size in patches.items())
-        return [f"setting 'architecture': clients and server need one patch size; {sizes}"]
-    return []

@@ -17,7 +17,7 @@ from torch.nn import functional
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import COUNTED
 from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.odds import odds, softened
+from osfl.ingredients.odds import odds
 from osfl.ingredients.synthesis import (
     Batch,
     Seen,
@@ -136,7 +136,7 @@ def vote(logits: torch.Tensor, weights: torch.Tensor, mode: str, base: torch.Ten
     if mode == "logits":
         return (votes[:, None] * logits).sum(0) / votes.sum()
     if mode == "odds":
-        return odds(logits, base, weights.view(-1, 1) * softened(base, 0.5))
+        return odds(logits, base, weights)
     shares = votes / votes.sum(0, keepdim=True).clamp_min(1e-12)
     mixed = (shares[:, None] * logits.softmax(-1)).sum(0)
     return (mixed / mixed.sum(-1, keepdim=True)).clamp_min(1e-12).log()

@@ -11,15 +11,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.token_relabel import (
-    KD_ONLY,
-    VIT_CPU,
-    VIT_SMOKE,
-    PatchServer,
-    UploadedVits,
-    counts_needed,
-    vit_student_problems,
-)
+from osfl.ingredients.token_relabel import KD_ONLY, PatchServer
+from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
 from osfl.models.naming import named
 from osfl.protocol import Context, Payload, Release, Upload
 

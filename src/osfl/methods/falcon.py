@@ -28,6 +28,7 @@ from osfl.ingredients.token_training import (
     train_on_tokens,
 )
 from osfl.ingredients.tokens import Encoding, OnTokens, TokenMethod, same_encoder
+from osfl.ingredients.training import not_positive, too_low
 from osfl.models.initial import initialize
 from osfl.models.naming import contract_of, load_named, named
 from osfl.models.token_models import AttentionPool, TokenGenerator
@@ -86,12 +87,9 @@ class Falcon(TokenMethod):
 
     def problems(self, clients: int) -> list[str]:
         s = self.settings
-        low = ("generator_epochs", "depth", "heads", "components")
-        positive = ("generator_lr", "per_image", "temperature", "temperature_sampling")
-        found = [f"setting {k!r}: expected at least 1, got {getattr(s, k)}" for k in low if getattr(s, k) < 1]
-        found += [f"setting {k!r}: expected a positive number, got {getattr(s, k)}" for k in positive if not getattr(s, k) > 0]
-        found += [f"setting 'generator_batch': expected at least 2, got {s.generator_batch}"] * (s.generator_batch < 2)
-        found += [f"setting 'generator_patience': expected at least 0, got {s.generator_patience}"] * (s.generator_patience < 0)
+        found = too_low(s, {"generator_epochs": 1, "depth": 1, "heads": 1, "components": 1, "generator_batch": 2,
+                            "generator_patience": 0})  # fmt: skip
+        found += not_positive(s, "generator_lr", "per_image", "temperature", "temperature_sampling")
         found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
         found += classifying_problems(s)
         before = [*super().problems(clients), *found]

@@ -17,16 +17,8 @@ from osfl.errors import UsageError
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.sparse_inversion import Events, events_of
 from osfl.ingredients.synthesis import out_of_range
-from osfl.ingredients.token_relabel import (
-    VIT_CPU,
-    VIT_SMOKE,
-    PatchServer,
-    Terms,
-    UploadedVits,
-    counts_needed,
-    lipschitz,
-    vit_student_problems,
-)
+from osfl.ingredients.token_relabel import PatchServer, Terms, lipschitz
+from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
 from osfl.models.naming import named
 from osfl.protocol import Context, Dataset, Json, Payload, Release, Upload
 

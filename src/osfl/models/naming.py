@@ -61,8 +61,8 @@ def halved(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def widened(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Back to 32 bits, which models compute with."""
-    return {name: value.float() if value.dtype == torch.float16 else value for name, value in tensors.items()}
+    """With 32 bits a number, which models compute with."""
+    return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
 
 
 def halved_contract(contract: Contract) -> Contract:

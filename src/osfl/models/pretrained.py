@@ -16,7 +16,7 @@ from safetensors.torch import load as load_tensors
 from torch import nn
 
 from osfl.models.checkpoints import usual_names
-from osfl.models.naming import ModelError, load_named
+from osfl.models.naming import ModelError, load_named, widened
 from osfl.models.vit import Vit, resize_positions
 
 _HEADS = ("_fc.", "head.", "fc.")  # the classifier, in each family's words
@@ -180,7 +180,7 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tenso
         tensors = load_tensors(data)
     except SafetensorError as error:
         raise _no_safetensors(path, data, error) from None
-    return {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
+    return widened(tensors)
 
 
 def _no_safetensors(path: Path, data: bytes, error: SafetensorError) -> ModelError:

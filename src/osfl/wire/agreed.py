@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from osfl.errors import RoundError
 from osfl.protocol import ClientId, Contract, Field, Limits, canonical, digest_of
+from osfl.wire.atomic import locked
 from osfl.wire.gate import Desk
 from osfl.wire.signing import VerifyKey
 
@@ -83,14 +83,9 @@ def _contract(lines: Any) -> Contract:
 @contextlib.contextmanager
 def alone(folder: Path, lock: str = ".lock", fix: str = "Wait for it, or choose another --out.") -> Iterator[None]:
     """Two processes in one folder would do everything twice; the second is told."""
-    import fcntl  # absent on Windows
-
-    descriptor = os.open(folder / lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder / lock, wait=False))
         except BlockingIOError:
             raise RoundError(f"another process is working in {folder}", fix=fix) from None
         yield
-    finally:
-        os.close(descriptor)

@@ -109,14 +109,14 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(lock: Path) -> Iterator[None]:
-    """One at a time, whoever comes later waits. The kernel frees the lock of a process that dies; a mere O_EXCL file would
-    stay forever."""
+def locked(lock: Path, wait: bool = True) -> Iterator[None]:
+    """One at a time: whoever comes later waits, or gets a BlockingIOError. The kernel frees the lock of a process that dies;
+    a mere O_EXCL file would stay forever."""
     import fcntl  # absent on Windows, where hard links exist
 
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)
