@@ -75,7 +75,8 @@ class Machines:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(self.folder / "flwr")}
         quiet |= {"OSFL_INNER": str(self.inner)} if self.inner else {}
-        quiet |= {"PYTHONPATH": str(Path(__file__).parent / "hasty"), "OSFL_HEARTBEAT": str(self.heartbeat)}
+        paths = [str(Path(__file__).parent / "hasty"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        quiet |= {"PYTHONPATH": os.pathsep.join(paths), "OSFL_HEARTBEAT": str(self.heartbeat)}
         return {**os.environ, "PATH": path, "OSFL_AGAIN": str(self.again), **quiet, **more}
 
     def start(self, name: str, command: Sequence[str | Path], **environment: str) -> subprocess.Popen[bytes]:
