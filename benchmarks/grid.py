@@ -82,10 +82,10 @@ def generated(dataset: str, partition: str, samples: int | None = None) -> Simul
     return Simulation("federated_factory", dataset, clients, partition, "cpu", samples=samples)
 
 
-def encoded(dataset: str, partition: str) -> Simulation:
+def encoded(dataset: str, partition: str, **changes: str) -> Simulation:
     """At 224 px: one token for the whole image and one for each quarter, at 112 px."""
     clients = None if partition == "domains" else 5
-    return Simulation("falcon", dataset, clients, partition, "cpu", image_size=224)
+    return Simulation("falcon", dataset, clients, partition, "cpu", changes=changes, image_size=224)
 
 
 def meeting(dataset: str, clients: int, skew: str, samples: int | None = None, encounters: int = 3) -> Simulation:
@@ -124,6 +124,8 @@ CELLS: Mapping[str, Simulation] = {
     "pacs-domains": encoded("pacs-subset", "domains"),
     **{f"{name}-a{alpha}": encoded(dataset, f"dirichlet:{alpha}")
        for name, dataset in _TOKENS.items() for alpha in ("0.1", "0.3", "0.5")},
+    **{f"brain-vit-a{alpha}": encoded(_TOKENS["brain"], f"dirichlet:{alpha}", encoder="vit_small_saliency")
+       for alpha in ("0.1", "0.3", "0.5")},
     **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
     **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
        for name, (dataset, samples) in _GENERATED.items()},
