@@ -51,6 +51,7 @@ PROGRAMS = {
 }
 HEARTBEAT = 10  # seconds; Flower misses a process after two
 MOMENTS = 20  # seconds without progress after which somebody is killed all the same
+PATIENCE = 600.0  # seconds in which a round that nobody disturbs has to end
 
 
 def run(full: bool = True, only: str = "") -> dict[str, Any]:
@@ -106,16 +107,18 @@ def _kill(net: Machines, role: str, rng: random.Random) -> bool:
     return True
 
 
-def _moments(net: Machines, round: Path, plan: Plan, rng: random.Random, patience: float = 900.0) -> Iterator[None]:
-    """Random moments of a round until it has ended: after each, the round has to go on before there is another."""
-    until, last, since = time.monotonic() + patience, frozenset[tuple[str, int]](), time.monotonic()
+def _moments(net: Machines, round: Path, plan: Plan, rng: random.Random, most: int = 8) -> Iterator[None]:
+    """Random moments of a round, as long as it has not ended: after each, it has to go on before there is another. After the
+    last it is left alone, and has to end."""
+    until, last, since = time.monotonic() + PATIENCE, frozenset[tuple[str, int]](), time.monotonic()
     while not (round / DONE).exists() and time.monotonic() < until:
         now = _state(net, round, plan)
-        if now != last or time.monotonic() > since + MOMENTS:
+        if most and (now != last or time.monotonic() > since + MOMENTS):
             time.sleep(rng.uniform(0.0, 3.0))
             if not (round / DONE).exists():
                 yield
-            last, since = _state(net, round, plan), time.monotonic()
+            last, since, most = _state(net, round, plan), time.monotonic(), most - 1
+            until = since + PATIENCE
         time.sleep(0.2)
 
 
