@@ -82,10 +82,11 @@ def generated(dataset: str, partition: str, samples: int | None = None) -> Simul
     return Simulation("federated_factory", dataset, clients, partition, "cpu", samples=samples)
 
 
-def encoded(dataset: str, partition: str, **changes: str) -> Simulation:
-    """At 224 px: one token for the whole image and one for each quarter, at 112 px."""
+def encoded(dataset: str, partition: str, side: int = 224, **changes: str) -> Simulation:
+    """One token for the whole image, at half its side, and one for each quarter."""
     clients = None if partition == "domains" else 5
-    return Simulation("falcon", dataset, clients, partition, "cpu", changes=changes, image_size=224)
+    geometry = {} if side == 224 else {"resolution": side, "window": side // 2, "stride": side // 2}
+    return Simulation("falcon", dataset, clients, partition, "cpu", changes={**changes, **geometry}, image_size=side)
 
 
 def meeting(dataset: str, clients: int, skew: str, samples: int | None = None, encounters: int = 3) -> Simulation:
@@ -108,7 +109,8 @@ def uploaded_vits(name: str, partition: str, clients: int = 10) -> Simulation:
     return Simulation("fedmitr", dataset, clients, partition, "cpu", changes={**same, **start}, samples=4000)
 
 
-_TOKENS = {"brain": "brain-mri-subset", "xray": "chest-xray-448-subset", "blood360": "bloodcells-360-subset"}
+_TOKENS = {"brain": ("brain-mri-subset", 224), "xray": ("chest-xray-448-subset", 224),
+           "xray448": ("chest-xray-448-subset", 448), "blood360": ("bloodcells-360-subset", 360)}  # fmt: skip
 _GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
               "cifar": ("cifar10-subset", 4000)}  # fmt: skip
 _MET = (("blood", "bloodcells-28", 70), ("cifar", "cifar10-subset", 30), ("skin", "skinlesions-28", 70))
@@ -122,9 +124,9 @@ CELLS: Mapping[str, Simulation] = {
     **{f"pneumonia-n5-a{alpha}": medical("pneumoniamnist", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
     "digits-tokens": Simulation("falcon", "digits", 5, "dirichlet:0.1", "cpu", changes=WEIGHTLESS),
     "pacs-domains": encoded("pacs-subset", "domains"),
-    **{f"{name}-a{alpha}": encoded(dataset, f"dirichlet:{alpha}")
-       for name, dataset in _TOKENS.items() for alpha in ("0.1", "0.3", "0.5")},
-    **{f"brain-vit-a{alpha}": encoded(_TOKENS["brain"], f"dirichlet:{alpha}", encoder="vit_small_saliency")
+    **{f"{name}-a{alpha}": encoded(dataset, f"dirichlet:{alpha}", side)
+       for name, (dataset, side) in _TOKENS.items() for alpha in ("0.1", "0.3", "0.5")},
+    **{f"brain-vit-a{alpha}": encoded(_TOKENS["brain"][0], f"dirichlet:{alpha}", encoder="vit_small_saliency")
        for alpha in ("0.1", "0.3", "0.5")},
     **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
     **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)

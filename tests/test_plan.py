@@ -9,6 +9,7 @@ from osfl.errors import UsageError
 from osfl.methods.fedavg import FedAvg, Settings
 from osfl.plan import comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
 from osfl.protocol import Limits, Plan, Task
+from osfl.registry import load
 from osfl.simulation import Simulation, prepare
 
 TASK = Task("cells", ("round", "long"), (3, 28, 28))
@@ -52,6 +53,12 @@ def test_a_written_plan_reads_back_to_the_same_digest(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(write_plan(plan()))
     assert read_plan(path).digest == plan().digest
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
+def test_numbers_are_finite(word: str) -> None:
+    with pytest.raises(UsageError, match=rf"setting 'lr': expected float, got '{word}' \(not a finite number\)"):
+        resolve_settings(load("fedavg"), "paper", {"lr": word})
 
 
 def test_a_plan_explains_its_settings() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import re
 import tomllib
 import typing
@@ -74,6 +75,8 @@ def _convert(value: Any, kind: Any) -> Any:
         raise ValueError("not a whole number")
     if kind is float and isinstance(value, bool):
         raise ValueError("not a number")
+    if kind is float and not math.isfinite(float(value)):
+        raise ValueError("not a finite number")
     return kind(value)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +18,9 @@ from osfl.ingredients.tokens import Encoding, Tokenizer, same_encoder, token_pro
 from osfl.models.build import build_model
 from osfl.models.checkpoints import usual_names
 from osfl.models.encoder_table import ENCODERS
-from osfl.models.encoders import encoder_problems, load_encoder
+from osfl.models.encoders import encoder_problems, encoder_width, load_encoder
 from osfl.models.naming import ModelError, named
-from osfl.models.pretrained import weights_path
+from osfl.models.pretrained import IMAGENET, weights_path
 from osfl.protocol import Payload, Task, Upload
 from osfl.seeds import torch_generator
 from osfl.workers import compute_threads
@@ -184,7 +187,6 @@ def transformers_style(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def test_checkpoints_of_transformers_load_like_our_own(tmp_path: Path) -> None:
-    from hashlib import sha256
 
     model = build_model("vit_small_dinov2", Task("t", ("a",), (3, 28, 28)), torch_generator(0, "vit"))
     state = {name.removeprefix("m/"): tensor for name, tensor in named(model, "m").items()}
@@ -202,8 +204,52 @@ def test_checkpoints_of_transformers_load_like_our_own(tmp_path: Path) -> None:
         load_encoder("dinov2_small", 28, str(path), "1" * 64)
 
 
-def test_another_encoder_is_named_with_its_client() -> None:
-    uploads = [Upload(c, "", Payload({}, {"encoder": e})) for c, e in (("a", "x"), ("b", "y"), ("c", "x"))]
+@pytest.mark.parametrize("said", ["0" * 64, None])
+def test_another_encoder_than_the_plans_is_named_with_its_client(said: str | None) -> None:
+    settings = Encoding(encoder="random", window=8, resolution=8)
+    right = Tokenizer(settings).digest
+    uploads = [Upload(c, "", Payload({}, {"encoder": e} if e else {})) for c, e in (("a", right), ("b", said), ("c", said))]
+    same_encoder(uploads[:1], settings)
     with pytest.raises(RoundError, match="another encoder") as caught:
-        same_encoder(uploads)
-    assert caught.value.client == "b" and caught.value.expected == "x"
+        same_encoder(uploads, settings)  # most have it, and are wrong all the same
+    assert caught.value.client == "b" and caught.value.expected == right
+
+
+@pytest.mark.parametrize("name", ["resnet18-w8", "cnn-w8", "vit-p4-w16-h2-d2"])
+def test_any_architecture_is_an_encoder_with_a_file(tmp_path: Path, name: str) -> None:
+    model = build_model(name, Task("t", ("a", "b"), (3, 16, 16)), torch.Generator().manual_seed(0)).eval()
+    save_file({n.removeprefix("m/"): t.contiguous() for n, t in named(model, "m").items()}, tmp_path / "w.safetensors")
+    pinned = sha256((tmp_path / "w.safetensors").read_bytes()).hexdigest()
+    x = torch.rand(2, 3, 16, 16) * 2 - 1
+    own = load_encoder(name, 16, str(tmp_path / "w.safetensors"), pinned, "symmetric")
+    with torch.no_grad():
+        assert torch.allclose(own.network(x), model.features(x), atol=1e-5)
+        assert own.width == encoder_width(name, 16) == own.network(x).shape[1]
+        usual = load_encoder(name, 16, str(tmp_path / "w.safetensors"), pinned)
+        mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET)
+        assert torch.allclose(usual.network(x), model.features((0.5 * (x + 1) - mean) / deviation), atol=1e-4)
+    assert usual.digest != own.digest
+
+
+def test_a_hub_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=fails))
+    with pytest.raises(ModelError, match="no route to host") as caught:
+        load_encoder("dinov2_small", 28, "hub:owner/name", "0" * 64)
+    assert caught.value.field == "encoder_weights" and "carry the file" in str(caught.value.fix)
+
+
+def test_a_file_of_the_hub_is_checked_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def gives(repository: str, file: str, revision: str | None) -> str:
+        asked.append((repository, file, revision))
+        (tmp_path / "w.safetensors").write_bytes(b"another file")
+        return str(tmp_path / "w.safetensors")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=gives))
+    with pytest.raises(ModelError, match="not the ones that were pinned"):
+        load_encoder("dinov2_small", 28, "hub:owner/name@v1:deep/file.safetensors", "0" * 64)
+    assert asked == [("owner/name", "deep/file.safetensors", "v1")]

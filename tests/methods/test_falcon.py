@@ -47,6 +47,18 @@ def test_sequences_follow_the_clients_classes() -> None:
     assert drawn.tolist() == [round(1.5 * n) for n in counts.tolist()]
 
 
+def test_the_plan_may_ask_for_all_classes_alike() -> None:
+    """As many sequences as before, shared by the classes that a client has; one of each at least."""
+    federation = small_federation("falcon")
+    for per_image in (1.5, 1e-3):
+        one = method(federation, send="sequences", labels="balanced", per_image=per_image)
+        payload = one.client_phase(federation.shards[0], ctx(federation))
+        counts = torch.tensor(payload.facts["class_counts"])
+        drawn = torch.bincount(payload.tensors["labels"], minlength=len(counts))
+        assert drawn.sum() == sum(max(1, round(per_image * n)) for n in counts[counts > 0].tolist())
+        assert int(drawn[counts > 0].max() - drawn[counts > 0].min()) <= 1 and not drawn[counts == 0].any()
+
+
 @pytest.mark.parametrize("whiten", [False, True])
 def test_the_smaller_is_sent_and_the_server_draws_the_same(whiten: bool) -> None:
     federation = small_federation("falcon")

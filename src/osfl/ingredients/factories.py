@@ -14,6 +14,7 @@ from osfl.ingredients.cells import Cell, prefix
 from osfl.ingredients.diffusion import Diffusion, DiffusionSettings
 from osfl.ingredients.mixtures import Mixture, MixtureSettings
 from osfl.ingredients.symmetries import Symmetry
+from osfl.ingredients.training import not_positive, too_low
 from osfl.models.unet import parse_unet
 from osfl.protocol import Context, Contract, Field, Json, Payload, Shard, Task
 from osfl.storage import payload_digest
@@ -59,11 +60,7 @@ def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
         "mixture_dims", "mixture_components", "mixture_prior", "mixture_iterations", "vae_latent", "vae_width", "vae_steps",
         "vae_batch", "vae_lr", "edm_images", "edm_batch", "edm_lr", "edm_lr_batches", "edm_noise_std",
     )  # fmt: skip
-    found = [
-        f"setting {name!r}: expected more than 0, got {getattr(settings, name)}"
-        for name in positive
-        if not getattr(settings, name) > 0
-    ]
+    found = [*not_positive(settings, *positive), *too_low(settings, {"edm_rampup": 0})]
     if not 0 <= settings.dropout < 1:
         found.append(f"setting 'dropout': expected from 0 to below 1, got {settings.dropout}")
     if not 0 <= settings.edm_ema < 0.28:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from osfl.errors import TrainingError
 from osfl.ingredients.token_space import out_of_space
-from osfl.ingredients.training import batches, decay, step
+from osfl.ingredients.training import batches, decay, not_positive, step, too_low
 from osfl.meter import spend
 from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool, TokenGenerator
@@ -38,10 +38,7 @@ class Classifying:
 
 
 def classifying_problems(settings: Classifying) -> list[str]:
-    low = {"epochs": 1, "batch_size": 2, "hidden": 0}
-    found = [f"setting {k!r}: expected at least {v}, got {getattr(settings, k)}" for k, v in low.items()
-             if getattr(settings, k) < v]  # fmt: skip
-    found += [f"setting 'lr': expected a positive number, got {settings.lr}"] * (not settings.lr > 0)
+    found = [*too_low(settings, {"epochs": 1, "batch_size": 2, "hidden": 0}), *not_positive(settings, "lr")]
     found += [f"setting 'dropout': expected 0 to below 1, got {settings.dropout}"] * (not 0 <= settings.dropout < 1)
     return found
 

@@ -7,7 +7,7 @@ pixels, row by row, the last ones aligned to the border. Small images (R <= W) h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,11 +17,10 @@ from torch.nn import functional
 from osfl.errors import RoundError, TrainingError
 from osfl.ingredients.token_store import TokenStore, image_digests, store_of
 from osfl.meter import spend
-from osfl.models.encoder_table import ENCODERS
-from osfl.models.encoders import Encoder, encoder_problems, load_encoder
+from osfl.models.encoders import Encoder, encoder_digest, encoder_problems, encoder_width, load_encoder
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_images, to_input
-from osfl.protocol import ClientId, Context, Dataset, Facts, OneShot, Shard, Upload, digest_of
+from osfl.protocol import LATER, ClientId, Context, Dataset, Facts, OneShot, Shard, Upload, digest_of
 from osfl.workers import compute_threads
 
 Pooling = Literal["global", "mean", "concat"]  # several tokens as one vector
@@ -32,12 +31,14 @@ BLOCK = 128  # images that are encoded and kept together: what an interruption c
 class Encoding:
     """How images become tokens; mixed into Settings. Defaults are FALCON's."""
 
-    encoder: str = "dinov2_base"  # `osfl ls encoders`; `random` needs no weights
+    encoder: str = "dinov2_base"  # `osfl ls encoders`, or an architecture with a file; `random` needs no weights
     encoder_weights: str = ""  # a safetensors file, or hub:owner/name, where the encoder has none of its own
     encoder_sha256: str = ""  # what that file must hash to, at every site
     resolution: int = 448  # R, the side to which images are resized
     window: int = 224  # W, the side of a view, which is the encoder's input
     stride: int = 224  # S, from one window to the next
+    # what pixels the file of `encoder_weights` was trained with: ImageNet's mean and deviation, or [-1, 1]
+    encoder_pixels: Literal["imagenet", "symmetric"] = field(default="imagenet", metadata=LATER)
 
     def regions(self) -> int:
         """L, the number of windows."""
@@ -45,7 +46,7 @@ class Encoding:
 
     def width(self, pooling: str = "global") -> int:
         """d, or (1 + L) d where all tokens stand side by side."""
-        return ENCODERS[self.encoder].width * (1 + self.regions() if pooling == "concat" else 1)
+        return encoder_width(self.encoder, self.window) * (1 + self.regions() if pooling == "concat" else 1)
 
 
 def window_places(resolution: int, window: int, stride: int) -> list[int]:
@@ -75,7 +76,8 @@ def _resized(x: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def token_problems(settings: Encoding) -> list[str]:
-    found = encoder_problems(settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256)
+    found = encoder_problems(settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256,
+                             settings.encoder_pixels)  # fmt: skip
     if settings.resolution < 8 or settings.stride < 1:
         found.append(f"settings 'resolution' and 'stride': expected at least 8 and 1, got {settings.resolution} and "
                      f"{settings.stride}")  # fmt: skip
@@ -83,7 +85,14 @@ def token_problems(settings: Encoding) -> list[str]:
 
 
 def encoder_for(settings: Encoding) -> Encoder:
-    return load_encoder(settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256)
+    return load_encoder(settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256,
+                        settings.encoder_pixels)  # fmt: skip
+
+
+def tokens_digest(settings: Encoding) -> str:
+    """Names everything that tokens depend on besides the images; the same without the encoder's weights at hand."""
+    encoder = encoder_digest(settings.encoder, settings.window, settings.encoder_sha256, settings.encoder_pixels)
+    return digest_of(["osfl tokens", 1, encoder, [settings.resolution, settings.window, settings.stride]])
 
 
 class Tokenizer(nn.Module):
@@ -93,9 +102,7 @@ class Tokenizer(nn.Module):
         super().__init__()
         with compute_threads(1):  # kept tokens serve everybody, so they must not depend on who encodes first
             self.settings, self.encoder = settings, encoder_for(settings)
-        self.network = self.encoder.network
-        geometry = [settings.resolution, settings.window, settings.stride]
-        self.digest = digest_of(["osfl tokens", 1, self.encoder.digest, geometry])
+        self.network, self.digest = self.encoder.network, tokens_digest(settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
         """Frozen and large: copies of a classifier share it. (FLOPs are counted on a twin without numbers.)"""
@@ -205,20 +212,20 @@ class TokenMethod(OneShot):
         return {"encoder": self.tokenizer().digest, "class_counts": counts, "samples": len(shard.train)}
 
 
-def same_encoder(uploads: Sequence[Upload]) -> None:
-    """Vectors of different encoders cannot be compared; who has another one is told."""
-    same_encoders({upload.client: upload.payload.facts for upload in uploads})
+def same_encoder(uploads: Sequence[Upload], settings: Encoding) -> None:
+    """Vectors of another encoder than the plan's mean something else; who has them is told."""
+    same_encoders({upload.client: upload.payload.facts for upload in uploads}, settings)
 
 
-def same_encoders(facts: Mapping[ClientId, Facts]) -> None:
+def same_encoders(facts: Mapping[ClientId, Facts], settings: Encoding) -> None:
     """The same for what was noted while uploads went by one after the other."""
-    digests = {client: str(said.get("encoder", "")) for client, said in facts.items()}
-    usual = max(sorted(set(digests.values())), key=lambda digest: sum(d == digest for d in digests.values()))
-    for client, digest in digests.items():
-        if digest != usual:
-            raise RoundError("this upload was made with another encoder or geometry than the others", client=client,
-                             field="facts.encoder", expected=usual, got=digest,
-                             fix="All sites need the same encoder file; its sha256 is in the plan.")  # fmt: skip
+    expected = tokens_digest(settings)
+    for client, said in facts.items():
+        if said.get("encoder") != expected:
+            raise RoundError("this upload was made with another encoder or geometry than the plan's", client=client,
+                             field="facts.encoder", expected=expected, got=str(said.get("encoder", "nothing")),
+                             fix="The site needs the encoder file whose sha256 is in the plan, and this version of "
+                                 "osfl.")  # fmt: skip
 
 
 def pooled(tokens: torch.Tensor, how: str) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from osfl.errors import TrainingError, UsageError
 from osfl.ingredients.averaging import average
+from osfl.ingredients.cells import shares
 from osfl.ingredients.token_space import into_space, standard_space, white_space
 from osfl.ingredients.token_training import (
     Classifying,
@@ -54,7 +55,8 @@ class Generating:
 
 @dataclass(frozen=True)
 class Settings(Encoding, Generating, Classifying):
-    per_image: float = 1.5  # sequences drawn for each real image, class by class
+    per_image: float = 1.5  # sequences drawn for each real image
+    labels: Literal["own", "balanced"] = field(default="own", metadata=LATER)  # as often as own images; all its classes alike
     temperature_sampling: float = 1.0  # on the mixture's weights
     send: Literal["smaller", "sequences", "generator"] = "smaller"
     wire: Literal["float32", "float16"] = "float32"  # of the sequences
@@ -88,7 +90,7 @@ class Falcon(TokenMethod):
     def problems(self, clients: int) -> list[str]:
         s = self.settings
         found = too_low(s, {"generator_epochs": 1, "depth": 1, "heads": 1, "components": 1, "generator_batch": 2,
-                            "generator_patience": 0})  # fmt: skip
+                            "generator_patience": 0, "generator_width": 0, "noise": 0})  # fmt: skip
         found += not_positive(s, "generator_lr", "per_image", "temperature", "temperature_sampling")
         found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
         found += classifying_problems(s)
@@ -184,9 +186,12 @@ class Falcon(TokenMethod):
         components = len(generator.tensors["generator/weights.bias"])
         model = self._generator(components, None)
         load_named(model, {n: t for n, t in generator.tensors.items() if n.startswith("generator/")}, "generator")
-        wanted = {c: round(self.settings.per_image * count) for c, count in enumerate(counts)}
+        had = [c for c, count in enumerate(counts) if count]
+        wanted = {c: max(1, round(self.settings.per_image * counts[c])) for c in had}
+        if self.settings.labels == "balanced":
+            wanted = {c: max(1, n) for c, n in zip(had, shares(sum(wanted.values()), [1] * len(had)), strict=True)}
         found, labels = draw_sequences(
-            model, generator.tensors["statistics"], {c: n for c, n in wanted.items() if n},
+            model, generator.tensors["statistics"], wanted,
             lambda c: ctx.generator("sequences", client, c), self.settings.temperature_sampling, ctx.device,
         )  # fmt: skip
         kind = torch.float16 if self.settings.wire == "float16" else torch.float32
@@ -195,7 +200,7 @@ class Falcon(TokenMethod):
     # --- the server ---
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        same_encoder(uploads)
+        same_encoder(uploads, self.settings)
         uploads = sorted(uploads, key=lambda upload: upload.client)
         if self.settings.server == "average":
             return Release(Payload(self._averaged(uploads)))

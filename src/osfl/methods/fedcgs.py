@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from osfl.ingredients.gaussians import Covariance, Statistics, linear_classifier, packed, statistics, summed, unpacked
 from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoders
-from osfl.ingredients.training import batches, step
+from osfl.ingredients.training import batches, not_positive, step, too_low
 from osfl.models.naming import load_named, named
 from osfl.protocol import ClientId, Context, Contract, Facts, Field, Payload, Release, Shard, Upload
 
@@ -48,8 +48,8 @@ class FedCGS(TokenMethod):
     DEVIATIONS = ("a ridge keeps the covariance invertible", "all methods here share FALCON's encoder")
 
     def problems(self, clients: int) -> list[str]:
-        found = [f"setting 'ridge': expected at least 0, got {self.settings.ridge}"] * (not self.settings.ridge >= 0)
-        return [*super().problems(clients), *found]
+        found = too_low(self.settings, {"ridge": 0, "personal_epochs": 0, "alignment": 0})
+        return [*super().problems(clients), *found, *not_positive(self.settings, "personal_lr")]
 
     def width(self) -> int:
         """d of what is summed."""
@@ -85,7 +85,7 @@ class FedCGS(TokenMethod):
                 yield self._statistics(upload.payload)
 
         total = summed(each())
-        same_encoders(facts)
+        same_encoders(facts, self.settings)
         total = replace(total, gram=unpacked(total.gram))
         weight, bias = linear_classifier(total, self.settings.covariance, self.settings.ridge)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}

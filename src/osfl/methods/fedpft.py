@@ -17,6 +17,7 @@ from osfl.errors import RoundError
 from osfl.ingredients.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
 from osfl.ingredients.token_training import linear_head
 from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder
+from osfl.ingredients.training import not_positive, too_low
 from osfl.models.naming import load_named, named
 from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
 
@@ -54,11 +55,8 @@ class FedPFT(TokenMethod):
 
     def problems(self, clients: int) -> list[str]:
         s = self.settings
-        low = {"components": 1, "iterations": 1, "epochs": 1, "batch_size": 1}
-        found = [f"setting {k!r}: expected at least {v}, got {getattr(s, k)}" for k, v in low.items() if getattr(s, k) < v]
-        found += [f"setting {k!r}: expected a positive number, got {getattr(s, k)}" for k in ("lr", "samples")
-                  if not getattr(s, k) > 0]  # fmt: skip
-        return [*super().problems(clients), *found]
+        found = too_low(s, {"components": 1, "iterations": 1, "epochs": 1, "batch_size": 1, "tolerance": 0})
+        return [*super().problems(clients), *found, *not_positive(s, "lr", "samples")]
 
     def contract(self, architecture: str) -> Contract:
         d = self.settings.width(self.settings.tokens)
@@ -87,7 +85,7 @@ class FedPFT(TokenMethod):
         return Payload(tensors, self.facts(shard))
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        same_encoder(uploads)
+        same_encoder(uploads, self.settings)
         x, y = self.tokens(uploads, ctx)
         s = self.settings
         head = linear_head(x, y, len(self.task.classes), ctx.generator("head"), epochs=s.epochs, batch_size=s.batch_size,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from osfl.models.architectures import parse
+
 
 @dataclass(frozen=True)
 class EncoderSheet:
     """One line of the table."""
 
     description: str
-    width: int  # d, numbers that describe an image
+    width: int  # d, numbers that describe an image; 0: as many as the architecture has
     architecture: str = ""  # empty: needs no weights
     weights: str = ""  # a name in pretrained.KNOWN; empty: the plan gives a file and its sha256
     multiple: int = 1  # sides of the input must be a multiple
@@ -27,3 +29,11 @@ ENCODERS: Mapping[str, EncoderSheet] = {
     "dinov2_small": EncoderSheet("DINOv2 ViT-S/14, 384 numbers; the plan pins its file", 384, "vit_small_dinov2", "", 14),
     "dinov2_base": EncoderSheet("DINOv2 ViT-B/14, 768 numbers; the plan pins its file", 768, "vit_base_dinov2", "", 14),
 }  # fmt: skip
+
+
+def sheet(name: str) -> EncoderSheet:
+    """The line of an encoder. Any architecture is one, too, with a file that the plan pins."""
+    if name in ENCODERS:
+        return ENCODERS[name]
+    entry, options = parse(name)
+    return EncoderSheet(entry.description, 0, name, multiple=options.get("p", 1))

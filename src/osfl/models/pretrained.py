@@ -100,7 +100,14 @@ def _from_hub(address: str, field: str) -> Path:
     except ImportError:
         raise ModelError("weights from a hub need huggingface_hub", field=field,
                          fix="Install it with: pip install 'osfl[hub]'. Or give a local file.") from None  # fmt: skip
-    return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision or None))
+    try:
+        return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision or None))
+    except Exception as error:  # whatever a network, a proxy or the hub may say
+        raise ModelError(
+            f"the hub did not give {address!r}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            field=field, expected="owner/name[@revision][:file]",
+            fix="Check the name and the network, or carry the file here and give its path instead of hub:.",
+        ) from None  # fmt: skip
 
 
 def pin_problems(weights: str, sha256: str, setting: str) -> list[str]:
