@@ -140,9 +140,8 @@ def _everything(net: Machines) -> None:
     """All machines, up and known to each other."""
     net.heartbeat = HEARTBEAT
     net.link()
-    register = net.run("none")  # there is no such round
+    net.run("--register")
     net.wait_registered()
-    net.stop(register)
     for client in CLIENTS:
         net.site(client)
 
@@ -387,7 +386,7 @@ def refused(folder: Path) -> dict[str, Any]:
     """Refused means: the node gets no identity at the SuperLink, the request no answer. `none` is the one that must not be."""
     with machines(folder, ["fedavg"]) as (net, _):
         net.link()
-        net.run("none")
+        net.run("--register")
         net.wait_registered()
         heard = misuses(net)
     control = heard.pop("none")

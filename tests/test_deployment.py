@@ -111,7 +111,8 @@ def test_again_when_sites_have_taken_their_folders_away(tmp_path: Path, own_keys
     keys = tmp_path / "keys" if own_keys else None
     if keys is not None:
         keys.mkdir()
-        save_public(keys / "north.pub", SigningKey.generate().public_hex)
+        for client in CLIENTS:
+            save_public(keys / f"{client}.pub", SigningKey.generate().public_hex)
     out = tmp_path / "out"
     first = deploy(PLAN, out, HOST, keys=keys)
     node = (out / "coordinator" / "nodes" / "north.pub").read_bytes()
@@ -119,7 +120,7 @@ def test_again_when_sites_have_taken_their_folders_away(tmp_path: Path, own_keys
     second = deploy(make_plan("ensemble"), out, HOST)
     enrolled = [(out / "coordinator" / "rounds" / found.round / "enrolled.json").read_bytes() for found in (first, second)]
     assert enrolled[0] == enrolled[1] and (out / "coordinator" / "nodes" / "north.pub").read_bytes() == node
-    assert not private_files(out / "sites" / "north") and len(private_files(out / "sites" / "south")) == 2
+    assert not private_files(out / "sites" / "north") and len(private_files(out / "sites" / "south")) == 2 - own_keys
     (command,) = second.machines["site north"]
     assert command.startswith(f"copy sites/north/plans/{second.round}.toml there")
     assert deploy(PLAN, out, HOST).round == first.round
@@ -130,11 +131,48 @@ def test_sites_that_made_their_own_keys(tmp_path: Path) -> None:
     own, keys = SigningKey.generate(), tmp_path / "keys"
     keys.mkdir()
     save_public(keys / "north.pub", own.public_hex)
+    with pytest.raises(UsageError, match=r"no south\.pub(.|\n)*no west\.pub"):  # not replaced by one of ours
+        deploy(PLAN, tmp_path / "out", HOST, keys=keys)
+    assert not (tmp_path / "out").exists()
+    for other in ("south", "west"):
+        save_public(keys / f"{other}.pub", SigningKey.generate().public_hex)
     found = deploy(PLAN, tmp_path / "out", HOST, keys=keys)
     assert not (tmp_path / "out" / "sites" / "north" / "site.key").exists()
     assert any("north.key" in command for command in found.machines["site north"])
     enrolled = (tmp_path / "out" / "coordinator" / "rounds" / found.round / "enrolled.json").read_text()
     assert own.public_hex in enrolled
+
+
+def test_a_site_that_has_its_folder_needs_the_new_plan_alone(tmp_path: Path) -> None:
+    assert deploy(PLAN, tmp_path, HOST).machines["site north"][0].startswith("copy the folder sites/north/")
+    again = deploy(make_plan("ensemble"), tmp_path, HOST)
+    assert again.machines["site north"][0].startswith(f"copy sites/north/plans/{again.round}.toml there")
+    assert any(f"./run.sh {again.round} " in command for command in again.machines[f"coordinator ({HOST})"])
+
+
+def test_a_round_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    named = deploy(PLAN, tmp_path / "out", HOST)
+    (tmp_path / "bin").mkdir()
+    for program in ("flower-supernode", "flwr"):
+        (tmp_path / "bin" / program).symlink_to("/bin/true")
+    said = subprocess.run([tmp_path / "out" / "coordinator" / "run.sh", "nosuch"], capture_output=True, text=True,
+                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=60)  # fmt: skip
+    assert said.returncode == 2 and "no round nosuch" in said.stderr and named.round in said.stderr
+
+
+def test_what_the_superlink_says_is_told_once(tmp_path: Path) -> None:
+    """The second attempt succeeds; the first refusal is not hidden."""
+    deploy(PLAN, tmp_path / "out", HOST)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "flower-supernode").symlink_to("/bin/true")
+    flwr = tmp_path / "bin" / "flwr"
+    flwr.write_text('#!/bin/sh\n[ -e "$0.asked" ] && { echo registered successfully; exit; }\ntouch "$0.asked"\n'
+                    'echo "certificate has expired"\nexit 1\n')  # fmt: skip
+    flwr.chmod(0o755)
+    said = subprocess.run([tmp_path / "out" / "coordinator" / "run.sh", "--register"], capture_output=True, text=True,
+                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=60)  # fmt: skip
+    assert said.returncode == 0 and said.stderr.count("certificate has expired") == 1
+    assert len(list((tmp_path / "out" / "coordinator" / "link").glob("registered-*"))) == len(CLIENTS)
 
 
 def test_scripts_are_valid_and_say_what_is_missing(tmp_path: Path) -> None:

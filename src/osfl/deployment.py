@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -52,9 +52,11 @@ def deploy(
     plan: Plan, out: Path, host: str, port: int = 8000, *,
     keys: Path | None = None, settings: Mapping[str, float] | None = None,
 ) -> Deployment:  # fmt: skip
-    """Write the folders. `keys`: what `osfl keys` wrote (NAME.pub, perhaps NAME.key); keys that it lacks are made here."""
-    _check(host, port, settings or {})
+    """Write the folders. `keys`: what `osfl keys` wrote, NAME.pub of every site and perhaps NAME.key; without it they are made
+    here."""
     coordinator = out / "coordinator"
+    _check(host, port, settings or {}, _without_key(plan, coordinator, keys))
+    handed = [client for client in plan.clients if (coordinator / "nodes" / f"{client}.pub").exists()]
     (coordinator / "keys").mkdir(parents=True, exist_ok=True)
     _write_tls(coordinator / "tls", host)
     server = _identity(coordinator / "keys" / "server.key", keys, "server")
@@ -66,7 +68,7 @@ def deploy(
     _write_scripts(coordinator, name, host, port)
     for client, folder in sites.items():
         _write_site(folder, client, server, coordinator / "tls" / "ca.crt", name, plan, host, port)
-    deployment = Deployment(out, name, _commands(sites, host, name))
+    deployment = Deployment(out, name, _commands(sites, host, name, handed))
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
     return deployment
 
@@ -78,8 +80,20 @@ def readme(deployment: Deployment) -> str:
     return "\n".join(lines)
 
 
-def _check(host: str, port: int, settings: Mapping[str, float]) -> None:
-    problems = [f"unknown setting {key!r}; settings: {', '.join(SETTINGS)}" for key in settings if key not in SETTINGS]
+def _without_key(plan: Plan, coordinator: Path, keys: Path | None) -> list[str]:
+    """Sites that made their own keys made all of them: one that is not there is not replaced by one of ours."""
+    if keys is None:
+        return []
+    known = (coordinator / "keys", keys)
+    return [
+        f"--keys: there is no {client}.pub in {keys}; ask the site for it (`osfl keys`), or leave out --keys to make all here"
+        for client in plan.clients
+        if not any((place / f"{client}.{half}").exists() for place in known for half in ("pub", "key"))
+    ]
+
+
+def _check(host: str, port: int, settings: Mapping[str, float], problems: list[str]) -> None:
+    problems += [f"unknown setting {key!r}; settings: {', '.join(SETTINGS)}" for key in settings if key not in SETTINGS]
     if not host or not all(c.isascii() and (c.isalnum() or c in ".-:") for c in host):
         problems.append(f"--host: expected a name or an address such as coordinator.example, got {host!r}")
     if not 0 < port < 65536:
@@ -234,17 +248,25 @@ _RUN = Template("""\
 #!/bin/sh
 # Runs the round until every site has the release. Stop it and start it again whenever you like, nothing is lost.
 cd "$$(dirname "$$0")" && . ./environment.sh || exit 1
-round="$${1:-$round}"
+round="$${1:-$round}"                 # --register: only tell the SuperLink whose nodes may come in
+if [ ! -d "rounds/$$round" ] && [ "$$round" != --register ]; then
+    echo "There is no round $$round here. Rounds: $$(ls rounds | tr '\n' ' ')" >&2
+    exit 2
+fi
 for key in nodes/*.pub; do
     mark="link/registered-$$(basename "$$key" .pub)"
     until [ -e "$$mark" ]; do
         answer=$$(flwr supernode register "$$key" round 2>&1)
         case "$$answer" in
             *successfully*|*"already in use"*) touch "$$mark" ;;
-            *) echo "waiting for the SuperLink (./start.sh)" >&2; sleep 2 ;;
+            *)  # told once, and again when it is another
+                [ "$$answer" = "$$before" ] || echo "waiting for the SuperLink (./start.sh), which says: $$answer" >&2
+                before=$$answer
+                sleep 2 ;;
         esac
     done
 done
+[ "$$round" = --register ] && exit 0
 while :; do
     flwr run app round --stream -c "round=\\"$$round\\"" || true
     [ -e "rounds/$$round/everyone-has-it" ] && break
@@ -313,22 +335,32 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _commands(sites: Mapping[ClientId, Path], host: str, round: str) -> dict[str, tuple[str, ...]]:
+def _commands(sites: Mapping[ClientId, Path], host: str, round: str, handed: Sequence[ClientId]) -> dict[str, tuple[str, ...]]:
+    """`handed`: the sites that have had a folder before."""
     install = "pip install 'osfl[flower]'"
     machines: dict[str, tuple[str, ...]] = {
         f"coordinator ({host})": (
             "copy the folder coordinator/ there", install,
             "./start.sh          # one terminal: the SuperLink",
-            "./run.sh            # another: ends when every site has the release",
+            f"./run.sh {round}   # another: ends when every site has the release",
         )
     }  # fmt: skip
     for client, folder in sites.items():
+        plan = f"copy sites/{client}/plans/{round}.toml there, into plans/ of the folder it has"
         if not (folder / "node.key").exists():  # it was handed over with an earlier round
-            machines[f"site {client}"] = (f"copy sites/{client}/plans/{round}.toml there, into plans/ of the folder it has",)
+            machines[f"site {client}"] = (plan,)
             continue
-        own = () if (folder / "site.key").exists() else (f"put the private key {client}.key of that site there as site.key",)
-        machines[f"site {client}"] = (
-            f"copy the folder sites/{client}/ there, by a way that nobody else can read, and delete it here", *own, install,
-            "./start.sh IMAGES   # a folder class/*, .zip, .csv or .npz, which stays where it is",
-        )  # fmt: skip
+        if client in handed:
+            machines[f"site {client}"] = (f"{plan}; if it has none yet:", *_first(client, folder, install))
+            continue
+        machines[f"site {client}"] = _first(client, folder, install)
     return machines
+
+
+def _first(client: ClientId, folder: Path, install: str) -> tuple[str, ...]:
+    """What a site does that never had a folder."""
+    own = () if (folder / "site.key").exists() else (f"put the private key {client}.key of that site there as site.key",)
+    return (
+        f"copy the folder sites/{client}/ there, by a way that nobody else can read, and delete it here", *own, install,
+        "./start.sh IMAGES   # a folder class/*, .zip, .csv or .npz, which stays where it is",
+    )  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ def misuses(net: Machines) -> dict[str, str]:
         "a self-signed certificate": try_node(doors["self-signed"], authority, key),
         "a name that is not in the certificate": try_node(doors["elsewhere"], authority, key),
         "plain HTTP to the TLS port": try_node(good, None, key),
+        "an old version of TLS": try_old_tls(net),
         "no node key": try_node(good, authority, unknown, itself=True),
         "a node key that nobody registered": try_node(good, authority, unknown),
         "a registered key without its private half": try_node(good, authority, (unknown[0], key[1])),
@@ -71,6 +74,21 @@ def try_way(net: Machines, path: str) -> str:
     return "HTTP 403" if said.status_code == 403 else "accepted"
 
 
+def try_old_tls(net: Machines) -> str:
+    """TLS 1.1 at the port that is open to the sites, by a client that would take any certificate and cipher."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    try:
+        with socket.create_connection(("127.0.0.1", net.port), 30) as plain, context.wrap_socket(plain):
+            return "accepted"
+    except (ssl.SSLError, ConnectionError) as no:
+        return f"{type(no).__name__}: {no}"[:160]
+
+
 def _door(net: Machines, name: str) -> str:
     """A door to the same SuperLink whose certificate is expired or signed by itself, or that is at another address."""
     tls = net.folder / name
@@ -91,8 +109,6 @@ def _door(net: Machines, name: str) -> str:
 
 
 def _listens(address: str) -> bool:
-    import socket
-
     host, port = address.split(":")
     with socket.socket() as knocking:
         return knocking.connect_ex((host, int(port))) == 0

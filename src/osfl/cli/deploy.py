@@ -26,7 +26,7 @@ Port = Annotated[int, typer.Option("--port", metavar="N", help="The coordinator'
 Keys = Annotated[
     Path | None,
     typer.Option("--keys", metavar="DIR", show_default=False,
-                 help="NAME.pub files of sites that made their own key, and server.key; what is missing is made."),
+                 help="NAME.pub of every site, made by the sites themselves; perhaps server.key, which is made if missing."),
 ]  # fmt: skip
 
 
