@@ -16,6 +16,7 @@ from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
 from osfl.wire.gate import RELEASE_LIMITS, Desk, open_standing, verify_release
 from osfl.wire.source import opened
+from osfl.wire.window import of_unknown_kind
 
 Answer: TypeAlias = Literal["yes", "no", "not checked"]
 
@@ -91,7 +92,7 @@ def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
 
 def _said(path: Path) -> tuple[str, ClientId]:
     """Kind and client as the manifest has them; nothing of it is believed yet."""
-    with opened(path) as file:
+    with of_unknown_kind(), opened(path) as file:
         manifest = read_envelope(file, RELEASE_LIMITS).manifest
     return (str(manifest.get("kind")), str(manifest.get("client"))) if isinstance(manifest, dict) else ("", "")
 

@@ -44,6 +44,7 @@ MISTAKES = {
     "inspect nothing.safetensors": (1, "cannot be read"),
     "inspect .": (1, "not a regular file"),
     "inspect junk.bin": (1, "rejected"),
+    "inspect text.toml": (1, "File rejected: this is not a bundle"),
     "inspect junk.bin --plan plan.toml": (2, "there is no plan"),
     "inspect junk.bin --round .": (1, "plan.json is missing"),
     "inspect junk.bin --key nothing.pub": (2, "cannot be read"),
@@ -58,6 +59,7 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_mistakes(osfl, words: str) -> None:
     Path("junk.bin").write_bytes(b"\x00" * 100)
+    Path("text.toml").write_text("# A one-shot round of fedavg.")
     said = osfl(words)
     code, text = MISTAKES[words]
     assert said.code == code and text in said.err and "Traceback" not in said.err

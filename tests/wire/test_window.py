@@ -49,6 +49,17 @@ def test_releases_and_personal_parts() -> None:
     assert look_at(bundle(kind="personal")).bundle.client == "north"
 
 
+@pytest.mark.parametrize("start", [b"# A one-shot", b"\x89PNG\r\n\x1a\n" + bytes(9), b'{"version": 1}', b"PK\x03\x04" * 9])
+def test_another_kind_of_file_is_called_no_bundle(start: bytes) -> None:
+    """Its first letters are not taken for a length, and nobody is blamed."""
+    with pytest.raises(Rejected) as no:
+        look_at(start)
+    assert str(no.value).startswith("File rejected: this is not a bundle (expected") and no.value.field == "header length"
+    assert str(int.from_bytes(start[:8], "little")) not in str(no.value) and "osfl client" in str(no.value.fix)
+
+
 def test_limits_hold_here_too() -> None:
+    with pytest.raises(Rejected, match="the header is too long"):
+        look_at(bundle(), Limits(header_bytes=64))
     with pytest.raises(Rejected, match="too large"):
         look_at(bundle(), Limits(upload_bytes=64))

@@ -16,6 +16,7 @@ from osfl.wire.source import Source
 
 INCOMPLETE = "incomplete copy"
 SEALED = "The site keeps one that is not sealed in its work folder. The coordinator receives this one with --key server.key."
+OTHER_FILE = "Give a .safetensors file that `osfl client` or `osfl server` wrote."
 AGAIN = "Copy it again from where it was made, and wait until that has finished."
 
 
@@ -43,12 +44,14 @@ def read_envelope(file: Source, limits: Limits) -> Envelope:
     if file.size < 8:
         raise _no("size", INCOMPLETE, "at least 8 bytes", file.size, AGAIN)
     if file.size > limits.upload_bytes:
-        expected, fix = f"at most {limits.upload_bytes} bytes", "The plan sets the limit; give the file that the client made."
+        expected, fix = f"at most {limits.upload_bytes} bytes", "The plan sets the limit; give the file as it was made."
         raise _no("size", "the file is too large", expected, file.size, fix)
     start = file.head(8)
     if start == MAGIC[:8]:  # no header is that long
         raise _no("seal", "the bundle is sealed: only the server can open it", "a bundle", "a sealed bundle", SEALED)
     length = int.from_bytes(start, "little")
+    if length > limits.header_bytes and length > file.size - 8:  # text, an image, an archive: letters read as a length
+        raise _no("header length", "this is not a bundle", "a header's length at the beginning", start, OTHER_FILE)
     if length > limits.header_bytes:
         raise _no("header length", "the header is too long", f"at most {limits.header_bytes} bytes", length, REPACK)
     if length > file.size - 8:

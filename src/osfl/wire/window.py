@@ -6,12 +6,13 @@ noted, so that a damaged, unsigned or foreign bundle can still be looked at. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import Rejected
+from osfl.errors import OsflError, Rejected
 from osfl.protocol import Limits
 from osfl.wire.bundle import Bundle
 from osfl.wire.contract import REPACK, read_lines
@@ -24,6 +25,24 @@ from osfl.wire.source import BytesLike, opened
 from osfl.wire.values import check_hashes
 
 WINDOW_LIMITS = Limits(upload_bytes=16 << 30, header_bytes=64 << 20, facts_bytes=1 << 20)
+
+
+class FileRejected(Rejected):
+    """A file of which not even the kind is known: perhaps an upload, perhaps a release, perhaps no bundle at all."""
+
+    title = "File rejected"
+
+    def __str__(self) -> str:
+        return OsflError.__str__(self)  # nobody is blamed for it
+
+
+@contextlib.contextmanager
+def of_unknown_kind() -> Iterator[None]:
+    """Refusals inside speak of a file, not of an upload."""
+    try:
+        yield
+    except Rejected as no:
+        raise FileRejected(no.reason, field=no.field, expected=no.expected, got=no.got, fix=no.fix) from None
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class Seen:
 
 def look_at(source: BytesLike | Path, limits: Limits = WINDOW_LIMITS) -> Seen:
     """Everything that the file says; `Rejected` if it is no bundle at all."""
-    with opened(source) as file:
+    with of_unknown_kind(), opened(source) as file:
         envelope = read_envelope(file, limits)
         manifest = _check_form(envelope.manifest)
         lines = read_lines(manifest["tensors"])
