@@ -259,6 +259,22 @@ class TestReleases:
         made.manifest["facts"] = []
         assert self.refused(made.build(SERVER)) == "facts"
 
+    def test_what_to_do_is_said_to_the_holder_of_a_release(self, tmp_path):
+        """It comes from the coordinator; whoever holds it signs nothing and trains nothing."""
+        damaged = self.release()[:-1] + b"\x07"
+        for given, piece in [
+            (self.release(key=KEY), "server.pub is the public key of this round's coordinator"),
+            (self.release(plan=OTHER_PLAN), "Ask the coordinator for the release of this round"),
+            (damaged, "copy it again from the coordinator"),
+            (self.release(value=float("nan")), "ask the coordinator to make it again with `osfl server`"),
+            (tmp_path / "gone.safetensors", "the coordinator, who makes it with `osfl server`"),
+            (b"osfl sealed 001\n" + b"\0" * 99, "a release is never sealed"),
+            (self.release()[:50], "Copy it again from where it was made"),
+        ]:
+            with pytest.raises(ReleaseRejected) as caught:
+                verify_release(given, SERVER.public_hex, PLAN)
+            assert piece in caught.value.fix and "osfl client" not in caught.value.fix
+
     def test_every_single_bit_flip_is_refused(self):
         data = self.release()
         for bit in range(0, len(data) * 8, 3):

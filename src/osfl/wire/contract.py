@@ -10,7 +10,7 @@ from osfl.wire.bundle import WIDTH, Line
 from osfl.wire.names import is_digest, is_tensor_name, shown
 
 RETRAIN = "The plan says what an upload holds; retrain with `osfl client plan.toml` or agree on another plan."
-REPACK = "Another program made this file, or it changed on its way: copy it again, or make it again with `osfl client`."
+REPACK = "Another program made this file, or it changed on its way: copy it again from where it was made."
 MOST_DIMENSIONS = 16
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from osfl.errors import Rejected, UsageError
 from osfl.protocol import ClientId, Contract, Json, Limits, canonical
+from osfl.wire.advice import release_fix
 from osfl.wire.bundle import FORMAT, WIDTH, Bundle, Line, RawTensor
 from osfl.wire.contract import REPACK, check_contract, read_lines
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
@@ -120,7 +121,7 @@ def verify_release(
             return bundle_of(envelope, tensors)
     except Rejected as no:
         raise ReleaseRejected(
-            no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=no.fix
+            no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=release_fix(no)
         ) from None
 
 

@@ -96,5 +96,5 @@ def _unreadable(path: Path, cause: object) -> Rejected:
     return Rejected(
         f"the file {path.name!r} cannot be read: {why}",
         field="file", expected="a readable bundle", got=str(why),
-        fix="Give the path of the .safetensors file that `osfl client` wrote.",
+        fix="Give the path of a .safetensors file that `osfl client` or `osfl server` wrote.",
     )  # fmt: skip

@@ -30,7 +30,7 @@ def check_hashes(tensors: Mapping[str, RawTensor], lines: Mapping[str, Line]) ->
             raise Rejected(
                 f"the data of tensor '{name}' are not what was signed",
                 field=f"{name}.sha256", expected=lines[name].sha256, got=got,
-                fix="The file was damaged on its way; copy it again from the client.",
+                fix="The file was damaged on its way; copy it again from where it was made.",
             )  # fmt: skip
 
 

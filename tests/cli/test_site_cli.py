@@ -1,0 +1,64 @@
+"""What a site and whoever verifies are told: sizes, places, releases; in the words of the one who asks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Osfl
+
+NEW = "new --method fedavg --dataset digits --clients north,south --partition iid --smoke --samples 100 --sites sites"
+TAKE = "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A round of two sites with its release, made once; every test works in a copy."""
+    from osfl.cli.main import answer
+
+    folder, before = tmp_path_factory.mktemp("made"), Path.cwd()
+    os.chdir(folder)
+    try:
+        assert answer(NEW.split()) == 0
+        assert answer(["keys", "server", "north", "south", "--out", "keys"]) == 0
+        assert answer(["enrol", "plan.toml", "--keys", "keys", "--out", "round"]) == 0
+        for site in ("north", "south"):
+            words = f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors"
+            assert answer(words.split()) == 0
+        assert answer(["receive", "round", "usb"]) == 0
+        assert answer(["server", "round", "--key", "keys/server.key"]) == 0
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+# --- a release that was refused ----------------------------------------------------------------------------------------
+
+
+def test_advice_about_a_release_is_for_whoever_holds_one(osfl: Osfl, here: Path) -> None:
+    whole = Path("round/release.safetensors").read_bytes()
+    Path("damaged.safetensors").write_bytes(whole[:-1] + b"\x07")
+    Path("whole.safetensors").write_bytes(whole)
+    Path("other.toml").write_text(Path("plan.toml").read_text().replace("seed = 0 ", "seed = 1 "))
+    advice = {
+        "plan.toml damaged server": "copy it again from the coordinator",
+        "other.toml whole server": "Ask the coordinator for the release of this round",
+        "plan.toml whole south": "server.pub is the public key of this round's coordinator",
+        "plan.toml gone server": "`osfl server`",
+    }
+    for words, piece in advice.items():
+        plan, file, key = words.split()
+        taken = osfl(f"personalize {plan} --client north --release {file}.safetensors --server keys/{key}.pub")
+        asked = osfl(f"verify {file}.safetensors --plan {plan} --server keys/{key}.pub")
+        assert taken.code == asked.code == 1 and "Upload rejected" not in taken.err + asked.out
+        assert piece in taken.err and piece in asked.out, words
