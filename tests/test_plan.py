@@ -55,6 +55,15 @@ def test_a_written_plan_reads_back_to_the_same_digest(tmp_path: Path) -> None:
     assert read_plan(path).digest == plan().digest
 
 
+def test_a_quorum_nobody_can_reach_is_told_with_the_other_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('method = "fedavg"\nclients = ["a"]\nsede = 1\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]\n'
+                    "[round]\nquorum = 9\n")  # fmt: skip
+    with pytest.raises(UsageError) as caught:
+        read_plan(path)
+    assert len(caught.value.problems) == 2 and "round.quorum: expected at most 1" in caught.value.problems[1]
+
+
 @pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
 def test_numbers_are_finite(word: str) -> None:
     with pytest.raises(UsageError, match=rf"setting 'lr': expected float, got '{word}' \(not a finite number\)"):

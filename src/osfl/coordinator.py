@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from osfl.errors import RoundError, UsageError
 from osfl.protocol import ClientId, Json, Plan, Progress
-from osfl.wire.agreed import read_json, standing_desk, unfinished
+from osfl.wire.agreed import check_key, read_json, standing_desk, unfinished
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
 from osfl.wire.source import BytesLike
 
@@ -60,6 +60,8 @@ def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = Non
     `key`: the server's private one, which only sealed bundles need.
     """
     inbox = Inbox(folder / "inbox", standing_desk(folder))
+    if key is not None:
+        check_key(inbox.desk.server, key)  # else a sealed bundle would get the blame
     source = inbox.unsealed(source, key)
     for client in inbox.desk.gone:
         inbox.path(client).unlink(missing_ok=True)  # of a process that died at the next lines

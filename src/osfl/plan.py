@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -16,7 +17,7 @@ from types import UnionType
 from typing import Any
 
 from osfl.errors import UsageError
-from osfl.protocol import Contact, Json, Limits, Plan, Relaying, Task, Topology
+from osfl.protocol import ClientId, Contact, Json, Limits, Plan, Relaying, Task, Topology
 from osfl.registry import load, nearest
 from osfl.topology import KINDS, is_contact, topology_from, topology_problems
 from osfl.wire.names import is_client_id, is_digest
@@ -126,6 +127,8 @@ def read_plan(path: Path) -> Plan:
 def plan_from(table: Mapping[str, Any], where: str) -> Plan:
     """A parsed plan.toml or plan.json as a Plan."""
     problems, fixes = _misshapen(table), ["`osfl new` writes a plan with every key explained."]
+    with contextlib.suppress(KeyError, TypeError):  # of another shape, which is told already
+        problems += _quorum_problems(table["round"]["quorum"], table["clients"])
     settings = None
     if isinstance(table.get("method"), str) and isinstance(table.get("settings", {}), Mapping):
         try:
@@ -237,6 +240,11 @@ def _misshapen(table: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _quorum_problems(quorum: int, clients: Sequence[ClientId]) -> list[str]:
+    wrong = quorum > len(clients)
+    return [f"round.quorum: expected at most {len(clients)}, the number of clients, got {quorum}"] * wrong
+
+
 def check_plan(plan: Plan) -> None:
     """What no round can start with, all at once."""
     problems = []
@@ -253,8 +261,7 @@ def check_plan(plan: Plan) -> None:
         for name in plan.clients
         if not is_client_id(name)
     ]
-    if plan.quorum > len(plan.clients):
-        problems.append(f"round.quorum: expected at most {len(plan.clients)}, the number of clients, got {plan.quorum}")
+    problems += _quorum_problems(plan.quorum, plan.clients)
     method, fix = load(plan.method)(plan.task, plan.settings), None
     if plan.topology is not None:
         problems += topology_problems(plan.topology, plan.clients)

@@ -26,12 +26,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from osfl.errors import Rejected, RoundError, UsageError
+from osfl.errors import Rejected, RoundError
 from osfl.meter import book
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
 from osfl.storage import load_model_of, load_payload, payload_of, save_model, save_payload, to_raw
-from osfl.wire.agreed import INTENT, alone, read_json, standing_desk, unfinished
+from osfl.wire.agreed import INTENT, alone, check_key, read_json, standing_desk, unfinished
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import Desk, verify_release
@@ -270,11 +270,7 @@ def standing_round(folder: Path, plan: Plan, server_key: SigningKey | None = Non
 
 def check_server_key(round: Round) -> None:
     assert round.server_key is not None
-    if round.server != round.server_key.public_hex:
-        raise UsageError(
-            [f"this key is not the server's: expected the private half of {round.server}, got that of "
-             f"{round.server_key.public_hex}"], field="key", fix="Give the key with which the round was opened.",
-        )  # fmt: skip
+    check_key(round.server, round.server_key)
 
 
 def _standing(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Round:

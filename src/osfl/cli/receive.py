@@ -34,6 +34,7 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
     What was received once may be received again: it counts once, and the first stands. Any number of processes may receive.
     """
     from osfl.coordinator import receive as through_the_gate
+    from osfl.coordinator import status
     from osfl.errors import Rejected
     from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
@@ -53,13 +54,19 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
         accepted.append({"path": str(path), "client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
         if format == "text":
             say(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
+    here = {str(one["client"]) for one in accepted}
+    late = [client for client in status(round).late if client in here]
     if format == "json":
         alone = [{"path": str(file.path), "why": file.why} for file in left]
-        put_json({"accepted": accepted, "refused": refused, "left": alone})
+        put_json({"accepted": accepted, "refused": refused, "left": alone, "late": late})
+    elif late:
+        errors().print(f"[yellow]too late[/]  {', '.join(late)}: kept, but the release is made and has no part of it",
+                       soft_wrap=True)  # fmt: skip
     for why in dict.fromkeys(file.why for file in left) if format == "text" else ():
         paths = ", ".join(str(file.path) for file in left if file.why == why)
         errors().print(f"[yellow]left[/]      {escape(paths)}: {why}", soft_wrap=True)
-    if not taken and format == "text":
+    absent = any(file.absent for file in left)
+    if not taken and not absent and format == "text":
         errors().print("Nothing to receive.")
-    if refused or not taken:
+    if refused or absent or not taken:
         raise typer.Exit(1)

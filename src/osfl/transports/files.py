@@ -57,6 +57,7 @@ class Left:
 
     path: Path
     why: str
+    absent: bool = False  # somebody named it, and it is not there
 
 
 def pick_up(given: Sequence[Path]) -> tuple[list[Path], list[Left]]:
@@ -70,7 +71,9 @@ def pick_up(given: Sequence[Path]) -> tuple[list[Path], list[Left]]:
         inside = path.is_dir() and not path.is_symlink()
         for file in sorted(path.iterdir()) if inside else [path]:
             why = _unsuitable(file, named=not inside)
-            if why:
+            if not os.path.lexists(file):  # a typing mistake here is no refused delivery
+                left.append(Left(file, "there is no such file", absent=True))
+            elif why:
                 left.append(Left(file, why))
             elif file not in taken:
                 taken.append(file)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import RoundError
+from osfl.errors import RoundError, UsageError
 from osfl.protocol import ClientId, Contract, Field, Limits, canonical, digest_of
 from osfl.wire.atomic import locked
 from osfl.wire.gate import Desk
-from osfl.wire.signing import VerifyKey
+from osfl.wire.signing import SigningKey, VerifyKey
 
 CERTIFICATES, INTENT = "forgotten", "forgetting.json"
 
@@ -44,6 +44,15 @@ def standing_desk(folder: Path) -> Desk:
     except (AttributeError, KeyError, TypeError) as error:
         raise RoundError(f"{folder} is not a whole round folder: {error!r}", field="round",
                          fix="Open the round again with `osfl enrol`, in a new folder.") from None  # fmt: skip
+
+
+def check_key(server: str, key: SigningKey) -> None:
+    """Refuse a private key that is not the round's."""
+    if server != key.public_hex:
+        raise UsageError(
+            [f"this key is not the server's: expected the private half of {server}, got that of {key.public_hex}"],
+            field="key", fix="Give the key with which the round was opened.",
+        )  # fmt: skip
 
 
 def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
