@@ -70,6 +70,11 @@ def test_files_and_simulation_give_the_same_release(tmp_path: Path, method: str)
                               known["server"].public_hex, tmp_path / "north", data=sites / "north", machine=ONE)  # fmt: skip
     network, task = load_model(model.parent)
     assert task == plan.task and network is not None
+    if not own.exists():  # a part that lies there unasked, as a network may put it there, changes nothing
+        stray = (plan, "north", round / "release.safetensors", tmp_path / "stray", known["server"].public_hex)
+        assert site.read_release(*stray, spare=True)[1] == digest
+        with pytest.raises(UsageError, match="nothing to give"):
+            site.read_release(*stray)
 
 
 def test_a_finished_upload_is_given_again_without_the_data(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def open_site(config: Mapping[str, Any]) -> Answers:
         from osfl.site import take_release
 
         return take_release(agreed(plan, plans), client, release, personal, str(config["server"]), work,
-                            data=data, progress=_progress)  # fmt: skip
+                            data=data, progress=_progress, spare=True)  # fmt: skip
 
     return Answers(client, key, work, make, take, seal=str(config["server"]))
 

@@ -72,13 +72,14 @@ def _check_kept(path: Path, desk: Desk, client: ClientId) -> None:
 
 def take_release(
     plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, work: Path, *,
-    data: Path | None = None, machine: Machine = Machine(), progress: Progress = quiet,
+    data: Path | None = None, machine: Machine = Machine(), progress: Progress = quiet, spare: bool = False,
 ) -> Path:  # fmt: skip
     """The site's model of the round: the release, verified with the server's public key, and made the site's own.
 
-    `personal` is the part that was made for this site, where the method makes one. Most methods need no data here.
+    `personal` is the part that was made for this site, where the method makes one; one that the release does not name is
+    refused, or left alone if it may lie there unasked (`spare`). Most methods need no data here.
     """
-    whole, digest = read_release(plan, client, release, personal, server)
+    whole, digest = read_release(plan, client, release, personal, server, spare)
     with at_work(plan, client, work, machine, progress) as ctx:
         return make_model(whole, digest, plan, client, work, data, ctx)
 
@@ -124,13 +125,18 @@ def previous_model(plan: Plan, client: ClientId, work: Path) -> Payload | None:
 
 
 def read_release(
-    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str
+    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, spare: bool = False
 ) -> tuple[Release, str]:
     """What the server gave back to this site, and the release's digest; refused unless the server signed both parts."""
     shared = verify_release(release, server, plan.digest)
     if shared.kind != "release":
         raise UsageError(f"{release} is a personal part, not the release itself", field="release",
                          fix="Give release.safetensors first, and this file as --personal.")  # fmt: skip
+    if f"personal/{client}" not in shared.made_from and personal is not None and not spare:
+        others = any(name.startswith("personal/") for name in shared.made_from)
+        what = f"no personal part for {client!r}" if others else "no personal parts"
+        raise UsageError(f"the release has {what}, so there is nothing to give", field="personal",
+                         fix=f"Leave --personal {personal} out.")  # fmt: skip
     own = _personal(plan, client, shared, personal, server)
     parts = {client: payload_of(own)} if own else {}
     return Release(payload_of(shared), parts), shared.digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -62,3 +63,46 @@ def test_advice_about_a_release_is_for_whoever_holds_one(osfl: Osfl, here: Path)
         asked = osfl(f"verify {file}.safetensors --plan {plan} --server keys/{key}.pub")
         assert taken.code == asked.code == 1 and "Upload rejected" not in taken.err + asked.out
         assert piece in taken.err and piece in asked.out, words
+
+
+def test_a_personal_part_that_would_be_ignored_is_refused(osfl: Osfl, here: Path) -> None:
+    said = osfl(f"{TAKE} --personal usb/south.safetensors")
+    assert said.code == 2 and "the release has no personal parts, so there is nothing to give" in said.err
+    assert osfl(f"{TAKE} --personal gone.safetensors").code == 2
+    assert not list(Path("work").glob("*/north/model.safetensors")) and osfl(TAKE).code == 0
+
+
+# --- the file that leaves ----------------------------------------------------------------------------------------------
+
+SPEAK = "client plan.toml --client north --key keys/north.key"
+
+
+def test_the_size_is_that_of_the_file_that_leaves(osfl: Osfl, here: Path) -> None:
+    for words, out in ((SPEAK, "usb/plain.safetensors"), (f"{SPEAK} --seal keys/server.pub", "usb/sealed.safetensors")):
+        text = osfl(f"{words} --out {out}").out
+        size = Path(out).stat().st_size
+        assert f"one file of {size:,} bytes" in text
+        assert osfl(f"{words} --out {out} --format json").json["bytes"] == size
+    assert Path("usb/sealed.safetensors").stat().st_size > Path("usb/plain.safetensors").stat().st_size
+    assert osfl(f"{SPEAK} --format json").json["bytes"] == Path("usb/plain.safetensors").stat().st_size
+
+
+def test_a_folder_is_no_file_and_the_file_is_suggested(osfl: Osfl, here: Path) -> None:
+    said = osfl(f"{SPEAK} --out usb/")
+    assert said.code == 2 and "--out usb is a folder" in said.err and "--out usb/north.safetensors" in said.err
+    said = osfl("inspect usb/north.safetensors --html usb")
+    assert said.code == 2 and "usb/page.html" in said.err
+
+
+def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(osfl: Osfl, here: Path, monkeypatch) -> None:
+    real = os.open
+
+    def read_only(path, flags, *more, **named):
+        if Path(path).parent.name == "stick" and flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *more, **named)
+
+    Path("stick").mkdir()
+    monkeypatch.setattr(os, "open", read_only)
+    said = osfl(f"{SPEAK} --out stick/n.safetensors")
+    assert said.code == 1 and "stick/n.safetensors: Read-only file system" in said.err and ".tmp" not in said.err
