@@ -35,6 +35,32 @@ def test_replaced_as_a_whole(tmp_path):
     assert path.read_bytes() == b"new" and names(tmp_path) == ["state.json"]
 
 
+def test_refusals_name_the_file_that_was_asked_for(tmp_path):
+    """Not the temporary one beside it: a folder that may not be written, a full disk, a name that is taken."""
+    path = tmp_path / "file"
+    (tmp_path / "taken" / "inside").mkdir(parents=True)
+    for step in (1, 2, 3):
+        with trapped(step, fail(30)), pytest.raises(OSError) as caught:
+            atomic.replace_atomically(path, b"new")
+        assert caught.value.filename == str(path)
+    with pytest.raises(OSError) as caught:
+        atomic.replace_atomically(tmp_path / "taken", b"")
+    assert caught.value.filename == str(tmp_path / "taken") and caught.value.filename2 is None
+    with pytest.raises(OSError) as caught:
+        atomic.create_once(tmp_path / "nowhere" / "file", b"")
+    assert caught.value.filename == str(tmp_path / "nowhere" / "file")
+
+
+def test_other_files_keep_their_names_in_refusals(tmp_path):
+    def pieces():
+        yield b"begin"
+        yield (tmp_path / "gone").read_bytes()
+
+    with pytest.raises(OSError) as caught:
+        atomic.replace_in_pieces(tmp_path / "file", pieces())
+    assert str(caught.value.filename) == str(tmp_path / "gone") and names(tmp_path) == []
+
+
 def test_short_writes_are_continued(tmp_path, monkeypatch):
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))

@@ -21,7 +21,7 @@ def create_once(path: Path, data: bytes | memoryview) -> bool:
 
     When this returns, whichever file stands there has its name on disk too.
     """
-    with _temporary(path, [data], mode=0o600) as temporary:
+    with _named(path), _temporary(path, [data], mode=0o600) as temporary:
         created = _publish(temporary, path)
     sync_folder(path.parent)
     return created
@@ -34,7 +34,7 @@ def replace_atomically(path: Path, data: bytes | memoryview) -> None:
 
 def replace_in_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """The same, for content that need not be in memory at once."""
-    with _temporary(path, pieces, mode=0o666) as temporary:
+    with _named(path), _temporary(path, pieces, mode=0o666) as temporary:
         temporary.replace(path)
     sync_folder(path.parent)
 
@@ -120,6 +120,17 @@ def locked(lock: Path, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What the file system refuses is told of the file that was asked for: nobody knows the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename).endswith(TEMPORARY):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 @contextlib.contextmanager
