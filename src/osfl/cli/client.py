@@ -27,7 +27,7 @@ Key = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, rich_help_panel=options.SITE, show_default=False,
+    typer.Option("--out", "-o", metavar="FILE", parser=options.new_place, rich_help_panel=options.SITE, show_default=False,
                  help="Also copy the bundle there, such as to a USB stick, and read it back."),
 ]  # fmt: skip
 
@@ -62,6 +62,9 @@ def client(
     if seal is not None and out is None:
         raise UsageError("--seal encrypts the copy that leaves, and --out is missing", field="out",
                          fix="Say where it goes, such as --out usb/north.safetensors.")  # fmt: skip
+    if out is not None and out.is_dir():
+        raise UsageError(f"--out {out} is a folder", field="out",
+                         fix=f"Name the file in it, such as --out {out / name}.safetensors.")  # fmt: skip
     agreed, signing, addressee = read_plan(plan), SigningKey.load(key), read_public(seal) if seal else ""
     kept = (work_folder(agreed, name, work) / "upload.safetensors").exists()
     if data is None and not kept:
@@ -99,9 +102,9 @@ def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[s
     seen = look_at(bundle)
     tensors = {name: {"dtype": t.dtype, "shape": list(t.shape), "bytes": nbytes(t.dtype, t.shape)}
                for name, t in seen.bundle.tensors.items()}  # fmt: skip
-    return {"client": seen.bundle.client, "round": seen.bundle.plan, "digest": seen.bundle.digest, "bytes": seen.size,
-            "tensors": tensors, "facts": dict(seen.bundle.facts), "path": str(out or bundle), "kept": str(bundle),
-            "finished_before": kept, "sealed_to": addressee}  # fmt: skip
+    return {"client": seen.bundle.client, "round": seen.bundle.plan, "digest": seen.bundle.digest,
+            "bytes": (out or bundle).stat().st_size, "tensors": tensors, "facts": dict(seen.bundle.facts),
+            "path": str(out or bundle), "kept": str(bundle), "finished_before": kept, "sealed_to": addressee}  # fmt: skip
 
 
 def heard_by(plan: Plan, client: str) -> list[str] | None:

@@ -44,7 +44,7 @@ Data = Annotated[
 ]  # fmt: skip
 Html = Annotated[
     Path | None,
-    typer.Option("--html", metavar="FILE", parser=options.new_file, show_default=False,
+    typer.Option("--html", metavar="FILE", parser=lambda text: options.new_file(text, "page.html"), show_default=False,
                  help="Write a page with pictures that opens offline and can be printed."),
 ]  # fmt: skip
 

@@ -177,21 +177,22 @@ def refuse_beside_plan(plan: str) -> None:
 
 def new_folder(text: str | Path) -> Path:
     """The value of `--out DIR`: a folder, or a place where one can be made."""
-    path = _place(text, "a folder, such as runs/first")
+    path = new_place(text, "a folder, such as runs/first")
     if path.is_file():
         raise click.BadParameter(f"{path} is a file, and results need a folder of their own.")
     return path
 
 
-def new_file(text: str | Path) -> Path:
+def new_file(text: str | Path, example: str = "plan.toml") -> Path:
     """The value of `--out FILE`."""
-    path = _place(text, "a file, such as plan.toml")
+    path = new_place(text, f"a file, such as {example}")
     if path.is_dir():
-        raise click.BadParameter(f"{path} is a folder; name the file in it, such as {path / 'plan.toml'}.")
+        raise click.BadParameter(f"{path} is a folder; name the file in it, such as {path / example}.")
     return path
 
 
-def _place(text: str | Path, expected: str) -> Path:
+def new_place(text: str | Path, expected: str = "a file, such as north.safetensors") -> Path:
+    """A place where something can be written; what is there already is the verb's to judge."""
     if not str(text).strip():
         raise click.BadParameter(f"it is empty; expected {expected}.")
     path = Path(text)
