@@ -321,7 +321,10 @@ def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.M
     """
     folder = Path(folder)
     if not any((folder / name).exists() for name in ("release.safetensors", "model.safetensors")):
-        raise RoundError(f"{folder} holds no finished round", field="run", fix="Run `osfl run --out DIR` first.")
+        raise RoundError(
+            f"{folder} holds no finished round and no site's model", field="run",
+            fix="Run `osfl run --out DIR` first, or at a site of a real round `osfl personalize --out DIR`.",
+        )  # fmt: skip
     plan = plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
     method = load(plan.method)(plan.task, plan.settings)
     if client is not None and client not in plan.clients:

@@ -46,7 +46,7 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "a setting that none has": ("compare --methods fedavg,ensemble --set epoks=1", 2, ("'epoks'",)),
     "nothing to report": ("report nowhere", 1, ("no finished run in nowhere", "results.json", "osfl run")),
     "predict without run": ("predict dot.png", 2, ("Missing option '--run'",)),
-    "predict from nothing": ("predict --run nowhere dot.png", 1, ("nowhere holds no finished round", "osfl run")),
+    "predict from nothing": ("predict --run nowhere dot.png", 1, ("nowhere holds no finished", "osfl run", "osfl personalize")),
     "check of no plan": ("check plan.toml", 1, ("no plan at plan.toml", "osfl new")),
     "template and dataset": ("new --method fedavg --dataset digits --classes a,b", 2, ("--classes", "names its classes")),
     "out is empty": ("run --method fedavg --out ''", 2, ("--out", "empty", "runs/first")),
