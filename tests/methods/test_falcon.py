@@ -129,6 +129,17 @@ def test_the_average_of_classifiers_sends_no_sequences() -> None:
     assert torch.allclose(one.server_phase(said, ctx(federation)).shared.tensors["classifier/head.bias"], mean, atol=1e-6)
 
 
+def test_the_student_may_start_from_the_clients_classifiers() -> None:
+    federation = small_federation("falcon")
+    said = uploads(method(federation), federation)
+    sizes = torch.tensor([float(u.payload.facts["samples"]) for u in said])
+    biases = torch.stack([u.payload.tensors["classifier/head.bias"] for u in said])
+    for init, weights in (("mean", torch.ones_like(sizes)), ("average", sizes)):
+        one = method(federation, init=init, lr=1e-12)  # stays where it starts
+        found = one.server_phase(said, ctx(federation)).shared.tensors["classifier/head.bias"]
+        assert torch.allclose(found, (weights / weights.sum()) @ biases, atol=1e-6)
+
+
 def test_wrong_settings_are_named() -> None:
     task = Task("t", ("a", "b"), (1, 8, 8))
     for changes, word in (({"alpha": 2.0}, "'alpha'"), ({"heads": 3}, "'heads'"), ({"lr": 0.0}, "'lr'"),

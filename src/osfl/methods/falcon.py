@@ -63,7 +63,8 @@ class Settings(Encoding, Generating, Classifying):
     alpha: float = 0.5  # weight of distillation; 0: cross-entropy alone
     temperature: float = 4.0  # T
     teachers: Literal["uniform", "size", "class_count", "relative"] = "uniform"  # how the clients' classifiers are averaged
-    init: Literal["random", "average"] = "random"  # of the student; average: the mean of the clients' classifiers
+    # of the student; mean: of the clients' classifiers, as in the public code; average: weighted by their images
+    init: Literal["random", "average", "mean"] = "random"
     noise: float = 0.0  # deviation of noise on every token; the public code adds 1.0
     server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
 
@@ -206,8 +207,8 @@ class Falcon(TokenMethod):
             return Release(Payload(self._averaged(uploads)))
         x, y = self.tokens(uploads, ctx)
         student = self._classifier(ctx.generator("student"))
-        if self.settings.init == "average":
-            load_named(student, self._averaged(uploads), "classifier")
+        if self.settings.init != "random":
+            load_named(student, self._averaged(uploads, alike=self.settings.init == "mean"), "classifier")
         teacher, s, rng = self._teacher(uploads, x, ctx), self.settings, ctx.generator("distil")
 
         def loss(index: torch.Tensor) -> torch.Tensor:
@@ -262,9 +263,9 @@ class Falcon(TokenMethod):
             total += weight * (said / said.mean(0).clamp_min(1e-12) if how == "relative" else said)
         return total / total.sum(-1, keepdim=True)
 
-    def _averaged(self, uploads: Sequence[Upload]) -> dict[str, torch.Tensor]:
+    def _averaged(self, uploads: Sequence[Upload], alike: bool = False) -> dict[str, torch.Tensor]:
         own = [{n: t for n, t in u.payload.tensors.items() if n.startswith("classifier/")} for u in uploads]
-        return average(own, [float(upload.payload.facts["samples"]) for upload in uploads])
+        return average(own, [1.0 if alike else float(upload.payload.facts["samples"]) for upload in uploads])
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no sequence of the class; the classifier has still seen it (see the card)."""
