@@ -106,3 +106,30 @@ def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(osfl: Osfl, he
     monkeypatch.setattr(os, "open", read_only)
     said = osfl(f"{SPEAK} --out stick/n.safetensors")
     assert said.code == 1 and "stick/n.safetensors: Read-only file system" in said.err and ".tmp" not in said.err
+
+
+# --- before the round --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("", "Fill in the classes, the image size and the clients, then look at it with `osfl check plan.toml`."),
+        ("--classes a,b", "Fill in the image size and the clients, then"),
+        ("--classes a,b --clients north,south", "Fill in the image size, then"),
+        ("--classes a,b --clients 2 --image-size 32", "Nothing is left to fill in; look at it with `osfl check plan.toml`."),
+    ],
+)
+def test_a_template_names_what_is_left_to_fill_in(osfl: Osfl, words: str, sentence: str) -> None:
+    assert osfl(f"new --method fedavg {words}").out.splitlines()[-1].startswith(sentence)
+
+
+@pytest.mark.parametrize(("deadline", "over"), [("2001-01-01T00:00:00Z", True), ("2199-01-01T00:00:00Z", False), ("", False)])
+def test_a_deadline_that_is_over_is_warned_of(osfl: Osfl, here: Path, deadline: str, over: bool) -> None:
+    text = Path("plan.toml").read_text()
+    Path("late.toml").write_text(text.replace('deadline = ""', f'deadline = "{deadline}"').replace("quorum = 0", "quorum = 1"))
+    said = osfl("enrol late.toml --keys keys --out late")
+    assert said.code == 0 and said.out.startswith("Opened late")
+    assert ("Warning: the deadline 2001-01-01T00:00:00Z is over" in said.err) is over and (said.err == "") is not over
+    warnings = osfl("enrol late.toml --keys keys --out late --format json").json["warnings"]
+    assert ("as soon as 1 of 2 uploads" in " ".join(warnings)) is over and len(warnings) == over

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import escape, put_json, say
+from osfl.cli.terminal import errors, escape, put_json, say
 from osfl.cli.words import Mistakes
 from osfl.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.protocol import ClientId
+    from osfl.protocol import ClientId, Plan
 
 EXAMPLES = (
     "osfl new --method fedavg --classes cat,dog --clients north,south --out plan.toml --force",
@@ -64,14 +65,29 @@ def enrol(
         public = read_public(_server(server, keys))
     mistakes.check()
     open_new(out, agreed, enrolled, public)
+    warnings = _doubts(agreed)
     if format == "json":
-        put_json({"round": str(out), "plan": agreed.digest, "clients": dict(sorted(enrolled.items())), "server": public})
+        put_json({"round": str(out), "plan": agreed.digest, "clients": dict(sorted(enrolled.items())), "server": public,
+                  "warnings": warnings})  # fmt: skip
         return
     say(f"Opened {escape(str(out))}: {agreed.method}, round {agreed.digest[:12]}")
     for name, key in [*sorted(enrolled.items()), ("server", public)]:
         say(f"  {name:<16} {key}")
+    for warning in warnings:
+        errors().print(f"[yellow]Warning:[/] {escape(warning)}", soft_wrap=True)
     say(f"Send {escape(str(plan))} and the server's .pub file to every site; each runs `osfl client`. "
         f"Then `osfl receive {escape(str(out))} FILE...`.")  # fmt: skip
+
+
+def _doubts(plan: Plan) -> list[str]:
+    """What is allowed, and seldom meant."""
+    now = datetime.now(UTC)
+    if not plan.deadline or datetime.fromisoformat(plan.deadline) > now:
+        return []
+    needed = plan.quorum or len(plan.clients)
+    return [f"the deadline {plan.deadline} is over (this clock says {now.isoformat(timespec='seconds')}): the server phase may "
+            f"begin as soon as {needed} of {len(plan.clients)} uploads are there, and waits for nobody else. "
+            "Another deadline is another plan, and another round."]  # fmt: skip
 
 
 def gather(keys: Path | None, clients: Sequence[str]) -> dict[ClientId, str]:

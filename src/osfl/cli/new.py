@@ -111,7 +111,16 @@ def new(
     elif dataset:
         say(f"Look at its clients with `osfl check {out}`, run it with `osfl run --plan {out}`.")
     else:
-        say("Fill in the classes, the image size and the clients, then look at it with `osfl check`.")
+        say(f"{_still_open(classes, image_size, clients)} with `osfl check {out}`.")
+
+
+def _still_open(classes: str | None, image_size: int | None, clients: str | None) -> str:
+    """What a template cannot know, and was not told."""
+    given = {"the classes": classes, "the image size": image_size, "the clients": clients}
+    missing = [what for what, value in given.items() if value is None]
+    if not missing:
+        return "Nothing is left to fill in; look at it"
+    return f"Fill in {' and '.join(filter(None, (', '.join(missing[:-1]), missing[-1])))}, then look at it"
 
 
 def _next(after: Path) -> Plan:
