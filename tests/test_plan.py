@@ -1,6 +1,6 @@
 """Words and TOML become plans; all mistakes come at once, each with the nearest valid name."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from osfl.errors import UsageError
 from osfl.methods.fedavg import FedAvg, Settings
 from osfl.plan import comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
 from osfl.protocol import Limits, Plan, Task
-from osfl.registry import load
+from osfl.registry import load, names
 from osfl.simulation import Simulation, prepare
 
 TASK = Task("cells", ("round", "long"), (3, 28, 28))
@@ -74,6 +74,12 @@ def test_a_plan_explains_its_settings() -> None:
     text = write_plan(plan())
     assert "passes over the client's images" in text
     assert comments_of(Settings)["weighting"].startswith("Eq. 1")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_setting_of_every_method_is_explained(name: str) -> None:
+    settings = load(name).Settings
+    assert {field.name for field in fields(settings)} - comments_of(settings).keys() == set()
 
 
 def test_the_digest_names_the_round() -> None:

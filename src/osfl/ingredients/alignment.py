@@ -32,8 +32,8 @@ class Alignment:
     finetune_epochs: int = 5  # plain cross-entropy on the own images
     prune_epochs: int = 5  # with both penalties
     post_epochs: int = 5  # plain again; pruned filters stay pruned
-    align_lr: float = 1e-3
-    align_batch: int = 32
+    align_lr: float = 1e-3  # learning rate of these three
+    align_batch: int = 32  # images a step in these three
     attraction: float = 1e-3  # λ_p, towards the own model's weights in shared layers
     sparsity: float = 1e-4  # γ_sh of the group lasso in shared layers; 0: nothing is pruned there
     sparsity_unshared: float = 5e-4  # γ_un in layers that the own model lacks

@@ -34,8 +34,8 @@ class VaeSettings:
     vae_latent: int = 16  # numbers that describe an image
     vae_width: int = 256  # of the two hidden layers on either side
     vae_steps: int = 1000  # Adam, falling to zero along a cosine
-    vae_batch: int = 64
-    vae_lr: float = 2e-3
+    vae_batch: int = 64  # images a step
+    vae_lr: float = 2e-3  # learning rate at the beginning
 
 
 class Vae:

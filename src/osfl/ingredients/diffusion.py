@@ -49,7 +49,7 @@ class DiffusionSettings:
     edm_rampup: int = 10_000_000  # images over which the rate grows to its full size
     edm_ema: float = 0.05  # width of the weights' average, relative to the length of training
     edm_noise_mean: float = -0.8  # of ln sigma while learning
-    edm_noise_std: float = 1.6
+    edm_noise_std: float = 1.6  # deviation of ln sigma while learning
     edm_steps: int = 32  # of Heun's method when sampling: 2 n - 1 calls of the network
 
 

@@ -29,7 +29,7 @@ class Guidance:
     pipeline_sha256: str = ""  # what its files must hash to
     prompt: str = "a photo of a {}"  # for each class, by its name
     prompt_guidance: float = 3.0  # classifier-free
-    diffusion_steps: int = 50
+    diffusion_steps: int = 50  # of the sampler, from noise to image
     first_corrections: int = 10  # by batch-norm statistics alone, before the first step
     bn: float = 0.1  # weight of R_BN
     step_size: float = 1.0  # of a correction

@@ -57,8 +57,7 @@ class VitPixels:
     tv: float = 1e-4  # weight of total variation, for 64 images of 3 x 224 x 224; others are converted
     l2: float = 0.0  # weight of the images' norm; not published
     shifts: bool = True  # shift by up to an eighth of the side, and mirror, before each step
-    # images start and move on so many grids at once, each half as fine as the one before; 1 = pixels alone
-    scales: int = field(default=1, metadata=LATER)
+    scales: int = field(default=1, metadata=LATER)  # grids that images move on at once, each half as fine; 1 = pixels alone
     start: float = field(default=1.0, metadata=LATER)  # how loud the noise is that images start as; 1 = N(0, 1)
 
     def inversion(self, events: Events = ()) -> SparseInversion:

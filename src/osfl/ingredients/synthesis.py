@@ -53,9 +53,9 @@ class Synthesis(Student):
     adversarial: float = 0.5  # weight of the disagreement between teacher and student (lambda_2)
     pool_batches: int = 0  # newest generator batches that the student still sees; 0 = all
     passes: int = 1  # of the student over the pool, each epoch
-    student_batch: int = 128
+    student_batch: int = 128  # images a step of the student
     student_lr: float = 0.01  # SGD
-    student_momentum: float = 0.9
+    student_momentum: float = 0.9  # of its SGD
     student_decay: float = 0.0  # weight decay
     student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip

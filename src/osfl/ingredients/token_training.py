@@ -25,11 +25,11 @@ Progress = Callable[[int, int], None]
 class Classifying:
     """A classifier of token sequences and its training; mixed into Settings. Defaults are FALCON's, Sec. 4.1."""
 
-    epochs: int = 60
-    batch_size: int = 256
+    epochs: int = 60  # passes over the sequences
+    batch_size: int = 256  # sequences a step
     lr: float = 5e-4  # Adam
     hidden: int = 0  # of the feed-forward layer; 0: four times the tokens' width
-    dropout: float = 0.3
+    dropout: float = 0.3  # share of its inner numbers that each step leaves out
 
     def classifier(self, width: int, classes: int, rng: torch.Generator | None) -> AttentionPool:
         model = AttentionPool(width, classes, hidden=self.hidden, dropout=self.dropout)

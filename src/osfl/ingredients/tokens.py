@@ -37,8 +37,7 @@ class Encoding:
     resolution: int = 448  # R, the side to which images are resized
     window: int = 224  # W, the side of a view, which is the encoder's input
     stride: int = 224  # S, from one window to the next
-    # what pixels the file of `encoder_weights` was trained with: ImageNet's mean and deviation, or [-1, 1]
-    encoder_pixels: Literal["imagenet", "symmetric"] = field(default="imagenet", metadata=LATER)
+    encoder_pixels: Literal["imagenet", "symmetric"] = field(default="imagenet", metadata=LATER)  # as that file was trained
 
     def regions(self) -> int:
         """L, the number of windows."""

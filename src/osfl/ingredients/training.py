@@ -31,11 +31,11 @@ class Training:
 
     architecture: str = "resnet18"  # `osfl ls architectures`; "client-01:cnn,*:resnet18" gives clients their own
     epochs: int = 100  # passes over the client's images
-    batch_size: int = 128
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 1e-3
+    batch_size: int = 128  # images a step
+    optimizer: Literal["sgd", "adam"] = "sgd"  # sgd with momentum, or adam
+    lr: float = 1e-3  # learning rate
     momentum: float = 0.9  # SGD only
-    weight_decay: float = 5e-4
+    weight_decay: float = 5e-4  # pulls weights towards zero; 0 = off
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # steps: times 0.1 at half and three quarters
     augment: Literal["none", "flip", "flip+crop"] = "none"  # random mirror; crop = shift by up to an eighth
     clip: float = 0.0  # largest gradient norm; 0 = do not clip

@@ -44,7 +44,7 @@ class Following:
     noise_teacher: Reading = "running"  # the equation: adapted running statistics; batch_stats: as FedISCA's code does
     temperature: float = 20.0  # softens teachers and student
     server_lr: float = 1e-3  # of the student
-    server_momentum: float = 0.9
+    server_momentum: float = 0.9  # of the student's SGD
     server_decay: float = 5e-4  # weight decay of the student
     server_schedule: Literal["steps", "cosine", "constant"] = "steps"  # over the repetitions
     server_clip: float = 0.0  # largest norm of the student's gradient; 0 = do not clip

@@ -26,22 +26,20 @@ class UploadedVits(Student, VitPixels, Training):
     weight_decay: float = 1e-4
     schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
     init: Literal["random", "average", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
-    # how clients become one; class_count and odds add class counts to the upload
-    teacher: Combine = "logits"
+    teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
     pool_epochs: int = 0  # newest epochs whose images the student still sees; 0 = all
     passes: int = 1  # of the student over the pool, each epoch
-    student_batch: int = 64
+    student_batch: int = 64  # images a step of the student
     student_lr: float = 1e-3  # SGD
-    student_momentum: float = 0.9
+    student_momentum: float = 0.9  # of its SGD
     student_decay: float = 1e-4  # weight decay
     student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
     temperature: float = 1.0  # of distillation
-    # class_count and odds: a client's say about a class grows as its images of it to this power; 0 = alike for all with any
-    votes: float = field(default=1.0, metadata=LATER)
+    votes: float = field(default=1.0, metadata=LATER)  # class_count, odds: power of the class counts; 0 = alike
 
 
 # ViTs from pretrained weights, for two cores; chosen on validation images of bloodcells-28, see FedMITR's card.

@@ -39,7 +39,7 @@ from osfl.protocol import Context, Payload, Release, Upload
 @dataclass(frozen=True)
 class Settings(Student, Training):
     teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
-    server_epochs: int = 2000
+    server_epochs: int = 2000  # so often server_steps steps
     server_steps: int = 120  # in each epoch: one step of the generator and one of the student
     synthesis_batch: int = 1024  # images a step
     noise: int = 1000  # numbers that an image is made from
@@ -51,7 +51,7 @@ class Settings(Student, Training):
     activation: float = 0.01  # weight of -mean |features|
     bn: float = 0.0  # weight of the BN statistics, mean over clients; not part of the paper
     student_lr: float = 0.1  # SGD, times 0.1 at 40 % and 80 % of the epochs
-    student_momentum: float = 0.9
+    student_momentum: float = 0.9  # of its SGD
     student_decay: float = 5e-4  # weight decay
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
     temperature: float = 1.0  # of distillation

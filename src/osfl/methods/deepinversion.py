@@ -46,8 +46,8 @@ class Settings(Training, Student, Pixels):
     adi: float = 0.0  # weight of the disagreement between student and teacher (adaptive DeepInversion)
     l2: float = 0.0  # weight of the images' norm
     server_epochs: int = 200  # passes over all images in a round; the distillation loop was never published
-    server_batch: int = 128
-    server_lr: float = 0.1
+    server_batch: int = 128  # images a step of the student
+    server_lr: float = 0.1  # the student's learning rate
     server_decay: float = 1e-4  # weight decay of the student
     temperature: float = 3.0  # softens teacher and student
     hard: float = 0.0  # weight of cross-entropy on the labels that images were made for

@@ -41,12 +41,12 @@ class Generating:
     """The clients' generators; Sec. 4.1 and 1.3 of our sheet."""
 
     order: Literal["mar", "ar", "nar"] = "mar"  # regions given the global token; each given all before; each by itself
-    generator_epochs: int = 400
-    generator_batch: int = 256
+    generator_epochs: int = 400  # passes over the client's sequences, at most
+    generator_batch: int = 256  # sequences a step
     generator_lr: float = 1e-4  # AdamW, weight decay 1e-4, gradients clipped at 2
     generator_width: int = 0  # 0: the tokens' own
-    depth: int = 4
-    heads: int = 16
+    depth: int = 4  # transformer blocks
+    heads: int = 16  # of attention, in each block
     components: int = 20  # K, Gaussians at each position; fewer where a client has few images
     standardize: bool = True  # z-score each dimension with the client's own statistics, undone before upload
     whiten: bool = field(default=False, metadata=LATER)  # instead: less the mean of their class, covariance divided out
@@ -58,13 +58,12 @@ class Settings(Encoding, Generating, Classifying):
     per_image: float = 1.5  # sequences drawn for each real image
     labels: Literal["own", "balanced"] = field(default="own", metadata=LATER)  # as often as own images; all its classes alike
     temperature_sampling: float = 1.0  # on the mixture's weights
-    send: Literal["smaller", "sequences", "generator"] = "smaller"
+    send: Literal["smaller", "sequences", "generator"] = "smaller"  # whichever takes fewer bytes, or always one
     wire: Literal["float32", "float16"] = "float32"  # of the sequences
     alpha: float = 0.5  # weight of distillation; 0: cross-entropy alone
     temperature: float = 4.0  # T
     teachers: Literal["uniform", "size", "class_count", "relative"] = "uniform"  # how the clients' classifiers are averaged
-    # of the student; mean: of the clients' classifiers, as in the public code; average: weighted by their images
-    init: Literal["random", "average", "mean"] = "random"
+    init: Literal["random", "average", "mean"] = "random"  # the student's; average: by images; mean: plain, as in public code
     noise: float = 0.0  # deviation of noise on every token; the public code adds 1.0
     server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
 

@@ -16,7 +16,7 @@ from osfl.ingredients.rounds import MultiRound, Rounds, State, mean_model
 
 @dataclass(frozen=True)
 class Settings(Rounds):
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "uniform"] = "samples"  # samples: by the number of images; uniform: all clients alike
 
 
 class FedAvgRounds(MultiRound):

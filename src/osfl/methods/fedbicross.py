@@ -78,11 +78,11 @@ class Settings(Training, Student, Pixels, Following):
     raw_weights: bool = False  # true: the step is weight_lr times the gradient, whatever its scale
     validation: float = 0.2  # share of the images that the weights are learned on
     personalize: bool = True  # stage 3
-    personal_epochs: int = 10
-    personal_lr: float = 1e-3
-    personal_batch: int = 128
-    personal_schedule: Literal["steps", "cosine", "constant"] = "constant"
-    personal_temperature: float = 1.0
+    personal_epochs: int = 10  # passes over the client's images in stage 3
+    personal_lr: float = 1e-3  # learning rate of stage 3
+    personal_batch: int = 128  # images a step of stage 3
+    personal_schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the learning rate, over stage 3
+    personal_temperature: float = 1.0  # softens what stage 3 compares
     settle: bool = False  # re-estimate the cluster model's BN statistics on the client's images before fine-tuning
     gamma: float = 0.5  # weight of KL(cluster's model || own)
     delta: float = 0.3  # weight of KL(local model || own)

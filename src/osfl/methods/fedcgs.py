@@ -32,8 +32,8 @@ class Settings(Encoding):
     by_class: bool = False  # send B class by class: then a class can be forgotten, and the upload grows with the classes
     precision: Literal["float32", "float64"] = "float32"  # on the wire; sums are taken in float64
     personal: bool = False  # fit a map of the features at each client, after the round
-    personal_epochs: int = 30
-    personal_lr: float = 1e-4
+    personal_epochs: int = 30  # passes over the client's features, to fit that map
+    personal_lr: float = 1e-4  # learning rate of that map
     alignment: float = 1.0  # weight of the distance between mapped features and the global mean of their class
 
 

@@ -40,7 +40,7 @@ class Settings(Student, Training):
     iterations: int = 10  # I: each trains the generator on every client, then the student
     generator_steps: int = 1  # on each client, in each iteration
     student_steps: int = 5  # in each iteration
-    synthesis_batch: int = 128
+    synthesis_batch: int = 128  # images a step
     noise: int = 100  # numbers that an image is made from, besides its class
     generator_lr: float = 0.01  # Adam
     generator_width: int = 128  # channels of its first layers
@@ -50,7 +50,7 @@ class Settings(Student, Training):
     disagree: float = 1.0  # weight of the distance between student and client
     bn: float = 0.0  # weight of the client's BN statistics; not part of the paper
     student_lr: float = 0.1  # SGD
-    student_momentum: float = 0.0
+    student_momentum: float = 0.0  # of its SGD
     student_decay: float = 1e-3  # weight decay
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
     student_cosine: bool = False  # bring the student's learning rate to zero over the iterations

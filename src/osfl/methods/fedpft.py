@@ -32,9 +32,9 @@ class Settings(Encoding):
     iterations: int = 1000  # of EM, at most
     samples: float = 1.0  # synthetic features for each real one
     epochs: int = 50  # of the head
-    batch_size: int = 128
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 0.01
+    batch_size: int = 128  # features a step of the head
+    optimizer: Literal["sgd", "adamw"] = "sgd"  # of the head
+    lr: float = 0.01  # the head's learning rate
     standardize: bool = False  # train the head on standardized features (folded into its weights afterwards)
 
 

@@ -57,9 +57,9 @@ class Settings(Training, Alignment):
     top: int = 3  # K: members of the ensemble, chosen among the neighbours and the own model
     fit_on: Literal["train", "train+val"] = "train"  # images that the ensemble's weights are fitted on
     evenness: float = 0.0  # ρ ‖w - 1/K‖²: training images flatter the own model, which has seen them most often
-    student_epochs: int = 20
-    student_lr: float = 1e-3
-    student_batch: int = 32
+    student_epochs: int = 20  # passes over the client's images when the ensemble is distilled
+    student_lr: float = 1e-3  # learning rate of the distillation
+    student_batch: int = 32  # images a step of the distillation
     temperature: float = 3.0  # T of the distillation
     scaled: bool = False  # true: T² KL, so that gradients do not shrink with T
     anchor: float = 1e-3  # λ ‖θ - θ_before‖²
