@@ -46,6 +46,12 @@ def test_the_first_page_lists_every_verb(osfl) -> None:
     assert all(example in text for example in EXAMPLES)
 
 
+def test_the_page_about_the_command_line_lists_every_verb() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `osfl "))
+    assert [verb for verb in VERBS if f"`osfl {verb}" not in rows] == []
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_examples_work(osfl, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder; the demo only at its smallest, for its real size takes a minute."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,3 +134,24 @@ def test_a_deadline_that_is_over_is_warned_of(osfl: Osfl, here: Path, deadline: 
     assert ("Warning: the deadline 2001-01-01T00:00:00Z is over" in said.err) is over and (said.err == "") is not over
     warnings = osfl("enrol late.toml --keys keys --out late --format json").json["warnings"]
     assert ("as soon as 1 of 2 uploads" in " ".join(warnings)) is over and len(warnings) == over
+
+
+# --- anybody -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_page_for_anybody_work(osfl: Osfl, here: Path) -> None:
+    """With what an auditor holds: a copy of the round's folder, the plan and public keys."""
+    page = (Path(__file__).parents[2] / "docs" / "anybody.md").read_text(encoding="utf-8")
+    shutil.copy("round/release.safetensors", "release.safetensors")
+    shutil.copy("usb/north.safetensors", "north.safetensors")
+    shutil.copy("keys/server.pub", "server.pub")
+    for private in (*Path("keys").glob("*.key"), Path("usb"), Path("sites"), Path("work")):
+        shutil.rmtree(private) if private.is_dir() else private.unlink()
+    made = osfl("verify --round round --format json").json["files"][-1]["digest"]
+    commands = [line for block in re.findall(r"```\n(.*?)```", page, flags=re.S) for line in block.splitlines()]
+    assert {line.split()[1] for line in commands} == {"verify", "inspect", "keys", "enrol", "receive", "server"}
+    for line in commands:
+        words = [" ".join(map(str, Path().glob(word))) if "*" in word else word for word in line.split()[1:]]
+        said = osfl(" ".join(words))
+        assert said.code == 0, f"{line}\n{said.out}\n{said.err}"
+    assert made in said.out  # computed again with another key: the same release
