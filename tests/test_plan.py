@@ -73,7 +73,7 @@ def test_numbers_are_finite(word: str) -> None:
 def test_a_plan_explains_its_settings() -> None:
     text = write_plan(plan())
     assert "passes over the client's images" in text
-    assert comments_of(Settings)["weighting"].startswith("Eq. 1")
+    assert comments_of(Settings)["weighting"].startswith("samples | uniform: Eq. 1")
 
 
 @pytest.mark.parametrize("name", names())

@@ -277,12 +277,14 @@ def check_plan(plan: Plan) -> None:
 
 
 def comments_of(settings: type[Any]) -> dict[str, str]:
-    """The sentence beside each setting in its source, so that a plan explains itself."""
+    """The sentence beside each setting in its source, and what it may be, so that a plan explains itself."""
     found: dict[str, str] = {}
     for owner in reversed(settings.__mro__[:-1]):
         for name, comment in re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", inspect.getsource(owner), flags=re.M):
             found[name] = comment
-    return found
+    choices = {name: typing.get_args(kind) for name, kind in typing.get_type_hints(settings).items()
+               if typing.get_origin(kind) is typing.Literal}  # fmt: skip
+    return found | {name: f"{' | '.join(map(str, options))}: {found.get(name, '')}" for name, options in choices.items()}
 
 
 def write_plan(plan: Plan) -> str:
