@@ -101,8 +101,14 @@ def pool(architecture: str, epochs: int = 2) -> dict[str, float]:
     }
 
 
+def embedded_start() -> float:
+    """Milliseconds until the embedded engine has started, done nothing for two clients, and ended."""
+    return 1000 * medians({"start": lambda: Workers().map(lambda client: client, range(2))}, rounds=20)["start"]
+
+
 def run() -> dict[str, Any]:
     return {
+        "embedded_engine_starts_in_milliseconds": round(embedded_start(), 2),
         "sgemm_gflops": {"1 thread": sgemm_gflops(1), "2 threads": sgemm_gflops(2)},
         "walk": overhead(),
         "pool": {name: pool(name, epochs) for name, epochs in (("cnn-w16", 4), ("resnet18-w16", 1))},
