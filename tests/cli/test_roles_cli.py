@@ -286,6 +286,15 @@ def test_the_deadline_is_read_on_the_coordinator_s_clock(osfl: Osfl, here: Path,
 # --- verification ------------------------------------------------------------------------------------------------------
 
 
+def test_an_auditor_s_own_keys_are_compared_with_the_round_s(osfl: Osfl, here: Path) -> None:
+    osfl("receive round usb")
+    assert osfl("verify --round round --keys keys").code == 0
+    Path("mine").mkdir()
+    osfl("keys north --out mine")
+    said = osfl("verify --round round --keys mine")
+    assert said.code == 1 and "another key of north than yours" in said.err.replace("\n", " ")
+
+
 def test_verify_says_what_it_could_not_check(osfl: Osfl, here: Path) -> None:
     osfl("receive round usb")
     osfl("server round --key keys/server.key")

@@ -72,16 +72,21 @@ def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Pat
     from osfl.wire.signing import read_public
 
     public = read_public(server) if server else ""
+    if not public and keys is not None and (keys / "server.pub").exists():
+        public = read_public(keys / "server.pub")
     if round is None:
         assert plan is not None
-        if not public and keys is not None and (keys / "server.pub").exists():
-            public = read_public(keys / "server.pub")
         desk = _desk(plan, keys)
         return Known(desk.plan, public, desk if keys is not None else None)
     desk = standing_desk(round)
     if plan is not None and (asked := _desk(plan, None).plan) != desk.plan:
         raise RoundError(f"{round} holds another round than {plan}", field="plan", expected=asked, got=desk.plan,
                          fix="Give the plan with which it was opened, or leave --plan out.")  # fmt: skip
+    for client, own in gather(keys, []).items():
+        if (enrolled := desk.enrolled.get(client, own)) != own:
+            raise RoundError(f"{round} was opened with another key of {client} than yours", field=f"clients.{client}",
+                             expected=own, got=enrolled, client=client,
+                             fix="Somebody may have posed as this site: ask it for its key on another way.")  # fmt: skip
     # digests of uploads whose every byte was checked again
     others = {f"upload/{receipt.client}": receipt.digest for receipt in Inbox(round / "inbox", desk).uploads()}
     return Known(desk.plan, public or read_json(round / "enrolled.json")["server"], desk, others)
