@@ -216,9 +216,11 @@ def record(cell: str) -> Path | None:
 
 
 def methods_of(cell: str) -> tuple[str, ...]:
-    """By whose tables a cell belongs to; FedBiCross' ablations in full in its first cell, elsewhere those of its targets."""
+    """By whose tables a cell belongs to; FedBiCross' ablations in full in its first cell, elsewhere those of its targets. What
+    16-bit sequences cost is in FALCON's first."""
     window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
+    tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
     tables = {"federated_factory": FACTORY, "falcon": tokens, "fol": MEETINGS, "fedmitr": VITS}
     ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]
     return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))
