@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch.nn import functional
 
 from osfl.evaluation.reconstruction import KNOWN, SIMILAR, Effort, Known, _nearest, attack
 from osfl.evaluation.similarity import MOST, psnr, squared_errors, ssim
+from osfl.models.decoders import build_decoder
 from osfl.protocol import Context, Dataset, Plan, Shard, Task, Upload
 from osfl.seeds import torch_generator
 
@@ -86,6 +88,18 @@ def test_attackers_find_images_in_real_features_and_not_in_noise() -> None:
     assert leak is not None
     row = leak["attackers"][KNOWN]
     assert row["synthetic"] == pytest.approx(row["real_best"], rel=0.1)
+
+
+def test_a_decoder_begins_with_the_mean_image_and_moves_a_little() -> None:
+    """1,600 numbers and 64 pixels, as in FALCON's cells: one whose answers are large at first ends up saying black for ever."""
+    rng = torch_generator(0, "decoder")
+    decoder = build_decoder(1600, 4, 1, 64, rng)
+    x, y = torch.randn(8, 1600, generator=rng), torch.arange(8) % 4
+    assert not decoder(x, y).any()
+    optimizer = torch.optim.Adam(decoder.parameters(), Effort().lr)
+    functional.mse_loss(decoder(x, y), 0.1 * torch.randn(8, 1, 64, 64, generator=rng)).backward()
+    optimizer.step()
+    assert 0 < decoder(x, y).detach().abs().max().item() < 0.5
 
 
 def ctx_free(shard: Shard) -> torch.Tensor:

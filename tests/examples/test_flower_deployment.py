@@ -51,7 +51,9 @@ def test_its_readme_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "public").mkdir()
     for command in commands:
         assert answer(shlex.split(command)[1:]) == 0, command
-        if "keys" in command.split()[1]:
-            (tmp_path / "north.pub").rename(tmp_path / "public" / "north.pub")
+        if command.split()[1] == "keys":  # each site its own
+            for site in ("north", "south", "west"):
+                assert answer(["keys", site]) == 0
+                (tmp_path / f"{site}.pub").rename(tmp_path / "public" / f"{site}.pub")
     assert (tmp_path / "deployed" / "sites" / "north" / "start.sh").exists()
     assert not (tmp_path / "deployed" / "sites" / "north" / "site.key").exists()  # it stayed at the site

@@ -96,21 +96,23 @@ def _attacker(
     device: torch.device, progress: Progress,
 ) -> tuple[Attacker, dict[str, Any]]:  # fmt: skip
     center, scale = own.features.mean(0), own.features.std(0).nan_to_num(1.0).clamp_min(1e-4)
+    usual = torch.stack([_mean_image(own, label) for label in range(len(classes))])
     decoder = build_decoder(own.features.shape[1], len(classes), own.images.shape[1], own.images.shape[-1],
                             draw("attack", "decoder")).to(device)  # fmt: skip
-    _learn(decoder, (own.features - center) / scale, own, effort, draw("attack", name, "order"), device,
+    _learn(decoder, (own.features - center) / scale, own.images - usual[own.labels], own.labels, effort,
+           draw("attack", name, "order"), device,
            lambda done, total: progress(f"attacker with {name}", done, total))  # fmt: skip
 
     def decoded(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             parts = zip(torch.split((features - center) / scale, 64), torch.split(labels, 64), strict=True)
-            return torch.cat([decoder(x.to(device), y.to(device)).cpu() for x, y in parts])
+            return torch.cat([(usual[y] + decoder(x.to(device), y.to(device)).cpu()).clamp(0, 1) for x, y in parts])
 
     real = torch.randperm(len(private.labels), generator=draw("attack", "real"))[: effort.most]
     fake = torch.randperm(len(made.labels), generator=draw("attack", "synthetic"))[: effort.most]
     from_real = decoded(private.features[real], private.labels[real])
     from_fake = decoded(made.rows[fake], made.labels[fake])
-    blind = torch.stack([_mean_image(own, int(label)) for label in private.labels[real]])
+    blind = usual[private.labels[real]]
     rows: Attacker = {
         "images": len(own.labels),
         "real": _alike(from_real, private.images[real]),
@@ -122,16 +124,16 @@ def _attacker(
 
 
 def _learn(
-    decoder: nn.Module, features: torch.Tensor, own: Known, effort: Effort, rng: torch.Generator, device: torch.device,
-    progress: Any,
+    decoder: nn.Module, features: torch.Tensor, differences: torch.Tensor, labels: torch.Tensor, effort: Effort,
+    rng: torch.Generator, device: torch.device, progress: Any,
 ) -> None:  # fmt: skip
     """Least squared error: what a high signal-to-noise ratio asks for."""
     optimizer = torch.optim.Adam(decoder.parameters(), effort.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, effort.steps)
     for step in range(effort.steps):
         index = torch.randint(len(features), (effort.batch,), generator=rng)
-        said = decoder(features[index].to(device), own.labels[index].to(device))
-        loss = functional.mse_loss(said, own.images[index].to(device))
+        said = decoder(features[index].to(device), labels[index].to(device))
+        loss = functional.mse_loss(said, differences[index].to(device))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -13,12 +13,15 @@ from osfl.models.generators import UpConv
 from osfl.models.initial import initialize
 
 START = 4  # side of the first feature map
+_GROUPS = 8  # of channels that are normalized together
 
 
 class TokenDecoder(nn.Module):
-    """Features (batch, inputs) and their classes -> images (batch, channels, side, side) in [0, 1]; side = 4, 8, 16, ...
+    """Features (batch, inputs) and their classes -> what an image (batch, channels, side, side) differs by from the mean of
+    its class; side = 4, 8, 16, ...
 
-    A linear layer to 4 x 4, then doublings with a 3x3 convolution each, halving the channels.
+    A linear layer to 4 x 4, then doublings with a normalized 3x3 convolution each, halving the channels. It begins with zero:
+    an attacker who has learned nothing yet says the mean image, and nothing saturates.
     """
 
     def __init__(self, inputs: int, classes: int, channels: int, side: int, width: int) -> None:
@@ -34,8 +37,9 @@ class TokenDecoder(nn.Module):
         known = torch.cat([features, functional.one_hot(labels, self.classes).to(features)], 1)
         x = functional.leaky_relu(self.start(known), 0.2).view(len(known), self.width, START, START)
         for doubled in self.grow:
-            x = functional.leaky_relu(doubled(x), 0.2)
-        return torch.sigmoid(self.end(x))
+            x = functional.leaky_relu(functional.group_norm(doubled(x), _GROUPS), 0.2)
+        difference: torch.Tensor = self.end(x)
+        return difference
 
 
 def build_decoder(
@@ -46,4 +50,5 @@ def build_decoder(
         model = TokenDecoder(inputs, classes, channels, side, width)
     model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
     initialize(model, rng)
+    nn.init.zeros_(model.end.weight)
     return model
