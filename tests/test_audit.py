@@ -35,6 +35,9 @@ def test_an_audit_adds_to_the_round_and_changes_nothing_else(tmp_path: Path) -> 
     assert "Reconstruction by an attacker who has similar images" in card and "No privacy audit" not in card
     assert run(small("falcon"), tmp_path) == result  # the round is finished, with what was found
     assert audit(tmp_path, prepare(small("falcon")), effort=QUICK) == result
+    of_an_earlier_decoder = result | {"reconstruction": {"side": 8, "steps": 5, "attackers": {}, "figures": {}}}
+    (tmp_path / "results.json").write_text(json.dumps(of_an_earlier_decoder), encoding="utf-8")
+    assert audit(tmp_path, prepare(small("falcon")), effort=QUICK) == result  # attacked again
     assert result["reconstruction"]["side"] == 8  # no larger than the images
     assert audit(tmp_path, prepare(small("falcon")), effort=replace(QUICK, side=4))["reconstruction"]["side"] == 4
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from osfl.errors import RoundError
-from osfl.evaluation.reconstruction import Effort, attack, side_of
+from osfl.evaluation.reconstruction import DECODER, Effort, attack, side_of
 from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.phases import Machine, computing
 from osfl.protocol import Progress, Tokenizing, quiet
@@ -36,7 +36,7 @@ def audit(
                          fix="For images that generators make, see the report's section on copies.")  # fmt: skip
     before = result.get("reconstruction")
     side = side_of(plan.task.image[1:], effort)
-    if before is not None and before["steps"] >= effort.steps and before["side"] == side:
+    if before is not None and (before["side"], before.get("decoder")) == (side, DECODER) and before["steps"] >= effort.steps:
         return result
     with standing_round(folder, plan) as round, computing(plan, machine, progress, round.scratch) as ctx:
         uploads, _ = round.uploads()

@@ -7,7 +7,7 @@ the state (see osfl.round).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -110,11 +110,20 @@ def status(folder: Path, now: datetime | None = None) -> Status:
     return Status(
         desk.plan, plan["method"], delivered, [client for client in present if client not in delivered],
         list(refusals(folder)), quorum, deadline, not why, why, release is not None,
-        [client for client in delivered if release and f"upload/{client}" not in made_from],
+        _without(release, delivered),
         {client: inbox.digest(client) for client in delivered}, release.digest if release else "",
         [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
         [client for client in plan["clients"] if client not in present],
     )  # fmt: skip
+
+
+def too_late(folder: Path, clients: Sequence[ClientId]) -> list[ClientId]:
+    """Those whose uploads came after the release was made, which has no part of them."""
+    return _without(_release(folder), clients) if clients and unfinished(folder) is None else []
+
+
+def _without(release: Bundle | None, clients: Iterable[ClientId]) -> list[ClientId]:
+    return [client for client in clients if release and f"upload/{client}" not in release.made_from]
 
 
 def _waits_for(delivered: int, clients: int, quorum: int, deadline: datetime | None, now: datetime) -> str:

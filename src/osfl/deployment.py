@@ -55,7 +55,9 @@ def deploy(
     """Write the folders. `keys`: what `osfl keys` wrote, NAME.pub of every site and perhaps NAME.key; without it they are made
     here."""
     coordinator = out / "coordinator"
-    _check(host, port, settings or {}, _without_key(plan, coordinator, keys))
+    problems = [*_wrong(host, port, settings or {}), *_without_key(plan, coordinator, keys)]
+    if problems:
+        raise UsageError(problems, field="deploy")
     handed = [client for client in plan.clients if (coordinator / "nodes" / f"{client}.pub").exists()]
     (coordinator / "keys").mkdir(parents=True, exist_ok=True)
     _write_tls(coordinator / "tls", host)
@@ -92,14 +94,13 @@ def _without_key(plan: Plan, coordinator: Path, keys: Path | None) -> list[str]:
     ]
 
 
-def _check(host: str, port: int, settings: Mapping[str, float], problems: list[str]) -> None:
-    problems += [f"unknown setting {key!r}; settings: {', '.join(SETTINGS)}" for key in settings if key not in SETTINGS]
+def _wrong(host: str, port: int, settings: Mapping[str, float]) -> list[str]:
+    problems = [f"unknown setting {key!r}; settings: {', '.join(SETTINGS)}" for key in settings if key not in SETTINGS]
     if not host or not all(c.isascii() and (c.isalnum() or c in ".-:") for c in host):
         problems.append(f"--host: expected a name or an address such as coordinator.example, got {host!r}")
     if not 0 < port < 65536:
         problems.append(f"--port: expected 1 to 65535, got {port}")
-    if problems:
-        raise UsageError(problems, field="deploy")
+    return problems
 
 
 # --- keys and certificates ---------------------------------------------------------------------------------------------

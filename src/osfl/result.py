@@ -202,6 +202,7 @@ class Reconstruction(TypedDict):
 
     side: int  # of the images that were compared, in pixels
     steps: int  # of each attacker's training
+    decoder: NotRequired[int]  # which of ours attacked; what an earlier one found says less
     attackers: dict[str, Attacker]  # by what they have
     figures: dict[str, Any]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,22 @@ def osfl(capfd: pytest.CaptureFixture[str]) -> Osfl:
         return Said(code, captured.out, captured.err)
 
     return call
+
+
+def new_plan(sites: Sequence[str]) -> str:
+    """The words that write a small plan and the folders of its sites."""
+    data = f"--dataset digits --clients {','.join(sites)} --partition iid --samples {50 * len(sites)}"
+    return f"new --method fedavg {data} --smoke --sites sites"
+
+
+def round_with_bundles(folder: Path, sites: Sequence[str]) -> None:
+    """A plan, folders of sites, keys, an open round, and every site's bundle in `usb`."""
+    client = "client plan.toml --client {0} --data sites/{0} --key keys/{0}.key --out usb/{0}.safetensors"
+    with chdir(folder):
+        for words in [
+            new_plan(sites),
+            f"keys server {' '.join(sites)} --out keys",
+            "enrol plan.toml --keys keys --out round",
+            *(client.format(site) for site in sites),
+        ]:
+            assert answer(words.split()) == 0, words

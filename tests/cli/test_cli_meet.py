@@ -50,6 +50,8 @@ def test_who_is_missing_or_no_neighbour_is_named(osfl) -> None:
     said = osfl(f"{meet} --without-missing --format json")
     assert said.code == 0 and said.json["heard"] == [] and said.json["missing"] == ["south"]
     assert [Path(entry["path"]).name for entry in said.json["refused"]] == ["half.safetensors"]
+    said = osfl(f"{meet} suoth.safetensors --without-missing")
+    assert said.code == 2 and "there is no suoth.safetensors" in said.err  # not a model that silently lacks it
     nobody = osfl("meet plan.toml --client west --keys keys --data sites/west")  # it meets nobody, and keeps its own
     assert nobody.code == 0 and "Heard    nobody" in nobody.out
 

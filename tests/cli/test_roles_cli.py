@@ -6,35 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Osfl, Said
+from tests.cli.conftest import Osfl, Said, new_plan, round_with_bundles
 
-NEW = "new --method fedavg --dataset digits --clients north,south,west --partition iid --smoke --samples 150 --sites sites"
 SITES = ("north", "south", "west")
+NEW = new_plan(SITES)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan, site folders, keys and three finished bundles, made once; every test works in a copy."""
-    from osfl.cli.main import answer
-
-    folder, before = tmp_path_factory.mktemp("made"), Path.cwd()
-    os.chdir(folder)
-    try:
-        assert answer(NEW.split()) == 0
-        assert answer(["keys", "server", *SITES, "--out", "keys"]) == 0
-        assert answer(["enrol", "plan.toml", "--keys", "keys", "--out", "round"]) == 0
-        for site in SITES:
-            words = f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors"
-            assert answer(words.split()) == 0
-        yield folder
-    finally:
-        os.chdir(before)
+    folder = tmp_path_factory.mktemp("made")
+    round_with_bundles(folder, SITES)
+    return folder
 
 
 @pytest.fixture

@@ -6,36 +6,26 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Osfl
+from osfl.cli.main import answer
+from tests.cli.conftest import Osfl, round_with_bundles
 
-NEW = "new --method fedavg --dataset digits --clients north,south --partition iid --smoke --samples 100 --sites sites"
 TAKE = "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A round of two sites with its release, made once; every test works in a copy."""
-    from osfl.cli.main import answer
-
-    folder, before = tmp_path_factory.mktemp("made"), Path.cwd()
-    os.chdir(folder)
-    try:
-        assert answer(NEW.split()) == 0
-        assert answer(["keys", "server", "north", "south", "--out", "keys"]) == 0
-        assert answer(["enrol", "plan.toml", "--keys", "keys", "--out", "round"]) == 0
-        for site in ("north", "south"):
-            words = f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors"
-            assert answer(words.split()) == 0
+    folder = tmp_path_factory.mktemp("made")
+    round_with_bundles(folder, ("north", "south"))
+    with chdir(folder):
         assert answer(["receive", "round", "usb"]) == 0
         assert answer(["server", "round", "--key", "keys/server.key"]) == 0
-        yield folder
-    finally:
-        os.chdir(before)
+    return folder
 
 
 @pytest.fixture

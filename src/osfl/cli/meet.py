@@ -73,10 +73,14 @@ def meet(
     from osfl.meeting import missing, own_inbox
     from osfl.phases import Machine
     from osfl.plan import read_plan
+    from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
 
     if wait and without_missing:
         raise UsageError("--wait waits for everybody, and --without-missing for nobody", field="wait", fix="Say one of them.")
+    absent = [] if wait else [file.path for file in pick_up(files or [])[1] if file.absent]
+    if absent:
+        raise UsageError([f"there is no {path}" for path in absent], field="files", fix="Name files that are there, or --wait.")
     agreed, own = read_plan(plan), SigningKey.load(key) if key else None
     inbox, judged = own_inbox(agreed, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
     heard = _listen(agreed, name, inbox, own, files or [], format, judged)

@@ -34,7 +34,7 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
     What was received once may be received again: it counts once, and the first stands. Any number of processes may receive.
     """
     from osfl.coordinator import receive as through_the_gate
-    from osfl.coordinator import status
+    from osfl.coordinator import too_late
     from osfl.errors import Rejected
     from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
@@ -54,8 +54,7 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
         accepted.append({"path": str(path), "client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
         if format == "text":
             say(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
-    here = {str(one["client"]) for one in accepted}
-    late = [client for client in status(round).late if client in here]
+    late = too_late(round, [str(one["client"]) for one in accepted])
     if format == "json":
         alone = [{"path": str(file.path), "why": file.why} for file in left]
         put_json({"accepted": accepted, "refused": refused, "left": alone, "late": late})

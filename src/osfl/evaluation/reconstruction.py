@@ -31,6 +31,7 @@ from osfl.protocol import Context, Dataset, Progress, Shard, Tokenizing, Upload
 from osfl.result import Attacker, Reconstructed, Reconstruction
 
 SIMILAR, KNOWN = "similar images", "the training images"  # what the attackers have
+DECODER = 2  # the first saturated at black and found nothing; a round that it attacked is attacked again
 _SHOWN = 8  # reconstructions in a gallery
 _GAP = 3  # white pixels between the images of a strip
 
@@ -74,7 +75,7 @@ def attack(
 
     found = dict(zip(jobs, ctx.map(work, list(jobs)), strict=True))
     figures = {title: figure for _, figures in found.values() for title, figure in figures.items()}
-    return {"side": private.images.shape[-1], "steps": effort.steps,
+    return {"side": private.images.shape[-1], "steps": effort.steps, "decoder": DECODER,
             "attackers": {name: row for name, (row, _) in found.items()}, "figures": figures}  # fmt: skip
 
 
