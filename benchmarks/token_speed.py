@@ -31,7 +31,7 @@ from torch.nn import functional
 from benchmarks.measuring import medians
 from osfl.errors import OsflError
 from osfl.ingredients.clustering import kmeans
-from osfl.ingredients.gaussians import FeatureMixture, Shape, _maximized, fit_mixture
+from osfl.ingredients.gaussians import FeatureMixture, Shape, _maximized, _powers, fit_mixture
 from osfl.models.encoders import load_encoder
 from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool, TokenGenerator
@@ -173,8 +173,7 @@ def _same_start(x: torch.Tensor, k: int, iterations: int) -> float:
     ours = _ours(x, k, "diag", iterations)
     centered = x - x.mean(0)
     labels = torch.tensor(kmeans(centered, k, torch_generator(0, "em"), starts=1))
-    powers = torch.cat([centered, centered.square()], 1)
-    weights, means, spread = _maximized(powers, functional.one_hot(labels, k).double(), "diag")
+    weights, means, spread = _maximized(_powers(centered, "diag"), functional.one_hot(labels, k).T.double(), "diag")
     theirs = _sklearn(x.numpy(), k, "diag", iterations - 1, weights_init=weights.numpy(),
                       means_init=(means + x.mean(0)).numpy(), precisions_init=(1 / spread).numpy())  # fmt: skip
     return float(np.abs(theirs.means_ - ours.means.numpy()).max())

@@ -180,18 +180,19 @@ def fit_mixture(
 ) -> FeatureMixture:
     """Expectation maximisation from a k-means start, on features (n, d) in float64; variances are at least FLOOR.
 
-    Densities come from matrix products of x and x^2 side by side, so no (n, K, d) array is made.
+    Sums and densities are matrix products with x and its squares side by side (see `_powers`), so no (n, K, d) array is made.
+    Shares lie by component, (K, n): products with so few rows are twice as fast as with so few columns.
     """
     center = x.double().mean(0)
     x = x.double() - center  # products of centred numbers lose fewer digits
-    powers = torch.cat([x, x.square()], 1)
-    owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).double()
+    powers = _powers(x, shape)
+    owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).T.double()
     before = -math.inf
     for _ in range(iterations):
         weights, means, spread = _maximized(powers, owned, shape)
-        logs = _log_density(powers, means, spread).add_(weights.log())
-        spend(8.0 * x.shape[0] * k * x.shape[1])
-        total = logs.logsumexp(1, keepdim=True)
+        logs = _log_density(powers, means, spread).add_(weights.log()[:, None])
+        spend(4.0 * powers.numel() * k)
+        total = logs.logsumexp(0)
         likelihood, owned = float(total.mean()), logs.sub_(total).exp_()
         if abs(likelihood - before) < tolerance:
             break
@@ -199,33 +200,44 @@ def fit_mixture(
     return FeatureMixture(weights, means + center, spread)
 
 
+def _powers(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """All that EM asks of samples (n, d): [x, x^2] for diag, [x, |x|^2] for spherical, x for full."""
+    if shape == "full":
+        return x
+    return torch.cat([x, x.square() if shape == "diag" else x.square().sum(1, keepdim=True)], 1)
+
+
 def _maximized(
     powers: torch.Tensor, owned: torch.Tensor, shape: Shape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights, means and variances of samples that the components own in these shares; `powers` is [x, x^2], (n, 2 d)."""
-    mass, d = owned.sum(0).clamp_min(1e-10), powers.shape[1] // 2
+    """Weights, means and variances of samples that the components own in these shares, (K, n)."""
+    mass = owned.sum(1).clamp_min(1e-10)
+    weights, averages = mass / mass.sum(), owned @ powers / mass[:, None]
     if shape == "full":
-        x = powers[:, :d]
-        means = owned.T @ x / mass[:, None]
-        off = [x - mean for mean in means]
-        spread = torch.stack([(o * w[:, None]).T @ o / m for o, w, m in zip(off, owned.T, mass, strict=True)])
+        offs = (powers - mean for mean in averages)
+        spread = torch.stack([(off * w[:, None]).T @ off / m for off, w, m in zip(offs, owned, mass, strict=True)])
         spread.diagonal(dim1=1, dim2=2).add_(FLOOR)
-        return mass / mass.sum(), means, spread
-    means, squares = (owned.T @ powers / mass[:, None]).tensor_split(2, 1)
-    variance = (squares - means.square()).clamp_min(FLOOR)
-    return mass / mass.sum(), means, variance if shape == "diag" else variance.mean(1)
+        return weights, averages, spread
+    if shape == "diag":
+        means, squares = averages.tensor_split(2, 1)
+        return weights, means, (squares - means.square()).clamp_min(FLOOR)
+    means, lengths = averages[:, :-1], averages[:, -1]
+    return weights, means, ((lengths - means.square().sum(1)) / means.shape[1]).clamp_min(FLOOR)
 
 
 def _log_density(powers: torch.Tensor, means: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """log N(x; mean_k, spread_k), (n, K)."""
+    """log N(x; mean_k, spread_k), (K, n)."""
     d = means.shape[1]
     if spread.ndim == 3:
         factors = torch.linalg.cholesky(spread)
-        off = (powers[None, :, :d] - means[:, None]).transpose(1, 2)  # (K, d, n)
-        white = torch.linalg.solve_triangular(factors, off, upper=False).square().sum(1)
+        white = torch.stack([
+            torch.linalg.solve_triangular(factor.mT, powers - mean, upper=True, left=False).square_().sum(1)
+            for factor, mean in zip(factors, means, strict=True)
+        ])  # fmt: skip
         logdet = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)
         whole: torch.Tensor = -0.5 * (white + (logdet + d * math.log(2 * math.pi))[:, None])
-        return whole.T
-    inverse = 1 / (spread if spread.ndim == 2 else spread[:, None].expand(-1, d))
-    constant = -0.5 * ((means.square() * inverse).sum(1) - inverse.log().sum(1) + d * math.log(2 * math.pi))
-    return torch.addmm(constant, powers, torch.cat([means * inverse, -0.5 * inverse], 1).T)
+        return whole
+    inverse = 1 / (spread if spread.ndim == 2 else spread[:, None])
+    logdet = -inverse.log().sum(1) * (d / inverse.shape[1])
+    constant = -0.5 * ((means.square() * inverse).sum(1) + logdet + d * math.log(2 * math.pi))
+    return torch.addmm(constant[:, None], torch.cat([means * inverse, -0.5 * inverse], 1), powers.T)
