@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from osfl.audit import audit
@@ -52,15 +53,18 @@ TOKENS = (  # features instead of models: FALCON's tables and its ablations
     "centralized_tokens", "falcon@server=average", "fedpft", "fedcgs", "falcon", "falcon@alpha=0", "falcon@order=ar",
     "falcon@order=nar", "falcon@resolution=112",
 )  # fmt: skip
-MEETINGS = (  # neighbours instead of a server: FOL's tables. The control trains as long as a client of FOL and its student
-    "local_only", "local_only@epochs=30", "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
-    "fedavg", "fedavg_rounds@rounds=3", "dense", "coboosting",
+MEETINGS = (  # neighbours instead of a server: FOL's tables. The last control has about FOL's student's steps in two encounters
+    "local_only", "local_only@epochs=30", "local_only@epochs=100",
+    "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
+    "fedavg", "fedavg_rounds@rounds=E", "dense", "coboosting",
 )  # fmt: skip
 VITS = (  # transformers at the server: FedMITR's tables and its ablations
     "centralized", "local_only", "ensemble", "ensemble@combine=class_count", "ensemble@combine=odds", "fedavg",
     "fedmitr", "deepinversion_vit", "fedmitr@lambda1=0", "fedmitr@lambda2=0", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0",
     "dense", "coboosting", "fedftg",
 )  # fmt: skip
+ROUNDS = ("fedavg_rounds", "fedprox", "scaffold")  # what the first ViT cell is beside, at equal accuracy (its Table V)
+NORMS, RISKS = "Gradient norms of the student", "Theorem 1: risk of student and ensemble"  # theorems that runs measure
 ALWAYS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
     "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
@@ -200,6 +204,8 @@ def record(cell: str) -> Path | None:
     for label, result in zip(labels, results, strict=True):
         found[label].update(settings=result["settings"], deviations=result["deviations"])
         found[label].setdefault("release_digests", {})[f"seed{result['seed']}"] = result["release_digest"]
+        if theorem := measured(result["figures"]):
+            found[label].setdefault("measured", {})[f"seed{result['seed']}"] = theorem
         for one in result.get("encounters", ()):
             own = found[label].setdefault("own_by_encounter", {}).setdefault(str(one["encounter"]), [])
             own.append(one["own"]["mean"])
@@ -208,11 +214,22 @@ def record(cell: str) -> Path | None:
     write_json(path, {
         "cell": cell, "command": f"python -m benchmarks.grid {cell}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": summary["data"],
-        "methods": found, "published_percent": dict(PUBLISHED.get(cell, {})),
+        "methods": found, "equal_accuracy": summary["equal_accuracy"], "published_percent": dict(PUBLISHED.get(cell, {})),
         "published_is": "global" if CELLS[cell].method in ("federated_factory", "falcon", "fedmitr") else "own",
         "missing": [label for label in methods_of(cell) if found.get(label, {}).get(ALWAYS[0], {}).get("n") != len(SEEDS)],
     })  # fmt: skip
     return path
+
+
+def measured(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run measured of its paper's theorem: FedMITR's gradient norms, FOL's risks beside their bound."""
+    if NORMS in figures:
+        return {NORMS: figures[NORMS]["note"]}
+    if RISKS not in figures:
+        return {}
+    gaps, bounds = (list(figures[RISKS]["series"][name]) for name in ("difference of risks", "bound: mean √(KL/2)"))
+    held = sum(gap <= bound for gap, bound in zip(gaps, bounds, strict=True))
+    return {RISKS: {"clients": len(gaps), "held": held, "mean_difference": mean(gaps), "mean_bound": mean(bounds)}}
 
 
 def methods_of(cell: str) -> tuple[str, ...]:
@@ -221,7 +238,10 @@ def methods_of(cell: str) -> tuple[str, ...]:
     window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
-    tables = {"federated_factory": FACTORY, "falcon": tokens, "fol": MEETINGS, "fedmitr": VITS}
+    vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
+    times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
+    meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
+    tables = {"federated_factory": FACTORY, "falcon": tokens, "fol": meetings, "fedmitr": vits}
     ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]
     return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))
 

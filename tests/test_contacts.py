@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from osfl.contacts import capacity, check_windows, done_times, least_bytes, schedule, what_would_fit, windows
+from osfl.contacts import capacity, check_windows, done_times, least_bytes, least_contract, schedule, what_would_fit, windows
 from osfl.errors import Withheld
 from osfl.protocol import Contact, Field, Limits, Plan, Task, Topology
 from osfl.transports.chunks import Chunk, Damaged, Partial, announce, read_chunk
@@ -21,11 +22,12 @@ def contact(a: str, b: str, clock: str, seconds: float, rate: float, encounter: 
 SCHEDULE = Topology("contacts", encounters=2, contacts=(
     contact("a", "b", "18:00", 10, 50), contact("a", "b", "19:00", 20, 50), contact("a", "c", "21:00", 5.5, 100, 2),
 ))  # fmt: skip
-SIZES = {"a": 600, "b": 500, "c": 551}
+SIZES = {"a": (600, 300), "b": (500, 0), "c": (551, 0)}
 
 
 def make_plan(topology: Topology | None) -> Plan:
-    return Plan(Task("t", ("x", "y"), (1, 8, 8)), "m", {}, ("a", "b", "c"), Limits(), topology=topology)
+    settings = SimpleNamespace(wire="float32")
+    return Plan(Task("t", ("x", "y"), (1, 8, 8)), "m", settings, ("a", "b", "c"), Limits(), topology=topology)
 
 
 def test_windows_of_a_pair_in_one_encounter_add_up() -> None:
@@ -51,18 +53,21 @@ def test_when_each_site_is_done() -> None:
 
 def test_what_does_not_fit_is_refused_with_its_size_and_what_would() -> None:
     plan = make_plan(SCHEDULE)
-    check_windows(plan, "a", 1500)
+    contract = {"w": Field("F32", (300,)), "n": Field("I64", (10,))}  # 1,200 bytes of floats
+    check_windows(plan, "a", 1500, contract)
     with pytest.raises(Withheld) as caught:
-        check_windows(plan, "a", 2000)
+        check_windows(plan, "a", 2000, contract)
     assert (caught.value.expected, caught.value.got) == ("at most 1,500 bytes", "2,000 bytes")
-    assert '(setting wire, where the method has it) it would have about 1,000 bytes, which fits. Pruned' in str(caught.value)
+    assert "With --set wire=float16 it would have about 1,400 bytes, which fits." in str(caught.value)
     assert "at most 75% of its weights" in str(caught.value) and "without the contact(s) with b" in str(caught.value)
-    assert "does not fit either" in what_would_fit(4000, 1500)
+    assert "does not fit either" in what_would_fit(4000, 1500, 1000)
+    assert "float16" not in what_would_fit(4000, 1500, 0)  # the method has no such setting, or has it set
 
 
 def test_the_contract_tells_the_least_size_before_training() -> None:
     small = {"w": Field("F32", (2, 3)), "n": Field("I64", ("n",)), "maybe": Field("F32", (100,), required=False)}
-    assert least_bytes({"": small}) == 24 and least_bytes({"a": small, "b": {}}) == 0 and least_bytes({}) == 0
+    assert least_bytes(least_contract({"": small})) == 24
+    assert least_contract({"a": small, "b": {}}) == {} == least_contract({})
 
 
 def test_a_cut_contact_resumes_and_a_damaged_one_is_refused_whole(tmp_path: Path) -> None:

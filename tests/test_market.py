@@ -204,9 +204,59 @@ def test_networks_that_do_not_tell_their_image_are_asked_for_it(tmp_path: Path) 
     assert len(examine(Market(files, "cnn-w4", CLASSES, image_size=16))[1]) == 2
 
 
+def test_every_refusal_is_told_where_no_file_tells_an_image(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1)}, tmp_path / "pickle.pt")
+    files = [
+        tmp_path / "pickle.pt", tmp_path / "gone.safetensors", tmp_path,
+        offered(tmp_path / "wide-patches.safetensors", tensors(1, "vit-p8-w16-d1-h2")),
+        offered(tmp_path / "nowhere.safetensors", without(tensors(2), "pos_embed")),
+    ]  # fmt: skip
+    with pytest.raises(RoundError) as caught:
+        examine(market(files))
+    said = str(caught.value)
+    assert "none of 5 files" in said and "pickle" in said and "gone.safetensors: there is no file" in said
+    assert "'patch_embed.proj.weight' of" in said and "'pos_embed' of" in said and "is missing" in said
+
+
+@pytest.mark.parametrize(
+    ("bad", "fix"),
+    [
+        (tensors(1, "vit-p4-w32-d1-h2"), "another width"),
+        (tensors(1, "vit-p8-w16-d1-h2"), "patches have another side"),
+        (tensors(1, side=32), "another image size"),
+        (tensors(1, classes=4), "another number of classes"),
+        (without(tensors(1), "pos_embed"), "no learned positions"),
+        (without(tensors(1), "head.weight"), "It has no head"),
+        (without(tensors(1), "patch_embed.proj.weight"), "no vision transformer"),
+    ],
+)
+def test_the_advice_names_what_differs(bad: Tensors, fix: str, stall: list[Path], tmp_path: Path) -> None:
+    refused = examine(market([*stall, offered(tmp_path / "bad.safetensors", bad)]))[2]
+    assert [Path(one.file).name for one in refused] == ["bad.safetensors"] and fix in refused[0].fix
+
+
+def test_what_nothing_uses_is_left_out_and_named(stall: list[Path], tmp_path: Path) -> None:
+    extra = {**tensors(7), "head_dist.weight": torch.zeros(3, 16), "mask_token": torch.zeros(1)}
+    fuse(market([*stall, offered(tmp_path / "extra.safetensors", extra)]), tmp_path / "out")
+    accepted = json.loads((tmp_path / "out" / "market.json").read_text())["accepted"]
+    assert {Path(one["file"]).name: one["unused"] for one in accepted if one["unused"]} == {
+        "extra.safetensors": ["head_dist.weight", "mask_token"]
+    }
+
+
+def test_a_method_whose_server_fuses_nothing_is_refused(stall: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="server of fol passes models on and fuses nothing"):
+        fuse(market(stall, method="fol"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("method", ["dense", "coboosting", "deepinversion", "fedbicross"])
 def test_any_method_whose_upload_is_a_model(method: str, stall: list[Path], tmp_path: Path) -> None:
     fuse(market(stall, method=method), tmp_path / "out")
     found = json.loads((tmp_path / "out" / "market.json").read_text())
-    client = found["accepted"][0]["client"] if (tmp_path / "out" / "models").exists() else None
-    assert len(load_model(tmp_path / "out", client)[1].classes) == 3
+    personal = {one["client"]: f"models/{one['client']}.safetensors" for one in found["accepted"]}
+    assert found["models"] == (personal if method == "fedbicross" else {"": "model.safetensors"})
+    for client, path in found["models"].items():
+        assert (tmp_path / "out" / path).exists() and len(load_model(tmp_path / "out", client or None)[1].classes) == 3
+    page = (tmp_path / "out" / "report" / "index.html").read_text()
+    assert ("3 came out, one for each" in page) == (method == "fedbicross")

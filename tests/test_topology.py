@@ -327,4 +327,14 @@ def test_a_bundle_that_does_not_fit_is_refused_before_the_contact(tmp_path: Path
         run(replace(SMALL, topology=Topology("contacts", contacts=(tight,))), tmp_path / "tight")
     said = str(caught.value)
     assert "does not fit into the window with client-0" in said and "at most 10,000 bytes" in said
-    assert "float16" in said and "of its weights" in said and "fewer neighbours" in said
+    assert "float16" not in said and "of its weights" in said and "fewer neighbours" in said
+
+
+def test_a_column_that_is_there_twice_and_a_speed_without_end_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "contacts.csv"
+    path.write_text("a,b,start,seconds,bytes_per_second,a\nx,y,2026-12-24T18:00:00Z,60,1000,z\n")
+    with pytest.raises(UsageError, match="line 1: column 'a' is there 2 times"):
+        read_contacts(path)
+    path.write_text("a,b,start,seconds,bytes_per_second\nx,y,2026-12-24T18:00:00Z,60,inf\n")
+    with pytest.raises(UsageError, match="bytes_per_second: expected a finite number above 0, got inf"):
+        read_contacts(path)

@@ -1,7 +1,8 @@
 """What fits into a window of contact, and when a site has heard everybody.
 
-A window carries a bundle in each direction. Windows of one pair in one encounter add up, because a transfer that was cut
-goes on where it stopped (osfl.transports.chunks). A bundle that does not fit is refused before the contact. No torch here.
+A window carries a bundle in each direction. Windows of one pair in one encounter add up: a transfer that was cut goes on
+where it stopped, over Flower (osfl.transports.chunks) and by copying tools that can. A bundle that does not fit is refused
+before the contact. No torch here.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _contacts_of(topology: Topology | None, encounter: int | None = None) -> lis
     return sorted((c for c in topology.contacts if c.encounter == number), key=lambda c: (opens(c), c.a, c.b))
 
 
-def check_windows(plan: Plan, client: ClientId, size: int, *, least: bool = False) -> None:
+def check_windows(plan: Plan, client: ClientId, size: int, contract: Contract, *, least: bool = False) -> None:
     """Refuse a bundle of this size before the contact, if a neighbour would get only a part of it.
 
     `least`: the size is what any bundle of this contract has at least; asked before a client trains in vain.
@@ -58,27 +59,39 @@ def check_windows(plan: Plan, client: ClientId, size: int, *, least: bool = Fals
         raise Withheld(
             f"its bundle does not fit into the window with {', '.join(tight)}", client=client, field="topology.contacts",
             expected=f"at most {room:,} bytes", got=f"{'at least ' if least else ''}{size:,} bytes",
-            fix=f"{what_would_fit(size, room)} Or agree on a plan without the contact(s) with {', '.join(tight)}: "
+            fix=f"{what_would_fit(size, room, halving(plan, contract))} Or agree on a plan without the contact(s) with "
+                f"{', '.join(tight)}: "
                 "fewer neighbours are heard, and all of what they say.",
         )  # fmt: skip
 
 
-def least_bytes(contracts: Mapping[str, Contract]) -> int:
-    """What an upload has at least: the required tensors of the smallest architecture; free dimensions count nothing."""
-    return min((sum(map(_fixed_bytes, contract.values())) for contract in contracts.values()), default=0)
+def least_contract(contracts: Mapping[str, Contract]) -> Contract:
+    """That of the smallest architecture."""
+    return min(contracts.values(), key=least_bytes, default={})
+
+
+def least_bytes(contract: Contract) -> int:
+    """What an upload has at least: the required tensors; those with free dimensions count nothing."""
+    return sum(_fixed_bytes(field) for field in contract.values() if field.required)
+
+
+def halving(plan: Plan, contract: Contract) -> int:
+    """Bytes that 16-bit numbers would save; 0 where the method has no such setting, or has them already."""
+    if getattr(plan.settings, "wire", "") != "float32":
+        return 0
+    return sum(_fixed_bytes(field) for field in contract.values() if field.dtype == "F32") // 2
 
 
 def _fixed_bytes(field: Field) -> int:
     sides = tuple(side for side in field.shape if isinstance(side, int))
-    return nbytes(field.dtype, sides) if field.required and len(sides) == len(field.shape) else 0
+    return nbytes(field.dtype, sides) if len(sides) == len(field.shape) else 0
 
 
-def what_would_fit(size: int, room: int) -> str:
-    """Advice in numbers for a bundle that is too large."""
-    half = math.ceil(size / 2)
-    fits = "fits" if half <= room else "does not fit either"
-    halved = f'As float16 (setting wire, where the method has it) it would have about {half:,} bytes, which {fits}.'
-    return f"{halved} Pruned or with a smaller architecture it must keep at most {room / size:.0%} of its weights."
+def what_would_fit(size: int, room: int, saved: int) -> str:
+    """Advice in numbers for a bundle that is too large; `saved` are the bytes that 16-bit numbers would save."""
+    half, fits = size - saved, "fits" if size - saved <= room else "does not fit either"
+    halved = f"With --set wire=float16 it would have about {half:,} bytes, which {fits}. " if saved else ""
+    return f"{halved}A smaller architecture must have at most {room / size:.0%} of its weights."
 
 
 # --- a whole schedule -----------------------------------------------------------------------------------------------------
@@ -95,7 +108,8 @@ class Pass:
     receiver: ClientId
     window_bytes: int  # what would get through
     bundle_bytes: int
-    carried_before: int  # of the bundle, in earlier windows of this pair and encounter
+    halving: int  # bytes of the bundle that 16-bit numbers would save
+    carried_before: int  # in earlier windows of this pair and encounter
     arrives: str  # when all of the bundle is there; "" if it is not after this window
 
     @property
@@ -103,16 +117,19 @@ class Pass:
         return bool(self.arrives)
 
 
-def schedule(topology: Topology, sizes: Mapping[ClientId, int]) -> list[Pass]:
+Sizes = Mapping[ClientId, tuple[int, int]]  # bytes of each client's bundle, and how many of them 16-bit numbers would save
+
+
+def schedule(topology: Topology, sizes: Sizes) -> list[Pass]:
     """Every window in the order of time, both directions, for bundles of these sizes."""
     return [way for number in range(1, topology.encounters + 1) for way in _ways(topology, number, sizes)]
 
 
-def _ways(topology: Topology, encounter: int, sizes: Mapping[ClientId, int]) -> Iterator[Pass]:
+def _ways(topology: Topology, encounter: int, sizes: Sizes) -> Iterator[Pass]:
     carried: dict[tuple[ClientId, ClientId], int] = {}
     for contact in _contacts_of(topology, encounter):
         for sender, receiver in ((contact.a, contact.b), (contact.b, contact.a)):
-            before, size = carried.get((sender, receiver), 0), sizes[sender]
+            before, (size, saved) = carried.get((sender, receiver), 0), sizes[sender]
             if before >= size:
                 continue  # all of it arrived in an earlier window
             now = min(capacity(contact), size - before)
@@ -120,7 +137,8 @@ def _ways(topology: Topology, encounter: int, sizes: Mapping[ClientId, int]) -> 
             whole = before + now >= size
             needs = math.ceil((size - before) / contact.bytes_per_second) if whole else 0
             arrives = (opens(contact) + timedelta(seconds=needs)).isoformat(timespec="seconds") if whole else ""
-            yield Pass(encounter, contact.start, contact.seconds, sender, receiver, capacity(contact), size, before, arrives)
+            yield Pass(encounter, contact.start, contact.seconds, sender, receiver, capacity(contact), size, saved, before,
+                       arrives)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,7 +152,7 @@ class Done:
     at: str  # "" if some bundle never arrives whole, or nobody is met
 
 
-def done_times(topology: Topology, clients: Sequence[ClientId], sizes: Mapping[ClientId, int]) -> list[Done]:
+def done_times(topology: Topology, clients: Sequence[ClientId], sizes: Sizes) -> list[Done]:
     found = []
     passes = schedule(topology, sizes)
     for encounter in range(1, topology.encounters + 1):

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from osfl.contacts import Done, Pass, done_times, schedule
+from osfl.contacts import Done, Pass, done_times, halving, schedule
 from osfl.errors import UsageError
 from osfl.ingredients.training import Training, batches, fit
 from osfl.meter import peak_memory, reset_peak_memory
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import training_flops
 from osfl.phases import Machine
-from osfl.protocol import ClientId, Dataset, Plan, Topology
+from osfl.protocol import ClientId, Contract, Dataset, Plan, Topology
 from osfl.registry import is_reference, load
 from osfl.result import Result
 from osfl.round import contracts_of
@@ -51,6 +51,7 @@ class Estimate:
     client_seconds: float | None  # summed over clients
     wall_seconds: float | None  # with the workers of this machine; without what the server learns
     server_learns: bool  # True: the server trains too, which is not in the seconds
+    sites_learn_again: bool  # True: sites train on what they are given, too, which is not in the seconds either
     memory_bytes: int
     passes: Sequence[Pass] = ()  # with a contact schedule: what each window carries, each way
     done: Sequence[Done] = ()  # and when each site has heard everybody whom it meets
@@ -69,7 +70,9 @@ def estimate(simulation: Simulation, machine: Machine = Machine()) -> Estimate:
     learners = {} if flops is None else flops
     workers = min(machine.workers or default_workers(), len(federation.shards))
     seconds = {client: count / speed for client, count in learners.items()}
-    pooled = not more["costs"]["phases"]["client"]["flops"] and not more["costs"]["phases"]["personalize"]["flops"]
+    phases = more["costs"]["phases"]
+    pooled = not phases["client"]["flops"] and not phases["personalize"]["flops"]
+    one_shot = not pooled and not _reference(federation.plan)
     wall = sum(seconds.values()) if pooled else max([sum(seconds.values()) / workers, *seconds.values()])
     return Estimate(
         method=federation.plan.method,
@@ -80,7 +83,8 @@ def estimate(simulation: Simulation, machine: Machine = Machine()) -> Estimate:
         flops=sum(learners.values()) if flops is not None else None,
         client_seconds=sum(seconds.values()) if flops is not None else None,
         wall_seconds=wall if flops is not None else None,
-        server_learns=not pooled and not _reference(federation.plan) and more["costs"]["phases"]["server"]["flops"] > 0,
+        server_learns=one_shot and phases["server"]["flops"] > 0,
+        sites_learn_again=one_shot and phases["client"]["flops"] > 0 and phases["personalize"]["flops"] > 0,
         memory_bytes=_resident() + workers * used,
         **_meetings(federation.plan, _continued(few, more, "upload_bytes_by_client", federation)),
     )
@@ -93,7 +97,8 @@ def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int]) -> dict[str, Any]:
     """The schedule, if there is one; what a client sends in all encounters is the same in each."""
     if plan.topology is None or not plan.topology.contacts:
         return {}
-    sizes = {client: round(size / plan.topology.encounters) for client, size in bytes_of.items()}
+    sizes = {client: (round(size / plan.topology.encounters), halving(plan, _contract(plan, client)[1]))
+             for client, size in bytes_of.items()}  # fmt: skip
     return {"passes": schedule(plan.topology, sizes), "done": done_times(plan.topology, plan.clients, sizes)}
 
 
@@ -110,11 +115,17 @@ def planned_meetings(plan: Plan) -> tuple[list[Pass], list[Done]]:
 
 def _promised(plan: Plan, client: ClientId) -> int:
     """Bytes of a bundle with the tensors of the contract and the facts that model uploads have."""
+    name, contract = _contract(plan, client)
+    tensors = {key: RawTensor(field.dtype, field.shape, bytes(nbytes(field.dtype, field.shape)))  # type: ignore[arg-type]
+               for key, field in contract.items()}  # fmt: skip
+    return size_of("upload", client, plan.digest, tensors, {"architecture": name, "samples": 100_000})
+
+
+def _contract(plan: Plan, client: ClientId) -> tuple[str, Contract]:
+    """What this client's upload must hold, and the name of its architecture; "" where the method has but one contract."""
     contracts = contracts_of(load(plan.method)(plan.task, plan.settings))
     name = "" if "" in contracts else architecture_for(plan.settings.architecture, client)
-    tensors = {key: RawTensor(field.dtype, field.shape, bytes(nbytes(field.dtype, field.shape)))  # type: ignore[arg-type]
-               for key, field in contracts[name].items()}  # fmt: skip
-    return size_of("upload", client, plan.digest, tensors, {"architecture": name, "samples": 100_000})
+    return name, contracts[name]
 
 
 # --- bytes: a rehearsal ------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from typing import Any
 
 from osfl.environment import describe_environment
 from osfl.errors import RoundError, UsageError
+from osfl.models.architectures import parse
 from osfl.models.naming import ModelError, named
 from osfl.models.offers import Image, Offer, fitted, image_of, read_offer
 from osfl.phases import Machine, computing, serve
 from osfl.plan import check_plan, deviations, resolve_settings
-from osfl.protocol import ClientId, Json, Payload, Plan, Progress, Release, Task, quiet
+from osfl.protocol import ClientId, Json, Payload, Plan, Progress, Relaying, Release, Task, quiet
 from osfl.registry import load, one_shot
 from osfl.reports.market import write_market_card, write_market_report
 from osfl.result import write_json
@@ -88,7 +89,7 @@ def fuse(
     task, accepted, refused = examine(market)
     plan = _plan(market, task, accepted)
     method = one_shot(plan)
-    _check_uploads_models(method, accepted[0])
+    _check_fuses(market.method, method, accepted[0])
     key = key or simulated_key(plan.seed, "server")
     enrolled = {one.client: simulated_key(plan.seed, one.client).public_hex for one in accepted}
     with open_round(out, plan, contracts_of(method), enrolled, key) as round:
@@ -105,8 +106,9 @@ def fuse(
                 serve(method, round, ctx)
         published = round.release()
         assert published is not None
-        _keep(round, *published)
-        said = {**_described(market, plan, method, accepted, refused), "command": command, "release_digest": published[1],
+        models = _keep(round, *published)
+        said = {**_described(market, plan, method, accepted, refused), "models": models, "command": command,
+                "release_digest": published[1],
                 "costs": {"server": round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
                 "environment": describe_environment(machine.device, machine.workers or default_workers()),
                 "figures": round.figures()}  # fmt: skip
@@ -166,11 +168,13 @@ def _refusal(file: str, error: ModelError) -> Refused:
 def _image(market: Market, offers: Sequence[Offer]) -> Image:
     """What was asked for, or else what most of the offers were trained for; the others are then refused by name."""
     told = Counter(image for offer in offers if (image := image_of(offer, market.architecture)) is not None)
-    channels, side, _ = max(told, key=lambda image: (told[image], image)) if told else (3, 0, 0)
-    side = market.image_size or side
-    if side < 1:
+    patch = parse(market.architecture)[1].get("p")
+    if offers and not told and not patch and not market.image_size:
         raise UsageError(f"no offered file tells which images {market.architecture} was trained for", field="image_size",
                          fix="Add --image-size PX (and --channels 1 for gray images).")  # fmt: skip
+    # a transformer that does not tell fits no size: with any, it is refused by name
+    channels, side, _ = max(told, key=lambda image: (told[image], image)) if told else (3, 16 * (patch or 14), 0)
+    side = market.image_size or side
     return market.channels or channels, side, side
 
 
@@ -199,8 +203,10 @@ def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
     return plan
 
 
-def _check_uploads_models(method: Any, one: Accepted) -> None:
-    """The method must expect exactly a model from each client, and nothing else."""
+def _check_fuses(name: str, method: Any, one: Accepted) -> None:
+    """The method must expect exactly a model from each client, and nothing else; and its server must make something of them."""
+    if isinstance(method, Relaying):
+        raise UsageError(f"the server of {name} passes models on and fuses nothing", field="method", fix=_FUSES)
     architecture = str(one.payload.facts["architecture"])
     promised = method.contract(architecture)
     if set(promised) != set(one.payload.tensors):
@@ -215,12 +221,14 @@ def _hand_in(one: Accepted, round: Round) -> None:
     deliver(pack("upload", one.client, round.plan.digest, raw, facts, key), round.inbox)
 
 
-def _keep(round: Round, release: Release, digest: str) -> None:
-    """The model where `osfl predict --run` looks for it; several, where a method gives each client its own."""
+def _keep(round: Round, release: Release, digest: str) -> dict[ClientId, str]:
+    """The model where `osfl predict --run` looks for it; several, by client, where a method gives each its own."""
     if not release.personal:
         save_payload(round.folder / "model.safetensors", release.shared)
+        return {"": "model.safetensors"}
     for client in release.personal:
         round.keep_model(client, release.for_client(client), digest)
+    return {client: f"models/{client}.safetensors" for client in sorted(release.personal)}
 
 
 def _finished(round: Round) -> dict[str, Any] | None:
@@ -255,7 +263,8 @@ def _described(
         "task": described["task"], "architecture": market.architecture, "pixels": market.pixels,
         "accepted": [
             {"client": one.client, "file": one.offer.file, "sha256": one.offer.sha256, "bytes": one.offer.size,
-             "naming": one.offer.naming, "parameters": one.offer.parameters, "head": list(one.offer.head)}
+             "naming": one.offer.naming, "parameters": one.offer.parameters, "head": list(one.offer.head),
+             "unused": list(one.offer.unused)}
             for one in accepted
         ],
         "refused": _listed(refused),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.contacts import check_windows, least_bytes
+from osfl.contacts import check_windows, least_bytes, least_contract
 from osfl.environment import device_named
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.outgoing import check_outgoing
@@ -58,13 +58,14 @@ def speak(
     method: Any, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
 ) -> tuple[bytes, Meter]:
     """All that a client says in the round, checked by itself first and signed; and what it cost."""
-    check_windows(plan, shard.client, least_bytes(contracts), least=True)  # before it trains in vain
+    least = least_contract(contracts)
+    check_windows(plan, shard.client, least_bytes(least), least, least=True)  # before it trains in vain
     with measure() as meter:
         payload = method.client_phase(shard, ctx)
     contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
     check_outgoing(payload, contract, shard, plan.task, plan.limits)
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
-    check_windows(plan, shard.client, len(bundle))
+    check_windows(plan, shard.client, len(bundle), contract)
     return bundle, meter
 
 

@@ -173,6 +173,9 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
         raise UsageError(
             [f"none of these methods has a setting {key!r}.{nearest(key, known)}" for key in unknown], field="set"
         )
+    if simulation.topology and not any(issubclass(load(variant.method), Relaying) for variant in variants):
+        raise UsageError("none of these methods has neighbours that meet, so who meets whom would change nothing",
+                         field="topology", fix="Add one that has, such as fol, or leave these words out.")  # fmt: skip
     for variant in variants:  # all mistakes before the first method starts
         resolve_settings(load(variant.method), variant.preset, variant.changes)
     return variants

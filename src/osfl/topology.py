@@ -103,9 +103,12 @@ def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _check_header(header: Sequence[str], path: Path) -> None:
     missing = [name for name in COLUMNS if name not in header]
     unknown = [name for name in header if name not in (*COLUMNS, "encounter")]
-    if missing or unknown:
+    twice = [name for name in COLUMNS if header.count(name) > 1]
+    if missing or unknown or twice:
         raise UsageError([f"{path} line 1: there is no column {name!r}" for name in missing]
-                         + [f"{path} line 1: unknown column {name!r}" for name in unknown], field="contacts",
+                         + [f"{path} line 1: unknown column {name!r}" for name in unknown]
+                         + [f"{path} line 1: column {name!r} is there {header.count(name)} times" for name in twice],
+                         field="contacts",
                          fix=f"The first line names the columns: {','.join(COLUMNS)}.")  # fmt: skip
 
 
@@ -146,7 +149,7 @@ def _contact_problems(contact: Contact) -> list[str]:
     for name in ("seconds", "bytes_per_second"):
         value = getattr(contact, name)
         if not (math.isfinite(value) and value > 0):
-            problems.append(f"{name}: expected more than 0, got {value}")
+            problems.append(f"{name}: expected a finite number above 0, got {value}")
     if not 1 <= contact.encounter <= MOST:
         problems.append(f"encounter: expected 1 to {MOST}, got {contact.encounter}")
     return problems

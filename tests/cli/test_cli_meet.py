@@ -82,7 +82,13 @@ def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     assert [way["sender"] for way in said["passes"]] == ["north", "south"] and not any(way["arrives"] for way in said["passes"])
     assert {site["client"]: site["expected"] for site in said["done"]} == {"north": 1, "south": 1, "west": 0}
     text = " ".join(osfl("estimate --plan plan.toml").out.split())
-    assert "will be refused before the contact" in text and "As float16" in text and "meets nobody" in text
+    assert "will be refused before the contact" in text and "--set wire=float16" in text and "meets nobody" in text
+    promised = said["passes"][0]["bundle_bytes"] - said["passes"][0]["halving"]
+    assert f"about {promised:,} bytes, which does not fit either" in text
+    assert osfl(f"{NEW} --set wire=float16 --contacts contacts.csv --out half.toml").code == 0
+    halved = osfl("estimate --plan half.toml --format json").json["passes"][0]
+    assert 0 <= promised - halved["bundle_bytes"] < 300 and halved["halving"] == 0  # offsets of the tensors get shorter, too
+    assert "float16" not in osfl("estimate --plan half.toml").out  # it is on already
     refused = client(osfl, "north")
     assert refused.code == 1 and "does not fit into the window with south" in refused.err
     assert "at most 6,000 bytes" in refused.err and not Path("usb").exists()
@@ -116,3 +122,13 @@ def test_words_of_a_topology_reach_the_plan_and_its_command(osfl) -> None:
     said = osfl("new --method fol --dataset digits --smoke --topology random:2 --encounters 3 --out ring.toml --format json")
     assert said.json["plan"]["topology"] | {"contacts": []} == {
         "kind": "random", "peers": 2, "contacts": [], "encounters": 3, "encounter": 1, "after": ""}  # fmt: skip
+
+
+def test_an_estimate_says_what_it_leaves_out_and_refuses_meetings_of_nobody(osfl) -> None:
+    words = "estimate --dataset digits --samples 120 --image-size 8 --smoke --clients 3"
+    said = osfl(f"{words} --method fol,fedavg --topology ring")
+    assert said.code == 0 and "sites train again on what they are given" in said.out
+    found = osfl(f"{words} --method fol,fedavg --topology ring --format json").json
+    assert [(one["sites_learn_again"], one["server_learns"]) for one in found] == [(True, False), (False, False)]
+    refused = osfl(f"{words} --method fedavg --topology ring")
+    assert refused.code == 2 and "none of these methods has neighbours that meet" in refused.err

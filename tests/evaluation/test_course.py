@@ -22,7 +22,7 @@ SMALL = {"clients": 2, "samples": 60, "image_size": 8, "preset": "smoke"}
 def result(method: str, accuracy: float, messages: int = 1, seed: int = 0, curve: list[float] | None = None) -> Any:
     """As much of a result as is looked at."""
     found: dict[str, Any] = {
-        "method": method, "seed": seed, "clients": [], "data": {"dataset": "toy"},
+        "method": method, "seed": seed, "clients": [], "data": {"dataset": "toy"}, "settings": {"architecture": "cnn"},
         "scores": {"global": {"accuracy": accuracy}},
         "costs": {"messages_per_client": messages, "upload_bytes": 100 * messages, "download_bytes": 50 * messages},
     }  # fmt: skip
@@ -35,6 +35,9 @@ def test_bytes_of_the_first_round_that_is_as_good() -> None:
     groups = {"once": [result("once", 0.6)], "often": [result("often", 0.8, 4, curve=[0.2, 0.5, 0.6, 0.8])]}
     (row,) = equal_accuracy(groups)
     assert (row["rounds"], row["reference_bytes"], row["bytes"], row["ratio"]) == (3, 3 * 150, 150, 3.0)
+    assert not row["other_network"] and equal_rows({"equal_accuracy": [row]})[0]["reference"] == "often"
+    groups["often"][0]["settings"] = {"architecture": "vit"}
+    assert equal_rows({"equal_accuracy": equal_accuracy(groups)})[0]["reference"] == "often (another network)"
 
 
 def test_what_is_never_reached_is_said() -> None:

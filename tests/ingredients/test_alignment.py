@@ -20,7 +20,6 @@ from ..methods.conftest import TASK, context, shard
 CPU = torch.device("cpu")
 
 
-
 @dataclass(frozen=True)
 class Settings(Training, Alignment):
     pass
@@ -114,3 +113,23 @@ def test_settled_statistics_are_those_of_the_own_images() -> None:
 def test_bad_settings_are_named() -> None:
     wrong = replace(SMALL, prune_epochs=-1, align_batch=1, sparsity=-0.1, align_lr=0.0)
     assert [p.split("'")[1] for p in alignment_problems(wrong)] == ["prune_epochs", "align_batch", "sparsity", "align_lr"]
+
+
+def test_identical_neighbours_are_aligned_alike() -> None:
+    """Methods sheet, 4.3; with several batches an epoch, so that their order matters."""
+    given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
+    one, other = (aligned(name, given, own, shard("a"), SMALL, TASK, context(SMALL, "abc")) for name in "bc")
+    assert len(shard("a").train) > SMALL.align_batch
+    assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors) and one.facts == other.facts
+
+
+def test_layers_of_one_name_are_shared_before_others_of_that_shape() -> None:
+    class Net(nn.Module):
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            for name in names:
+                self.add_module(name, nn.Conv2d(4, 4, 3))
+            self.head = nn.Linear(4, 2)
+
+    pairs = shared_layers(Net("early", "same"), Net("same", "late"))
+    assert pairs == {"same": "same", "early": "late", "head": "head"}

@@ -121,7 +121,8 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
         tight = min(short, key=lambda way: way.carried_before + way.window_bytes)
         room = tight.carried_before + tight.window_bytes
         say(f"[yellow]{len(short)} bundle(s) will be refused before the contact.[/] The tightest, {tight.sender} to "
-            f"{tight.receiver}: {what_would_fit(tight.bundle_bytes, room)} Or leave these contacts out.")  # fmt: skip
+            f"{tight.receiver}: {what_would_fit(tight.bundle_bytes, room, tight.halving)} "
+            "Or leave these contacts out.")  # fmt: skip
 
 
 def _moment(text: str) -> str:
@@ -148,16 +149,19 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
     for title in ("Up, each", "Up, all", "Down, all", "Msgs", "Client time", "Wait", "Memory"):
         table.add_column(title, justify="right")
     for label, one in zip(labels, found, strict=True):
-        mark, learns = "" if one.exact_bytes else "≥ ", "+" if one.server_learns else ""
+        mark, again = "" if one.exact_bytes else "≥ ", "+" if one.sites_learn_again else ""
+        learns = "+" if one.server_learns or again else ""
         table.add_row(
             escape(label), mark + _range(list(one.upload_bytes.values())), mark + size(sum(one.upload_bytes.values())),
-            size(sum(one.download_bytes.values())), count(one.messages_per_client), seconds(one.client_seconds),
+            size(sum(one.download_bytes.values())), count(one.messages_per_client), seconds(one.client_seconds) + again,
             seconds(one.wall_seconds) + learns, size(one.memory_bytes),
         )  # fmt: skip
     answers().print(table)
     say("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
     if any(one.server_learns for one in found):
         say("[dim]+ the server trains too, which is not included.[/]")
+    if any(one.sites_learn_again for one in found):
+        say("[dim]+ sites train again on what they are given, which is not included.[/]")
     for one in found:
         if one.passes:
             _show_meetings(one.passes, one.done)

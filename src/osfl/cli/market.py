@@ -78,7 +78,7 @@ def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key:
     with telling(format == "json") as progress:
         said = fuse(market, out, command=command, machine=machine, progress=progress, key=signing)
     if format == "json":
-        put_json({**said, "path": str(out / "model.safetensors")})
+        put_json({**said, "paths": [str(out / path) for path in _models(said).values()]})
     else:
         _show(said, out, finished_before=before)
     if said["refused"]:
@@ -112,10 +112,18 @@ def _show(said: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:
     answers().print(table)
     _complain(said["refused"])
     say(f"Fused    {many(len(said['accepted']), 'model')} by [bold]{said['method']}[/]; release {said['release_digest'][:16]}…")
-    say(f"Model    {escape(str(out / 'model.safetensors'))}   (osfl predict --run {escape(str(out))} IMAGE)")
+    for client, path in _models(said).items():
+        whose = f" --client {client}" if client else ""
+        say(f"Model    {escape(str(out / path))}   (osfl predict --run {escape(str(out))}{whose} IMAGE)")
     say(f"Report   {escape(str(out / 'report' / 'index.html'))}")
     if finished_before:
         say("[dim]This was finished before; nothing was computed again.[/]")
+
+
+def _models(said: Mapping[str, Any]) -> Mapping[str, str]:
+    """By client, "" for everybody's; markets of earlier versions did not say."""
+    models: Mapping[str, str] = said.get("models", {"": "model.safetensors"})
+    return models
 
 
 def _complain(refused: Sequence[Mapping[str, str]]) -> None:

@@ -64,6 +64,7 @@ def _compared(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any]:
     whole = len(needed) == len(rounds)
     cost = _mean([count * share for count, share in zip(needed, each, strict=True)]) if whole else None
     return {
+        "other_network": any(_network(one) != _network(other) for one, other in pairs),  # then bytes are no fair comparison
         "accuracy": _mean([one["scores"]["global"]["accuracy"] for one, _ in pairs]),
         "best": _mean([max(other["course"]["accuracy"]) for _, other in pairs]),  # of the reference
         "bytes": own,  # up and down, all clients
@@ -78,6 +79,10 @@ def _compared(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any]:
 
 def _reached(accuracy: float, course: Course) -> int | None:
     return next((at for at, value in zip(course["at"], course["accuracy"], strict=True) if value >= accuracy), None)
+
+
+def _network(result: Result) -> Any:
+    return result["settings"].get("architecture")
 
 
 def _bytes(result: Result) -> float:

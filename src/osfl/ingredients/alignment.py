@@ -47,14 +47,17 @@ def alignment_problems(settings: Alignment) -> list[str]:
 
 
 def shared_layers(model: nn.Module, own: nn.Module) -> dict[str, str]:
-    """The model's layers that the own model has, too: of one name and shape, or else the next of that shape."""
+    """The model's layers that the own model has, too: of one name and shape, or else the next that is left of that shape."""
     free = {layer.name: layer.weight.shape for layer in layers_of(own)}
-    found: dict[str, str] = {}
-    for layer in layers_of(model):
-        like = [name for name, shape in free.items() if shape == layer.weight.shape]
-        if like:
-            found[layer.name] = layer.name if layer.name in like else like[0]
-            del free[found[layer.name]]
+    layers = {layer.name: layer.weight.shape for layer in layers_of(model)}
+    found = {name: name for name, shape in layers.items() if free.get(name) == shape}
+    for name in found:
+        del free[name]
+    for name in [name for name in layers if name not in found]:
+        like = next((other for other, shape in free.items() if shape == layers[name]), None)
+        if like is not None:
+            found[name] = like
+            del free[like]
     return found
 
 
@@ -114,7 +117,7 @@ def aligned(
         model, mine = classifier(given, task), classifier(own, task)
         if settings.settle:
             model = settled(model, shard.train.images)
-        rng = ctx.generator("align", shard.client, neighbour, *ctx.encounter)
+        rng = ctx.generator("align", shard.client, *ctx.encounter)  # identical neighbours get identical scores
         try:
             pruned = align(model, mine, shard, settings, rng, ctx.device)
             model = settled(model.cpu(), shard.train.images) if settings.settle else model
@@ -125,7 +128,7 @@ def aligned(
         return Payload(named(model, "model"), {**given.facts, "pruned": round(pruned, 6)})
 
     key: dict[str, Any] = {
-        "what": "aligned model", "client": shard.client, "data": shard.digest, "neighbour": neighbour,
+        "what": "aligned model", "client": shard.client, "data": shard.digest, "order": "the same for all",
         "given": payload_digest(given), "own": payload_digest(own), "recipe": recipe, "seed": ctx.plan.seed,
         "task": asdict(task), "encounter": list(ctx.encounter),
     }  # fmt: skip

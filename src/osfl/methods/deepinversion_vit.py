@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.token_relabel import KD_ONLY, PatchServer
 from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
-from osfl.models.naming import named
-from osfl.protocol import Context, Payload, Release, Upload
+from osfl.protocol import Context, Dataset, Release, Upload
 
 
 class DeepInversionVit(ModelUpload):
@@ -22,6 +21,7 @@ class DeepInversionVit(ModelUpload):
     PRESETS: ClassVar[Any] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
     DEVIATIONS = (
         "as FedMITR's tables use it: client by client, against the server's model as it is, from the clients' average",
+        "clients start from random weights unless `pretrained` names a file (the paper: ImageNet)",
         "synthetic images are kept as 16-bit floats, and the clients are asked about each image once",
     )
 
@@ -32,7 +32,14 @@ class DeepInversionVit(ModelUpload):
         return counts_needed(self.settings)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        server = self._learned(uploads, ctx)
+        server.show()
+        return Release(server.release())
+
+    def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
         server = PatchServer(self, uploads, ctx, "deepinversion_vit", self.settings.inversion(), KD_ONLY)
         server.learn()
-        server.show()
-        return Release(Payload(named(server.student, "model"), {"architecture": server.architecture}))
+        return server
+
+    def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
+        return self._learned(uploads, ctx).samples()

@@ -45,6 +45,7 @@ class FedMitr(ModelUpload):
     DEVIATIONS = (
         "when patches are stopped, how many server epochs there are and where the server starts was not published: one stop at "
         "half of the steps, 50 epochs, and the clients' average unless the settings say otherwise",
+        "clients start from random weights unless `pretrained` names a file (the paper: ImageNet)",
         "stopped pixels are frozen: total variation does not smooth them on",
         "client and server see the same patches in the JS term; once patches are stopped, shifts are by whole patches",
         "synthetic images are kept as 16-bit floats, and the clients are asked about each image once",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Offer:
     naming: str  # timm, transformers or osfl
     tensors: Mapping[str, torch.Tensor]
     original: Mapping[str, str]  # our name -> the file's
+    unused: Sequence[str] = ()  # what nothing here has a use for, such as a pooler; left out
 
     def named(self, tensor: str) -> str:
         """The tensor as the owner of the file knows it."""
@@ -66,7 +67,8 @@ def read_offer(path: Path) -> Offer:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     raw = read_weights(path, found)
     check_finite(raw, str(path))
-    return Offer(str(path), found, size, naming_of(raw), usual_names(raw), _original(raw, str(path)))
+    unused = sorted(name for name in raw if not usual_name(name))
+    return Offer(str(path), found, size, naming_of(raw), usual_names(raw), _original(raw, str(path)), unused)
 
 
 def _original(names: Iterable[str], file: str) -> dict[str, str]:
@@ -115,20 +117,39 @@ def fitted(offer: Offer, architecture: str, task: Task, pixels: str = "symmetric
 
 def _check_telling(offer: Offer, state: Mapping[str, torch.Tensor]) -> None:
     """The tensors that say most about a misfit come first: patches, positions, head."""
-    why = {
-        PATCHES: "Its patches have another side or another number of colors: name the architecture it has, such as -p16.",
-        POSITIONS: "It was trained for another image size, or has tokens besides the class token. Offer models of one size.",
-        **dict.fromkeys(_HEADS, "It answers for another number of classes than the list names, or from other features."),
-    }
-    for name, fix in why.items():
+    for name in (PATCHES, POSITIONS, *_HEADS):
         if name not in state:
             continue
-        expected = _described(state[name])
-        found = _described(offer.tensors[name]) if name in offer.tensors else "nothing"
-        if found != expected:
-            what = "is missing" if found == "nothing" else "does not fit"
+        expected, found = state[name], offer.tensors.get(name)
+        if found is None or _described(found) != _described(expected):
+            what, got = ("is missing", "nothing") if found is None else ("does not fit", _described(found))
             raise ModelError(f"tensor '{offer.named(name)}' of {offer.file} {what}", field=offer.named(name),
-                             expected=expected, got=found, fix=fix)  # fmt: skip
+                             expected=_described(expected), got=got, fix=_why(name, expected, found))  # fmt: skip
+
+
+def _why(name: str, expected: torch.Tensor, found: torch.Tensor | None) -> str:
+    """What is probably the matter, by the first side that differs."""
+    if found is None:
+        return _MISSING.get(name, "It has no head: offer a classifier that was fine-tuned for these classes.")
+    if found.ndim != expected.ndim or found.dtype != expected.dtype:
+        return "It is another kind of network: name the architecture it has."
+    differs = next(i for i, (ours, its) in enumerate(zip(expected.shape, found.shape, strict=True)) if ours != its)
+    sides = _SIDES.get(name, ("It answers for another number of classes than the list names.", _WIDTH))
+    return sides[min(differs, len(sides) - 1)]
+
+
+_WIDTH = "It has another width: name the architecture it has; `osfl ls architectures` lists them."
+_SIDES = {
+    PATCHES: (_WIDTH, "It takes images with another number of colors: offer models of one kind.",
+              "Its patches have another side: name the architecture it has, such as -p16."),
+    POSITIONS: ("It is no positional embedding of a class token and patches.",
+                "It was trained for another image size, or has tokens besides the class token. Offer models of one size.",
+                _WIDTH),
+}  # fmt: skip
+_MISSING = {
+    PATCHES: "It is no vision transformer in a naming that is known here: timm's, transformers' or ours.",
+    POSITIONS: "It has no learned positions, or not under this name; other kinds of positions are not known here.",
+}
 
 
 def _described(value: torch.Tensor) -> str:

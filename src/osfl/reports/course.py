@@ -65,6 +65,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, str]:
     some = f"in {row['reached']} of {row['n']} seeds" if row["reached"] and not reached else never
     return {
         "method": row["method"], "accuracy": percent(row["accuracy"]), "bytes": size(row["bytes"]),
-        "reference": row["reference"], "rounds": decimal(row["rounds"], 1).removesuffix(".0") if reached else some,
+        "reference": row["reference"] + (" (another network)" if row.get("other_network") else ""),
+        "rounds": decimal(row["rounds"], 1).removesuffix(".0") if reached else some,
         "reference_bytes": size(row["reference_bytes"]), "ratio": f"{row['ratio']:.1f} ×" if row["ratio"] else NOTHING,
     }  # fmt: skip

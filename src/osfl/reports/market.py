@@ -34,10 +34,17 @@ def write_market_report(said: Said, folder: Path) -> Path:
 def _lede(said: Said) -> str:
     refused = len(said["refused"])
     left_out = f" {many(refused, 'file')} {'was' if refused == 1 else 'were'} refused." if refused else ""
+    own = len(said["models"]) if _personal(said) else 0
+    came, good = (f"{count(own)} came out, one for each", "they are") if own else ("one classifier came out", "it is")
     return (
-        f"{many(len(said['accepted']), 'checkpoint')}, made by others, went in; one classifier came out. No image was seen "
-        f"here, so nothing on this page says how good it is.{left_out}"
+        f"{many(len(said['accepted']), 'checkpoint')}, made by others, went in; {came}. No image was seen "
+        f"here, so nothing on this page says how good {good}.{left_out}"
     )
+
+
+def _personal(said: Said) -> bool:
+    """Whether the method gave each of them a model of its own; markets of earlier versions did not say."""
+    return "" not in said.get("models", {"": ""})
 
 
 def _row(one: Mapping[str, Any]) -> dict[str, str]:
@@ -95,6 +102,6 @@ def _record(said: Said) -> str:
     command = said["command"].replace("```", "` ` `")
     return (
         f"## Record\n\nEqual digests mean equal bytes.\n\n{table(['What', 'SHA-256'], digests)}\n"
-        f"## How to use it\n\n```sh\nosfl predict --run DIR image.png\n```\n\n"
+        f"## How to use it\n\n```sh\nosfl predict --run DIR{' --client NAME' if _personal(said) else ''} image.png\n```\n\n"
         f"`DIR` is the folder that holds this card. How it was made:\n\n```sh\n{command}\n```\n"
     )
