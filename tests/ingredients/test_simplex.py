@@ -31,8 +31,10 @@ def test_projection_is_the_nearest_point(seed: int) -> None:
     assert float((v - project(v)).norm()) <= best + 1e-12
 
 
-def test_hypergradient_equals_finite_differences() -> None:
-    """∂L_val(G - η Σ w_j g_j)/∂w_j on a small network with batch norm, float64, relative error below 1e-4."""
+@pytest.mark.parametrize("clip", [0.0, 0.1, 1e9])
+def test_hypergradient_equals_finite_differences(clip: float) -> None:
+    """∂L_val(G - η Σ w_j g_j)/∂w_j on a small network with batch norm, float64, relative error below 1e-4; the second step
+    is cut to a shorter one."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
     names = dict(net.named_parameters())
     for i, p in enumerate(names.values()):
@@ -52,11 +54,18 @@ def test_hypergradient_equals_finite_differences() -> None:
     lr, w = 0.3, torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
     sources = [gradient(flat, part) for part in data[:3]]
 
-    def outer(w: torch.Tensor) -> float:
-        inner = flat - lr * sum(w[j] * sources[j] for j in range(3))
-        return float(loss(inner, data[3]))
+    def total(w: torch.Tensor) -> torch.Tensor:
+        return torch.stack([w[j] * sources[j] for j in range(3)]).sum(0)
 
-    ours = hypergradient(gradient(flat - lr * sum(w[j] * sources[j] for j in range(3)), data[3]), sources, lr)
+    def inner(w: torch.Tensor) -> torch.Tensor:
+        size = float(total(w).norm())
+        return flat - lr * total(w) * (clip / size if clip and size > clip else 1.0)
+
+    def outer(w: torch.Tensor) -> float:
+        return float(loss(inner(w), data[3]))
+
+    assert clip != 0.1 or float(total(w).norm()) > clip
+    ours = hypergradient(gradient(inner(w), data[3]), sources, lr, total(w), clip)
     for j in range(3):
         nudge = torch.zeros(3, dtype=torch.float64)
         nudge[j] = 1e-6

@@ -36,11 +36,19 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     answers().print(table)
     for warning in result["generators"]["warnings"] if "generators" in result else ():
         say(f"[yellow]{escape(warning)}[/]")
+    if empty := unseen_classes(result):
+        say(f"[yellow]No client has a training image of {escape(', '.join(empty))}: nothing can be learned about it.[/]")
     say()
     say(f"Results  {out / 'results.json'}")
     say(f"Report   {out / 'report' / 'index.html'}")
     if finished_before:
         say("[dim]This round was finished before; nothing was computed again.[/]")
+
+
+def unseen_classes(result: Result) -> list[str]:
+    """Classes of the task that nobody trains on; no error, for a federation may lack what the task has."""
+    totals = [sum(counts) for counts in zip(*(row["class_counts"] for row in result["clients"]), strict=True)]
+    return [str(name) for name, total in zip(result["task"]["classes"], totals, strict=True) if not total]
 
 
 def _facts(result: Result) -> list[tuple[str, str, str]]:

@@ -20,9 +20,21 @@ def project(v: torch.Tensor) -> torch.Tensor:
     return (v + shift[last]).clamp_min(0)
 
 
-def hypergradient(validation: torch.Tensor, sources: Sequence[torch.Tensor], lr: float) -> torch.Tensor:
-    """∂L_val/∂w_j = -η ⟨g_val, g_j⟩ for flat gradients: g_val taken after the inner step, g_j before it."""
-    return -lr * torch.stack([(validation.double() * source.double()).sum() for source in sources])
+def hypergradient(
+    validation: torch.Tensor, sources: Sequence[torch.Tensor], lr: float, total: torch.Tensor | None = None, clip: float = 0.0
+) -> torch.Tensor:
+    """∂L_val/∂w_j = -η ⟨g_val, g_j⟩ for flat gradients: g_val taken after the inner step, g_j before it.
+
+    Where the step was cut to the length `clip`, G' = G - η c u with u = g / |g| and g = Σ w_j g_j (`total`), and u only
+    turns with w: ∂L_val/∂w_j = -η c/|g| (⟨g_val, g_j⟩ - ⟨g_val, u⟩⟨u, g_j⟩).
+    """
+    wide = validation.double()
+    along = torch.stack([(wide * source.double()).sum() for source in sources])
+    if total is not None and clip and (size := float(total.double().norm())) > clip:
+        unit = total.double() / size
+        turns = torch.stack([(unit * source.double()).sum() for source in sources])
+        along = (clip / size) * (along - (wide * unit).sum() * turns)
+    return -lr * along
 
 
 def learn(weights: torch.Tensor, gradient: torch.Tensor, step: float, raw: bool = False) -> torch.Tensor:

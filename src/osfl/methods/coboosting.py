@@ -66,6 +66,7 @@ class CoBoosting(ModelUpload):
     DEVIATIONS = (
         "the random crop and mirror before the networks is one for the whole batch, not one an image",
         "client answers to the stored pool are computed once an image, for the steps on the ensemble's weights",
+        "clients train with weight decay 5e-4, as those of all methods here (none was published)",
         "epsilon is in units of inputs in [-1, 1] (the code: of standardized inputs)",
         "an ensemble weight step that would silence every client is not taken",
     )

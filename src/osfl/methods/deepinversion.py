@@ -28,6 +28,7 @@ from osfl.ingredients.model_upload import (
     teachers,
 )
 from osfl.ingredients.pictures import by_class
+from osfl.ingredients.synthesis import student_problems
 from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, too_low
 from osfl.ingredients.trajectories import Teacher, teacher_of
 from osfl.models.folding import freeze
@@ -74,8 +75,9 @@ class DeepInversion(ModelUpload):
         found = too_low(self.settings, least)
         if self.settings.ask_again and self.settings.guides == "makers":
             found.append("setting 'ask_again': only everyone can be asked again; set guides=everyone")
-        if self.settings.init == "average" and len(self.architectures()) > 1:
-            found.append("setting 'init': 'average' needs one architecture for all clients")
+        if self.settings.adi and self.settings.rounds == 1:
+            found.append("setting 'adi': there is no student to disagree with before the second round; set rounds=2 or more")
+        found += student_problems(self.settings, self.architectures())
         return [*super().problems(clients), *pixel_problems(self.settings), *found]
 
     def needs_counts(self) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from osfl.errors import TrainingError
 from osfl.ingredients.clustering import hierarchical, kmeans, members_of, parameters, predictions, similarity
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import COUNTED, fast_logits
@@ -35,6 +36,7 @@ from osfl.ingredients.model_upload import (
 )
 from osfl.ingredients.pictures import by_class
 from osfl.ingredients.simplex import hypergradient, learn
+from osfl.ingredients.synthesis import student_problems
 from osfl.ingredients.training import (
     CPU_TRAINING,
     SMOKE_TRAINING,
@@ -119,8 +121,7 @@ class FedBiCross(ModelUpload):
             found.append(f"setting 'clusters': expected 0 to {clients}, the number of clients, got {s.clusters}")
         if s.clustering == "parameters" and len(self.architectures()) > 1:
             found.append("setting 'clustering': 'parameters' needs one architecture for all clients")
-        if s.init == "average" and len(self.architectures()) > 1:
-            found.append("setting 'init': 'average' needs one architecture for all clients")
+        found += student_problems(s, self.architectures())
         if not 0 < s.validation < 1:
             found.append(f"setting 'validation': expected a share between 0 and 1, got {s.validation}")
         found += too_low(s, {"personal_epochs": 1, "personal_batch": 2, "gamma": 0, "delta": 0, "weight_lr": 0})
@@ -235,7 +236,8 @@ class FedBiCross(ModelUpload):
         if not learned:
             return weights
         validation = learner.gradient([lessons[k]], place, val, track=False)
-        return learn(weights, hypergradient(validation, list(sources.values()), lr), s.weight_lr, s.raw_weights)
+        slope = hypergradient(validation, list(sources.values()), lr, total, s.server_clip)
+        return learn(weights, slope, s.weight_lr, s.raw_weights)
 
     def _release(
         self, uploads: Sequence[Upload], groups: Sequence[Sequence[int]], learners: Sequence[Learner], weights: torch.Tensor
@@ -277,7 +279,12 @@ class FedBiCross(ModelUpload):
                 group["lr"] = s.personal_lr * decay(s.personal_schedule, epoch, s.personal_epochs)
             for index in batches(len(shard.train), s.personal_batch, rng):
                 said = own(to_input(shard.train.images[index]))
-                step(own, optimizer, self._personal_loss(said, shard.train.labels[index], guides[:, index]), clip=s.clip)
+                loss = self._personal_loss(said, shard.train.labels[index], guides[:, index])
+                if not bool(torch.isfinite(loss)):
+                    raise TrainingError("personalisation diverged: its loss is not finite", client=shard.client,
+                                        field="personal_lr", got=s.personal_lr,
+                                        fix="Lower it (`--set personal_lr=...`) or clip (`--set clip=5`).")  # fmt: skip
+                step(own, optimizer, loss, clip=s.clip)
         own.eval()
 
     def _personal_loss(self, said: torch.Tensor, labels: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
@@ -338,8 +345,9 @@ def _one_by_one(work: Any, items: Any) -> list[Any]:
 
 
 def _entropies(logits: torch.Tensor) -> torch.Tensor:
-    log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1)
+    """At most log C, also where rounding says a little more: a histogram that ends there would drop uniform answers."""
+    log_p = logits.double().log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1).clamp_max(math.log(logits.shape[-1]))
 
 
 def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:

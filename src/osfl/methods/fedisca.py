@@ -25,6 +25,7 @@ from osfl.ingredients.model_upload import (
     teachers,
 )
 from osfl.ingredients.pictures import by_class
+from osfl.ingredients.synthesis import student_problems
 from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, decay
 from osfl.ingredients.trajectories import (
     Following,
@@ -66,8 +67,7 @@ class FedISCA(ModelUpload):
     )
 
     def problems(self, clients: int) -> list[str]:
-        mixed = self.settings.init == "average" and len(self.architectures()) > 1
-        found = ["setting 'init': 'average' needs one architecture for all clients"] * mixed
+        found = student_problems(self.settings, self.architectures())
         found += [f"setting 'walks': expected at least 1, got {self.settings.walks}"] * (self.settings.walks < 1)
         return [*super().problems(clients), *pixel_problems(self.settings), *following_problems(self.settings), *found]
 

@@ -1,0 +1,52 @@
+"""Settings of the inversion family that can come to nothing are refused before anybody trains; divergence says whose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from osfl.errors import TrainingError
+from osfl.methods.fedbicross import FedBiCross, _entropies
+from osfl.plan import resolve_settings
+from osfl.protocol import Payload, Release
+from osfl.registry import load
+
+from .conftest import TASK, context, shard
+
+
+@pytest.mark.parametrize("name", ["fedbicross", "fedisca", "deepinversion", "dense", "coboosting", "fedftg", "dafl"])
+def test_an_average_of_clients_cannot_start_a_student_of_another_architecture(name: str) -> None:
+    method = load(name)
+    other: Any = method(TASK, resolve_settings(method, "smoke", {"student": "resnet18-w4", "init": "average"}))
+    (said,) = [text for text in other.problems(3) if "'init'" in text]
+    assert "resnet18-w4" in said and "one architecture for clients and student" in said
+    same: Any = method(TASK, resolve_settings(method, "smoke", {"student": "resnet18-w4", "init": "random"}))
+    assert not same.problems(3)
+
+
+def test_disagreement_is_refused_where_there_is_no_student_to_disagree_with() -> None:
+    method = load("deepinversion")
+    settings = resolve_settings(method, "smoke", {"adi": 5.0, "rounds": 1})
+    assert any("'adi'" in text and "rounds" in text for text in method(TASK, settings).problems(3))
+    assert not method(TASK, replace(settings, rounds=2)).problems(3)
+
+
+def test_a_personalisation_that_diverges_names_the_client_and_its_own_rate() -> None:
+    settings = replace(resolve_settings(FedBiCross, "smoke", {}), personal_lr=1e15, personal_epochs=3)
+    method, ctx = FedBiCross(TASK, settings), context(settings, "ab")
+    said = method.client_phase(shard("a"), ctx)
+    release = Release(Payload({}), {"a": Payload(said.tensors, {**said.facts, "cluster": 0})})
+    with pytest.raises(TrainingError) as caught:
+        method.personalize(release, shard("a"), ctx)
+    assert (caught.value.client, caught.value.field) == ("a", "personal_lr")
+
+
+@pytest.mark.parametrize("classes", range(2, 12))
+def test_uniform_answers_are_counted_in_the_last_bin(classes: int) -> None:
+    entropies = _entropies(1e-4 * torch.randn(200, classes, generator=torch.Generator().manual_seed(classes)))
+    counted = torch.histc(entropies, 20, 0, math.log(classes))
+    assert int(counted.sum()) == 200 == int(counted[-1])
