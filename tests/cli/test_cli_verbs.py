@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -233,3 +234,12 @@ def test_ctrl_c_stops_at_once(osfl, tmp_path: Path) -> None:
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130 and "run the same command again" in said
     assert not (tmp_path / "runs/stopped/results.json").exists()
+
+
+def test_a_class_that_no_client_has_is_told_and_is_no_error(osfl) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 2], 30)  # and none of class 1
+    np.savez("hole.npz", train_images=rng.integers(0, 255, (60, 8, 8), dtype=np.uint8), train_labels=labels)
+    said = osfl("run --method fedavg --dataset hole.npz --clients 2 --partition iid --smoke --out here")
+    assert said.code == 0, said.err
+    assert "No client has an image of 1" in " ".join(said.out.split())
