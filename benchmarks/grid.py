@@ -244,6 +244,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
+    meetings += ("fol@epochs=100", "fol@epochs=100@answer=ensemble") if cell == "blood-meet-n30-a0.3" else ()
     tables = {"federated_factory": FACTORY, "falcon": tokens, "fol": meetings, "fedmitr": vits}
     ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]
     return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))

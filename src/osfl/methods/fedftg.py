@@ -74,7 +74,9 @@ class FedFtg(ModelUpload):
         "one round: the paper fine-tunes after each of many",
         "networks keep their batch norm (the paper's have group norm); the student's statistics become those of its images",
         "weights act on each sample's cross-entropy (the code averages first), and the student's loss is not divided by the "
-        "number of classes; distances in the diversity term are means over their numbers (the code: sums)",
+        "number of classes",
+        "the disagreement's gradient reaches the generator through student and clients (the code: the student alone)",
+        "distances in the diversity term are means, as in the code (printed: sums)",
     )
 
     def problems(self, clients: int) -> list[str]:

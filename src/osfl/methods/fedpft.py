@@ -50,6 +50,7 @@ class FedPFT(TokenMethod):
     DEVIATIONS = (
         "classes with few images get fewer components; the public code drops them",
         f"variances are at least {FLOOR}: smaller ones are zero as 16-bit floats",
+        "the head's learning rate falls by a cosine",
         "all methods here share FALCON's encoder",
     )
 
