@@ -141,6 +141,52 @@ def test_first_adam_step_is_the_learning_rate() -> None:
     assert torch.allclose((moved - start).abs(), torch.tensor(0.05), atol=1e-3)
 
 
+def teachers_and_student() -> tuple[list[nn.Module], nn.Module]:
+    """Two teachers, and a student that answers otherwise."""
+    student = model(seed=7)
+    with torch.no_grad():
+        student.head.weight.mul_(4)  # type: ignore[union-attr, operator]
+    return [model(seed=0), model(seed=3)], student
+
+
+def loss_by_hand(x: torch.Tensor, labels: torch.Tensor, settings: Inversion) -> torch.Tensor:
+    """CE of the mean logits + tv √(256·3·32·32 / pixels) R_TV + bn Σ_clients R_BN + l2 |x| + adi (1 - JS)."""
+    models, student = teachers_and_student()
+    terms: list[torch.Tensor] = []
+    for layer in [m for network in models for m in network.modules() if isinstance(m, nn.BatchNorm2d)]:
+        layer.register_forward_pre_hook(lambda layer, inputs: terms.extend([
+            (inputs[0].mean((0, 2, 3)) - layer.running_mean).norm(),
+            (inputs[0].var((0, 2, 3), correction=0) - layer.running_var).norm()]))  # fmt: skip
+    logits = (models[0](x) + models[1](x)) / 2
+    gaps = [x[..., 1:] - x[..., :-1], x[..., 1:, :] - x[..., :-1, :], x[..., 1:, 1:] - x[..., :-1, :-1],
+            x[..., 1:, :-1] - x[..., :-1, 1:]]  # fmt: skip
+    p, q = (said.div(3).softmax(-1).clamp(0.01, 0.99) for said in (student(x), logits))
+    m = (p + q) / 2
+    js = 0.5 * (m * (m / p).log() + m * (m / q).log()).sum(-1).mean()
+    loss = functional.cross_entropy(logits, labels) + settings.bn * sum(terms) + settings.adi * (1 - js)
+    scaled = settings.tv * (256 * 3 * 32 * 32 / x.numel()) ** 0.5
+    return loss + settings.l2 * x.norm() + scaled * sum(gap.norm() for gap in gaps)
+
+
+@pytest.mark.parametrize("images", [6, 12])
+@pytest.mark.parametrize(
+    "weights",
+    [{}, {"tv": 1e-3}, {"bn": 1.0}, {"l2": 0.1}, {"adi": 10.0}, {"tv": 1e-3, "bn": 1.0, "l2": 0.1, "adi": 10.0}],
+    ids=lambda weights: "+".join(weights),
+)
+def test_a_step_goes_down_the_loss_as_written_by_hand(
+    weights: dict[str, float], images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With plain descent in place of Adam, the first step shows the whole gradient, not only its sign."""
+    monkeypatch.setattr(torch.optim, "Adam", lambda pixels, lr, **_: torch.optim.SGD(pixels, lr))
+    settings = Inversion(**{"steps": 1, "lr": 1.0, "roll": 0, "tv": 0.0, "bn": 0.0, **weights})  # type: ignore[arg-type]
+    labels, (models, student) = torch.arange(images) % 3, teachers_and_student()
+    start = torch.randn((images, *TASK.image), generator=rng()).requires_grad_()
+    (expected,) = torch.autograd.grad(loss_by_hand(start, labels, settings), start)
+    moved = invert([Watched(network) for network in models], labels, TASK.image, settings, rng(), student=student)
+    assert float((start.detach() - moved - expected).norm()) < 1e-3 * float(expected.norm())
+
+
 def test_clamp_keeps_the_valid_range() -> None:
     images = invert([Watched(model())], torch.arange(6) % 3, TASK.image, Inversion(steps=2, clamp=True), rng())
     assert float(images.abs().max()) <= 1
@@ -161,6 +207,18 @@ def test_adaptive_term_changes_images() -> None:
     plain = invert([Watched(model())], labels, TASK.image, SMALL, rng())
     settings = Inversion(steps=4, lr=0.1, tv=1e-3, bn=1.0, adi=10.0)
     assert not torch.equal(plain, invert([Watched(model())], labels, TASK.image, settings, rng(), student=student))
+
+
+def test_adaptive_images_are_those_that_the_student_gets_wrong() -> None:
+    (teacher, _), student = teachers_and_student()
+
+    def gap(adi: float) -> float:
+        settings = Inversion(steps=20, lr=0.1, tv=0.0, bn=0.0, roll=0, adi=adi)
+        x = invert([Watched(teacher)], torch.arange(6) % 3, TASK.image, settings, rng(), student=student)
+        with torch.no_grad():
+            return float(disagreement(student(x), teacher(x)))
+
+    assert gap(10.0) > 1.5 * gap(0.0)
 
 
 def test_labels() -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+import osfl.ingredients.synthesis as synthesis
 from osfl.errors import TrainingError
 from osfl.ingredients.ensembles import Ensemble
 from osfl.ingredients.synthesis import (
@@ -202,6 +204,33 @@ def test_the_generator_learns_what_it_is_asked() -> None:
     settings = replace(SMALL, generator_steps=60, generator_lr=0.01, shift=0)
     synthesize(teacher, members("cnn-w4")[0], labels, TASK.image, settings, rng(), objective)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_noise_takes_the_same_adam_steps_as_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps by hand, with betas 0.5 and 0.999, from the gradients that reach z."""
+    noises: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+
+    def look(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if not noises:
+            given[0].register_hook(gradients.append)
+        noises.append(given[0].detach().clone())
+
+    def watched(*args: Any, **words: Any) -> nn.Module:
+        generator = build_generator(*args, **words)
+        generator.register_forward_pre_hook(look)
+        return generator
+
+    monkeypatch.setattr(synthesis, "build_generator", watched)
+    monkeypatch.setattr(synthesis, "generator_flops", lambda *args: 0.0)
+    teacher = Teacher(members("cnn-w4"), "logits", torch.ones(1), False)
+    settings = replace(SMALL, generator_steps=2, generator_lr=0.25)
+    synthesize(teacher, members("cnn-w4")[0], torch.arange(8) % 3, TASK.image, settings, rng(),
+               lambda seen: 1000 * functional.cross_entropy(seen.teacher, seen.labels))  # fmt: skip
+    first, second = gradients
+    assert torch.allclose(noises[1], noises[0] - 0.25 * first.sign(), atol=1e-3)
+    mean, square = (0.25 * first + 0.5 * second) / 0.75, (0.999 * first**2 + second**2) / 1.999
+    assert torch.allclose(noises[2], noises[1] - 0.25 * mean / square.sqrt(), atol=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])

@@ -22,6 +22,7 @@ from osfl.ingredients.trajectories import (
     in_batch_mode,
     in_parts,
     lesson,
+    noise_adapted,
     record,
     settled,
 )
@@ -86,6 +87,19 @@ def test_reverse_adaptation_in_closed_form(steps: int) -> None:
         mean, var = mean + (1 - beta) * beta ** (t - 1) * got_mean, var + (1 - beta) * beta ** (t - 1) * got_var
     walked = adapted(network, walk).stages[0].bn  # type: ignore[index, union-attr]
     assert torch.allclose(walked.running_mean, mean, atol=1e-6) and torch.allclose(walked.running_var, var, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_noise_teacher_s_answer_in_closed_form(steps: int) -> None:
+    """A lone BN layer answers (x - m) / √(v + ε); it started at m = 0, v = 1 and walked back with β = 0.9."""
+    walk = wander(steps)
+    mean, var = torch.zeros(()), torch.tensor(0.9**steps)
+    for place in range(steps):
+        mean = mean + 0.1 * 0.9**place * walk.at(place).mean()
+        var = var + 0.1 * 0.9**place * walk.at(place).var(correction=1)
+    alone = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()).eval()
+    said = answers(noise_adapted(Teacher(("a",), [alone]), walk, "running"), walk)
+    assert torch.allclose(said, (walk.images.flatten(2) - mean) / (var + 1e-5).sqrt(), atol=1e-5)
 
 
 def test_images_that_weigh_nothing_are_not_visited() -> None:

@@ -1,5 +1,6 @@
 """Co-Boosting's equations (methods sheet, test 32)."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from osfl.ingredients.ensembles import combine
-from osfl.ingredients.synthesis import Batch, Teacher, Workshop
+from osfl.ingredients.synthesis import Batch, Seen, Teacher, Workshop
+from osfl.methods import coboosting
 from osfl.methods.coboosting import CoBoosting, Voices, hard_samples, perturbed, vote, weight_step
 from osfl.models.build import build_model
 from osfl.plan import resolve_settings
@@ -72,6 +74,51 @@ def test_one_epoch_of_weights_is_so_many_steps_of_mu() -> None:
     assert torch.allclose(shop.folded.weights.float(), voices.weights) and voices.history.shape == (2, 3)
 
 
+def test_weights_move_against_the_gradient_and_every_teacher_hears_of_it() -> None:
+    """dCE/dw_i at equal weights that sum to one: mean_b (softmax(E) - onehot) (logits_i - E)."""
+    method = CoBoosting(TASK, replace(SMALL, generators=2, synthesis_batch=8, student_batch=16, weight_lr=0.01))
+    uploads = uploads_of(method)
+    shop = Workshop(method, uploads, context(method.settings, "abc"))
+    shop.grow(0, method.objective)
+    voices = Voices(shop, uploads)
+    voices.learn(1)
+    mean = shop.logits.mean(0)
+    residual = mean.softmax(-1) - functional.one_hot(shop.labels, 3)
+    slope = (residual * (shop.logits - mean)).sum((1, 2))
+    assert torch.allclose(voices.weights, 1 / 3 - 0.0099 * slope.sign(), atol=1e-6)
+    assert all(torch.allclose(teacher.weights.float(), voices.weights) for teacher in [*shop.teachers, shop.folded])
+
+
+def test_the_ensemble_is_even_in_the_first_epoch_and_weighted_from_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: list[torch.Tensor] = []
+    shown: dict[str, Any] = {}
+
+    class Watched(Workshop):
+        def study(self, *args: Any) -> None:
+            taught.append(self.folded.weights.float() / self.folded.weights.sum())
+            super().study(*args)
+
+    monkeypatch.setattr(coboosting, "Workshop", Watched)
+    small = {"generators": 1, "synthesis_batch": 16, "student_batch": 48, "weight_lr": 0.01, "server_epochs": 3}
+    method = CoBoosting(TASK, replace(SMALL, **small))
+    ctx = replace(context(method.settings, "abc"), show=lambda title, figure: shown.__setitem__(title, figure))
+    method.server_phase(uploads_of(method), ctx)
+    history = torch.tensor(list(shown["Ensemble weights"]["series"].values())).T
+    assert history.shape == (3, 3) and torch.allclose(history[0], torch.full((3,), 1 / 3))
+    assert torch.allclose((history[1] - history[0]).abs(), torch.full((3,), 0.0099), atol=1e-6)
+    assert torch.allclose((history[2] - history[1]).abs(), torch.full((3,), 0.009801), atol=1e-6)
+    assert torch.allclose(torch.stack(taught), history / history.sum(1, keepdim=True), atol=1e-6)
+
+
+def test_the_student_learns_from_diversified_images() -> None:
+    released = []
+    for epsilon in (0.0, 0.5):
+        method = CoBoosting(TASK, replace(SMALL, epsilon=epsilon, server_epochs=1))
+        shared = method.server_phase(uploads_of(method), context(method.settings, "abc")).shared
+        released.append(torch.cat([value.flatten().float() for value in shared.tensors.values()]))
+    assert not torch.allclose(*released, atol=1e-3)
+
+
 def test_mu_follows_the_number_of_clients_unless_it_is_set() -> None:
     method = CoBoosting(TASK, SMALL)
     uploads = uploads_of(method, "abcde")
@@ -104,6 +151,28 @@ def test_the_perturbation_has_sup_norm_epsilon() -> None:
     assert torch.allclose(sizes, torch.full((6,), 8 / 255), atol=1e-6)
     assert torch.equal(answer, teacher.combined(teacher(seen)[0])) and not seen.requires_grad
     assert perturbed(batch, teacher, 0.0)[0] is x
+
+
+def test_the_perturbation_follows_the_sign_of_a_random_mix_of_probabilities() -> None:
+    x = torch.rand((4, *TASK.image), generator=rng()) * 2 - 1
+    teacher = teacher_of()
+    seen, _ = perturbed(Batch(x, torch.zeros(2, 4, 3), rng(1)), teacher, 0.25)
+    leaf, u = x.clone().requires_grad_(), 2 * torch.rand((4, 3), generator=rng(1)) - 1
+    answer = torch.stack([member(leaf) for member in teacher.members]).mean(0)
+    (gradient,) = torch.autograd.grad((u * (answer / 4).softmax(-1)).sum(), leaf)
+    clear = gradient.abs() > 1e-3 * gradient.abs().max()
+    assert float(clear.float().mean()) > 0.5 and torch.allclose((seen - x)[clear], 0.25 * gradient.sign()[clear], atol=1e-6)
+
+
+def test_the_objective_seeks_disagreement_at_temperature_three_and_adds_the_bn_term() -> None:
+    teacher, student = torch.tensor([[3.0, 0, 0], [0, 3.0, 0]]), torch.tensor([[0.0, 3.0, 0], [0, 3.0, 0]])
+    labels = torch.tensor([0, 2])
+    method = CoBoosting(TASK, replace(SMALL, hardness=2.0, adversarial=0.5, bn=0.25))
+    found = method.objective(Seen(teacher, student, torch.tensor(8.0), labels))
+    sure, other = math.exp(3) / (math.exp(3) + 2), 1 / (math.exp(3) + 2)
+    hard = ((1 - sure) ** 2 * -math.log(sure) + (1 - other) ** 2 * -math.log(other)) / 2
+    apart = 9 * (math.e - 1) / (math.e + 2) / 2  # softened, the first sample is (e, 1, 1) against (1, e, 1)
+    assert float(found) == pytest.approx(hard + 0.25 * 8 - 0.5 * apart, rel=1e-5)
 
 
 def test_hard_samples_weigh_more() -> None:

@@ -1,5 +1,6 @@
 """DAFL's equations (methods sheet, test 35)."""
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -72,6 +73,37 @@ def test_both_move_at_every_turn() -> None:
     game.play(0)
     assert not torch.equal(before[0], game.generator.conv1.weight)
     assert not torch.equal(before[1], next(game.student.parameters()))
+
+
+def test_the_students_rate_falls_to_a_tenth_at_two_fifths_and_at_four_fifths() -> None:
+    """At epochs 800 and 1600 of 2000; the generator's stays."""
+    method = Dafl(TASK, replace(SMALL, server_epochs=2000, server_steps=1, student_lr=0.1))
+    game = Game(method, uploads_of(method), context(method.settings, "ab"))
+    game.turn = lambda z: torch.zeros(())  # type: ignore[method-assign]
+    rates = {}
+    for epoch in (0, 799, 800, 1599, 1600, 1999):
+        game.play(epoch)
+        rates[epoch] = game.learner.param_groups[0]["lr"]
+        assert game.maker.param_groups[0]["lr"] == method.settings.generator_lr
+    assert rates == pytest.approx({0: 0.1, 799: 0.1, 800: 0.01, 1599: 0.01, 1600: 0.001, 1999: 0.001})
+
+
+def test_a_turn_is_one_step_of_adam_and_one_of_sgd_at_the_temperature() -> None:
+    """The first step of Adam moves a weight by its rate; the student's gradient is tau (q - p) / B in its answers."""
+    plain = {"student_lr": 0.1, "student_momentum": 0.0, "student_decay": 0.0}
+    method = Dafl(TASK, replace(SMALL, generator_lr=0.125, temperature=4.0, **plain))
+    uploads = uploads_of(method)
+    game = Game(method, uploads, context(method.settings, "ab"))
+    z = torch.randn((8, 16), generator=torch.Generator().manual_seed(1))
+    x, twin, start = game.draw(z).detach(), copy.deepcopy(game.student).train(), game.generator.conv1.weight.detach().clone()
+    game.student.train()
+    game.turn(z)
+    assert float((game.generator.conv1.weight - start).abs().median()) == pytest.approx(0.125, rel=1e-2)
+
+    teacher, answer = torch.stack([method.build(upload.payload)(x) for upload in uploads]).mean(0), twin(x)
+    answer.backward(4 * ((answer / 4).softmax(-1) - (teacher / 4).softmax(-1)).detach() / 8)
+    for now, before in zip(game.student.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
 
 
 @pytest.mark.parametrize("setting", ["server_epochs", "server_steps", "synthesis_batch", "noise", "generator_lr", "student_lr"])

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from osfl.ingredients.inversion import disagreement
 from osfl.methods.deepinversion import DeepInversion, Settings
+from osfl.models.build import build_model
 from osfl.plan import resolve_settings
 from osfl.protocol import Upload
 from osfl.workers import compute_threads
@@ -50,6 +52,24 @@ def test_the_adaptive_term_acts_from_the_second_round_on() -> None:
 
     assert not torch.equal(model(adi=0.0), model(adi=10.0))
     assert torch.equal(model(adi=0.0, rounds=1), model(adi=10.0, rounds=1))
+
+
+def test_adaptive_images_are_those_that_the_student_gets_wrong() -> None:
+    """The first round has nothing to disagree with; from the second on, the student of that moment is sought out."""
+    student = build_model("cnn-w8", TASK, torch.Generator().manual_seed(9)).eval()
+    settings = replace(SMOKE, steps=20, pixel_lr=0.1, bn=0.0, tv=0.0, roll=0)
+    ups = uploads(settings)
+    with torch.no_grad():
+        student.head.weight.mul_(8)  # type: ignore[union-attr, operator]
+
+    def gap(adi: float, number: int) -> float:
+        method, ctx = DeepInversion(TASK, replace(settings, adi=adi)), context(settings, "ab")
+        pool = method._images(ups, [method.build(u.payload) for u in ups], student, number, {}, ctx)
+        with torch.no_grad():
+            return float(disagreement(student(pool.inputs), pool.teacher))
+
+    assert gap(10.0, 0) == gap(0.0, 0)
+    assert gap(10.0, 1) > 1.5 * gap(0.0, 1)
 
 
 def test_cnn_and_resnet_clients_together() -> None:

@@ -1,15 +1,20 @@
 """DENSE's equations (methods sheet, test 33), mixed architectures and bad settings."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
-from osfl.ingredients.synthesis import Seen, Workshop
+from osfl.ingredients.synthesis import Seen, Workshop, generator_loss
 from osfl.methods.dense import SMOKE, Dense, Settings
+from osfl.models.folding import freeze
+from osfl.models.generators import build_generator
+from osfl.models.inputs import to_input
 from osfl.plan import resolve_settings
 from osfl.protocol import Upload
 from osfl.workers import compute_threads
@@ -42,6 +47,69 @@ def test_objective_is_the_sum_of_its_terms() -> None:
     assert float(more.objective(seen)) < float(method.objective(seen))  # disagreement is sought
     same = Seen(teacher, teacher, torch.tensor(2.0), labels)
     assert torch.equal(more.objective(same), method.objective(same))  # and counts nothing where there is none
+
+
+def bn_gap(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """R_BN as the sheet writes it: norms of how far the inputs of every BN layer are off its running statistics."""
+    gaps: list[torch.Tensor] = []
+
+    def look(layer: Any, given: tuple[torch.Tensor, ...]) -> None:
+        var, mean = torch.var_mean(given[0], (0, 2, 3), correction=0)
+        gaps.append((mean - layer.running_mean).norm() + (var - layer.running_var).norm())
+
+    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(gaps).sum()
+
+
+@pytest.mark.parametrize("name", ["dense", "coboosting"])
+def test_the_generators_loss_is_that_of_the_clients_themselves(name: str) -> None:
+    from osfl.registry import load
+
+    kind = load(name)
+    method = kind(TASK, resolve_settings(kind, "smoke", {"bn": 0.5, "adversarial": 0.25, "student_lr": 0.1}))
+    uploads = uploads_of(method)
+    shop = Workshop(method, uploads, context(method.settings, "ab"))
+    generator = build_generator(TASK.image, torch.Generator().manual_seed(1), noise=16, width=8)
+    z, labels = torch.randn((9, 16), generator=torch.Generator().manual_seed(2)), torch.arange(9) % 3
+    loss = generator_loss(generator, z, labels, shop.teachers[0], freeze(shop.student), 0, torch.Generator(), method.objective)
+
+    x, clients = generator(z).detach(), [method.build(upload.payload) for upload in uploads]
+    teacher, student = torch.stack([client(x) for client in clients]).mean(0), shop.student.eval()(x)
+    assert bool((teacher.argmax(-1) != student.argmax(-1)).any())
+    losses, tau = functional.cross_entropy(teacher, labels, reduction="none"), 1.0
+    if name == "dense":
+        weights, mask = torch.ones(9), teacher.argmax(-1) != student.argmax(-1)
+    else:
+        weights, mask, tau = 1 - teacher.softmax(-1)[torch.arange(9), labels], torch.ones(9), 3.0
+    p, q = (teacher / tau).softmax(-1), (student / tau).softmax(-1)
+    apart = tau**2 * (mask * (p * (p / q).log()).sum(-1)).mean()
+    bn = torch.stack([bn_gap(client, x) for client in clients]).mean()
+    assert float(bn.detach()) > 0.1 and float(apart.detach()) > 1e-3
+    assert torch.allclose(loss, (weights * losses).mean() + 0.5 * bn - 0.25 * apart, rtol=1e-4)
+
+
+@pytest.mark.parametrize("hard", [0.0, 0.5])
+def test_a_step_of_the_student_follows_the_closed_form_at_its_temperature(hard: float) -> None:
+    """The gradient of KD to the student's answers is tau (q - p) / B, and that of the labels' term softmax minus one-hot."""
+    method = Dense(TASK, replace(SMALL, generators=1, synthesis_batch=12, student_batch=12, temperature=5.0, hard=hard,
+                                 student_momentum=0.0, student_lr=0.1))  # fmt: skip
+    shop = Workshop(method, uploads_of(method), context(method.settings, "ab"))
+    shop.grow(0, method.objective)
+    twin = copy.deepcopy(shop.student).train()
+    shop.study(0)
+
+    answer, teacher = twin(to_input(shop.images)), shop.logits.mean(0)
+    said = answer.detach()
+    soft = 5 * ((said / 5).softmax(-1) - (teacher / 5).softmax(-1)) / 12
+    answer.backward(soft + hard * (said.softmax(-1) - functional.one_hot(shop.labels, 3)) / 12)
+    moved = 0.0
+    for now, before in zip(shop.student.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
+        moved = max(moved, float((now - before).detach().abs().max()))
+    assert moved > 1e-3
 
 
 def test_every_epoch_starts_with_a_new_generator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +148,6 @@ def test_kept_answers_are_those_of_the_clients() -> None:
     uploads = uploads_of(method)
     shop = Workshop(method, uploads, context(SMALL, "ab"))
     shop.grow(0, method.objective)
-    from osfl.models.inputs import to_input
-
     for row, upload in zip(shop.logits, uploads, strict=True):
         assert torch.allclose(row, method.build(upload.payload)(to_input(shop.images)), atol=1e-4)
 

@@ -1,18 +1,26 @@
 """FedBiCross: its three stages by their invariants (methods sheet 3.7, tests 16 to 18), its variants, and what is refused."""
 
-from collections.abc import Iterator
+import copy
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from osfl.errors import TrainingError
-from osfl.ingredients.trajectories import Lessons
+from osfl.ingredients.distillation import kd_loss
+from osfl.ingredients.simplex import project
+from osfl.ingredients.trajectories import Learner, Lesson, Lessons, Trajectory, settled
 from osfl.methods.fedbicross import FedBiCross, Settings
+from osfl.models.build import build_model
+from osfl.models.inputs import to_input
+from osfl.models.naming import named
 from osfl.plan import resolve_settings
-from osfl.protocol import Context, Release, Upload
+from osfl.protocol import Context, Payload, Release, Upload
 from osfl.workers import compute_threads
 
 from .conftest import TASK, context, shard
@@ -36,6 +44,29 @@ def uploads(settings: Settings, clients: str = CLIENTS, same: bool = False) -> l
 
 def run(settings: Settings, ups: list[Upload] | None = None, clients: str = CLIENTS) -> Release:
     return FedBiCross(TASK, settings).server_phase(ups or uploads(settings, clients), context(settings, clients))
+
+
+def watching(settings: Settings, shown: dict[str, Any]) -> Context:
+    plain = context(settings, CLIENTS)
+    return Context(plain.plan, plain.device, show=lambda title, figure: shown.__setitem__(title, figure))
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def constant(*logits: float) -> nn.Module:
+    """A network that gives the same answer to every image."""
+    network = build_model("cnn-w4", TASK, rng(0)).eval()
+    with torch.no_grad():
+        network.head.weight.zero_()  # type: ignore[union-attr, operator]
+        network.head.bias.copy_(torch.tensor(logits))  # type: ignore[union-attr, operator]
+    return network
+
+
+def uploaded(members: Sequence[nn.Module]) -> list[Upload]:
+    facts = {"architecture": "cnn-w4", "samples": 24}
+    return [Upload(c, "", Payload(named(member, "model"), facts)) for c, member in zip(CLIENTS, members, strict=False)]
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -85,8 +116,6 @@ def test_identical_clusters_keep_uniform_weights() -> None:
 
 def test_learned_weights_prefer_what_helps_the_own_validation() -> None:
     """One cluster teaches what the own validation images say, the other the opposite: the first gets all the weight."""
-    from osfl.ingredients.trajectories import Lesson
-
     settings = replace(SMOKE, clusters=2, steps=16, temperature=4.0)
     method, ups, ctx = FedBiCross(TASK, settings), uploads(settings), context(settings, CLIENTS)
     maker = method._teacher(ups, [method.build(u.payload) for u in ups], [0])
@@ -124,7 +153,131 @@ def test_cnn_and_resnet_clients_together() -> None:
     assert method.build(own)(torch.zeros(2, *TASK.image)).shape == (2, 3)
 
 
+# --- stage 1: who is with whom, and the weights to begin with ---
+
+
+@pytest.mark.parametrize("clients, clusters", [(2, 2), (5, 3), (10, 4), (20, 5)])
+def test_unless_set_there_are_as_many_clusters_as_in_the_paper_s_tables(clients: int, clusters: int) -> None:
+    members = [build_model("cnn-w4", TASK, rng(i)).eval() for i in range(clients)]
+    groups, weights = FedBiCross(TASK, SMOKE)._clusters(members, context(SMOKE, CLIENTS))
+    assert len(groups) == clusters
+    assert torch.equal(weights, torch.full((clusters, clusters), 1 / clusters, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "clustering, groups",
+    [("predictions", [[0, 1], [2]]), ("hierarchical", [[0, 1], [2]]), ("parameters", [[0, 2], [1]])],
+)
+def test_clients_are_grouped_by_what_the_setting_says(clustering: str, groups: list[list[int]]) -> None:
+    """The first answers as the second does, but has nearly the third's weights."""
+    members = [constant(5.0, 0.0, 0.0), constant(5.0, 0.0, 0.0), constant(0.0, 5.0, 0.0)]
+    with torch.no_grad():
+        members[1].stages[0].conv.weight.add_(100.0)  # type: ignore[index, union-attr, operator]
+    settings = replace(SMOKE, clusters=2, clustering=clustering)  # type: ignore[arg-type]
+    assert FedBiCross(TASK, settings)._clusters(members, context(settings, CLIENTS))[0] == groups
+
+
+def test_similarity_weights_by_hand() -> None:
+    """256 equal answers are 16 times as far apart as one is; the weights fall with the distance and stay as they are."""
+    said = [(0.0, 0.0, 0.0), (0.2, 0.0, 0.0), (0.0, 0.0, 0.6)]
+    points = torch.tensor(said, dtype=torch.float64).softmax(-1)
+    apart = [[16 * math.dist(one.tolist(), other.tolist()) for other in points] for one in points]
+    expected = [[math.exp(-gap) / sum(math.exp(-other) for other in row) for gap in row] for row in apart]
+    settings = replace(SMOKE, clusters=3, weights="similarity", repetitions=1)
+    released = run(settings, uploaded([constant(*logits) for logits in said])).shared.facts["weights"]
+    assert torch.allclose(torch.tensor(released), torch.tensor(expected), atol=1e-5)
+    assert expected[0][1] > 2 * expected[0][2]
+
+
+# --- stage 2: the bi-level step ---
+
+
+def lessons_by_hand(steps: int = 4, n: int = 8) -> list[Lesson]:
+    times = tuple((t + 1) / steps for t in range(steps))
+
+    def one(j: int) -> Lesson:
+        images = torch.randn((steps, n, *TASK.image), generator=rng(j)) + j
+        clean, noisy = 6 * torch.randn((2, steps, n, 3), generator=rng(10 + j))
+        return Lesson(Trajectory(images, times, torch.arange(n) % 3), clean, noisy)
+
+    return [one(j) for j in range(3)]
+
+
+def loss_by_hand(network: nn.Module, at: dict[str, torch.Tensor], one: Lesson, place: int, index: torch.Tensor) -> torch.Tensor:
+    said = torch.func.functional_call(network, at, (one.trajectory.images[place][index],))
+    share = 1 - one.trajectory.times[place]
+    return share * kd_loss(one.noisy[place][index], said, 4.0) + (1 - share) * kd_loss(one.clean[place][index], said, 4.0)
+
+
+@pytest.mark.parametrize("k, raw, clip", [(0, False, 0.0), (0, True, 0.0), (2, False, 0.0), (2, True, 0.0), (2, False, 0.5)])
+def test_the_bilevel_step_descends_on_the_own_validation_loss_of_the_moved_student(k: int, raw: bool, clip: float) -> None:
+    """The slope of L_val(G - η Σ_j w_j g_j) in w, which autograd finds by itself through the inner step."""
+    settings = replace(SMOKE, weight_lr=0.1 if raw else 0.05, raw_weights=raw, server_clip=clip)
+    lessons, lr, train, val = lessons_by_hand(), 0.05, torch.arange(6), torch.arange(6, 8)
+    network = build_model("cnn-w4", TASK, rng(0)).train()
+    learner, at = Learner(copy.deepcopy(network), 4.0), dict(network.named_parameters())
+    weights = torch.tensor([0.5, 0.2, 0.3], requires_grad=True)
+    slopes = [torch.autograd.grad(loss_by_hand(network, at, one, 1, train), list(at.values())) for one in lessons]
+    total = [sum(w * g for w, g in zip(weights, parts, strict=True)) for parts in zip(*slopes, strict=True)]
+    size = torch.stack([part.norm() for part in total]).norm()  # type: ignore[union-attr]
+    moved = {name: at[name] - lr * part * (clip / size if clip else 1.0) for name, part in zip(at, total, strict=True)}
+    (slope,) = torch.autograd.grad(loss_by_hand(network, moved, lessons[k], 1, val), weights)
+    start = weights.detach().double()
+    expected = project(start - settings.weight_lr * slope.double() / (1.0 if raw else float(slope.abs().max())))
+    learned = FedBiCross(TASK, settings)._bilevel_step(k, learner, lessons, start, 1, train, val, lr)
+    assert all(torch.allclose(p, moved[name], atol=1e-5) for name, p in learner.model.named_parameters())
+    assert bool(size > clip) and torch.allclose(learned, expected, atol=1e-4)
+    assert float((learned - start).abs().max()) > 0.02
+
+
+def test_weights_go_on_from_repetition_to_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    follow = FedBiCross._follow
+
+    def noted(self: FedBiCross, k: int, learner: Learner, lessons: Sequence[Lesson], weights: torch.Tensor, *rest: Any) -> Any:
+        path = follow(self, k, learner, lessons, weights, *rest)
+        walked[rest[-1], k] = weights.clone(), path
+        return path
+
+    monkeypatch.setattr(FedBiCross, "_follow", noted)
+    shown: dict[str, Any] = {}
+    settings = replace(SMOKE, clusters=2, repetitions=3)
+    release = FedBiCross(TASK, settings).server_phase(uploads(settings), watching(settings, shown))
+    assert sorted(walked) == [(repetition, k) for repetition in range(3) for k in range(2)]
+    for k in range(2):
+        assert walked[0, k][0].tolist() == [0.5, 0.5]
+        assert all(torch.equal(walked[r + 1, k][0], walked[r, k][1][-1]) for r in range(2))
+        assert not torch.equal(walked[2, k][0], walked[0, k][0])
+        assert release.shared.facts["weights"][k] == pytest.approx(walked[2, k][1][-1].tolist(), abs=1e-6)
+        for j in range(2):
+            line = shown["Weights while learning"]["series"][f"cluster {k + 1} from cluster {j + 1}"]
+            assert line == torch.cat([walked[r, k][1][:, j] for r in range(3)]).tolist()
+
+
 # --- stage 3 ---
+
+
+@pytest.mark.parametrize("settle", [False, True])
+def test_one_step_of_stage_three_by_hand(settle: bool) -> None:
+    """From the cluster's model, one SGD step on CE + 0.5 KL(cluster || own) + 0.3 KL(local || own) over all images."""
+    settings = replace(SMOKE, architecture="cnn-w4", clip=0.0, personal_lr=0.1, personal_batch=24, settle=settle)
+    method, mine, ctx = FedBiCross(TASK, settings), shard("a"), context(settings, CLIENTS)
+    images, labels = to_input(mine.train.images), mine.train.labels
+    cluster = build_model("cnn-w4", TASK, rng(5))
+    with torch.no_grad():
+        cluster.train()(torch.randn((16, *TASK.image), generator=rng(6)))
+    release = Release(Payload({}), {"a": Payload(named(cluster, "model"), {"architecture": "cnn-w4", "cluster": 0})})
+    local = method.build(method.client_phase(mine, ctx))
+    own = settled(cluster, mine.train.images) if settle else copy.deepcopy(cluster).eval()
+    guides = [model(images).softmax(-1).detach() for model in (own, local)]
+    said = own.train()(images)
+    pulls = [(p * (p.log() - said.log_softmax(-1))).sum(-1).mean() for p in guides]
+    (functional.cross_entropy(said, labels) + 0.5 * pulls[0] + 0.3 * pulls[1]).backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.sub_(0.1 * parameter.grad)
+    got = method.personalize(release, mine, ctx).tensors
+    assert all(torch.allclose(got[name], tensor, atol=1e-5) for name, tensor in named(own, "model").items())
 
 
 def test_personal_loss_by_hand() -> None:
@@ -155,8 +308,6 @@ def test_without_personalisation_the_cluster_s_model_is_used() -> None:
 def test_personalisation_learns_the_client_s_images() -> None:
     settings = replace(SMOKE, epochs=10, batch_size=8, personal_epochs=10, personal_lr=0.05, personal_batch=8)
     method, release = FedBiCross(TASK, settings), run(settings)
-    from osfl.models.inputs import to_input
-
     data = shard("a").train
     own = method.build(method.personalize(release, shard("a"), context(settings, CLIENTS)))
     with torch.no_grad():
@@ -169,9 +320,7 @@ def test_personalisation_learns_the_client_s_images() -> None:
 def test_figures() -> None:
     shown: dict[str, Any] = {}
     settings = replace(SMOKE, clusters=2, labels="seen", combine="class_count")
-    plain = context(settings, CLIENTS)
-    ctx = Context(plain.plan, plain.device, show=lambda title, figure: shown.__setitem__(title, figure))
-    FedBiCross(TASK, settings).server_phase(uploads(settings), ctx)
+    FedBiCross(TASK, settings).server_phase(uploads(settings), watching(settings, shown))
     kinds = {title: figure["kind"] for title, figure in shown.items()}
     assert kinds == {
         "Synthetic images of cluster 1": "gallery", "Synthetic images of cluster 2": "gallery",
@@ -180,6 +329,39 @@ def test_figures() -> None:
     }  # fmt: skip
     assert shown["Clusters"]["columns"] == list(TASK.classes)
     assert sum(shown["Entropy of the teachers"]["series"]["own cluster"]) == 2 * settings.images
+
+
+def test_figures_say_who_learns_from_whom_and_which_teacher_is_undecided() -> None:
+    """Two clients that are each sure of another class: together they waver between two (entropy log 2), alone never."""
+    members, shown = [constant(20.0, 0.0, 0.0), constant(0.0, 20.0, 0.0)], {}
+    weights = torch.tensor([[0.7, 0.3], [0.1, 0.9]], dtype=torch.float64)
+    history = torch.stack([torch.full((2, 2), 0.5, dtype=torch.float64), weights], 1)
+    pictures = [(torch.randn((6, *TASK.image), generator=rng(k)), torch.arange(6) % 3) for k in range(2)]
+    FedBiCross(TASK, SMOKE)._show(uploaded(members), members, [[0], [1]], weights, history, pictures, watching(SMOKE, shown))
+    table = shown["Cross-cluster weights"]
+    assert (table["row_title"], table["column_title"]) == ("student of", "learns from")
+    assert table["values"] == [[0.7, 0.3], [0.1, 0.9]]
+    assert shown["Weights while learning"]["series"] == {
+        "cluster 1 from cluster 1": [0.5, 0.7], "cluster 1 from cluster 2": [0.5, 0.3],
+        "cluster 2 from cluster 1": [0.5, 0.1], "cluster 2 from cluster 2": [0.5, 0.9],
+    }  # fmt: skip
+    counted = shown["Entropy of the teachers"]["series"]
+    torn = int(20 * math.log(2) / math.log(3))
+    assert [i for i, count in enumerate(counted["all clients"]) if count] == [torn] and counted["all clients"][torn] == 12
+    assert counted["own cluster"] == [12, *[0] * 19]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5, 7, 8, 10])
+def test_answers_that_are_uniform_are_counted_in_the_last_bin(classes: int) -> None:
+    """Rounding may put their entropy above log C, where the histogram ends."""
+    task = replace(TASK, classes=tuple("abcdefghij"[:classes]))
+    network = build_model("cnn-w4", task, rng(0)).eval()
+    with torch.no_grad():
+        network.head.weight.zero_()  # type: ignore[union-attr, operator]
+        network.head.bias.zero_()  # type: ignore[union-attr, operator]
+    pictures = [(torch.randn((6, *task.image), generator=rng(1)), torch.zeros(6, dtype=torch.long))]
+    figure = FedBiCross(task, SMOKE)._entropy(uploaded([network]), [network], [[0]], pictures)
+    assert figure["series"] == {"all clients": [*[0] * 19, 6], "own cluster": [*[0] * 19, 6]}
 
 
 def test_settings_that_cannot_work_are_named() -> None:

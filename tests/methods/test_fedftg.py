@@ -1,5 +1,6 @@
 """FedFTG's equations (methods sheet, test 34)."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,15 @@ def one_thread() -> Iterator[None]:
 def uploads_of(method: Any, clients: str = "ab") -> list[Upload]:
     ctx = context(method.settings, list(clients))
     return [Upload(client, "", method.client_phase(shard(client, seed=i), ctx)) for i, client in enumerate(clients)]
+
+
+def counted(method: Any, *counts: list[int]) -> list[Upload]:
+    """Uploads of clients that say to have so many images of each class."""
+    found = uploads_of(method, "abcdef"[: len(counts)])
+    return [
+        replace(upload, payload=replace(upload.payload, facts={**upload.payload.facts, "class_counts": said}))
+        for upload, said in zip(found, counts, strict=True)
+    ]
 
 
 def test_shares_of_clients_sum_to_one_for_classes_that_anyone_has() -> None:
@@ -78,6 +88,59 @@ def test_objective_weighs_each_sample_by_the_client_that_knows_its_class() -> No
     each = functional.cross_entropy(told, labels, reduction="none") - (said - told).abs().mean(1)
     assert torch.allclose(tuning.objective(tuning.members[0], student, z, labels, weight), (weight * each).mean(), atol=1e-5)
     assert float(tuning.objective(tuning.members[0], student, z, labels, torch.zeros(4))) == 0
+
+
+def test_diversity_and_the_bn_term_are_shared_among_the_clients() -> None:
+    z, labels = torch.randn((4, 16), generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
+    method = FedFtg(TASK, replace(SMALL, diverse=2.0, bn=0.5))
+    tuning = Tuning(method, counted(method, [8, 8, 8], [8, 8, 8], [8, 8, 8]), context(method.settings, "abc"))
+    x = tuning.draw(z, labels)
+    _, term = tuning.members[1](x)
+    found = tuning.objective(tuning.members[1], freeze(tuning.student), z, labels, torch.zeros(4))
+    assert float(term.detach()) > 0.1 and torch.allclose(found, (2 * diversity(z, x) + 0.5 * term) / 3, rtol=1e-4)
+
+
+def test_an_iteration_draws_labels_by_all_class_counts_and_weighs_clients_by_their_own() -> None:
+    method = FedFtg(TASK, replace(SMALL, synthesis_batch=6000, generator_steps=2))
+    tuning = Tuning(method, counted(method, [30, 0, 5], [10, 0, 15]), context(method.settings, "ab"))
+    heard: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+    taught: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def objective(member: Any, student: Any, z: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        heard.append((member, labels, weight))
+        return tuning.generator.conv1.weight.sum()
+
+    def teach(z: torch.Tensor, labels: torch.Tensor, share: torch.Tensor, iteration: int) -> torch.Tensor:
+        taught.append((labels, share))
+        return torch.zeros(())
+
+    tuning.objective, tuning._teach = objective, teach  # type: ignore[method-assign]
+    tuning.iterate(0)
+    ((labels, share),) = taught
+    often = torch.bincount(labels, minlength=3) / 6000
+    assert often[1] == 0 and float(often[0]) == pytest.approx(2 / 3, abs=0.02)
+    by_class = torch.tensor([[0.75, 0, 0.25], [0.25, 0, 0.75]])
+    assert torch.allclose(share, by_class[:, labels])
+    assert [member for member, _, _ in heard] == [tuning.members[k] for k in (0, 0, 1, 1)]
+    assert all(torch.equal(seen, labels) and torch.equal(weight, share[k])
+               for (_, seen, weight), k in zip(heard, (0, 0, 1, 1), strict=True))  # fmt: skip
+
+
+def test_the_student_steps_towards_the_clients_that_have_the_class() -> None:
+    """The gradient of its loss to its answers is (softmax(S) - sum_k a_k(y) softmax(T_k)) / B."""
+    method = FedFtg(TASK, replace(SMALL, student_steps=1, student_lr=0.1, student_decay=0.0))
+    uploads = counted(method, [9, 1, 0], [1, 4, 5])
+    tuning = Tuning(method, uploads, context(method.settings, "ab"))
+    z, labels = torch.randn((6, 16), generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 2])
+    twin, x = copy.deepcopy(tuning.student).train(), tuning.draw(z, labels).detach()
+    tuning._teach(z, labels, shares(tuning.counts, labels), 0)
+
+    told = [method.build(upload.payload)(x).softmax(-1) for upload in uploads]
+    a = torch.tensor([0.9, 0.2, 0.0, 0.9, 0.2, 0.0])[:, None]
+    answer = twin(x)
+    answer.backward((answer.softmax(-1) - a * told[0] - (1 - a) * told[1]).detach() / 6)
+    for now, before in zip(tuning.student.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
 
 
 def test_mixed_architectures_are_refused_before_the_round() -> None:

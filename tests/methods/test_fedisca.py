@@ -1,14 +1,18 @@
 """FedISCA's own parts: the walk, its variants, and what is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from osfl.ingredients import trajectories
-from osfl.ingredients.trajectories import Lesson, Lessons, Teacher
+from osfl.ingredients.distillation import kd_loss
+from osfl.ingredients.trajectories import Learner, Lesson, Lessons, Teacher, Trajectory
 from osfl.methods.fedisca import FedISCA, Settings
+from osfl.models.build import build_model
+from osfl.models.inputs import to_input
+from osfl.models.naming import named
 from osfl.plan import resolve_settings
 from osfl.protocol import Upload
 from osfl.workers import compute_threads
@@ -64,11 +68,46 @@ def test_the_student_learns_from_noise_alone() -> None:
                        pixel_lr=0.1, server_schedule="cosine", server_clip=5.0)  # fmt: skip
     method, ups = FedISCA(TASK, settings), uploads(settings)
     student = method.build(method.server_phase(ups, context(settings, "ab")).shared)
-    from osfl.models.inputs import to_input
-
     data = shard("a", n=60, seed=9).train
     with torch.no_grad():
         assert float((student(to_input(data.images)).argmax(1) == data.labels).float().mean()) > 0.5
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("walks", [1, 2])
+def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(walks: int) -> None:
+    """Weights and BN statistics of a twin that learns t/T KD(E, S) + (1 - t/T) KD(Ẽ, S) for t = 1…T, again and again."""
+    settings = replace(SMOKE, walks=walks, server_lr=0.01, temperature=4.0)
+    images = torch.randn((3, 8, *TASK.image), generator=rng(1)) + torch.arange(3).view(-1, 1, 1, 1, 1)
+    clean, noisy = 4 * torch.randn((2, 3, 8, 3), generator=rng(2))
+    one = Lesson(Trajectory(images, (1 / 3, 2 / 3, 1.0), torch.arange(8) % 3), clean, noisy)
+    learner, twin = (build_model("cnn-w4", TASK, rng(0)).train() for _ in range(2))
+    optimizer = torch.optim.SGD(twin.parameters(), 0.01, momentum=0.9, weight_decay=5e-4)
+    for t in [1, 2, 3] * walks:
+        said = twin(images[t - 1])
+        loss = t / 3 * kd_loss(clean[t - 1], said, 4.0) + (1 - t / 3) * kd_loss(noisy[t - 1], said, 4.0)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    FedISCA(TASK, settings)._walk(Learner(learner, 4.0), [one], 0)
+    walked = named(learner, "model")
+    assert all(torch.allclose(walked[name], tensor, atol=1e-4) for name, tensor in named(twin, "model").items())
+
+
+def test_every_repetition_walks_forwards_as_often_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, places = replace(SMOKE, repetitions=2, walks=3, every=2), []
+    gradient = Learner.gradient
+
+    def noted(self: Learner, lessons: Sequence[Lesson], place: int) -> torch.Tensor:
+        places.append(lessons[0].trajectory.times[place])
+        return gradient(self, lessons, place)
+
+    monkeypatch.setattr(Learner, "gradient", noted)
+    FedISCA(TASK, settings).server_phase(uploads(settings), context(settings, "ab"))
+    assert places == [0.5, 1.0] * 3 * 2
 
 
 def test_lessons_made_ahead_are_the_same_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

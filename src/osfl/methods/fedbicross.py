@@ -348,7 +348,7 @@ def _one_by_one(work: Any, items: Any) -> list[Any]:
 def _entropies(logits: torch.Tensor) -> torch.Tensor:
     """At most log C, also where rounding says a little more: a histogram that ends there would drop uniform answers."""
     log_p = logits.double().log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1).clamp_max(math.log(logits.shape[-1]))
+    return (-(log_p.exp() * log_p).sum(-1)).clamp_max(math.log(logits.shape[-1]))
 
 
 def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
