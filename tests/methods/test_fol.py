@@ -216,6 +216,10 @@ def test_pruned_filters_are_gone_in_what_the_ensemble_keeps() -> None:
     assert lean, "nothing was pruned: the test shows nothing"
     whole = sum(t.numel() for t in uploads(settings)[0].payload.tensors.values())
     assert all(sum(t.numel() for t in parts[name].tensors.values()) < whole for name in lean)
+    told = found.facts["told"]["bytes"]
+    assert told["kept"] == sum(t.nbytes for part in parts.values() for t in part.tensors.values()) < told["whole"]
+    shown = Fol(TASK, settings).review({"a": found})["Filters pruned of the neighbours' models"]
+    assert f"{told['kept'] / told['whole']:.1%} of their bytes" in shown["note"]
     answers = Fol(TASK, settings).build(found)(to_input(shards()["a"].val.images))
     assert bool(torch.isfinite(answers).all())
 

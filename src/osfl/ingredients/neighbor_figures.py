@@ -27,11 +27,19 @@ def meeting_figures(told: Mapping[ClientId, Mapping[str, Json]], own_weight: Map
         },
     }  # fmt: skip
     if shares:
-        figures["Filters pruned of the neighbours' models"] = _histogram({"models": shares}, "share of filters")
+        pruned = _histogram({"models": shares}, "share of filters")
+        figures["Filters pruned of the neighbours' models"] = {**pruned, "note": _left(list(told.values()))}
     descents = [entry["descent"] for entry in told.values() if "descent" in entry]
     if descents:
         figures["Theorem 2: distance to the distilled optimum, last layer only"] = _descents(descents)
     return figures
+
+
+def _left(told: Sequence[Mapping[str, Json]]) -> str:
+    """What the ensembles' models shrink to when their silenced filters leave."""
+    sizes = [entry["bytes"] for entry in told if "bytes" in entry]
+    whole, kept = (sum(int(size[name]) for size in sizes) for name in ("whole", "kept"))
+    return f"Without silenced filters the ensembles' models have {kept / whole:.1%} of their bytes." if whole else ""
 
 
 def _histogram(values: Mapping[str, Sequence[float]], label: str) -> Json:

@@ -174,12 +174,13 @@ class Fol(ModelUpload):
         weights = self._weigh(met)
         teacher = torch.tensordot(torch.tensor(list(weights.values())), met.answers(weights), 1)  # A_w, (images, classes)
         student = self._taught(met, weights, teacher, ctx)
+        ensemble = gather({name: _member(met, name, weight) for name, weight in weights.items()}, MEMBERS)
         told = {
+            "bytes": {"kept": _bytes(ensemble.tensors), "whole": sum(_bytes(met.pool[name].tensors) for name in weights)},
             "candidates": {name: _short(score) for name, score in met.scores().items()},
             "pruned": {name: part.facts["pruned"] for name, part in met.pool.items() if "pruned" in part.facts},
             **self._measured(met, student, teacher),
         }
-        ensemble = gather({name: _member(met, name, weight) for name, weight in weights.items()}, MEMBERS)
         return Payload({**named(student, "model"), **ensemble.tensors}, {**own.facts, **ensemble.facts, "told": told})
 
     def _meet(self, heard: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Meeting:
@@ -286,6 +287,10 @@ def _member(met: Meeting, name: ClientId, weight: float) -> Payload:
     """A model of the ensemble without the filters that pruning has silenced."""
     facts = {"architecture": met.pool[name].facts["architecture"], "weight": weight}
     return Payload(named(slim(met.models[name]), "model"), facts)
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(value.nbytes for value in tensors.values())
 
 
 def _student_of(both: Payload) -> Payload:
