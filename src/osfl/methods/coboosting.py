@@ -50,7 +50,7 @@ class Settings(Synthesis, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 8, "generators": 2, "generator_steps": 28,
+    **CPU_TRAINING, "teacher": "odds", "init": "average", "server_epochs": 8, "generators": 2, "generator_steps": 28,
     "generator_lr": 0.01, "generator_width": 32, "synthesis_batch": 64, "shift": 0, "bn": 0.3, "adversarial": 0.1,
     "passes": 3, "student_batch": 64, "student_lr": 0.02, "hard": 1.0,
 }  # fmt: skip

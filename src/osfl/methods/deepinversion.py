@@ -63,7 +63,7 @@ class DeepInversion(ModelUpload):
         "paper": {},
         "cpu": {  # guided by validation images of bloodcells-28; see the method's card
             **CPU_TRAINING, "images": 192, "steps": 100, "pixel_lr": 0.1, "tv": 2.5e-2, "flip": True, "clamp": True,
-            "labels": "seen", "combine": "class_count", "invert": "clients", "batches": 1, "temperature": 1.0,
+            "labels": "seen", "combine": "odds", "invert": "clients", "batches": 1, "temperature": 1.0,
             "server_epochs": 80, "server_lr": 0.05, "noise": 0.1, "mirror": True, "ask_again": True,
         },
         "smoke": {**SMOKE_TRAINING, "steps": 4, "images": 16, "batches": 1, "rounds": 2, "adi": 1.0, "server_epochs": 2},

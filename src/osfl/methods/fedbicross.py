@@ -142,8 +142,8 @@ class FedBiCross(ModelUpload):
         learners = [self._learner(uploads, group, ctx) for group in groups]
         history: list[torch.Tensor] = []
         kept = Payload({})
-        key = {"what": "fedbicross", "settings": asdict(_server_side(self.settings)), "uploads": digests_of(uploads),
-               "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+        key = {"what": "fedbicross", "version": 2, "settings": asdict(_server_side(self.settings)),
+               "uploads": digests_of(uploads), "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
         made = Lessons(makers, uploads, self, ctx)
         for part in made.parts:
             def work(part: range = part, weights: torch.Tensor = weights) -> Payload:
