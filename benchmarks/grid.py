@@ -53,7 +53,7 @@ TOKENS = (  # features instead of models: FALCON's tables and its ablations
     "centralized_tokens", "falcon@server=average", "fedpft", "fedcgs", "falcon", "falcon@alpha=0", "falcon@order=ar",
     "falcon@order=nar", "falcon@resolution=112",
 )  # fmt: skip
-MEETINGS = (  # neighbours instead of a server: FOL's tables. The last control has about FOL's student's steps in two encounters
+MEETINGS = (  # neighbours instead of a server: FOL's tables. The last control is shown as many images as FOL's student is
     "local_only", "local_only@epochs=30", "local_only@epochs=100",
     "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
     "fedavg", "fedavg_rounds@rounds=E", "dense", "coboosting",
@@ -273,7 +273,9 @@ def main(names: list[str]) -> None:
             raise SystemExit(f"there is no cell {cell!r}; cells: {', '.join(CELLS)}")
         if "--collect" not in names:
             wanted = [label for label in methods_of(cell) if not any(text in label for text in skipped)]
-            compare(CELLS[cell], wanted, SEEDS, Path("runs/grid") / cell, progress=_line)
+            meets = any(label.startswith("fol") for label in wanted)
+            simulation = CELLS[cell] if meets else replace(CELLS[cell], topology=None)
+            compare(simulation, wanted, SEEDS, Path("runs/grid") / cell, progress=_line)
         if "--audit" in names and CELLS[cell].method == "falcon":
             attacked(cell)
         print(cell, record(cell) or "has no finished run", flush=True)

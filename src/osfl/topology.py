@@ -103,7 +103,7 @@ def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _check_header(header: Sequence[str], path: Path) -> None:
     missing = [name for name in COLUMNS if name not in header]
     unknown = [name for name in header if name not in (*COLUMNS, "encounter")]
-    twice = [name for name in COLUMNS if header.count(name) > 1]
+    twice = [name for name in (*COLUMNS, "encounter") if header.count(name) > 1]
     if missing or unknown or twice:
         raise UsageError([f"{path} line 1: there is no column {name!r}" for name in missing]
                          + [f"{path} line 1: unknown column {name!r}" for name in unknown]

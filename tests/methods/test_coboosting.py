@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.ingredients.ensembles import combine
 from osfl.ingredients.synthesis import Batch, Seen, Teacher, Workshop
 from osfl.methods import coboosting
 from osfl.methods.coboosting import CoBoosting, Voices, hard_samples, perturbed, vote, weight_step
@@ -55,12 +54,21 @@ def test_the_ensemble_does_not_care_for_the_scale_of_its_weights(mode: str) -> N
     assert abs(float((weights.detach() * gradient).sum())) < 1e-12 and float(gradient.abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("mode", ["logits", "probabilities", "class_count"])
-def test_votes_with_gradients_are_the_ensemble_itself(mode: str) -> None:
-    logits, weights = torch.randn((4, 6, 3), generator=rng()), torch.rand(4, generator=rng(2))
-    base = torch.rand((4, 3), generator=rng(1)) if mode == "class_count" else torch.ones(4)
-    votes = weights[:, None] * base if mode == "class_count" else weights
-    assert torch.allclose(vote(logits, weights, mode, base), combine(logits, mode, votes), atol=1e-5)
+@pytest.mark.parametrize("mode", ["logits", "probabilities", "class_count", "odds"])
+def test_votes_with_gradients_are_what_the_teachers_are_told(mode: str) -> None:
+    """Also when a client has no weight left."""
+    settings = replace(SMALL, teacher=mode)  # type: ignore[arg-type]
+    method = CoBoosting(TASK, settings)
+    uploads = uploads_of(method)
+    shop = Workshop(method, uploads, context(settings, "abc"))
+    voices, logits = Voices(shop, uploads), torch.randn((3, 6, 3), generator=rng())
+    for weights in ([0.9, 0.3, 0.1], [0.9, 0.3, 0.0]):
+        voices.weights = torch.tensor(weights)
+        voices._tell()
+        expected = vote(logits, voices.weights, mode, voices.base)
+        assert bool(torch.isfinite(expected).all()) and float(expected.std()) > 0.01
+        for teacher in [*shop.teachers, shop.folded]:
+            assert torch.allclose(teacher.combined(logits), expected, atol=1e-4)
 
 
 def test_one_epoch_of_weights_is_so_many_steps_of_mu() -> None:

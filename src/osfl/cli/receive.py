@@ -54,7 +54,7 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
         accepted.append({"path": str(path), "client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
         if format == "text":
             say(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
-    late = too_late(round, [str(one["client"]) for one in accepted])
+    late = too_late(round, list(dict.fromkeys(str(one["client"]) for one in accepted)))
     if format == "json":
         alone = [{"path": str(file.path), "why": file.why} for file in left]
         put_json({"accepted": accepted, "refused": refused, "left": alone, "late": late})

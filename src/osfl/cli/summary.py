@@ -37,7 +37,7 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     for warning in result["generators"]["warnings"] if "generators" in result else ():
         say(f"[yellow]{escape(warning)}[/]")
     if empty := unseen_classes(result):
-        say(f"[yellow]No client has an image of {escape(', '.join(empty))}: nothing can be learned about it.[/]")
+        say(f"[yellow]No client has an image of {escape(', '.join(empty))}: nothing can be learned about that.[/]")
     say()
     say(f"Results  {out / 'results.json'}")
     say(f"Report   {out / 'report' / 'index.html'}")

@@ -71,17 +71,24 @@ class Ensemble(nn.Module):
         return _combine(torch.stack([member(x) for member in self.members]), self.mode, self.weights, self.voted)
 
 
-def combine(logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite."""
+def combine(
+    logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None, louder: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite.
+
+    `louder` (members,), for odds alone, whose weights are counts: how much each member counts besides.
+    """
     check_mode(mode)
     shares = _shares(mode, weights, len(logits))
-    return _combine(logits, mode, shares, _voted(shares))
+    return _combine(logits, mode, shares, _voted(shares), louder)
 
 
-def _combine(logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
+def _combine(
+    logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None, louder: torch.Tensor | None = None
+) -> torch.Tensor:
     voted = None if voted is None else voted.to(logits.device)
     if mode == "odds":
-        return _only(odds(logits, shares.to(logits)), voted)
+        return _only(odds(logits, shares.to(logits), None if louder is None else louder.to(logits)), voted)
     shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
     if mode == "logits":
         return (shares * logits).sum(0)

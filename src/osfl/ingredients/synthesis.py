@@ -116,6 +116,7 @@ class Teacher:
 
     def __init__(self, members: Sequence[nn.Module], mode: str, weights: torch.Tensor, watch: bool) -> None:
         self.mode, self.weights, self.members = mode, weights, members
+        self.louder: torch.Tensor | None = None  # odds: how much each client counts beside its class counts
         self.watched = [Watched(member) for member in members] if watch else []
         self.folded = [] if watch else [freeze(member) for member in members]
 
@@ -128,7 +129,7 @@ class Teacher:
 
     def combined(self, logits: torch.Tensor) -> torch.Tensor:
         """Members' logits as the teacher's, (batch, classes)."""
-        return combine(logits, self.mode, self.weights)
+        return combine(logits, self.mode, self.weights, self.louder)
 
 
 def teacher_weights(uploads: Sequence[Upload], mode: str, classes: int) -> torch.Tensor:

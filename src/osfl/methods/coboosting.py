@@ -66,7 +66,7 @@ class CoBoosting(ModelUpload):
     DEVIATIONS = (
         "the random crop and mirror before the networks is one for the whole batch, not one an image",
         "client answers to the stored pool are computed once an image, for the steps on the ensemble's weights",
-        "clients train with weight decay 5e-4, as those of all methods here (none was published)",
+        "clients train with weight decay unless it is set to 0 (none was published)",
         "epsilon is in units of inputs in [-1, 1] (the code: of standardized inputs)",
         "an ensemble weight step that would silence every client is not taken",
     )
@@ -183,7 +183,11 @@ class Voices:
         return bool(((weights[:, None] * base).sum(0) > 0)[had].all())
 
     def _tell(self) -> None:
-        """All teachers of the workshop vote with the new weights from now on."""
+        """All teachers of the workshop vote with the new weights from now on; odds keep the class counts as they are."""
+        if self.shop.settings.teacher == "odds":
+            for teacher in [*self.shop.teachers, self.shop.folded]:
+                teacher.louder = self.weights
+            return
         base = self.base if self.base.ndim == 2 else self.base[:, None]
         votes = (self.weights[:, None] * base).double()
         for teacher in [*self.shop.teachers, self.shop.folded]:

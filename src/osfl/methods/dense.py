@@ -47,7 +47,7 @@ class Dense(ModelUpload):
         "the BN term covers all BN layers of all clients, with clients in evaluation mode, as the paper says (the public "
         "code finds no layers)",
         "the random crop and mirror before the networks is one for the whole batch, not one an image",
-        "clients train with weight decay 5e-4, as those of all methods here (none was published)",
+        "clients train with weight decay unless it is set to 0 (none was published)",
         "inputs are in [-1, 1] (the code: in [0, 1])",
         "teacher answers to the pool are computed once an image, so the student sees images as they were stored",
     )

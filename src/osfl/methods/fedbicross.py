@@ -109,7 +109,7 @@ class FedBiCross(ModelUpload):
         "a weight changes by at most weight_lr a step: the paper gives no step size and raw inner products have no fixed scale",
         "the student's BN statistics follow only the clusters whose weight is above zero",
         "personalisation uses SGD with momentum 0.9 and a temperature of 1 (the paper does not say)",
-        "the student's steps are plain SGD, as in its equations (FedISCA's have momentum and weight decay)",
+        "unless the settings say otherwise the student's steps are plain SGD, as in its equations (FedISCA's have momentum)",
         "trajectories are kept as 16-bit floats",
     )
 

@@ -63,7 +63,7 @@ class FedISCA(ModelUpload):
     }  # fmt: skip
     DEVIATIONS = (
         "trajectories are kept as 16-bit floats",
-        "the noise-adapted teacher answers with its blended running statistics (the code: with those of the batch)",
+        "the noise-adapted teacher answers by the equation unless `noise_teacher=batch_stats`, which is what the code does",
         "images move by up to 2 pixels at every size (the code: 30 above 128 px)",
         "the last iterate is reported; the published figures are the best epoch on test data",
     )

@@ -160,7 +160,7 @@ class Fol(ModelUpload):
         if not heard:  # Q = 0 is Local
             return ctx.previous or own
         key: dict[str, Any] = {
-            "what": "fol", "settings": asdict(replace(self.settings, answer="student")), "client": shard.client,
+            "what": "fol", "version": 2, "settings": asdict(replace(self.settings, answer="student")), "client": shard.client,
             "data": shard.digest, "models": digests_of([Upload(name, "", part) for name, part in heard.items()]),
             "own": digests_of([Upload(shard.client, "", own)]), "seed": ctx.plan.seed, "task": asdict(self.task),
             "device": ctx.device.type, "encounter": list(ctx.encounter),
