@@ -94,7 +94,7 @@ class CoBoosting(ModelUpload):
                 ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
             return shop.payload(weights=voices.weights, history=voices.history)
 
-        done = in_stages(ctx, work_key("coboosting", uploads, self, ctx), self.settings.server_epochs, Payload({}), run)
+        done = in_stages(ctx, work_key("coboosting 2", uploads, self, ctx), self.settings.server_epochs, Payload({}), run)
         shop.restore(done)
         voices.restore(done)
         shop.show()
