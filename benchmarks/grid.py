@@ -174,9 +174,10 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "brain-a0.1": {"falcon@server=average": 90.98, "fedpft": 74.09, "fedcgs": 64.72, "falcon": 83.33},
     "brain-a0.3": {"falcon@server=average": 94.20, "fedpft": 74.38, "fedcgs": 69.04, "falcon": 85.60},
     "brain-a0.5": {"falcon@server=average": 95.83, "fedpft": 77.74, "fedcgs": 62.79, "falcon": 85.16},
-    "xray-a0.1": {"falcon@server=average": 66.11, "fedpft": 72.65, "fedcgs": 77.62, "falcon": 82.41},
-    "xray-a0.3": {"falcon@server=average": 86.54, "fedpft": 75.27, "fedcgs": 79.12, "falcon": 88.92},
-    "xray-a0.5": {"falcon@server=average": 88.83, "fedpft": 76.74, "fedcgs": 76.90, "falcon": 89.22},
+    **{f"{name}-a{alpha}": dict(zip(("falcon@server=average", "fedpft", "fedcgs", "falcon"), values, strict=True))
+       for name in ("xray", "xray448") for alpha, values in {
+           "0.1": (66.11, 72.65, 77.62, 82.41), "0.3": (86.54, 75.27, 79.12, 88.92), "0.5": (88.83, 76.74, 76.90, 89.22),
+       }.items()},
     "cifar-vit-n10-a0.05": {"fedavg": 15.87, "fedftg": 16.16, "dense": 16.41, "coboosting": 17.31,
                        "deepinversion_vit": 22.01, "fedmitr": 26.78},
     "cifar-vit-n10-a0.1": {"fedavg": 24.30, "fedftg": 25.05, "dense": 25.19, "coboosting": 26.88,

@@ -85,7 +85,7 @@ def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     assert "will be refused before the contact" in text and "--set wire=float16" in text and "meets nobody" in text
     promised = said["passes"][0]["bundle_bytes"] - said["passes"][0]["halving"]
     assert f"about {promised:,} bytes, which does not fit either" in text
-    assert osfl(f"{NEW} --set wire=float16 --contacts contacts.csv --out half.toml").code == 0
+    assert osfl(f"{NEW} --sites half --set wire=float16 --contacts contacts.csv --out half.toml").code == 0
     halved = osfl("estimate --plan half.toml --format json").json["passes"][0]
     assert 0 <= promised - halved["bundle_bytes"] < 300 and halved["halving"] == 0  # offsets of the tensors get shorter, too
     assert "float16" not in osfl("estimate --plan half.toml").out  # it is on already

@@ -97,6 +97,7 @@ class Collector:
         self.tell, self.clock, self.sleep = tell, clock, sleep
         self.lines: dict[int, Line] = {}
         self.took: set[ClientId] = set()
+        self.noted: set[ClientId] = set()  # who heard from this program what became of its upload
         self.refused: set[str] = set()  # hashes of uploads that the gate said no to
         self.strangers: set[int] = set()
         self.looked: float | None = None  # when the round was last found not to be ready
@@ -263,6 +264,8 @@ class Collector:
         whole = Whole.heard(words.get("bytes"), words.get("whole"))
         if whole is not None:
             self._begin(line, whole, words)
+        elif self._released() and client not in self.noted and self.counter.standing(client).exists():
+            self._deliver(line, self.counter.standing(client))  # the program before may have died with the receipt
 
     def _turn_away(self, line: Line, client: str) -> None:
         no = Rejected("the node did not show the key of an enrolled client", client=client[:64] or None, field="proof",
@@ -333,6 +336,7 @@ class Collector:
         self.tell(str(no))
 
     def _hear_noted(self, line: Line, words: Words) -> None:
+        self.noted.add(line.client)
         refused = line.news is not None and "refused" in line.news
         line.news = None
         if refused:
