@@ -75,6 +75,17 @@ def test_a_new_program_asks_only_for_what_is_missing(tmp_path: Path, server: Sig
     assert again.tally[say.CHUNK] == pieces - 1  # of the third site only
 
 
+def test_a_receipt_that_was_lost_with_its_program_is_sent_by_the_next(tmp_path: Path) -> None:
+    """The last upload starts the server phase: the program may die after the release and before that receipt."""
+    story = Story(tmp_path)
+    assert story.tell()
+    receipts = [story.site(client).folder(net.DESK.plan) / "receipt.json" for client in story.clients]
+    before = [path.read_bytes() for path in receipts]
+    for path in receipts:
+        path.unlink()
+    assert story.tell() and [path.read_bytes() for path in receipts] == before
+
+
 def test_pieces_survive_the_program(tmp_path: Path) -> None:
     story = Story(tmp_path, CLIENTS[:1])
     asked: list[int] = []
