@@ -71,25 +71,27 @@ def test_votes_with_gradients_are_what_the_teachers_are_told(mode: str) -> None:
             assert torch.allclose(teacher.combined(logits), expected, atol=1e-4)
 
 
-def test_one_epoch_of_weights_is_so_many_steps_of_mu() -> None:
-    method = CoBoosting(TASK, replace(SMALL, generators=1, synthesis_batch=16, student_batch=16, weight_lr=0.01))
+def learned(generators: int, epoch: int) -> tuple[Workshop, Voices]:
+    """Sixteen images, and one step of the weights on them."""
+    settings = replace(SMALL, generators=generators, synthesis_batch=16 // generators, student_batch=16, weight_lr=0.01)
+    method = CoBoosting(TASK, settings)
     uploads = uploads_of(method)
-    shop = Workshop(method, uploads, context(method.settings, "abc"))
+    shop = Workshop(method, uploads, context(settings, "abc"))
     shop.grow(0, method.objective)
     voices = Voices(shop, uploads)
-    voices.learn(3)
+    voices.learn(epoch)
+    return shop, voices
+
+
+def test_one_epoch_of_weights_is_so_many_steps_of_mu() -> None:
+    shop, voices = learned(1, epoch=3)
     assert torch.allclose((voices.weights - 1 / 3).abs(), torch.full((3,), 0.01 * 0.99**3), atol=1e-7)
     assert torch.allclose(shop.folded.weights.float(), voices.weights) and voices.history.shape == (2, 3)
 
 
 def test_weights_move_against_the_gradient_and_every_teacher_hears_of_it() -> None:
     """dCE/dw_i at equal weights that sum to one: mean_b (softmax(E) - onehot) (logits_i - E)."""
-    method = CoBoosting(TASK, replace(SMALL, generators=2, synthesis_batch=8, student_batch=16, weight_lr=0.01))
-    uploads = uploads_of(method)
-    shop = Workshop(method, uploads, context(method.settings, "abc"))
-    shop.grow(0, method.objective)
-    voices = Voices(shop, uploads)
-    voices.learn(1)
+    shop, voices = learned(2, epoch=1)
     mean = shop.logits.mean(0)
     residual = mean.softmax(-1) - functional.one_hot(shop.labels, 3)
     slope = (residual * (shop.logits - mean)).sum((1, 2))

@@ -128,7 +128,7 @@ def aligned(
         return Payload(named(model, "model"), {**given.facts, "pruned": round(pruned, 6)})
 
     key: dict[str, Any] = {
-        "what": "aligned model", "client": shard.client, "data": shard.digest, "order": "the same for all",
+        "what": "aligned model", "version": 2, "client": shard.client, "data": shard.digest,
         "given": payload_digest(given), "own": payload_digest(own), "recipe": recipe, "seed": ctx.plan.seed,
         "task": asdict(task), "encounter": list(ctx.encounter),
     }  # fmt: skip

@@ -191,7 +191,7 @@ def fit_mixture(
     for _ in range(iterations):
         weights, means, spread = _maximized(powers, owned, shape)
         logs = _log_density(powers, means, spread).add_(weights.log()[:, None])
-        spend(4.0 * powers.numel() * k)
+        spend(4.0 * powers.numel() * k * (x.shape[1] if shape == "full" else 1))
         total = logs.logsumexp(0)
         likelihood, owned = float(total.mean()), logs.sub_(total).exp_()
         if abs(likelihood - before) < tolerance:
