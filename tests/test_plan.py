@@ -7,6 +7,7 @@ import pytest
 
 from osfl.errors import UsageError
 from osfl.methods.fedavg import FedAvg, Settings
+from osfl.methods.fedisca import FedISCA
 from osfl.plan import comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
 from osfl.protocol import Limits, Plan, Task
 from osfl.registry import load, names
@@ -23,8 +24,20 @@ def test_presets_then_changes() -> None:
 def test_defaults_are_the_papers() -> None:
     paper = resolve_settings(FedAvg, "paper")
     assert (paper.architecture, paper.epochs, paper.batch_size, paper.lr) == ("resnet18", 100, 128, 1e-3)
-    assert deviations(FedAvg, paper) == []
-    assert "epochs = 3, paper: 100" in deviations(FedAvg, resolve_settings(FedAvg, "paper", {"epochs": 3}))
+    assert deviations(FedAvg(TASK, paper), paper) == []
+    short = resolve_settings(FedAvg, "paper", {"epochs": 3})
+    assert "epochs = 3, paper: 100" in deviations(FedAvg(TASK, short), short)
+
+
+def test_a_term_that_an_architecture_cannot_have_is_named() -> None:
+    """A ViT has no batch norm: the run says so instead of weighing zeros in silence."""
+    told = {}
+    for architecture in ("cnn-w8", "vit-p7-w16-d1-h2", "*:cnn-w8,client-02:vit-p7-w16-d1-h2"):
+        settings = resolve_settings(FedISCA, "paper", {"architecture": architecture})
+        told[architecture] = [line for line in deviations(FedISCA(TASK, settings), settings) if "no effect" in line]
+    assert told.pop("cnn-w8") == []
+    for lines in told.values():
+        assert lines == ["bn = 10.0 has no effect on vit-p7-w16-d1-h2: it has no batch norm to compare or adapt"]
 
 
 def test_every_mistake_is_in_one_message() -> None:

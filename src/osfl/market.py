@@ -268,5 +268,5 @@ def _described(
             for one in accepted
         ],
         "refused": _listed(refused),
-        "settings": described["settings"], "deviations": deviations(type(method), plan.settings),
+        "settings": described["settings"], "deviations": deviations(method, plan.settings),
     }  # fmt: skip

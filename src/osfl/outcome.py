@@ -77,7 +77,7 @@ def outcome(
             for s in federation.shards
         ],
         "settings": described["settings"],
-        "deviations": deviations(type(method), plan.settings),
+        "deviations": deviations(method, plan.settings),
         "scores": scores,
         "costs": {**_costs(traffic, round), **exchanged},  # type: ignore[typeddict-item]
         "environment": {},

@@ -96,15 +96,16 @@ def _because(error: TypeError | ValueError) -> str:
     return "" if isinstance(error, TypeError) or "could not convert" in text or "invalid literal" in text else f" ({text})"
 
 
-def deviations(method: type[Any], settings: Any) -> list[str]:
-    """Where this run departs from the paper: what the method always does, and each setting that is not the paper's."""
+def deviations(method: Any, settings: Any) -> list[str]:
+    """Where this run departs from the paper: what the method always does, each setting that is not the paper's, and what
+    these settings leave without effect (`Configured.departures`)."""
     paper = method.Settings()
     changed = [
         f"{f.name} = {getattr(settings, f.name)!r}, paper: {getattr(paper, f.name)!r}"
         for f in dataclasses.fields(settings)
         if getattr(settings, f.name) != getattr(paper, f.name)
     ]
-    return [*method.DEVIATIONS, *changed]
+    return [*method.DEVIATIONS, *changed, *getattr(method, "departures", tuple)()]
 
 
 # --- plan.toml ---------------------------------------------------------------------------------------------------------

@@ -432,6 +432,10 @@ class Configured:
         """What is wrong with these settings for a round of so many clients, a sentence each; asked before it starts."""
         return ()
 
+    def departures(self) -> Sequence[str]:
+        """Where these settings depart from the paper in a way that no changed value says, a sentence each."""
+        return ()
+
 
 class OneShot(Configured):
     """The usual one-shot method: one architecture, and the client uses the release as it is."""

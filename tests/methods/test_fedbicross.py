@@ -324,10 +324,13 @@ def test_figures() -> None:
     kinds = {title: figure["kind"] for title, figure in shown.items()}
     assert kinds == {
         "Synthetic images of cluster 1": "gallery", "Synthetic images of cluster 2": "gallery",
-        "Cross-cluster weights": "heatmap", "Weights while learning": "lines", "Clusters": "heatmap",
+        "Cross-cluster weights": "heatmap", "Weights while learning": "lines", "Clusters": "groups",
         "Entropy of the teachers": "histogram",
     }  # fmt: skip
-    assert shown["Clusters"]["columns"] == list(TASK.classes)
+    clusters = shown["Clusters"]
+    assert sorted(client for clients in clusters["groups"].values() for client in clients) == list(CLIENTS)
+    assert clusters["classes"] == list(TASK.classes)
+    assert {sum(row) for row in clusters["counts"].values()} == {len(shard("a").train)}
     assert sum(shown["Entropy of the teachers"]["series"]["own cluster"]) == 2 * settings.images
 
 

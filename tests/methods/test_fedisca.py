@@ -51,6 +51,16 @@ def test_variants_run(change: dict[str, str]) -> None:
     assert all(bool(t.isfinite().all()) for t in release.shared.tensors.values() if t.is_floating_point())
 
 
+@pytest.mark.parametrize(("invert", "images"), [("ensemble", [10]), ("clients", [4, 4, 4])])
+def test_clients_share_the_images_of_a_repetition(invert: str, images: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time then grows with the clients, as it does for the ensemble: not with their square."""
+    settings, made = replace(SMOKE, repetitions=1, images=10, invert=invert), []  # type: ignore[arg-type]
+    inner = trajectories.record
+    monkeypatch.setattr(trajectories, "record", lambda *a, **k: made.append(inner(*a, **k)) or made[-1])
+    FedISCA(TASK, settings).server_phase(uploads(settings, "abc"), context(settings, "abc"))
+    assert [one.images.shape[1] for one in made] == [len(one.labels) for one in made] == images
+
+
 def test_counts_travel_only_when_asked_for() -> None:
     assert "class_counts" not in uploads(SMOKE)[0].payload.facts
     assert "class_counts" in uploads(replace(SMOKE, combine="class_count"))[0].payload.facts

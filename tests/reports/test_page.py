@@ -144,6 +144,7 @@ BAD_FIGURES = {
     "words for numbers": {"kind": "lines", "x": ["a", "b"], "series": {"a": [1, 2]}},
     "not a png": {"kind": "gallery", "images": [{"png": '" onerror="alert(1)'}]},
     "no bins": {"kind": "histogram", "bins": [], "series": {"a": []}},
+    "nobody's group": {"kind": "groups", "groups": ["a"], "classes": ["b"]},
 }
 
 
@@ -151,3 +152,14 @@ BAD_FIGURES = {
 def test_a_bad_figure_costs_a_sentence_not_the_report(sample, tmp_path, name) -> None:
     text = page_of(sample(figures={name: BAD_FIGURES[name]}), tmp_path)
     assert "This figure cannot be drawn" in text and "onerror=" not in text
+
+
+def test_groups_stand_beside_the_label_counts_that_a_simulation_knows(sample, tmp_path) -> None:
+    """A server that was told no class counts still knows who is in which group; the report of a simulation knows both."""
+    clients = [row["client"] for row in sample()["clients"]]
+    figure = {"kind": "groups", "groups": {"cluster 1": clients[1:], "cluster 2": clients[:1]}, "classes": ["x"]}
+    told = page_of(sample(figures={"Clusters": {**figure, "classes": sample()["task"]["classes"]}}), tmp_path / "told")
+    assert "clients of one group stand together" in told
+    assert told.index(f"{clients[1]} (cluster 1)") < told.index(f"{clients[0]} (cluster 2)")
+    strange = page_of(sample(figures={"Clusters": figure}), tmp_path / "strange")  # other classes than were counted
+    assert "Who is in which group" in strange

@@ -22,7 +22,7 @@ from osfl.ingredients.training import (
 )
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
-from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Upload
+from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Task, Upload
 from osfl.storage import payload_digest
 
 Combine = Literal["logits", "probabilities", "size", "class_count", "odds"]
@@ -47,6 +47,13 @@ class ModelUpload(OneShot):
             found.append("setting 'init': 'pretrained' needs weights to start from; set pretrained")
         return found
 
+    def departures(self) -> list[str]:
+        """Statistics of batch norm are what the inversion family compares images with; not every network has them."""
+        bare = [name for name in self.architectures() if not _has_batch_norm(name, self.task)]
+        if not bare or not getattr(self.settings, "bn", 0):
+            return []
+        return [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: it has no batch norm to compare or adapt"]
+
     def architectures(self) -> Sequence[str]:
         return architectures_in(self.settings.architecture)
 
@@ -62,6 +69,10 @@ class ModelUpload(OneShot):
 
     def build(self, payload: Payload) -> nn.Module:
         return classifier(payload, self.task)
+
+
+def _has_batch_norm(architecture: str, task: Task) -> bool:
+    return any(isinstance(module, nn.BatchNorm2d) for module in build_model(architecture, task).modules())
 
 
 @dataclass(frozen=True)

@@ -216,9 +216,10 @@ class Lessons:
 
     def __init__(
         self, makers: Sequence[Teacher], uploads: Sequence[Upload], method: ModelUpload, ctx: Context,
-        guides: Teacher | None = None,
+        guides: Teacher | None = None, images: int | None = None,
     ) -> None:  # fmt: skip
         self.makers, self.guides, self.ctx = makers, guides, ctx  # without guides, each maker guides along its own images
+        self.images = images or method.settings.images  # that each maker makes in a repetition
         self.settings, self.image = method.settings, method.task.image
         counts = counts_of(uploads, len(method.task.classes))
         self.counts = dict(zip([upload.client for upload in uploads], counts, strict=True))
@@ -246,13 +247,13 @@ class Lessons:
 
     def _bytes(self, part: range) -> int:
         s, (channels, height, width) = self.settings, self.image
-        return int(len(self._tasks(part)) * (s.steps // s.every) * s.images * channels * height * width * 2)
+        return int(len(self._tasks(part)) * (s.steps // s.every) * self.images * channels * height * width * 2)
 
     def _make(self, task: tuple[int, Teacher]) -> Lesson:
         repetition, maker = task
         s, rng = self.settings, self.ctx.generator("trajectory", maker.name, repetition)
         seen = torch.stack([self.counts[client] for client in maker.clients]).sum(0)
-        labels = labels_for(s.labels, s.images, seen, rng)
+        labels = labels_for(s.labels, self.images, seen, rng)
         return lesson(maker, self.guides or maker, labels, self.image, s.inversion(), rng,
                       every=s.every, reading=s.noise_teacher)  # fmt: skip
 

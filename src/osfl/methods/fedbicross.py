@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -360,14 +360,8 @@ def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
     return {"kind": "lines", "x": [i + 1 for i in shown], "series": series, "x_label": "student step", "y_label": "weight"}
 
 
-def _assignment(uploads: Sequence[Upload], groups: Sequence[Sequence[int]], classes: Sequence[str]) -> Mapping[str, Any]:
-    """Clients by cluster, beside their label histograms where they sent them."""
-    order = [(k, i) for k, group in enumerate(groups) for i in group]
-    rows = [f"{uploads[i].client} (cluster {k + 1})" for k, i in order]
-    if all("class_counts" in upload.payload.facts for upload in uploads):
-        values = [[float(n) for n in uploads[i].payload.facts["class_counts"]] for _, i in order]
-        return {"kind": "heatmap", "rows": rows, "columns": list(classes), "values": values, "column_title": "class",
-                "note": "Training images of each class, which the clients sent with their models."}  # fmt: skip
-    columns = [f"cluster {k + 1}" for k in range(len(groups))]
-    values = [[float(k == column) for column in range(len(groups))] for k, _ in order]
-    return {"kind": "heatmap", "rows": rows, "columns": columns, "values": values, "note": "Who is in which cluster."}
+def _assignment(uploads: Sequence[Upload], groups: Sequence[Sequence[int]], classes: Sequence[str]) -> dict[str, Any]:
+    """Clients by cluster, with their label histograms where they sent them."""
+    clients = {f"cluster {k + 1}": [uploads[i].client for i in group] for k, group in enumerate(groups)}
+    counts = {one.client: one.payload.facts["class_counts"] for one in uploads if "class_counts" in one.payload.facts}
+    return {"kind": "groups", "groups": clients, "classes": list(classes), **({"counts": counts} if counts else {})}

@@ -8,6 +8,7 @@ keeps every step; adapts the clients' BN statistics backwards along it (`adapted
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -45,7 +46,7 @@ from osfl.protocol import Context, Payload, Release, Upload
 @dataclass(frozen=True)
 class Settings(Training, Student, Pixels, Following):
     combine: Combine = "logits"  # how the clients' answers become one teacher
-    invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each by itself
+    invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each its share of them
     guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
     walks: int = 1  # how often the student walks along each trajectory; images cost far more than its steps
 
@@ -55,7 +56,7 @@ class FedISCA(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # guided by validation images of bloodcells-28; see the method's card
-            **CPU_TRAINING, "images": 32, "steps": 90, "pixel_lr": 0.1, "tv": 2.5e-2, "bn": 3.0, "flip": True, "clamp": True,
+            **CPU_TRAINING, "images": 160, "steps": 90, "pixel_lr": 0.1, "tv": 2.5e-2, "bn": 3.0, "flip": True, "clamp": True,
             "labels": "seen", "combine": "class_count", "init": "average", "invert": "clients", "every": 3, "repetitions": 3,
             "walks": 6, "temperature": 1.0, "server_lr": 0.05, "server_schedule": "cosine", "server_clip": 5.0,
         },
@@ -84,7 +85,9 @@ class FedISCA(ModelUpload):
         kept = Payload({})
         key = {"what": "fedisca", "settings": asdict(self.settings), "uploads": digests_of(uploads),
                "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
-        made = Lessons(makers, uploads, self, ctx, everyone if self.settings.guides == "everyone" else None)
+        guides = everyone if self.settings.guides == "everyone" else None
+        # a share each, so that time grows with the clients as it does for the ensemble, not with their square
+        made = Lessons(makers, uploads, self, ctx, guides, images=math.ceil(self.settings.images / len(makers)))
         for part in made.parts:
             def work(part: range = part) -> Payload:
                 lessons = made.take(part)

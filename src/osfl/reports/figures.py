@@ -1,9 +1,10 @@
-"""What a method wants shown: `result["figures"]` maps a title to one of five kinds, drawn without knowing the method.
+"""What a method wants shown: `result["figures"]` maps a title to one of six kinds, drawn without knowing the method.
 
     {"kind": "gallery", "images": [{"png": <base64>, "caption": "class 3"}, ...]}       optional: wide (pictures of pairs)
     {"kind": "heatmap", "rows": [...], "columns": [...], "values": [[...]]}      optional: row_title, column_title, unit
     {"kind": "lines", "x": [...], "series": {name: [... or None]}}               optional: x_label, y_label
     {"kind": "histogram", "bins": [n + 1 edges], "series": {name: [n counts]}}   optional: x_label, y_label
+    {"kind": "groups", "groups": {name: [client, ...]}, "classes": [...]}        optional: counts (client: images of each class)
     {"kind": "scatter", "series": {group: {kind: [[x, y], ...]}}}                 colour by group, shape by kind (two of them)
 
 Each may have a "note", a sentence shown above it. A figure that is not of these forms costs a sentence, never the report.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from osfl.reports.plots import cloud, heatmap, histogram, lines
@@ -23,18 +24,19 @@ View = dict[str, Any]
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def figure_views(figures: Mapping[str, Any]) -> list[View]:
-    """Each figure as what the template shows: a chart, a gallery, or the reason why there is none."""
-    return [_view(title, figure) for title, figure in figures.items()]
+def figure_views(figures: Mapping[str, Any], counts: Mapping[str, Sequence[int]] | None = None) -> list[View]:
+    """Each figure as what the template shows: a chart, a gallery, or the reason why there is none. `counts` are the clients'
+    images of each class, which a simulation knows although no server was told."""
+    return [_view(title, figure, counts or {}) for title, figure in figures.items()]
 
 
-def _view(title: str, figure: Any) -> View:
+def _view(title: str, figure: Any, counts: Mapping[str, Sequence[int]]) -> View:
     view: View = {"title": title, "note": "", "problem": "", "chart": "", "images": [], "wide": False}
     try:
         kind = figure["kind"]
         if kind not in _KINDS:
             raise ValueError(f"its kind is '{kind}', known are {', '.join(_KINDS)}")
-        return {**view, "note": figure.get("note", ""), **_KINDS[kind](title, figure)}
+        return {**view, "note": figure.get("note", ""), **_KINDS[kind](title, {"counts": counts, **figure})}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         return {**view, "problem": reason}
@@ -62,6 +64,23 @@ def _heatmap(title: str, figure: Mapping[str, Any]) -> View:
         raise ValueError(f"its values are not {len(rows)} rows of {len(columns)}")
     words = _chosen(figure, "row_title", "column_title", "unit")
     return {"chart": responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **words), title)}
+
+
+def _groups(title: str, figure: Mapping[str, Any]) -> View:
+    """Clients, those of a group together, beside their label histograms where they are known."""
+    members = [(str(group), str(client)) for group, clients in figure["groups"].items() for client in clients]
+    rows = [f"{client} ({group})" for group, client in members]
+    counts, classes, names = figure["counts"], [str(name) for name in figure["classes"]], [*map(str, figure["groups"])]
+    if members and all(len(counts.get(client, ())) == len(classes) for _, client in members):
+        values = [[float(n) for n in counts[client]] for _, client in members]
+        words: dict[str, Any] = {"row_title": "client", "column_title": "class", "unit": "images", "root": True}
+        note = "Training images of each class; clients of one group stand together."
+        columns = classes
+    else:
+        values, words, columns = [[float(group == name) for name in names] for group, _ in members], {}, names
+        note = "Who is in which group; how many images of each class the clients have is not known here."
+    chart = responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **words), title)
+    return {"note": note, "chart": chart}
 
 
 def _lines(title: str, figure: Mapping[str, Any]) -> View:
@@ -98,5 +117,5 @@ def _chosen(figure: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 _KINDS: dict[str, Callable[[str, Mapping[str, Any]], View]] = {
     "gallery": _gallery, "heatmap": _heatmap, "lines": _lines, "histogram": _histogram,
-    "scatter": _scatter,
+    "scatter": _scatter, "groups": _groups,
 }  # fmt: skip

@@ -114,7 +114,8 @@ def _record(result: Result, references: Sequence[Result]) -> dict[str, Any]:
     digests = [(key, result[key]) for key in ("plan_digest", "release_digest", "models_digest")]
     figures = {**course_figures(result, references), **result.get("figures", {})}
     return {
-        "figures": figure_views(figures), "deviations": result["deviations"],
+        "figures": figure_views(figures, {row["client"]: row["class_counts"] for row in result["clients"]}),
+        "deviations": result["deviations"],
         "settings": fact_rows(result["settings"]), "data": fact_rows({**task, **facts}),
         "environment": fact_rows(result["environment"]), "digests": digests, "command": result["command"],
     }  # fmt: skip
