@@ -306,7 +306,7 @@ class FedBiCross(ModelUpload):
         for name, (images, labels) in zip(names, pictures, strict=True):
             ctx.show(f"Synthetic images of {name}", by_class(images, labels, self.task.classes, each=2))
         ctx.show("Cross-cluster weights", {
-            "kind": "heatmap", "rows": names, "columns": names, "values": weights.tolist(), "row_title": "student of",
+            "kind": "heatmap", "rows": names, "columns": names, "values": weights.tolist(), "row_title": "student",
             "column_title": "learns from", "note": "How much each cluster's student learns from each cluster's images.",
         })  # fmt: skip
         ctx.show("Weights while learning", _evolution(history, names))
