@@ -342,7 +342,7 @@ def test_figures_say_who_learns_from_whom_and_which_teacher_is_undecided() -> No
     pictures = [(torch.randn((6, *TASK.image), generator=rng(k)), torch.arange(6) % 3) for k in range(2)]
     FedBiCross(TASK, SMOKE)._show(uploaded(members), members, [[0], [1]], weights, history, pictures, watching(SMOKE, shown))
     table = shown["Cross-cluster weights"]
-    assert (table["row_title"], table["column_title"]) == ("student of", "learns from")
+    assert (table["row_title"], table["column_title"]) == ("student", "learns from")
     assert table["values"] == [[0.7, 0.3], [0.1, 0.9]]
     assert shown["Weights while learning"]["series"] == {
         "cluster 1 from cluster 1": [0.5, 0.7], "cluster 1 from cluster 2": [0.5, 0.3],
