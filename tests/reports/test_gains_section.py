@@ -9,7 +9,7 @@ from osfl.evaluation.gains import with_gains
 from osfl.reports.comparison import write_comparison
 from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.page import write_report
-from osfl.reports.plots import ranked
+from osfl.reports.plots import differences, ranked
 
 
 def text_of(path) -> str:
@@ -50,6 +50,24 @@ def test_a_comparison_shows_every_variant(sample, tmp_path) -> None:
     text = text_of(write_comparison(comparison, runs, tmp_path))
     assert "fol, seed" in text and "fol@align=false, seed" in text and "local_only, seed" not in text
     assert "Clients that gain" in text
+
+
+def test_many_methods_share_one_table(sample, tmp_path) -> None:
+    names = ["local_only", "fol", "fedavg", "dense", "dafl"]
+    runs = with_gains([sample(name, accuracy=0.5 + 0.1 * i) for i, name in enumerate(names)])
+    few = text_of(write_comparison(summarize(runs[:4], labels=names[:4]), runs[:4], tmp_path / "few"))
+    assert "Method by method" not in few and "fol, seed" in few
+    many = text_of(write_comparison(summarize(runs, labels=names), runs, tmp_path / "many")).split("Who gains")[1]
+    assert many.index("dafl, ") < many.index("Method by method") < many.index("fol, seed")
+
+
+def test_differences_have_a_colour_above_zero_and_one_below() -> None:
+    drawn = differences(["m"], ["a", "b", "c"], [[-16.0, 1.0, 0.0]], what="w", unit="points")
+    cells = re.findall(r'fill="var\(--(\w+),#\w+\)" fill-opacity="([\d.]+)"', drawn)[:3]
+    assert [name for name, _ in cells] == ["loss", "heat", "heat"]
+    assert [float(strength) for _, strength in cells] == [1.0, 0.28, 0.04]  # by the square root: a quarter of the largest
+    assert "m, b: +1 points" in drawn and "-16 points" in drawn and "+1 points" in drawn
+    assert "loss" not in differences(["m"], ["a"], [[2.0]], what="w")  # nobody loses: no scale for it
 
 
 def test_encounters_are_drawn_one_below_the_other(sample, tmp_path) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from osfl.reports.plots import bars, ranked
+from osfl.reports.plots import bars, differences, ranked
 from osfl.reports.rendering import responsive
 from osfl.reports.words import count, many, percent, signed
 from osfl.result import Encounter, Gains, Result
 
 _AXIS = "points over training alone"
 _ALONE = "local_only"
+_FEW = 3  # methods whose clients are drawn one chart each; more of them share a table
 
 
 def gains_section(result: Result) -> dict[str, Any]:
@@ -35,14 +36,25 @@ def gains_words(gains: Gains) -> str:
     )
 
 
-def gains_views(comparison: Mapping[str, Any], results: Sequence[Result]) -> list[dict[str, Any]]:
-    """For a comparison: who gains by which method, with the first seed of each."""
-    seen: dict[str, dict[str, Any]] = {}
+def gains_views(comparison: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+    """For a comparison: who gains by which method, with the first seed of each; many methods in one table, too."""
+    first: dict[str, Result] = {}
     for name, result in zip((run["method"] for run in comparison.get("runs", [])), results, strict=False):
-        if "gains" in result and name not in seen:
-            gains = result["gains"]
-            seen[name] = {"title": f"{name}, seed {result['seed']}", "hint": gains_words(gains), "chart": _chart(gains, name)}
-    return list(seen.values())
+        if "gains" in result:
+            first.setdefault(name, result)
+    each = [{"title": f"{name}, seed {run['seed']}", "hint": gains_words(run["gains"]), "chart": _chart(run["gains"], name)}
+            for name, run in first.items()]  # fmt: skip
+    return {"each": each, "table": _table(first) if len(each) > _FEW else ""}
+
+
+def _table(first: Mapping[str, Result]) -> Markup:
+    """Methods by clients. Empty where they did not meet the same clients."""
+    clients = list(next(iter(first.values()))["gains"]["values"])
+    if any(list(run["gains"]["values"]) != clients for run in first.values()):
+        return Markup("")
+    values = [[round(100 * run["gains"]["values"][client], 1) for client in clients] for run in first.values()]
+    words = {"what": "Gain of each client over training alone, by method", "unit": "points", "column_title": "client"}
+    return responsive(lambda width: differences(list(first), clients, values, width=width, **words), words["what"])
 
 
 def encounters_section(result: Result) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from osfl.reports.svg import label, width_of, wrap
+from osfl.reports.svg import fit_middle, label, width_of, wrap
 from osfl.reports.words import compact, count
 
 Words = Callable[[float], str]
@@ -40,12 +40,13 @@ def exact(value: float) -> str:
 
 
 def plan_grid(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], width: float, titled: bool = True
-) -> Layout:
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], width: float, titled: bool = True,
+    room: float = 150,
+) -> Layout:  # fmt: skip
     """Cells as large as the width allows, within reason. Where they would be too small to read, the drawing is wider
-    than asked and scrolls in its box."""
+    than asked and scrolls in its box. `room` is how wide the names of rows may be where there is much of it."""
     names = max((width_of(name, _NAME_SIZE) for name in rows), default=0)
-    left = max(46.0, min(names, 150 if width > 500 else 78) + 10)
+    left = max(46.0, min(names, room if width > 500 else 78) + 10)
     dots = len(columns) > _MANY
     smallest = _DOT if dots else max(15.0, _widest(_short, 9, values) + 2)
     cell = min(88.0, max(smallest, (width - left - 6) / max(1, len(columns))))
@@ -90,7 +91,8 @@ def headings(rows: Sequence[str], columns: Sequence[str], layout: Layout, row_ti
         parts.append(label(layout.left, 11, column_title, size=11, class_="muted"))
     for r in range(0, len(rows), _every(layout.row)):
         place = (layout.left - 8, layout.base(r))
-        parts.append(label(*place, rows[r], size=_NAME_SIZE, anchor="end", room=layout.left - 8))
+        shown = fit_middle(rows[r], _NAME_SIZE, layout.left - 8)
+        parts.append(label(*place, shown, size=_NAME_SIZE, anchor="end", tip=rows[r] if shown != rows[r] else ""))
     return parts + (_lying_names(columns, layout) if layout.lying else _standing_names(columns, layout))
 
 

@@ -1,4 +1,4 @@
-"""Tables of coloured cells: the label heat map over clients and the confusion matrix."""
+"""Tables of coloured cells: the label heat map over clients, the confusion matrix, and differences above and below zero."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from osfl.reports.grid_layout import Layout, exact, headings, plan_grid
 from osfl.reports.svg import canvas, label, tag, title, width_of
 from osfl.reports.words import percent
 
-HEAT = "var(--heat,#0a3190)"
+HEAT, LOSS = "var(--heat,#0a3190)", "var(--loss,#8f3a06)"
 _INK_FLIPS = 0.62  # from here on the opposite ink reads better: both have a contrast above 4.2 there, light and dark
+_LONG_NAMES = 230.0  # variants of a method differ where their names end
 _RIGHT = 62.0  # room for the column of accuracies beside a confusion matrix
 
 
@@ -32,6 +33,30 @@ def heatmap(
     middle = exact(round(top / 4)) if root and top >= 8 else ""
     scale, right = _scale(layout.left, bottom + 16, ("0", middle, f"{exact(top)} {unit}".rstrip()))
     return canvas(max(layout.at(0, len(columns))[0] + 6, right), bottom + 46, what, *parts, *scale, scales=False)
+
+
+def differences(
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str, width: float = 860,
+    row_title: str = "", column_title: str = "", unit: str = "",
+) -> str:  # fmt: skip
+    """One colour above zero, another below it; both follow the square root: a small gain is seen beside a large loss."""
+    top = max((abs(value) for row in values for value in row), default=0) or 1.0
+    layout = plan_grid(rows, columns, values, width, titled=bool(column_title), room=_LONG_NAMES)
+    parts = headings(rows, columns, layout, row_title, column_title)
+    for r, row in enumerate(values):
+        for c, value in enumerate(row):
+            tip = f"{rows[r]}, {columns[c]}: {'+' if value > 0 else ''}{exact(value)} {unit}".rstrip()
+            fill = LOSS if value < 0 else HEAT
+            parts.append(_cell(layout, (r, c), math.sqrt(abs(value) / top), layout.words(value), tip, fill))
+    bottom = layout.at(len(rows), 0)[1]
+    worst, best = min(0.0, *(min(row) for row in values)), max(0.0, *(max(row) for row in values))
+    ends = [(LOSS, worst, f"{exact(worst)} {unit}".rstrip()), (HEAT, best, f"+{exact(best)} {unit}".rstrip())]
+    right = layout.at(0, len(columns))[0] + 6
+    for fill, end, words in ends:
+        if end:
+            drawn, edge = _scale(layout.left, bottom + 16, ("0", "", words), fill, math.sqrt(abs(end) / top))
+            parts, right, bottom = [*parts, *drawn], max(right, edge), bottom + 20
+    return canvas(right, bottom + 16, what, *parts, scales=False)
 
 
 def confusion(
@@ -56,12 +81,12 @@ def confusion(
     return canvas(max(edge + 6, end), bottom + 46, what, _frame(layout, len(names)), *parts, *scale, scales=False)
 
 
-def _cell(layout: Layout, place: tuple[int, int], strength: float, text: str, tip: str) -> str:
+def _cell(layout: Layout, place: tuple[int, int], strength: float, text: str, tip: str, fill: str = HEAT) -> str:
     x, y = layout.at(*place)
     gap = 1.5 if layout.cell >= 12 else 0.0
     shape = tag(
         "rect", x=x, y=y, width=layout.cell - gap, height=layout.row - gap, rx=2 if gap else 0,
-        fill=HEAT, fill_opacity=round(_opacity(strength, dot=not gap), 3),
+        fill=fill, fill_opacity=round(_opacity(strength, dot=not gap), 3),
     )  # fmt: skip
     ink = "onheat" if strength >= _INK_FLIPS else "zero" if strength == 0 else "oncell"
     middle = (x + (layout.cell - gap) / 2, y + (layout.row - gap) / 2 + 0.36 * layout.size)
@@ -82,12 +107,14 @@ def _frame(layout: Layout, count: int) -> str:
     return tag("rect", x=layout.left, y=layout.top, fill="none", class_="grid", stroke="currentColor", **side)
 
 
-def _scale(x: float, y: float, marks: tuple[str, str, str]) -> tuple[list[str], float]:
-    """The colour scale with what its ends (and its middle) stand for; returns the x where it ends too."""
+def _scale(
+    x: float, y: float, marks: tuple[str, str, str], fill: str = HEAT, full: float = 1.0
+) -> tuple[list[str], float]:
+    """The colour scale up to `full` with what its ends (and its middle) stand for; returns the x where it ends too."""
     low, middle, high = marks
     start = x + width_of(low, 11) + 8
     steps = [
-        tag("rect", x=start + 12 * i, y=y, width=12, height=12, fill=HEAT, fill_opacity=round(0.04 + 0.96 * i / 8, 3))
+        tag("rect", x=start + 12 * i, y=y, width=12, height=12, fill=fill, fill_opacity=round(0.04 + 0.96 * full * i / 8, 3))
         for i in range(9)
     ]
     texts = [label(x, y + 10, low, size=11, class_="muted"), label(start + 116, y + 10, high, size=11, class_="muted")]

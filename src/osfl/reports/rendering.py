@@ -18,7 +18,13 @@ WIDTHS = {"wide": 890.0, "medium": 570.0, "narrow": 300.0}
 
 def render(template: str, **values: Any) -> str:
     environment = Environment(loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["breakable"] = _breakable
     return environment.get_template(template).render(version=_version(), **values)
+
+
+def _breakable(method: str) -> Markup:
+    """A variant's name may go on in the next line where a setting begins."""
+    return Markup("<wbr>@").join(method.split("@"))
 
 
 def _source(name: str) -> str:
