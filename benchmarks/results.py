@@ -18,10 +18,12 @@ HEAD = """# What we measured
 
 Written by `python -m benchmarks.results` from `benchmarks/records/`. Mean ± standard deviation over seeds, in per cent.
 *own* is the accuracy on the clients' own class distributions, averaged; *global* is the accuracy on the whole test set.
+*gain over local* is *own* minus that of training alone, in points; *clients that gain* is the share of clients above it.
 *published* is what the paper prints for its nearest cell: own accuracy for FedBiCross (ResNet-18), global accuracy for
 FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON (DINOv2-base at 448 px; its FedAvg trains for
 many rounds). Read it beside ours, not against it: our cells use networks of 30 k to 200 k
-parameters or EfficientNet-Lite0 features, few images and splits of our own.
+parameters or features of frozen encoders (EfficientNet-Lite0; a ViT-S in `brain-vit-*`, random ones in `digits-tokens`), few
+images and splits of our own.
 """
 
 

@@ -34,7 +34,7 @@ Out = Annotated[
 Seal = Annotated[
     Path | None,
     typer.Option("--seal", metavar="server.pub", rich_help_panel=options.SITE, show_default=False,
-                 help="Encrypt the copy at --out so that only the server can read it."),
+                 help="Encrypt the copy at --out to this key, the server's or a neighbour's: nobody else can read it."),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`osfl demo`: the problem that one-shot methods solve, on embedded images, in two minutes."""
+"""`osfl demo`: the problem that one-shot methods solve, on embedded images, in a minute."""
 
 from __future__ import annotations
 

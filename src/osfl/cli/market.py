@@ -63,7 +63,7 @@ ImageSize = Annotated[
 Channels = Annotated[
     int | None,
     typer.Option("--channels", metavar="1|3", rich_help_panel=MARKET, show_default=False,
-                 help="1 is gray, 3 is RGB; default: as the models say."),
+                 help="1 is grey, 3 is RGB; default: as the models say."),
 ]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ Partition = Annotated[
 Preset = Annotated[
     str,
     typer.Option("--preset", metavar="cpu|paper|smoke", rich_help_panel=WHAT,
-                 help="Settings by intent: two cores, as published, or a trial of everything."),
+                 help="Settings by intent: two cores, as published, or a trial of everything. Cards name more."),
 ]  # fmt: skip
 Smoke = Annotated[
     bool, typer.Option("--smoke", rich_help_panel=WHAT, help="The same as --preset smoke: everything, in seconds.")
@@ -103,7 +103,7 @@ Encounters = Annotated[
 Contacts = Annotated[
     Path | None,
     typer.Option("--contacts", metavar="contacts.csv", rich_help_panel=WHAT, show_default=False,
-                 help="Who meets whom and when, a line a window: a,b,start,seconds,bytes_per_second."),
+                 help="Who meets whom and when, a line a window: a,b,start,seconds,bytes_per_second,encounter."),
 ]  # fmt: skip
 Engine = Annotated[
     Literal["local", "ray"],
@@ -113,12 +113,12 @@ Engine = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option("--workers", "-w", metavar="W", min=1, rich_help_panel=HOW, show_default=False,
-                 help="Clients at once; default one a core. Never changes a result."),
+                 help="Clients, or parts of the server's work, at once; default one a core. Never changes a result."),
 ]  # fmt: skip
 Threads = Annotated[
     int,
     typer.Option("--threads", metavar="T", min=1, rich_help_panel=HOW,
-                 help="Inside one operation of the server; others than 1 change last bits."),
+                 help="Inside one operation; simulated clients have one. Others than 1 change last bits."),
 ]  # fmt: skip
 Device = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda|mps|auto", rich_help_panel=HOW, help="Where to compute.")

@@ -71,7 +71,7 @@ def server(
     device: options.Device = "cpu",
     format: options.Format = "text",
 ) -> None:
-    """Make the release once all have delivered, or the plan's quorum has and its deadline has passed (by this clock).
+    """Make the release once all have delivered, or the plan's quorum has and its deadline, if any, is over (by this clock).
 
     Otherwise say who is missing: exit code 1. Killed, the same command continues; a release that is there stands.
     With --models there is no round to wait for: the files are checked, refused ones are named (exit code 1), the others fused.

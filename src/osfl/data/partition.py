@@ -25,7 +25,7 @@ from osfl.protocol import ClientId
 from osfl.seeds import numpy_generator
 
 EXAMPLES = "iid, dirichlet:0.1, dirichlet-client:0.3, classes:3, silos, domains"
-MIN_SIZE = 10  # a client with fewer images cannot train; methods.md 0.4
+MIN_SIZE = 10  # a client with fewer images cannot train
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class FactorySettings(MixtureSettings, VaeSettings, DiffusionSettings):
     """Which generator, and for which classes; the parts before say how each kind learns."""
 
     factory: Literal["edm", "mixture", "vae"] = "edm"  # edm: the paper's diffusion model
-    symmetry: Symmetry = "flip"  # what a generator may assume: mirror (paper), none for letters and digits, dihedral
+    symmetry: Symmetry = "flip"  # what a generator may assume: flip, a mirror (paper); none, for letters; dihedral, turns too
     least: int = 2  # images a class needs; a generator of a single image would be that image
 
 
