@@ -48,7 +48,7 @@ def read_envelope(file: Source, limits: Limits) -> Envelope:
         raise _no("size", "the file is too large", expected, file.size, fix)
     start = file.head(8)
     if start == MAGIC[:8]:  # no header is that long
-        raise _no("seal", "the bundle is sealed: only the owner of the key it was sealed to can open it", "a bundle", "a sealed bundle", SEALED)
+        raise _no("seal", "the bundle is sealed: only who has the key can open it", "a bundle", "a sealed bundle", SEALED)
     length = int.from_bytes(start, "little")
     if length > limits.header_bytes and length > file.size - 8:  # text, an image, an archive: letters read as a length
         raise _no("header length", "this is not a bundle", "a header's length at the beginning", start, OTHER_FILE)
