@@ -12,21 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from osfl import coordinator, site
 from osfl.checks import files_with, never_joined, small_federation
 from osfl.errors import OsflError, Rejected, RoundError, UsageError
 from osfl.flower_app import DONE, counter_of
 from osfl.forgetting import forget, verify
-from osfl.phases import Machine
-from osfl.protocol import canonical
+from osfl.forgetting.asking import MADE_OF_IT
+from osfl.phases import Machine, computing
+from osfl.protocol import Plan, canonical
 from osfl.provenance import Known, examine
 from osfl.round import simulated_key, standing_round
 from osfl.run import compare, load_model, walk
-from osfl.simulation import Simulation
+from osfl.simulation import Federation, Simulation
+from osfl.storage import to_raw
 from osfl.wire.agreed import INTENT, certificates, standing_desk
 from osfl.wire.bundle import pack
-from osfl.wire.inbox import Inbox
+from osfl.wire.gate import verify_release
+from osfl.wire.inbox import JOURNAL, Inbox
 from tests.test_roles import keys, make_plan, make_sites, opened
 
 ONE = Machine(workers=1)
@@ -381,6 +385,98 @@ def test_files_that_others_put_into_the_folder_stop_the_certificate(rounds: Any,
     assert failed(folder) == []
 
 
+# --- the certificate, line by line -------------------------------------------------------------------------------------------
+
+
+def test_the_certificate_tells_digests_files_and_machine(rounds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = rounds("ensemble", tmp_path / "round")
+    before = Inbox(folder / "inbox", standing_desk(folder)).digest("client-02")
+    made = {path.name for path in folder.iterdir()} & {"release.safetensors", *MADE_OF_IT}
+    certificate = forget(folder, clients=["client-02"], machine=Machine(workers=1, threads=2))
+    assert certificate["uploads"] == {"client-02": {"before": before, "after": ""}}
+    assert set(certificate["removed"]) == {*made, "inbox/client-02.safetensors"} and "results.json" in made
+    assert certificate["machine"] == {"device": "cpu", "threads": 2} and certificate["stays"] == ""
+    used: list[Machine] = []
+
+    def watched(plan: Plan, machine: Machine, *rest: Any) -> Any:
+        used.append(machine)
+        return computing(plan, machine, *rest)
+
+    monkeypatch.setattr("osfl.forgetting.proof.computing", watched)
+    assert failed(folder) == [] and [(machine.device, machine.threads) for machine in used] == [("cpu", 2)]
+
+
+def test_personal_parts_are_named_for_those_who_hold_them(tmp_path: Path) -> None:
+    federation = small_federation("federated_factory")
+    peers = replace(federation, plan=replace(federation.plan, settings=replace(federation.plan.settings, mode="peer")))
+    folder = tmp_path / "round"
+    walk(peers, folder, ABOUT, machine=ONE)
+    server, clients = standing_desk(folder).server, peers.plan.clients
+    parts = {c: verify_release(folder / "personal" / f"{c}.safetensors", server, peers.plan.digest).digest for c in clients}
+    expert = (folder / "models" / "client-02.safetensors").read_bytes()
+    certificate = forget(folder, clients=["client-02"], machine=ONE)
+    assert {row["who"]: row["delete_personal"] for row in certificate["replace"]} == parts
+    assert failed(folder) == []
+    (folder / "copy.bin").write_bytes(expert)  # what the client had made of the release
+    assert failed(folder) == ["bytes"]
+
+
+def test_certificates_go_on_from_each_other(rounds: Any, tmp_path: Path) -> None:
+    """Also those that the server signed itself."""
+    folder = rounds("ensemble", tmp_path / "round", clients=4)
+    for client in ("client-01", "client-02"):
+        forget(folder, clients=[client], machine=ONE)
+    path, server = folder / "forgotten" / "0002.json", simulated_key(0, "server")
+    good = json.loads(path.read_bytes())["certificate"]
+    for wrong in ({"number": 3}, {"plan": "0" * 64}, {"release": {**good["release"], "before": "0" * 64}}):
+        other = {**good, **wrong}
+        path.write_text(json.dumps({"certificate": other, "signature": server.sign(canonical(other))}))
+        assert failed(folder) == ["certificates"], wrong
+
+
+def test_a_release_that_the_uploads_do_not_give_is_found(tmp_path: Path) -> None:
+    """Made after the forgetting, so no certificate names it; signed by the server all the same."""
+    round, known, _ = real_round(tmp_path)
+    forget(round, known["server"], clients=["south"], machine=ONE)
+    coordinator.serve(round, known["server"], machine=ONE)
+    assert failed(round) == []
+    with standing_round(round, make_plan(), known["server"]) as standing:
+        published, (_, made_from) = standing.release(), standing.uploads()
+        assert published is not None
+        shared = published[0].shared
+        changed = {name: value + 1 if value.is_floating_point() else value for name, value in shared.tensors.items()}
+        standing.publish(replace(published[0], shared=replace(shared, tensors=changed)), made_from)
+    assert failed(round) == ["release"]
+
+
+def test_what_has_seen_the_class_and_stays_is_said(rounds: Any, tmp_path: Path) -> None:
+    certificate = forget(rounds("falcon", tmp_path / "round"), class_name="2", machine=ONE)
+    assert "classifiers" in certificate["stays"]
+
+
+def test_a_copy_of_the_old_release_is_found(rounds: Any, tmp_path: Path) -> None:
+    """Averages of models hold no bytes of an upload; they are looked for all the same."""
+    folder = rounds("fedavg", tmp_path / "round")
+    old = (folder / "release.safetensors").read_bytes()
+    forget(folder, clients=["client-02"], machine=ONE)
+    (folder / "copy.bin").write_bytes(b"x" * 5 + old)
+    assert failed(folder) == ["bytes"]
+
+
+def test_what_was_refused_before_is_not_remembered_either(tmp_path: Path) -> None:
+    round, known, bundles = real_round(tmp_path)
+    for client in ("north", "south"):
+        damaged = tmp_path / f"{client}.damaged"
+        damaged.write_bytes(bundles[client].read_bytes()[:-1] + b"?")
+        with pytest.raises(Rejected):
+            coordinator.receive(round, damaged)
+    noted = (round / JOURNAL).read_text()
+    assert "north" in noted and "south" in noted
+    forget(round, known["server"], clients=["south"], machine=ONE)
+    noted = (round / JOURNAL).read_text()
+    assert "north" in noted and "south" not in noted
+
+
 # --- kills ----------------------------------------------------------------------------------------------------------------
 
 DURABLE = ("fsync", "replace", "rename", "unlink", "rmdir", "chmod")
@@ -475,3 +571,76 @@ def test_late_words_change_nothing_that_was_agreed(rounds: Any, tmp_path: Path) 
     stays = tuple(client for client in federation.plan.clients if client != "client-02")
     with pytest.raises(RoundError, match="holds another round"):
         walk(replace(federation, plan=replace(federation.plan, clients=stays)), folder, ABOUT, machine=ONE)
+
+
+def few_images(client: str, images: int, mode: str = "central") -> Federation:
+    """Three clients, of whom one has so few images of two classes that it sends no generator."""
+    federation = small_federation("federated_factory")
+    shards = []
+    for shard in federation.shards:
+        if shard.client == client:
+            labels = shard.train.labels
+            kept = [int(i) for label in labels.unique()[:2] for i in torch.nonzero(labels == label).flatten()[:images]]
+            shard = replace(shard, train=shard.train.subset(torch.tensor(kept)), digest=f"{shard.digest} few")
+        shards.append(shard)
+    settings = replace(federation.plan.settings, mode=mode)
+    return replace(federation, shards=shards, plan=replace(federation.plan, settings=settings))
+
+
+def test_a_class_goes_only_from_those_who_had_it(tmp_path: Path) -> None:
+    """An upload without generators, of single images of other classes, says nothing of this class."""
+    federation = few_images("client-03", 1)
+    walk(federation, tmp_path / "round", ABOUT, machine=ONE)
+    has = {int(label) for label in federation.shards[2].train.labels}
+    label = next(label for label in range(10) if label not in has and federation.counts["client-01"][label] > 1)
+    certificate = forget(tmp_path / "round", class_name=str(label), machine=ONE)
+    assert "client-01" in certificate["uploads"] and "client-03" not in certificate["uploads"]
+
+
+def test_withdraw_means_the_same_after_a_kill(rounds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, killed = rounds("ensemble", tmp_path / "whole"), rounds("ensemble", tmp_path / "killed")
+    expected = forget(whole, clients=["client-02"], withdraw=True, machine=ONE)["release"]["after"]
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("osfl.forgetting.carrying_out._replay", dies)
+        forget(killed, clients=["client-02"], withdraw=True, machine=ONE)
+    assert forget(killed, clients=["client-02"], withdraw=True, machine=ONE)["release"]["after"] == expected != ""
+
+
+@pytest.mark.parametrize("facts", [{}, {"class_counts": [9] * 10, "samples": 1}])
+def test_odd_facts_of_one_client_do_not_keep_a_class_from_being_forgotten(tmp_path: Path, facts: dict[str, Any]) -> None:
+    federation = small_federation("federated_factory")
+    folder = tmp_path / "round"
+    walk(federation, folder, ABOUT, machine=ONE)
+    with standing_round(folder, federation.plan) as round:
+        said = next(upload.payload for upload in round.uploads()[0] if upload.client == "client-02")
+    (folder / "release.safetensors").unlink()
+    (folder / "inbox" / "client-02.safetensors").unlink()
+    key = simulated_key(0, "client-02")
+    odd = pack("upload", "client-02", federation.plan.digest, to_raw(said.tensors), facts, key)
+    Inbox(folder / "inbox", standing_desk(folder)).receive(odd)  # the gate lets it in
+    label = next(name.removeprefix("class-").split("/")[0] for name in said.tensors)
+    assert "client-02" in forget(folder, class_name=label, machine=ONE)["uploads"]
+
+
+def test_peers_whose_experts_see_the_class_at_home_are_told(tmp_path: Path) -> None:
+    federation = few_images("client-03", 4, mode="peer")
+    walk(federation, tmp_path / "round", ABOUT, machine=ONE)
+    assert forget(tmp_path / "round", class_name="3", machine=ONE)["stays"]
+
+
+def test_a_replay_that_cannot_work_says_how_to_end_without_a_release(tmp_path: Path) -> None:
+    """The only client with generators goes: what is left are uploads of which nothing can be made."""
+    federation = few_images("client-02", 1)
+    shards = [few_images("client-03", 1).shards[2] if s.client == "client-03" else s for s in federation.shards]
+    folder = tmp_path / "round"
+    walk(replace(federation, shards=shards), folder, ABOUT, machine=ONE)
+    for _ in range(2):  # also when it is repeated
+        with pytest.raises(OsflError, match="no client has sent a generator") as error:
+            forget(folder, clients=["client-01"], machine=ONE)
+        assert "the same command with --withdraw" in (error.value.fix or "")
+    certificate = forget(folder, clients=["client-01"], withdraw=True, machine=ONE)
+    assert certificate["release"]["after"] == "" and failed(folder) == []

@@ -17,7 +17,7 @@ import torch
 
 from osfl.forgetting import Finding, forget, verify
 from osfl.phases import Machine, computing, serve
-from osfl.protocol import Context, Dataset, Release, Separable, quiet
+from osfl.protocol import Context, Dataset, Release, Separable, quiet, says_nothing
 from osfl.registry import is_reference, load
 from osfl.result import Result
 from osfl.round import contracts_of, open_round, simulated_key, standing_round
@@ -219,7 +219,7 @@ def send_without(
         uploads, _ = opened.uploads()
     for upload in uploads:
         payload = instance.without_class(upload.payload, label) if upload.client in clients else upload.payload
-        if payload.tensors and payload.facts.get("samples") != 0:
+        if not says_nothing(payload):
             key = simulated_key(plan.seed, upload.client)
             bundle = pack("upload", upload.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
             (folder / f"{upload.client}.safetensors").write_bytes(bundle)

@@ -344,13 +344,18 @@ class Previewing(Protocol):
 class Separable(Protocol):
     """Optional, for methods whose uploads hold a part of their own for each class: single classes can be forgotten, too.
 
-    Where only some settings send classes apart, `separable()` tells. Where another part of the upload has seen the class as
-    well, a string `inseparable` says so: it goes into the certificate.
+    Where only some settings send classes apart, `separable()` tells. Where something else has seen the class as well, a
+    string `inseparable` says so: it goes into the certificate.
     """
 
     def without_class(self, payload: Payload, label: int) -> Payload:
-        """An upload's payload as if the client had no image of this class; 0 `samples` or no tensors: nothing is left."""
+        """An upload's payload as if the client had no image of this class; `says_nothing` tells whether anything is left."""
         ...
+
+
+def says_nothing(payload: Payload) -> bool:
+    """Whether a client with this payload has no image left, and would not have joined."""
+    return payload.facts["samples"] == 0 if "samples" in payload.facts else not payload.tensors
 
 
 @runtime_checkable

@@ -141,3 +141,64 @@ def test_random_features_are_the_same_everywhere_and_see_gray_images() -> None:
     gray = random_space().embed(images[:3, :1], CPU, Workers(1).map)
     assert torch.allclose(gray, random_space().embed(images[:3, :1].repeat(1, 3, 1, 1), CPU, Workers(1).map), atol=1e-5)
     assert isinstance(random_space(), Space)
+
+
+def test_a_client_s_error_is_that_of_its_classes_by_how_many_images_it_has() -> None:
+    shards = [Shard("c", dataset((40, 100, 0), 1), EMPTY, "c")]
+    found = judged(dataset((70, 70, 0), 3), shards)
+    dark, bright = (found["classes"][name]["error"] for name in ("dark", "bright"))
+    assert found["clients"]["c"] == pytest.approx((40 * dark + 100 * bright) / 140) != pytest.approx((dark + bright) / 2)
+
+
+def test_the_prior_shift_is_what_the_pool_s_balance_adds(honest) -> None:
+    shares = [80 / 183, 100 / 183, 3 / 183]
+    assert honest["bound"]["prior_shift"] == pytest.approx(sum(p * math.log(3 * p) for p in shares))
+
+
+def test_curves_measure_synthetic_images_not_the_others() -> None:
+    """One image again and again: equally far from the training images each time, and no distance to the next of its kind."""
+    labels = torch.repeat_interleave(torch.arange(2), 40)
+    shards = [Shard("c", dataset((60, 60, 0), 1), EMPTY, "c")]
+    same = judged(Dataset(torch.full((80, 3, 16, 16), 90, dtype=torch.uint8), labels), shards)["figures"]
+    assert same["Diversity, cumulative"]["series"]["synthetic"][1] == 1
+    assert same["Diversity, cumulative"]["series"]["real training"][1] == 0
+    assert sum(n > 0 for n in same["Fidelity, histogram"]["series"]["synthetic"]) <= 2  # a distance a class
+    assert sum(n > 0 for n in same["Fidelity, histogram"]["series"]["held-out real"]) > 2
+
+
+def test_pairs_show_the_closest_first_and_begin_with_the_class_that_copies() -> None:
+    honest_dark, copied_bright = dataset((70, 0, 0), 3), torch.cat([s.train.images[s.train.labels == 1] for s in SHARDS])
+    pool = Dataset(torch.cat([honest_dark.images, copied_bright]), torch.tensor([0] * 70 + [1] * len(copied_bright)))
+    gallery = judged(pool)["figures"]["Synthetic images and the nearest training images"]["images"]
+    captions = [image["caption"] for image in gallery]
+    assert captions[:2] == ["bright, closest pair: 0.000", "bright, median pair: 0.000"]
+    closest, median = (float(caption.rsplit(" ", 1)[1]) for caption in captions[2:4])
+    assert captions[2].startswith("dark, closest pair") and 0 < closest < median
+
+
+def test_copies_are_looked_for_among_all_training_images() -> None:
+    """Not only among those that are drawn for the distances."""
+    many = Dataset(pictures(0, 1000, 1), torch.zeros(1000, dtype=torch.int64))
+    pool = Dataset(many.images[:300], many.labels[:300])
+    found = judged(pool, [Shard("c", many, EMPTY, "c")])["classes"]["dark"]
+    assert found["copied"] == 1 and found["nearest_ratio"] == 0
+
+
+def test_the_floor_knows_nothing_of_the_pool(honest) -> None:
+    """It is held-out images against training images, whatever the generators make."""
+    pool = dataset((70, 70, 70), 3)
+    other = judged(Dataset(pool.images // 2, pool.labels))
+    for name in ("dark", "bright"):
+        for figure in ("frechet_floor", "kernel_floor"):
+            assert other["classes"][name][figure] == honest["classes"][name][figure]
+
+
+def test_a_client_with_a_collapsed_generator_has_no_finite_error() -> None:
+    """Leaving the worst class out would make its error smaller."""
+    shards = [Shard("c", dataset((80, 80, 0), 1), EMPTY, "c")]
+    good = dataset((70, 0, 0), 3)
+    constant = Dataset(torch.cat([good.images, torch.full((70, 3, 16, 16), 120, dtype=torch.uint8)]),
+                       torch.tensor([0] * 70 + [1] * 70))  # fmt: skip
+    for pool in (constant, good):
+        found = judged(pool, shards)
+        assert found["bound"]["infinite"] == ["bright"] and found["clients"]["c"] is None

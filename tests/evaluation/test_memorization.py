@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from osfl.evaluation.memorization import CLEAN, COPIES, FEW, closest, verdict, views
+from osfl.evaluation.memorization import CLEAN, COPIES, FEW, _margin, closest, verdict, views
 
 SIDE = 12
 
@@ -90,3 +90,24 @@ def test_oblong_images_have_four_views() -> None:
     images = blobs(3, 0)[..., :8]
     assert len(views(images)) == 4 and all(view.shape == images.shape for view in views(images))
     assert closest(images.flip(-1), images).distance.tolist() == [0, 0, 0]
+
+
+def test_distances_are_root_mean_squares_of_pixels_from_0_to_1() -> None:
+    black, gray = torch.zeros(2, 3, 40, 40, dtype=torch.uint8), torch.full((1, 3, 40, 40), 51, dtype=torch.uint8)
+    assert closest(black, gray).distance.tolist() == pytest.approx([0.2, 0.2])
+    half = black.clone()
+    half[..., :20] = 255
+    assert float(closest(half, black[:1]).distance[0]) == pytest.approx(0.5**0.5)
+
+
+def test_the_ratio_is_of_medians(real) -> None:
+    """Synthetic images over held-out ones, each to its nearest training image."""
+    made = blobs(150, seed=3)
+    wanted = closest(made, real[0]).distance.median() / closest(real[1], real[0]).distance.median()
+    assert verdict(made, *real).ratio == pytest.approx(float(wanted))
+
+
+def test_an_excess_within_chance_accuses_nobody() -> None:
+    """5 points are tolerated; beyond, three standard errors of the pooled share."""
+    assert _margin(0.0, 0.0, 100, 100) == 0.05
+    assert _margin(0.5, 0.3, 100, 50) == pytest.approx(3 * (13 / 30 * 17 / 30 * (1 / 100 + 1 / 50)) ** 0.5)

@@ -12,11 +12,15 @@ from osfl.checks import small_federation
 from osfl.errors import FilesError, TrainingError
 from osfl.ingredients.cells import prefix
 from osfl.methods.federated_factory import CPU, FederatedFactory, Settings
+from osfl.models.build import build_model
+from osfl.models.naming import named
 from osfl.outgoing import check_outgoing
 from osfl.plan import resolve_settings
 from osfl.protocol import Context, Dataset, Limits, Payload, Release, Shard, Upload
 from osfl.run import Machine, load_model, walk
-from osfl.storage import Shelf, payload_digest
+from osfl.seeds import torch_generator
+from osfl.storage import Shelf, load_model_of, payload_digest, to_raw
+from osfl.wire.bundle import size_of
 from osfl.workers import Workers, compute_threads
 
 from .conftest import TASK, context, shard
@@ -210,6 +214,47 @@ def test_each_client_may_ask_its_own_expert(tmp_path: Path) -> None:
     assert result["scores"]["personalized"] and "inference_bytes" not in result["costs"]
 
 
+def test_who_learns_how_long_from_what_and_from_which_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts have their own number of epochs, or the classifier's; both get noise; nobody shares an order of images."""
+    used: list[tuple[int, bool, int]] = []
+
+    def watched(model: Any, data: Dataset, settings: Any, rng: torch.Generator, *, perturb: Any, **options: Any) -> None:
+        used.append((settings.epochs, perturb is not None, rng.initial_seed()))
+
+    monkeypatch.setattr("osfl.methods.federated_factory.fit", watched)
+    sent = uploads_of(method(), "ab")
+    for mode, noise, own, epochs in (("central", 0.3, 0, 1), ("central", 0.0, 0, 1), ("peer", 0.3, 7, 1), ("peer", 0.3, 0, 5)):
+        one = method(mode=mode, noise=noise, expert_epochs=own, epochs=epochs)
+        release = one.server_phase(sent, ctx("ab"))
+        for i, client in enumerate("ab" if mode == "peer" else ""):
+            one.personalize(release, shard(client, seed=i), ctx("ab"))
+    assert [epochs for epochs, _, _ in used] == [1, 1, 7, 7, 5, 5]
+    assert [noisy for _, noisy, _ in used] == [True, False, True, True, True, True]
+    assert len({seed for _, _, seed in used}) == 3  # the server's, and one for each expert
+
+
+def test_the_product_has_the_floor_of_the_settings() -> None:
+    one = method(mode="peer", floor=0.01)
+    experts = {c: Payload(named(build_model("cnn-w8", TASK, torch_generator(i)), "model"), {"architecture": "cnn-w8"})
+               for i, c in enumerate("ab")}  # fmt: skip
+    joint = one.after_round(experts)
+    assert joint is not None and one.build(joint).floor == 0.01
+    assert method(mode="peer", inference="own").after_round(experts) is None
+
+
+def test_to_answer_together_every_expert_goes_to_all_others(tmp_path: Path) -> None:
+    """K (K - 1) transfers, as the bundles that they would be."""
+    federation = small_federation("federated_factory")
+    peers = replace(federation, plan=replace(federation.plan, settings=replace(federation.plan.settings, mode="peer")))
+    result = walk(peers, tmp_path, {"preset": "smoke", "command": ""})
+    total = 0
+    for client in peers.plan.clients:
+        kept = load_model_of(tmp_path / "models" / f"{client}.safetensors")
+        assert kept is not None
+        total += 2 * size_of("upload", client, peers.plan.digest, to_raw(kept[0].tensors), dict(kept[0].facts))
+    assert result["costs"]["inference_bytes"] == total
+
+
 # --- going on after a failure ---
 
 
@@ -278,3 +323,22 @@ def test_the_preview_shows_each_generator_of_an_upload_and_nothing_of_a_classifi
     assert figure["kind"] == "gallery" and len(figure["images"]) == 6 * len(held)
     assert held == {TASK.classes[label] for label in range(len(TASK.classes)) if f"class-{label}/" in " ".join(upload.tensors)}
     assert method().preview(Payload({"model/x": torch.zeros(2)}, {"architecture": "cnn"}), ctx()) == {}
+
+
+def test_peers_cannot_follow_the_sizes_of_classes_that_they_were_not_sent() -> None:
+    assert not method(mode="central", prior="empirical").problems(3)
+    (problem,) = method(mode="peer", prior="empirical").problems(3)
+    assert "'prior'" in problem and "mode=central" in problem
+
+
+def test_a_generator_costs_once(tmp_path: Path) -> None:
+    """Experts that fill up their own classes ask the generator that was trained for the upload."""
+    costs = {}
+    for fill in ("lacking", "balance"):
+        federation = small_federation("federated_factory")
+        settings = replace(federation.plan.settings, mode="peer", fill=fill, factory="vae", vae_steps=200)
+        result = walk(replace(federation, plan=replace(federation.plan, settings=settings)), tmp_path / fill,
+                      {"preset": "smoke", "command": ""}, machine=Machine(workers=1))  # fmt: skip
+        costs[fill] = {name: phase["flops"] for name, phase in result["costs"]["phases"].items()}
+    assert costs["balance"]["client"] == costs["lacking"]["client"]
+    assert costs["balance"]["personalize"] < costs["balance"]["client"] / 10

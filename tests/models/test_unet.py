@@ -1,13 +1,26 @@
 """The magnitude-preserving U-Net: sizes of the paper, unit weights, preconditioning (methods sheet, test 23)."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import conv2d
 
 from osfl.errors import UsageError
 from osfl.models.initial import initialize
-from osfl.models.unet import Denoiser, MPConv, UnetShape, mp_cat, mp_silu, mp_sum, normalize, parse_unet, preconditioning
+from osfl.models.unet import (
+    Block,
+    Denoiser,
+    MPConv,
+    UnetShape,
+    mp_cat,
+    mp_silu,
+    mp_sum,
+    normalize,
+    parse_unet,
+    preconditioning,
+)
 
 
 def parameters(name: str, image: tuple[int, int, int]) -> int:
@@ -103,3 +116,93 @@ def test_folded_pixels_come_back_in_place() -> None:
         net.unet.gain.fill_(1.0)
     answer = net(torch.zeros(2, 3, 8, 8), torch.ones(2))
     assert answer.shape == (2, 3, 8, 8) and bool(torch.isfinite(answer).all()) and float(answer.detach().std()) > 0
+
+
+# --- by hand, from the equations ---
+
+
+def unit(weight: torch.Tensor) -> torch.Tensor:
+    """Weights of length 1 for every output."""
+    return weight.detach() / weight.detach().flatten(1).norm(dim=1).reshape(-1, *[1] * (weight.ndim - 1))
+
+
+def level(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Root mean square 1."""
+    return x / x.square().mean(dim, keepdim=True).sqrt()
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x) / 0.596
+
+
+def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Three parts in ten are new."""
+    return (0.7 * x + 0.3 * y) / math.sqrt(0.7**2 + 0.3**2)
+
+
+def a_block(**words: Any) -> Block:
+    block = Block(6, 128, 5, **words)
+    initialize(block, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        block.gain.fill_(0.8)
+    return block.eval()
+
+
+@torch.no_grad()
+def test_an_encoder_block_with_attention_by_hand() -> None:
+    """Pixel norm, modulation by 1 + gain c, residual and attention of weight 0.3, two heads of 64 channels."""
+    block, rng = a_block(encoder=True, attention=True), torch.Generator().manual_seed(1)
+    given, embedding = 3 * torch.randn((2, 6, 3, 3), generator=rng), torch.randn((2, 5), generator=rng)
+    assert block.skip is not None and block.qkv is not None and block.project is not None
+    x = level(conv2d(given, unit(block.skip.weight)), 1)
+    y = conv2d(silu(x), unit(block.first.weight), padding=1)
+    y = y * (1 + 0.8 * embedding @ unit(block.modulate.weight).T)[:, :, None, None]
+    x = mixed(x, conv2d(silu(y), unit(block.second.weight), padding=1))
+    q, k, v = level(conv2d(x, unit(block.qkv.weight)).reshape(2, 2, 64, 3, 9), 2).unbind(3)
+    seen = torch.zeros(2, 2, 64, 9)
+    for place in range(9):  # what each place sees: values weighted by how well their keys answer its query
+        score = (q[..., place, None] * k).sum(2) / 8
+        seen[..., place] = (score.softmax(-1)[:, :, None] * v).sum(-1)
+    x = mixed(x, conv2d(seen.reshape(2, 128, 3, 3), unit(block.project.weight)))
+    assert torch.allclose(block(given, embedding), x, atol=2e-3)
+
+
+@torch.no_grad()
+def test_a_decoder_block_by_hand_leaves_its_input_as_it_is_but_for_the_clip() -> None:
+    block, rng = a_block(encoder=False), torch.Generator().manual_seed(1)
+    given, embedding = 20 * torch.randn((2, 6, 3, 3), generator=rng), torch.randn((2, 5), generator=rng)
+    assert block.skip is not None
+    y = conv2d(silu(given), unit(block.first.weight), padding=1)
+    y = y * (1 + 0.8 * embedding @ unit(block.modulate.weight).T)[:, :, None, None]
+    by_hand = mixed(conv2d(given, unit(block.skip.weight)), conv2d(silu(y), unit(block.second.weight), padding=1))
+    assert torch.allclose(block(given, embedding), by_hand, rtol=1e-3, atol=1e-2) and float(by_hand.abs().max()) > 20
+    assert float(block(1e6 * given, embedding).abs().max()) == 256
+
+
+def test_dropout_keeps_the_mean() -> None:
+    block = a_block(encoder=True, dropout=0.75).train()
+    block.rng = torch.Generator().manual_seed(0)
+    dropped = block._dropped(torch.ones(50, 128, 3, 3))
+    assert set(dropped.unique().tolist()) == {0.0, 4.0} and abs(float(dropped.mean()) - 1) < 0.05
+
+
+@torch.no_grad()
+def test_the_denoiser_is_preconditioned_by_hand() -> None:
+    """D = c_skip x + c_out F(c_in x, ln(sigma) / 4), with an F that is not zero any more."""
+    net = small().eval()
+    net.unet.gain.fill_(1.0)
+    x = 3 * torch.randn((4, 1, 8, 8), generator=torch.Generator().manual_seed(1))
+    sigma = torch.tensor([0.01, 0.5, 2.0, 40.0])
+    total = (sigma**2 + 0.25)[:, None, None, None]
+    inside = net.unet(x / total.sqrt(), sigma.log() / 4)
+    by_hand = 0.25 / total * x + 0.5 * sigma[:, None, None, None] / total.sqrt() * inside
+    assert float(inside.std()) > 0.1 and torch.allclose(net(x, sigma), by_hand, atol=1e-5)
+
+
+@torch.no_grad()
+def test_noise_levels_are_waves_of_their_logarithm() -> None:
+    net, sigma = small().eval(), torch.tensor([0.01, 0.5, 40.0])
+    angle = 2 * math.pi * (sigma.log()[:, None] / 4 * net.waves.frequencies + net.waves.phases)
+    waves = math.sqrt(2) * angle.cos()
+    assert torch.allclose(net.waves(sigma.log() / 4), waves, atol=1e-5)
+    assert torch.allclose(net.uncertainty(sigma), (waves @ unit(net.uncertain.weight).T)[:, 0], atol=1e-3)

@@ -103,7 +103,7 @@ def _curves(what: str, of: str, series: Mapping[str, torch.Tensor], space: Space
     x_label = f"distance to the {of}, in {space.name}"
     sizes = ", ".join(f"{name} {len(values)}" for name, values in series.items())
     top = max(float(values.max()) for values in series.values()) or 1.0
-    x = [top * step / _STEPS for step in range(_STEPS + 1)]
+    x = [*(top * step / _STEPS for step in range(_STEPS)), top]  # the last one exactly: curves end at 1
     shares = {n: [float((values <= edge).double().mean()) for edge in x] for n, values in series.items()}
     bins = torch.linspace(0, top, _BINS + 1, dtype=torch.float64)
     counts = {n: torch.histogram(values, bins).hist.int().tolist() for n, values in series.items()}

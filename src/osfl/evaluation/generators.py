@@ -107,14 +107,19 @@ def _class_error(kinds: ByKind, axes: torch.Tensor) -> float | None:
 
 
 def _client_error(client: str, found: Mapping[str, ByKind], axes: torch.Tensor) -> float | None:
-    """ε of one client: its own images of each class against the pool's, weighted by how many it holds."""
+    """ε of one client: its own images of each class against the pool's, weighted by how many it holds; None where there is
+    none, or where a class that it holds has no finite one."""
     weights, errors = [], []
     for kinds in found.values():
         training = kinds["training"]
+        if client in training.owners and not len(kinds["synthetic"].images):
+            return None
         shown = training.sample[: len(training.features)]
         own = torch.tensor([training.owners[int(i)] == client for i in shown], dtype=torch.bool)
         error = generative_error(training.features[own], kinds["synthetic"].features, axes)
-        if error is not None and math.isfinite(error):
+        if error == math.inf:
+            return None
+        if error is not None:
             weights.append(training.owners.count(client))
             errors.append(error)
     return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights) if weights else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.errors import RoundError, UsageError
-from osfl.protocol import ClientId, Payload, Plan, Separable
+from osfl.protocol import ClientId, Payload, Plan, Separable, says_nothing
 from osfl.registry import is_reference, load, names, nearest
 from osfl.round import Round
 from osfl.storage import payload_of, to_raw
@@ -61,6 +61,7 @@ def intend(round: Round, clients: Sequence[ClientId], class_name: str, withdraw:
         "removed": [str(path.relative_to(round.folder)) for path in doomed(round.folder, uploads)],
         "stays": getattr(method, "inseparable", "") if label is not None else "",
         "again": _command(round.folder) or next((c["again"] for c in reversed(known) if c["again"]), ""),
+        "withdraw": withdraw,
         "traces": sample([tensor.data for tensor in [*gone, *(shared.tensors.values() if shared else ())]]),
         "cleared": False,
     }
@@ -138,7 +139,7 @@ def reduced(round: Round, method: Any, client: ClientId, label: int) -> bytes | 
     """
     bundle = round.inbox.bundle(client)
     payload: Payload = method.without_class(payload_of(bundle), label)
-    if not payload.tensors or payload.facts.get("samples") == 0:
+    if says_nothing(payload):
         return None
     assert round.server_key is not None
     return pack("upload", client, round.plan.digest, to_raw(payload.tensors), dict(payload.facts), round.server_key)

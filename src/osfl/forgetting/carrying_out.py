@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.environment import describe_environment
-from osfl.errors import OsflError, RoundError, UsageError
+from osfl.errors import OsflError, RoundError, TrainingError, UsageError
 from osfl.forgetting.asking import RELEASE, doomed, intend, later, reduced
 from osfl.phases import Machine, computing, serve
 from osfl.plan import plan_from
@@ -65,12 +65,18 @@ def forget(
             intent = intend(_opened(folder, plan, key), asked, class_name, withdraw)
         else:
             _check_same(intent, asked, class_name, folder)
-            intent = {**intent, "replay": None if withdraw else intent["replay"]}
+            wayout = withdraw and (intent.get("failed") or not intent.get("withdraw"))  # else it means what it meant before
+            intent = {**intent, "replay": None if wayout else intent["replay"]}
         _keep(folder, intent)
         if not intent["cleared"]:
             _clear(_opened(folder, plan, key), intent)
             _keep(folder, {**intent, "cleared": True})
-        after = _replay(_opened(folder, plan, key), intent, machine, progress)
+        try:
+            after = _replay(_opened(folder, plan, key), intent, machine, progress)
+        except (RoundError, TrainingError) as error:  # all that was asked for is deleted by now; a new release is missing
+            _keep(folder, {**intent, "cleared": True, "failed": True})
+            error.fix = f"{error.fix or ''} Or finish without a new release: the same command with --withdraw.".strip()
+            raise
         return _certify(_opened(folder, plan, key), intent, after, machine)
 
 

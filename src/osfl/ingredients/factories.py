@@ -15,6 +15,7 @@ from osfl.ingredients.diffusion import Diffusion, DiffusionSettings
 from osfl.ingredients.mixtures import Mixture, MixtureSettings
 from osfl.ingredients.symmetries import Symmetry
 from osfl.ingredients.training import not_positive, too_low
+from osfl.meter import measure
 from osfl.models.unet import parse_unet
 from osfl.protocol import Context, Contract, Field, Json, Payload, Shard, Task
 from osfl.storage import payload_digest
@@ -115,6 +116,12 @@ def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Tas
 
     key = {**factory_key(settings, task, ctx), "what": "factory", "client": shard.client, "data": shard.digest, "class": label}
     return ctx.once(key, fit).tensors
+
+
+def kept_factory(shard: Shard, label: int, settings: FactorySettings, task: Task, ctx: Context) -> Tensors:
+    """The same generator after the round: it is kept since the upload, where its operations were counted."""
+    with measure():
+        return train_factory(shard, label, settings, task, ctx)
 
 
 def train_factories(shard: Shard, settings: FactorySettings, task: Task, ctx: Context) -> Payload:

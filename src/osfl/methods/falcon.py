@@ -29,6 +29,7 @@ from osfl.ingredients.token_training import (
     train_on_tokens,
 )
 from osfl.ingredients.tokens import Encoding, OnTokens, TokenMethod, same_encoder
+from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import not_positive, too_low
 from osfl.models.initial import initialize
 from osfl.models.naming import contract_of, load_named, named
@@ -238,7 +239,7 @@ class Falcon(TokenMethod):
         tensors = upload.payload.tensors
         if "sequences" in tensors:
             return {"sequences": tensors["sequences"], "labels": tensors["labels"]}
-        return self._sequences(upload.payload, upload.client, upload.payload.facts["class_counts"], ctx)
+        return self._sequences(upload.payload, upload.client, told_counts(upload.payload.facts, upload.client), ctx)
 
     @torch.no_grad()
     def _teacher(self, uploads: Sequence[Upload], x: torch.Tensor, ctx: Context) -> torch.Tensor:
@@ -248,7 +249,7 @@ class Falcon(TokenMethod):
         out; a client with one class, which says the same of everything, then says nothing.
         """
         how = self.settings.teachers
-        counts = torch.tensor([upload.payload.facts["class_counts"] for upload in uploads], dtype=torch.float32)
+        counts = torch.tensor([told_counts(upload.payload.facts, upload.client) for upload in uploads], dtype=torch.float32)
         weights = {"size": counts.sum(1, keepdim=True).expand_as(counts),
                    "class_count": counts + 1e-6}.get(how, torch.ones_like(counts))  # fmt: skip
         weights = weights / weights.sum(0)
@@ -272,9 +273,8 @@ class Falcon(TokenMethod):
             raise UsageError("an upload holds one generator of all its classes, which cannot be taken apart", field="class",
                              fix="Forget the whole client; in the next plan, send = \"sequences\".")  # fmt: skip
         keep = payload.tensors["labels"] != label
-        counts = [0 if c == label else n for c, n in enumerate(payload.facts["class_counts"])]
         cut = {"sequences": payload.tensors["sequences"][keep], "labels": payload.tensors["labels"][keep]}
-        return Payload({**payload.tensors, **cut}, {**payload.facts, "class_counts": counts, "samples": sum(counts)})
+        return Payload({**payload.tensors, **cut}, facts_without(payload.facts, label))
 
     def build(self, payload: Payload) -> nn.Module:
         model = self._classifier(None)

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from osfl.ingredients.gaussians import Covariance, Statistics, linear_classifier, packed, statistics, summed, unpacked
 from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoders
+from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import batches, not_positive, step, too_low
 from osfl.models.naming import load_named, named
 from osfl.protocol import ClientId, Context, Contract, Facts, Field, Payload, Release, Shard, Upload
@@ -82,7 +83,7 @@ class FedCGS(TokenMethod):
         def each() -> Iterator[Statistics]:
             for upload in uploads:
                 facts[upload.client] = upload.payload.facts
-                yield self._statistics(upload.payload)
+                yield self._statistics(upload)
 
         total = summed(each())
         same_encoders(facts, self.settings)
@@ -92,20 +93,26 @@ class FedCGS(TokenMethod):
         means = (total.sums / total.counts.clamp_min(1)[:, None]).float()
         return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
 
-    def _statistics(self, payload: Payload) -> Statistics:
+    def _statistics(self, upload: Upload) -> Statistics:
         """What an upload says; B stays folded, as it travelled."""
+        payload = upload.payload
         grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
         gram = torch.stack([value.double() for value in grams]).sum(0)
-        counts = torch.tensor(payload.facts["class_counts"], dtype=torch.float64)
+        counts = torch.tensor(told_counts(payload.facts, upload.client), dtype=torch.float64)
         return Statistics(payload.tensors["sums"].double(), gram, counts)
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no image of the class; possible where B was sent class by class."""
-        counts = [0 if c == label else n for c, n in enumerate(payload.facts["class_counts"])]
         sums = payload.tensors["sums"].clone()
         sums[label] = 0
         kept = {name: value for name, value in payload.tensors.items() if name != f"class-{label}/gram"}
-        return Payload({**kept, "sums": sums}, {**payload.facts, "class_counts": counts, "samples": sum(counts)})
+        return Payload({**kept, "sums": sums}, facts_without(payload.facts, label))
+
+    @property
+    def inseparable(self) -> str:
+        """What has seen a class and stays when it is forgotten."""
+        said = "models that clients fit at home go on learning the class from their own images"
+        return said if self.settings.personal else ""
 
     def separable(self) -> bool:
         """Whether one class can be taken out of an upload."""

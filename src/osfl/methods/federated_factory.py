@@ -23,11 +23,12 @@ from osfl.ingredients.factories import (
     FactorySettings,
     contract_of_factories,
     factory_problems,
+    kept_factory,
     sample_cell,
     train_factories,
-    train_factory,
 )
 from osfl.ingredients.pictures import by_class
+from osfl.ingredients.told_counts import facts_without
 from osfl.ingredients.training import (
     CPU_TRAINING,
     SMOKE_TRAINING,
@@ -78,7 +79,7 @@ class FederatedFactory(OneShot):
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "quotas are rounded by largest remainders, so that they sum exactly",
-        "every cell is sampled from a seed of its own, and all experts see the same images of a cell: forgetting is exact",
+        "every cell is sampled from a seed of its own: forgetting is exact",
         "both protocols train with the same augmentation (the public code augments in peer mode only)",
         "a class with fewer than `least` images gets no generator: a generator of one image would be that image",
         "images whose side the U-Net cannot halve are padded by their border (28 px become 32)",
@@ -92,11 +93,19 @@ class FederatedFactory(OneShot):
             found.append(f"setting 'expert_epochs': expected at least 0, got {s.expert_epochs}")
         if s.images_per_class < 1:
             found.append(f"setting 'images_per_class': expected at least 1, got {s.images_per_class}")
+        if s.mode == "peer" and s.prior == "empirical":
+            found.append("setting 'prior': 'empirical' needs mode=central: peers know only the classes they were sent")
         if not s.noise >= 0:
             found.append(f"setting 'noise': expected at least 0, got {s.noise}")
         if not 0 < s.floor < 1:
             found.append(f"setting 'floor': expected between 0 and 1, got {s.floor}")
         return found
+
+    @property
+    def inseparable(self) -> str:
+        """What has seen a class and stays when it is forgotten: experts learn from images that never left their clients."""
+        peer = self.settings.mode == "peer"
+        return "experts of clients that hold the class go on learning it from their own images" if peer else ""
 
     def architectures(self) -> Sequence[str]:
         return ("",)  # generators travel, not classifiers, and there is one kind of them
@@ -108,10 +117,8 @@ class FederatedFactory(OneShot):
         return train_factories(shard, self.settings, self.task, ctx)
 
     def without_class(self, payload: Payload, label: int) -> Payload:
-        counts = list(payload.facts["class_counts"])
-        samples, counts[label] = int(payload.facts["samples"]) - counts[label], 0
         tensors = {name: value for name, value in payload.tensors.items() if not name.startswith(prefix(label))}
-        return Payload(tensors, {**payload.facts, "class_counts": counts, "samples": samples})
+        return Payload(tensors, facts_without(payload.facts, label))
 
     # --- A: one classifier at the server ---
 
@@ -216,8 +223,7 @@ class FederatedFactory(OneShot):
         if self.settings.fill == "balance":
             for label, seen in enumerate(torch.bincount(shard.train.labels).tolist()):
                 if seen >= self.settings.least:
-                    own = train_factory(shard, label, self.settings, self.task, ctx)  # kept since the upload
-                    cells.append(Cell(label, shard.client, seen, own))
+                    cells.append(Cell(label, shard.client, seen, kept_factory(shard, label, self.settings, self.task, ctx)))
         return sorted(cells, key=lambda cell: cell.place)
 
     def _given(self, part: Payload) -> list[Cell]:

@@ -17,6 +17,7 @@ from osfl.errors import RoundError
 from osfl.ingredients.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
 from osfl.ingredients.token_training import linear_head
 from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder
+from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import not_positive, too_low
 from osfl.models.naming import load_named, named
 from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
@@ -106,7 +107,7 @@ class FedPFT(TokenMethod):
     def _drawn(self, upload: Upload, ctx: Context) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Synthetic features of one client, class by class; each cell has its own seed, so that it can be forgotten."""
         features, labels = [], []
-        for c, count in enumerate(upload.payload.facts["class_counts"]):
+        for c, count in enumerate(told_counts(upload.payload.facts, upload.client)):
             if f"class-{c}/weights" in upload.payload.tensors and count:
                 n = max(1, round(count * self.settings.samples))
                 mixture = self._mixture_of(upload, c)
@@ -131,9 +132,8 @@ class FedPFT(TokenMethod):
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no image of the class."""
-        counts = [0 if c == label else n for c, n in enumerate(payload.facts["class_counts"])]
         kept = {name: value for name, value in payload.tensors.items() if not name.startswith(f"class-{label}/")}
-        return Payload(kept, {**payload.facts, "class_counts": counts, "samples": sum(counts)})
+        return Payload(kept, facts_without(payload.facts, label))
 
     def build(self, payload: Payload) -> nn.Module:
         head = nn.Linear(self.settings.width(self.settings.tokens), len(self.task.classes))

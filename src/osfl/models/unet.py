@@ -154,7 +154,7 @@ class Block(nn.Module):
         self.modulate = MPConv(embedding, outputs)
         self.second = MPConv(outputs, outputs, 3)
         self.skip = MPConv(inputs, outputs, 1) if inputs != outputs else None
-        self.heads = max(1, outputs // _HEAD) if attention else 0
+        self.heads = next(n for n in range(max(1, outputs // _HEAD), 0, -1) if outputs % n == 0) if attention else 0
         self.qkv = MPConv(outputs, 3 * outputs, 1) if attention else None
         self.project = MPConv(outputs, outputs, 1) if attention else None
 
