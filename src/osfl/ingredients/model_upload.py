@@ -49,10 +49,10 @@ class ModelUpload(OneShot):
 
     def departures(self) -> list[str]:
         """Statistics of batch norm are what the inversion family compares images with; not every network has them."""
-        bare = [name for name in self.architectures() if not _has_batch_norm(name, self.task)]
-        if not bare or not getattr(self.settings, "bn", 0):
+        if not getattr(self.settings, "bn", 0):
             return []
-        return [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: it has no batch norm to compare or adapt"]
+        bare = [name for name in self.architectures() if not _has_batch_norm(name, self.task)]
+        return bare and [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: it has no batch norm to compare or adapt"]
 
     def architectures(self) -> Sequence[str]:
         return architectures_in(self.settings.architecture)
