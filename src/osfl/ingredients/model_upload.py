@@ -52,7 +52,7 @@ class ModelUpload(OneShot):
         if not getattr(self.settings, "bn", 0):
             return []
         bare = [name for name in self.architectures() if not _has_batch_norm(name, self.task)]
-        return bare and [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: it has no batch norm to compare or adapt"]
+        return bare and [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: no batch norm to compare or adapt"]
 
     def architectures(self) -> Sequence[str]:
         return architectures_in(self.settings.architecture)
