@@ -18,6 +18,10 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
          "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe")  # fmt: skip
 
 
+class Navigated(AssertionError):
+    """The page went to another address while it was asked something."""
+
+
 class Browser:
     """One page. `run` evaluates an expression in it, `until` waits for one to become true."""
 
@@ -61,6 +65,8 @@ class Browser:
         while True:
             answer = self._next()
             if answer.get("id") == self._count:
+                if "navigated or closed" in answer.get("error", {}).get("message", ""):
+                    raise Navigated(answer)
                 assert "error" not in answer, answer
                 return answer["result"]
 
@@ -86,9 +92,15 @@ class Browser:
 
     def until(self, expression: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
-        while not self.run(expression):
+        while not self._holds(expression):
             assert time.monotonic() < end, f"never true: {expression}\n{self.run('document.body.innerText')}"
             time.sleep(0.1)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.run(expression))
+        except Navigated:  # the page that was asked is gone; the next one will answer
+            return False
 
     def text(self, selector: str) -> str:
         return str(self.run(f"document.querySelector({selector!r}).innerText"))
