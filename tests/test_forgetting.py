@@ -597,6 +597,19 @@ def test_a_class_goes_only_from_those_who_had_it(tmp_path: Path) -> None:
     assert "client-01" in certificate["uploads"] and "client-03" not in certificate["uploads"]
 
 
+def test_a_client_whose_other_class_is_too_small_for_a_generator_stays(tmp_path: Path) -> None:
+    """It would have joined without the class, too: with an upload that says how many images it has, and no generator."""
+    federation = few_images("client-03", 1)
+    shard, rich = federation.shards[2], small_federation("federated_factory").shards[2]
+    label, small = (int(one) for one in shard.train.labels.unique())
+    places = [torch.nonzero(rich.train.labels == one).flatten() for one in (label, small)]
+    kept = torch.cat([places[0], places[1][:1]])
+    shards = [*federation.shards[:2], replace(shard, train=rich.train.subset(kept), digest="one large class")]
+    walk(replace(federation, shards=shards), tmp_path / "round", ABOUT, machine=ONE)
+    certificate = forget(tmp_path / "round", clients=["client-03"], class_name=str(label), machine=ONE)
+    assert certificate["uploads"]["client-03"]["after"] != "" and failed(tmp_path / "round") == []
+
+
 def test_withdraw_means_the_same_after_a_kill(rounds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, killed = rounds("ensemble", tmp_path / "whole"), rounds("ensemble", tmp_path / "killed")
     expected = forget(whole, clients=["client-02"], withdraw=True, machine=ONE)["release"]["after"]
@@ -632,15 +645,16 @@ def test_peers_whose_experts_see_the_class_at_home_are_told(tmp_path: Path) -> N
     assert forget(tmp_path / "round", class_name="3", machine=ONE)["stays"]
 
 
-def test_a_replay_that_cannot_work_says_how_to_end_without_a_release(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said_before", [False, True])
+def test_a_replay_that_cannot_work_says_how_to_end_without_a_release(tmp_path: Path, said_before: bool) -> None:
     """The only client with generators goes: what is left are uploads of which nothing can be made."""
     federation = few_images("client-02", 1)
     shards = [few_images("client-03", 1).shards[2] if s.client == "client-03" else s for s in federation.shards]
     folder = tmp_path / "round"
     walk(replace(federation, shards=shards), folder, ABOUT, machine=ONE)
-    for _ in range(2):  # also when it is repeated
+    for _ in range(1 if said_before else 2):  # also when it is repeated
         with pytest.raises(OsflError, match="no client has sent a generator") as error:
-            forget(folder, clients=["client-01"], machine=ONE)
+            forget(folder, clients=["client-01"], withdraw=said_before, machine=ONE)
         assert "the same command with --withdraw" in (error.value.fix or "")
     certificate = forget(folder, clients=["client-01"], withdraw=True, machine=ONE)
     assert certificate["release"]["after"] == "" and failed(folder) == []

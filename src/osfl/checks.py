@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from osfl.forgetting import Finding, forget, verify
+from osfl.forgetting.asking import says_nothing
 from osfl.phases import Machine, computing, serve
-from osfl.protocol import Context, Dataset, Release, Separable, quiet, says_nothing
+from osfl.protocol import Context, Dataset, Release, Separable, quiet
 from osfl.registry import is_reference, load
 from osfl.result import Result
 from osfl.round import contracts_of, open_round, simulated_key, standing_round

@@ -349,13 +349,8 @@ class Separable(Protocol):
     """
 
     def without_class(self, payload: Payload, label: int) -> Payload:
-        """An upload's payload as if the client had no image of this class; `says_nothing` tells whether anything is left."""
+        """An upload's payload as if the client had no image of this class; 0 `samples`: nothing is left."""
         ...
-
-
-def says_nothing(payload: Payload) -> bool:
-    """Whether a client with this payload has no image left, and would not have joined."""
-    return payload.facts["samples"] == 0 if "samples" in payload.facts else not payload.tensors
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.errors import RoundError, UsageError
-from osfl.protocol import ClientId, Payload, Plan, Separable, says_nothing
+from osfl.protocol import ClientId, Payload, Plan, Separable
 from osfl.registry import is_reference, load, names, nearest
 from osfl.round import Round
 from osfl.storage import payload_of, to_raw
@@ -143,6 +143,11 @@ def reduced(round: Round, method: Any, client: ClientId, label: int) -> bytes | 
         return None
     assert round.server_key is not None
     return pack("upload", client, round.plan.digest, to_raw(payload.tensors), dict(payload.facts), round.server_key)
+
+
+def says_nothing(payload: Payload) -> bool:
+    """Whether a client with this payload has no image left, and would not have joined. Small classes have no tensors."""
+    return payload.facts["samples"] == 0 if "samples" in payload.facts else not payload.tensors
 
 
 def _kept_for(folder: Path, client: ClientId) -> list[RawTensor]:
