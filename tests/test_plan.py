@@ -83,6 +83,12 @@ def test_numbers_are_finite(word: str) -> None:
         resolve_settings(load("fedavg"), "paper", {"lr": word})
 
 
+@pytest.mark.parametrize("word", ["1e39", "-1e300"])
+def test_numbers_fit_in_single_precision(word: str) -> None:
+    with pytest.raises(UsageError, match=rf"setting 'lr': expected float, got '{word}' \(at most 1e\+30\)"):
+        resolve_settings(load("fedavg"), "paper", {"lr": word})
+
+
 def test_a_plan_explains_its_settings() -> None:
     text = write_plan(plan())
     assert "passes over the client's images" in text

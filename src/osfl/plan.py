@@ -23,6 +23,7 @@ from osfl.topology import KINDS, is_contact, topology_from, topology_problems
 from osfl.wire.names import is_client_id, is_digest
 
 VERSION = 1
+_LARGEST = 1e30  # single precision ends soon after, and torch stops there with an error that names no setting
 
 
 def resolve_settings(method: type[Any], preset: str, changes: Mapping[str, Any] | None = None) -> Any:
@@ -78,6 +79,8 @@ def _convert(value: Any, kind: Any) -> Any:
         raise ValueError("not a number")
     if kind is float and not math.isfinite(float(value)):
         raise ValueError("not a finite number")
+    if kind is float and abs(float(value)) > _LARGEST:
+        raise ValueError(f"at most {_LARGEST:g}")
     return kind(value)
 
 

@@ -26,7 +26,7 @@ from osfl.ingredients.diffusion import (
 )
 from osfl.ingredients.experts import product_of_experts
 from osfl.ingredients.factories import FactorySettings, factory_for, factory_problems, sample_cell, train_factory
-from osfl.ingredients.mixtures import _mixture
+from osfl.ingredients.mixtures import Mixture, _mixture
 from osfl.ingredients.symmetries import orbit, turned
 from osfl.meter import measure
 from osfl.protocol import Context, Dataset, Json, Payload, Plan, Shard, Task, Upload, digest_of
@@ -114,6 +114,16 @@ def test_a_generator_that_diverges_says_whose_which_class_and_which_setting(kind
     words = str(caught.value)
     assert caught.value.client == "st-mary" and caught.value.field == next(iter(change))
     assert "'square'" in words and "diverged" in words and next(iter(change)) in words
+
+
+def test_a_generator_that_diverges_in_its_last_step_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loss is taken after that step; the tensors tell."""
+    broken = {"mean": torch.zeros(3), "factors": torch.tensor([0.0, math.nan])}
+    monkeypatch.setattr(Mixture, "fit", lambda *_: broken)
+    shard, ctx = shard_of(pictures(20))
+    with pytest.raises(TrainingError, match=r"'square'.*tensor 'factors' is not finite") as caught:
+        train_factory(shard, 1, replace(TINY, factory="mixture"), TASK, ctx)
+    assert caught.value.client == "st-mary"
 
 
 def test_a_full_disk_while_sampling_names_the_cell() -> None:

@@ -109,7 +109,11 @@ def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Tas
         what = f"{shard.client} learns {task.classes[label]}"
         try:
             factory = factory_for(settings, task, ctx.device)
-            return Payload(factory.fit(images, rng, lambda done, total: ctx.progress(what, done, total)))
+            made = factory.fit(images, rng, lambda done, total: ctx.progress(what, done, total))
+            if broken := [name for name, value in made.items() if not bool(value.isfinite().all())]:  # by its very last step
+                raise TrainingError(f"the generator diverged: its tensor {broken[0]!r} is not finite", field="factory",
+                                    got=settings.factory, fix="Lower its rate: `--set edm_lr=...`, `vae_lr=...`.")  # fmt: skip
+            return Payload(made)
         except TrainingError as error:
             error.client, error.reason = shard.client, f"class {task.classes[label]!r}: {error.reason}"
             raise
