@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import claims
 from benchmarks.grid import CELLS, RECORDS
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
@@ -124,9 +125,10 @@ def _drawn(row: dict[str, Any], source: str) -> str:
 
 def main() -> None:
     there = [cell for cell in CELLS if (RECORDS / f"{cell}.json").exists()]
-    lines = [HEAD]
-    for cell in there:
-        lines += table(json.loads((RECORDS / f"{cell}.json").read_text(encoding="utf-8")))
+    records = [json.loads((RECORDS / f"{cell}.json").read_text(encoding="utf-8")) for cell in there]
+    lines = [HEAD, *claims(records)]
+    for record in records:
+        lines += table(record)
     missing = [cell for cell in CELLS if cell not in there]
     if missing:
         lines += [f"Cells still empty: {', '.join(missing)}. `python -m benchmarks.grid CELL` fills one.", ""]

@@ -1,0 +1,153 @@
+"""What the papers say of their methods, asked of our records: two rows of a cell beside each other, seed by seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OWN, GLOBAL = "scores.clients.own.mean", "scores.global.accuracy"
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`left` is above `times` the `right` row of the same cell. A row is a label of the grid; `label#2` is its own accuracy
+    after the second encounter, a trailing * is any one label that begins so, and a number is what to be above."""
+
+    says: str
+    left: str
+    right: str | float
+    cells: Callable[[str], bool]
+    metric: str = GLOBAL
+    times: float = 1.0
+    everywhere: bool = False  # the mean of every cell, not only the mean of all
+
+
+def _inversion(cell: str) -> bool:
+    return cell.startswith(("blood-n", "skin-n", "pneumonia-n"))
+
+
+def _tokens(cell: str) -> bool:
+    return cell.startswith(("brain-a", "xray-a"))  # the two datasets of its tables, at the default size
+
+
+def _silos(cell: str) -> bool:
+    return cell.endswith("-silos")
+
+
+def _vits(cell: str) -> bool:
+    return "-vit-n" in cell
+
+
+def _meetings(cell: str) -> bool:
+    return "-meet-" in cell
+
+
+PAPERS: Mapping[str, Sequence[Claim]] = {
+    "fedbicross": (
+        *(Claim(f"above {name} in every cell", "fedbicross", label, _inversion, OWN, everywhere=True)
+          for label, name in {"fedavg": "FedAvg of one round", "dense": "DENSE", "coboosting": "Co-Boosting",
+                              "fedisca": "FedISCA"}.items()),
+        Claim("learned weights above uniform ones", "fedbicross", "fedbicross@weights=uniform", _inversion, OWN),
+        Claim("uniform weights above intra-cluster", "fedbicross@weights=uniform", "fedbicross@weights=intra", _inversion, OWN),
+        Claim("… on the global test set", "fedbicross@weights=uniform", "fedbicross@weights=intra", _inversion),
+        Claim("above local models", "fedbicross", "local_only", _inversion, OWN),
+        Claim("above local models that train as long (40 epochs)", "fedbicross", "local_only@epochs=40", _inversion, OWN),
+    ),
+    **{name: (Claim("above 32 %, the most its public code reached on such shards", name, 0.32, _inversion, everywhere=True),)
+       for name in ("dense", "coboosting", "fedisca")},
+    "fedmitr": (
+        Claim("above DeepInversion (KD only) in every cell", "fedmitr", "deepinversion_vit", _vits, everywhere=True),
+        Claim("DeepInversion above FedAvg in every cell", "deepinversion_vit", "fedavg", _vits, everywhere=True),
+    ),
+    "falcon": (
+        Claim("above FedPFT", "falcon", "fedpft", _tokens),
+        Claim("above FedCGS", "falcon", "fedcgs", _tokens),
+        Claim("distillation helps", "falcon", "falcon@alpha=0", _tokens),
+        Claim("hierarchical tokens help", "falcon", "falcon@resolution=*", _tokens),
+        Claim("the mixture's order above one that is not autoregressive", "falcon", "falcon@order=nar", _tokens),
+    ),
+    "federated_factory": (
+        Claim("in silos above ten rounds of FedAvg, every cell", "federated_factory", "fedavg_rounds", _silos, everywhere=True),
+        Claim("90 % of centralised on blood cells", "federated_factory", "centralized", "blood-silos".__eq__, times=0.9),
+        Claim("95 % of centralised on digits", "federated_factory", "centralized", "digits-silos".__eq__, times=0.95),
+        Claim("peer to peer above central, in silos", "federated_factory@mode=peer", "federated_factory", _silos),
+    ),
+    "fol": (
+        Claim("FOL-A above FOL", "fol@answer=ensemble", "fol", _meetings, OWN),
+        Claim("FOL above local models", "fol", "local_only", _meetings, OWN),
+        Claim("FOL above local models of 100 epochs", "fol", "local_only@epochs=100", _meetings, OWN),
+        Claim("the same where FOL's start has 100 epochs, too", "fol@epochs=100", "local_only@epochs=100", _meetings, OWN),
+        Claim("alignment helps: FOL above FOL-N", "fol", "fol@align=false", _meetings, OWN),
+        Claim("a second encounter helps", "fol#2", "fol#1", _meetings, OWN),
+    ),
+}  # fmt: skip
+
+
+def values(record: Record, row: str | float, metric: str) -> Sequence[float]:
+    """What a row reached, seed by seed; empty where the cell does not have it."""
+    if isinstance(row, float):
+        return (row,) * len(record["seeds"])
+    label, _, encounter = row.partition("#")
+    rows = record["methods"]
+    if label.endswith("*"):
+        label = next((name for name in rows if name.startswith(label[:-1])), "")
+    if label not in rows:
+        return ()
+    return rows[label].get("own_by_encounter", {}).get(encounter, ()) if encounter else rows[label][metric]["values"]
+
+
+def differences(claim: Claim, records: Sequence[Record]) -> dict[str, list[float]]:
+    """Left minus right by cell and seed. A row that is still being made has the first seeds; the others wait."""
+    found = {}
+    for record in records:
+        if not claim.cells(record["cell"]):
+            continue
+        pairs = zip(values(record, claim.left, claim.metric), values(record, claim.right, claim.metric), strict=False)
+        if gaps := [left - claim.times * right for left, right in pairs]:
+            found[record["cell"]] = gaps
+    return found
+
+
+def verdict(claim: Claim, gaps: Mapping[str, Sequence[float]]) -> str:
+    """Seeds of a cell are partitions of their own, so all differences count alike. Twice their standard error tells apart."""
+    if claim.everywhere:
+        below = [cell for cell, found in gaps.items() if statistics.fmean(found) <= 0]
+        return "yes" if not below else f"**no**: {', '.join(below)}"
+    center, error = _center(gaps)
+    if abs(center) < 2 * error:
+        return "not told apart"
+    return "yes" if center > 0 else "**no**"
+
+
+def _center(gaps: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """The mean difference and its standard error, over all cells and seeds."""
+    pool = [gap for found in gaps.values() for gap in found]
+    return statistics.fmean(pool), statistics.stdev(pool) / len(pool) ** 0.5 if len(pool) > 1 else float("inf")
+
+
+HEAD = """## What holds
+
+What the papers say of their methods, and what we ask besides, of the records below. *Above by* is the mean difference over
+all cells and seeds in points, with its standard error; less than twice that is not told apart. Why a claim fails is in the
+method's card.
+
+| method | claim | above by | cells | holds |
+|---|---|---|---|---|"""
+
+
+def claims(records: Sequence[Record]) -> list[str]:
+    """The section of docs/results.md; a claim that no record has rows for is not shown."""
+    lines = [HEAD]
+    for method, said in PAPERS.items():
+        for claim in said:
+            if gaps := differences(claim, records):
+                center, error = (100 * figure for figure in _center(gaps))
+                held = sum(statistics.fmean(found) > 0 for found in gaps.values())
+                where = "own" if claim.metric == OWN else "global"
+                cells = [f"[{method}](methods/{method}.md)", claim.says, f"{center:+.1f} ± {error:.1f} {where}",
+                         f"{held} of {len(gaps)}", verdict(claim, gaps)]  # fmt: skip
+                lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]

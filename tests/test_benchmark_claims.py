@@ -1,0 +1,69 @@
+"""The table of claims: computed from records alone, and it tells a difference from noise."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.claims import GLOBAL, OWN, PAPERS, Claim, claims, differences, verdict
+from benchmarks.grid import CELLS, methods_of
+
+
+def record(cell: str, **rows: list[float]) -> dict[str, Any]:
+    """One whose rows reach the same on both metrics."""
+    methods = {label: {metric: {"values": found} for metric in (OWN, GLOBAL)} for label, found in rows.items()}
+    return {"cell": cell, "seeds": [0, 1, 2], "methods": methods}
+
+
+def everywhere(cell: str) -> bool:
+    return True
+
+
+def judged(*records: dict[str, Any], **changes: Any) -> str:
+    claim = Claim("a above b", **{"left": "a", "right": "b", "cells": everywhere, **changes})
+    return verdict(claim, differences(claim, records))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ([0.8, 0.9, 0.7], [0.6, 0.7, 0.4], "yes"),
+        ([0.6, 0.7, 0.4], [0.8, 0.9, 0.7], "**no**"),
+        ([0.8, 0.5, 0.7], [0.6, 0.7, 0.6], "not told apart"),
+        ([0.8], [0.1], "not told apart"),  # one seed says nothing about its spread
+    ],
+)
+def test_a_claim_holds_where_the_difference_is_larger_than_its_noise(a: list[float], b: list[float], says: str) -> None:
+    assert judged(record("x", a=a, b=b)) == says
+
+
+def test_seeds_are_compared_pair_by_pair() -> None:
+    """Rows that vary by tenths from seed to seed can differ by hundredths on each."""
+    assert judged(record("x", a=[0.91, 0.512, 0.711], b=[0.9, 0.5, 0.7])) == "yes"
+
+
+def test_everywhere_names_the_cells_that_fail() -> None:
+    good, bad = record("x", a=[0.9, 0.9], b=[0.1, 0.1]), record("y", a=[0.4, 0.5], b=[0.5, 0.5])
+    assert judged(good, bad, everywhere=True) == "**no**: y"
+    assert judged(good, everywhere=True) == "yes"
+
+
+def test_a_share_a_number_an_encounter_and_any_variant() -> None:
+    one = record("x", a=[0.9, 0.91], b=[1.0, 1.0], **{"b@size=7": [0.2, 0.2]})
+    one["methods"]["a"]["own_by_encounter"] = {"1": [0.5, 0.5], "2": [0.6, 0.6]}
+    assert judged(one, times=0.8) == "yes" and judged(one) == "**no**"
+    assert differences(Claim("", "a", 0.5, everywhere), [one])["x"] == pytest.approx([0.4, 0.41])
+    assert differences(Claim("", "a#2", "a#1", everywhere, OWN), [one])["x"] == pytest.approx([0.1, 0.1])
+    assert differences(Claim("", "a", "b@size=*", everywhere), [one])["x"] == pytest.approx([0.7, 0.71])
+
+
+def test_cells_without_the_rows_or_of_other_tables_have_no_say() -> None:
+    claim = Claim("", "a", "b", "x".__eq__)
+    assert differences(claim, [record("x", a=[1.0]), record("y", a=[1.0], b=[0.0])]) == {}
+    assert all("fedbicross" not in line for line in claims([record("blood-n5-a0.1", dense=[0.5, 0.5])]))
+
+
+@pytest.mark.parametrize("claim", [claim for said in PAPERS.values() for claim in said], ids=lambda claim: claim.says)
+def test_every_claim_is_about_rows_that_some_cell_of_the_grid_has(claim: Claim) -> None:
+    wanted = [row.partition("#")[0].rstrip("*") for row in (claim.left, claim.right) if isinstance(row, str)]
+    cells = [cell for cell in CELLS if claim.cells(cell)]
+    assert any(all(any(label.startswith(row) for label in methods_of(cell)) for row in wanted) for cell in cells)
