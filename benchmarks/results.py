@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import claims
+from benchmarks import claims
+from benchmarks.claims_picture import picture
 from benchmarks.grid import CELLS, RECORDS
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
@@ -126,7 +127,9 @@ def _drawn(row: dict[str, Any], source: str) -> str:
 def main() -> None:
     there = [cell for cell in CELLS if (RECORDS / f"{cell}.json").exists()]
     records = [json.loads((RECORDS / f"{cell}.json").read_text(encoding="utf-8")) for cell in there]
-    lines = [HEAD, *claims(records)]
+    judged = claims.judge(records)
+    PAGE.with_name("claims.svg").write_text(picture(judged), encoding="utf-8")
+    lines = [HEAD, *claims.table(judged)]
     for record in records:
         lines += table(record)
     missing = [cell for cell in CELLS if cell not in there]

@@ -1,11 +1,14 @@
 """The table of claims: computed from records alone, and it tells a difference from noise."""
 
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.claims import GLOBAL, OWN, PAPERS, Claim, claims, differences, verdict
+from benchmarks.claims import GLOBAL, OWN, PAPERS, Claim, differences, judge, table, verdict
+from benchmarks.claims_picture import TEXT, picture
 from benchmarks.grid import CELLS, methods_of
+from osfl.reports.svg import width_of
 
 
 def record(cell: str, **rows: list[float]) -> dict[str, Any]:
@@ -42,9 +45,10 @@ def test_seeds_are_compared_pair_by_pair() -> None:
 
 
 def test_everywhere_names_the_cells_that_fail() -> None:
-    good, bad = record("x", a=[0.9, 0.9], b=[0.1, 0.1]), record("y", a=[0.4, 0.5], b=[0.5, 0.5])
+    good, bad = record("x", a=[0.9, 0.9, 0.9], b=[0.1, 0.1, 0.1]), record("y", a=[0.4, 0.5], b=[0.5, 0.5])
     assert judged(good, bad, everywhere=True) == "**no**: y"
     assert judged(good, everywhere=True) == "yes"
+    assert judged(record("z", a=[0.9, 0.5], b=[0.4, 0.6]), everywhere=True) == "not told apart"
 
 
 def test_a_share_a_number_an_encounter_and_any_variant() -> None:
@@ -59,7 +63,18 @@ def test_a_share_a_number_an_encounter_and_any_variant() -> None:
 def test_cells_without_the_rows_or_of_other_tables_have_no_say() -> None:
     claim = Claim("", "a", "b", "x".__eq__)
     assert differences(claim, [record("x", a=[1.0]), record("y", a=[1.0], b=[0.0])]) == {}
-    assert all("fedbicross" not in line for line in claims([record("blood-n5-a0.1", dense=[0.5, 0.5])]))
+    assert {one.method for one in judge([record("blood-n5-a0.1", dense=[0.5, 0.5])])} == {"dense"}
+
+
+def test_table_and_picture_say_the_same() -> None:
+    rows = {"fedbicross": [0.9, 0.8], "dense": [0.5, 0.5], "local_only": [0.95, 0.96], "fedisca": [0.91, 0.81]}
+    judged = judge([record("blood-n5-a0.1", **rows)])
+    lines, drawn = "\n".join(table(judged)), picture(judged)
+    assert "| above DENSE in every cell | +35.0 ± 5.0 own | 1 of 1 | yes |" in lines
+    assert "| above FedISCA in every cell | -1.0 ± 0.0 own | 0 of 1 | **no**: blood-n5-a0.1 |" in lines
+    for one in judged:
+        assert one.claim.says in drawn and f"{one.above:+.1f}" in drawn
+    ElementTree.fromstring(drawn)  # a file of its own, so it has to be XML
 
 
 @pytest.mark.parametrize("claim", [claim for said in PAPERS.values() for claim in said], ids=lambda claim: claim.says)
@@ -67,3 +82,4 @@ def test_every_claim_is_about_rows_that_some_cell_of_the_grid_has(claim: Claim) 
     wanted = [row.partition("#")[0].rstrip("*") for row in (claim.left, claim.right) if isinstance(row, str)]
     cells = [cell for cell in CELLS if claim.cells(cell)]
     assert any(all(any(label.startswith(row) for label in methods_of(cell)) for row in wanted) for cell in cells)
+    assert width_of(claim.says, 11) <= TEXT - 140, "the picture would cut it"
