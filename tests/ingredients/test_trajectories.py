@@ -24,10 +24,8 @@ from osfl.ingredients.trajectories import (
     lesson,
     noise_adapted,
     record,
-    settled,
 )
 from osfl.models.build import build_model
-from osfl.models.inputs import to_input
 from osfl.protocol import Task
 from osfl.workers import compute_threads
 
@@ -114,14 +112,6 @@ def test_images_that_weigh_nothing_are_not_visited() -> None:
     for ours, theirs in zip(adapted(network, walk).buffers(), slow.buffers(), strict=True):
         if ours.is_floating_point():
             assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_settled_statistics_are_those_of_the_images() -> None:
-    network, images = model(), torch.randint(0, 256, (64, *TASK.image), dtype=torch.uint8, generator=rng(4))
-    norm = settled(network, images, batch=64).stages[0].bn  # type: ignore[index, union-attr]
-    expected = network.stages[0].conv(to_input(images)).mean((0, 2, 3))  # type: ignore[index, union-attr, operator]
-    assert torch.allclose(norm.running_mean, expected, atol=1e-5) and norm.momentum == 0.1
-    assert settled(network, images[:1]).training is False  # a single image works too
 
 
 def test_batch_reading_uses_the_batch_and_moves_nothing() -> None:

@@ -14,11 +14,12 @@ from torch.nn import functional
 from osfl.errors import TrainingError
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.simplex import project
-from osfl.ingredients.trajectories import Learner, Lesson, Lessons, Trajectory, settled
+from osfl.ingredients.trajectories import Learner, Lesson, Lessons, Trajectory
 from osfl.methods.fedbicross import FedBiCross, Settings
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
+from osfl.models.norms import settled
 from osfl.plan import resolve_settings
 from osfl.protocol import Context, Payload, Release, Upload
 from osfl.workers import compute_threads

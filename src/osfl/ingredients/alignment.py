@@ -17,8 +17,8 @@ from torch import nn
 from osfl.errors import TrainingError
 from osfl.ingredients.pruning import hold, layers_of, prunable, pruned_share, pull, shrink, silence
 from osfl.ingredients.training import After, classifier, fit, not_positive, too_low
-from osfl.ingredients.trajectories import settled
 from osfl.models.naming import named
+from osfl.models.norms import settled
 from osfl.protocol import ClientId, Context, Payload, Shard, Task
 from osfl.storage import payload_digest
 

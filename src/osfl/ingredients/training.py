@@ -14,9 +14,10 @@ from torch.nn import functional
 from osfl.errors import TrainingError, UsageError
 from osfl.meter import spend
 from osfl.models.build import architecture_for, architectures_in, build_model, check_architecture
-from osfl.models.flops import training_flops
+from osfl.models.flops import forward_flops, training_flops
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
+from osfl.models.norms import settle
 from osfl.models.pretrained import pin_problems, start_from
 from osfl.protocol import LATER, Context, Dataset, Payload, Shard, Task, said
 
@@ -42,6 +43,7 @@ class Training:
     pretrained: str = field(default="", metadata=LATER)  # weights to start from: a known name, a safetensors file, hub:name
     pretrained_sha256: str = field(default="", metadata=LATER)  # what that file must hash to, at every site
     pretrained_pixels: Literal["symmetric", "imagenet"] = field(default="symmetric", metadata=LATER)  # symmetric: [-1, 1]
+    settle_local: bool = field(default=False, metadata=LATER)  # take BN statistics afresh when training ends; small clients lag
 
 
 # A small network for two cores: 28 px, a few thousand images, half a minute for five clients.
@@ -146,6 +148,9 @@ def fit(
             progress(epoch + 1, settings.epochs)
     spend(training_flops(model, tuple(data.images.shape[1:])) * len(data) * settings.epochs)
     model.eval()
+    if settings.settle_local:
+        settle(model, data.images)
+        spend(forward_flops(model, tuple(data.images.shape[1:])) * len(data))
     return steps
 
 

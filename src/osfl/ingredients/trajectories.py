@@ -25,7 +25,7 @@ from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import spend
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
-from osfl.models.inputs import to_input
+from osfl.models.norms import norms
 from osfl.protocol import Context, Payload, Upload
 
 Reading = Literal["running", "batch_stats"]
@@ -136,7 +136,7 @@ def adapted(model: nn.Module, trajectory: Trajectory, beta: float = 0.9) -> nn.M
     The weight of x^(t) is (1 - β) β^(t-1): the earliest, noisiest images count most. As in torch, the variance is unbiased.
     """
     network = copy.deepcopy(model).eval().requires_grad_(False)
-    for norm in _norms(network):
+    for norm in norms(network):
         norm.momentum = 1 - beta
         norm.train()
     visited = [place for place in range(len(trajectory)) if beta**place > _FORGOTTEN]
@@ -146,34 +146,13 @@ def adapted(model: nn.Module, trajectory: Trajectory, beta: float = 0.9) -> nn.M
     return network.eval()
 
 
-@torch.no_grad()
-def settled(model: nn.Module, images: torch.Tensor, batch: int = 128) -> nn.Module:
-    """A copy whose BN statistics are the mean over these images (as networks take them, or uint8): a model that learned
-    from synthetic images sees real ones as it saw those."""
-    network = copy.deepcopy(model).eval()
-    for norm in _norms(network):
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over the batches
-        norm.train()
-    for part in torch.split(images, batch):
-        if len(part) > 1 or len(images) == 1:
-            network(to_input(part if len(part) > 1 else part.repeat(2, 1, 1, 1)))
-    for norm in _norms(network):
-        norm.momentum = 0.1
-    return network.eval()
-
-
 def in_batch_mode(model: nn.Module) -> nn.Module:
     """A copy that normalizes with the statistics of each batch, as FedISCA's public code does; nothing in it moves."""
     network = copy.deepcopy(model).eval().requires_grad_(False)
-    for norm in _norms(network):
+    for norm in norms(network):
         norm.momentum = 0.0
         norm.train()
     return network
-
-
-def _norms(model: nn.Module) -> list[nn.BatchNorm2d]:
-    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
 @torch.no_grad()
@@ -315,7 +294,7 @@ class _statistics:
     """Inside, BN layers keep their running statistics as they are unless `track`."""
 
     def __init__(self, model: nn.Module, track: bool) -> None:
-        self.kept = [] if track else [(norm, norm.momentum) for norm in _norms(model)]
+        self.kept = [] if track else [(norm, norm.momentum) for norm in norms(model)]
 
     def __enter__(self) -> None:
         for norm, _ in self.kept:

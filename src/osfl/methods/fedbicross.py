@@ -58,11 +58,11 @@ from osfl.ingredients.trajectories import (
     finished_images,
     following_problems,
     kept_images,
-    settled,
     teacher_of,
 )
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
+from osfl.models.norms import settled
 from osfl.protocol import Context, Payload, Release, Shard, Upload
 
 

@@ -36,10 +36,10 @@ from osfl.ingredients.training import (
     not_positive,
     too_low,
 )
-from osfl.ingredients.trajectories import settled
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import ModelError, halved, halved_contract, named, widened
+from osfl.models.norms import settled
 from osfl.models.slimming import load_slim, slim
 from osfl.protocol import LATER, ClientId, Context, Contract, Json, Payload, Release, Shard, Upload, relayed
 
