@@ -54,7 +54,7 @@ TOKENS = (  # features instead of models: FALCON's tables and its ablations
     "falcon@order=nar", "falcon@resolution=112",
 )  # fmt: skip
 MEETINGS = (  # neighbours instead of a server: FOL's tables. The last control is shown as many images as FOL's student is
-    "local_only", "local_only@epochs=30", "local_only@epochs=100",
+    "local_only", "local_only@settle_local=true", "local_only@epochs=30", "local_only@epochs=100",
     "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
     "fedavg", "fedavg_rounds@rounds=E", "dense", "coboosting",
 )  # fmt: skip
