@@ -64,14 +64,14 @@ def run() -> dict[str, object]:
 
 def _inversion(architecture: str, images: int, steps: int, rounds: int) -> dict[str, object]:
     """Five clients, each inverted by itself; ours in a pool of workers, one model each."""
-    models, plain = _models(architecture, 5), [_as_first_written(m) for m in _models(architecture, 5)]
+    models, plain = _models(architecture, 5), [as_first_written(m) for m in _models(architecture, 5)]
     labels, settings, pool = balanced_labels(images, range(8)), Inversion(steps=steps), Workers()
 
     def ours() -> list[torch.Tensor]:
         return pool.map(lambda i: invert([Watched(models[i])], labels, TASK.image, settings, torch_generator(0, i)), range(5))
 
     def first() -> list[torch.Tensor]:
-        return [_plain_invert(Teacher(("",), [m]), labels, settings, torch_generator(0, i))[-1] for i, m in enumerate(plain)]
+        return [plain_invert(Teacher(("",), [m]), labels, settings, torch_generator(0, i))[-1] for i, m in enumerate(plain)]
 
     seconds = medians({"plain": first, "ours": ours, "peak": _product}, rounds)
     with compute_threads(1):
@@ -100,7 +100,7 @@ def _product() -> torch.Tensor:
     return _FACTORS[0] @ _FACTORS[1]
 
 
-def _plain_invert(
+def plain_invert(
     teacher: Teacher, labels: torch.Tensor, settings: Inversion, rng: torch.Generator
 ) -> list[torch.Tensor]:
     """Every x^(t) of these models as one teacher, with forward hooks for the BN statistics."""
@@ -202,7 +202,7 @@ class _PlainTeacher:
 
     def dream(self, guides: Teacher, ctx: Context, repetition: int, images: int) -> None:
         s, rng = self.settings, ctx.generator("trajectory", self.clean.name, repetition)
-        steps = _plain_invert(self.clean, labels_for(s.labels, images, self.seen, rng), s.inversion(), rng)
+        steps = plain_invert(self.clean, labels_for(s.labels, images, self.seen, rng), s.inversion(), rng)
         kept = [(t, x) for t, x in enumerate(steps, 1) if (s.steps - t) % s.every == 0]
         self.walk = [x for _, x in kept]
         self.times: list[float] = [t / s.steps for t, _ in kept]
@@ -222,10 +222,10 @@ class _PlainTeacher:
 
 def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list[nn.Module]:
     """Each client's images; all clients guide, and are asked again on each of the student's walks."""
-    s, members = server.settings, [_as_first_written(server.build(u.payload)) for u in uploads]
+    s, members = server.settings, [as_first_written(server.build(u.payload)) for u in uploads]
     everyone = teacher_of(uploads, members, s.combine, len(TASK.classes))
     makers = [_PlainTeacher(server, uploads, [i], members) for i in range(len(uploads))]
-    student = _as_first_written(start_student(uploads, server, ctx)[0]).train()
+    student = as_first_written(start_student(uploads, server, ctx)[0]).train()
     optimizer = _sgd(student, s)
     for repetition in range(s.repetitions):
         for maker in makers:
@@ -244,10 +244,10 @@ def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list
 
 def _plain_fedbicross(server: Any, uploads: Sequence[Upload], ctx: Context) -> list[nn.Module]:
     """Every cluster's student asks every cluster's teachers again."""
-    s, members = server.settings, [_as_first_written(server.build(u.payload)) for u in uploads]
+    s, members = server.settings, [as_first_written(server.build(u.payload)) for u in uploads]
     groups, start = server._clusters([server.build(u.payload) for u in uploads], ctx)
     makers = [_PlainTeacher(server, uploads, group, members) for group in groups]
-    students = [_as_first_written(start_student([uploads[i] for i in g], server, ctx)[0]).train() for g in groups]
+    students = [as_first_written(start_student([uploads[i] for i in g], server, ctx)[0]).train() for g in groups]
     optimizers, weights = [_sgd(student, s) for student in students], list(start)
     train, val = server._split(ctx)
     for repetition in range(s.repetitions):
@@ -373,7 +373,7 @@ def _models(architecture: str, count: int) -> list[nn.Module]:
     return models
 
 
-def _as_first_written(model: nn.Module) -> nn.Module:
+def as_first_written(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload,no-any-return]
 
 
