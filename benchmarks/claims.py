@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from scipy.stats import t
 
 OWN, GLOBAL = "scores.clients.own.mean", "scores.global.accuracy"
 Record = Mapping[str, Any]
@@ -113,9 +116,9 @@ def differences(claim: Claim, records: Sequence[Record]) -> dict[str, list[float
 
 
 def verdict(claim: Claim, gaps: Mapping[str, Sequence[float]]) -> str:
-    """Seeds of a cell are partitions of their own, so all differences count alike. Twice their standard error tells apart."""
-    center, error = _center(gaps)
-    if abs(center) < 2 * error:
+    """Seeds of a cell are partitions of their own, so all differences count alike."""
+    center, reach = _center(gaps)
+    if abs(center) < reach:
         return "not told apart"
     below = [cell for cell, found in gaps.items() if statistics.fmean(found) <= 0]
     if claim.everywhere and below:
@@ -124,9 +127,11 @@ def verdict(claim: Claim, gaps: Mapping[str, Sequence[float]]) -> str:
 
 
 def _center(gaps: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """The mean difference and its standard error, over all cells and seeds."""
+    """The mean difference over all cells and seeds, and the reach of its 95 % interval; by Student's t, three seeds say little."""
     pool = [gap for found in gaps.values() for gap in found]
-    return statistics.fmean(pool), statistics.stdev(pool) / len(pool) ** 0.5 if len(pool) > 1 else float("inf")
+    if len(pool) < 2:
+        return statistics.fmean(pool), math.inf
+    return statistics.fmean(pool), float(t.ppf(0.975, len(pool) - 1)) * statistics.stdev(pool) / math.sqrt(len(pool))
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ class Judged:
     method: str
     claim: Claim
     above: float  # mean difference over all cells and seeds
-    error: float  # its standard error
+    reach: float  # of its 95 % interval, to both sides
     held: int  # cells whose mean is above
     cells: int
     holds: str
@@ -148,19 +153,19 @@ def judge(records: Sequence[Record]) -> list[Judged]:
     for method, said in PAPERS.items():
         for claim in said:
             if gaps := differences(claim, records):
-                above, error = (100 * figure for figure in _center(gaps))
+                above, reach = (100 * figure for figure in _center(gaps))
                 held = sum(statistics.fmean(one) > 0 for one in gaps.values())
-                found.append(Judged(method, claim, above, error, held, len(gaps), verdict(claim, gaps)))
+                found.append(Judged(method, claim, above, reach, held, len(gaps), verdict(claim, gaps)))
     return found
 
 
 HEAD = """## What holds
 
 What the papers say of their methods, and what we ask besides, of the records below. *Above by* is the mean difference over
-all cells and seeds in points, with its standard error; less than twice that is not told apart. Why a claim fails is in the
+all cells and seeds in points, with its 95 % interval; one that holds zero is not told apart. Why a claim fails is in the
 method's card.
 
-![The same as a picture: differences with twice their standard error](claims.svg)
+![The same as a picture: differences with their 95 % intervals](claims.svg)
 
 | method | claim | above by | cells | holds |
 |---|---|---|---|---|"""
@@ -171,7 +176,7 @@ def table(judged: Sequence[Judged]) -> list[str]:
     lines = [HEAD]
     for one in judged:
         where = "own" if one.claim.metric == OWN else "global"
-        cells = [f"[{one.method}](methods/{one.method}.md)", one.claim.says, f"{one.above:+.1f} ± {one.error:.1f} {where}",
+        cells = [f"[{one.method}](methods/{one.method}.md)", one.claim.says, f"{one.above:+.1f} ± {one.reach:.1f} {where}",
                  f"{one.held} of {one.cells}", one.holds]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

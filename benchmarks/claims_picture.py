@@ -1,4 +1,4 @@
-"""The claims as a picture: a dot at each difference, a bar over twice its standard error on both sides."""
+"""The claims as a picture: a dot at each difference, a bar over its 95 % interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _bent(points: float) -> float:
 
 def picture(judged: Sequence[Judged]) -> str:
     """A file of its own: it brings its colours and its background."""
-    reach = [(one.above - 2 * one.error, one.above + 2 * one.error) for one in judged if math.isfinite(one.error)]
+    reach = [(one.above - one.reach, one.above + one.reach) for one in judged if math.isfinite(one.reach)]
     low = _bent(min([-1.0, *(pair[0] for pair in reach)]))
     high = _bent(max([1.0, *(pair[1] for pair in reach)]))
 
@@ -50,7 +50,7 @@ def _row(one: Judged, y: float, first: bool, x: Callable[[float], float]) -> lis
     ink = next(color for word, color in INKS.items() if one.holds.startswith(word))
     where = "own" if one.claim.metric == OWN else "global"
     told = f"{one.above:+.1f} {where} · {one.held} of {one.cells} · {one.holds.partition(':')[0].strip('*')}"
-    bar = 2 * one.error if math.isfinite(one.error) else 0.0
+    bar = one.reach if math.isfinite(one.reach) else 0.0
     parts = [label(130, y, one.claim.says, size=11, room=TEXT - 140), label(WIDTH - RIGHT + 14, y, told, size=11),
              tag("line", x1=x(one.above - bar), y1=y - 4, x2=x(one.above + bar), y2=y - 4, stroke=ink, stroke_width=2),
              tag("circle", cx=x(one.above), cy=y - 4, r=4, fill=ink)]  # fmt: skip

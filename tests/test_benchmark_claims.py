@@ -45,7 +45,7 @@ def test_seeds_are_compared_pair_by_pair() -> None:
 
 
 def test_everywhere_names_the_cells_that_fail() -> None:
-    good, bad = record("x", a=[0.9, 0.9, 0.9], b=[0.1, 0.1, 0.1]), record("y", a=[0.4, 0.5], b=[0.5, 0.5])
+    good, bad = record("x", a=[0.9] * 9, b=[0.1] * 9), record("y", a=[0.4, 0.5], b=[0.5, 0.5])
     assert judged(good, bad, everywhere=True) == "**no**: y"
     assert judged(good, everywhere=True) == "yes"
     assert judged(record("z", a=[0.9, 0.5], b=[0.4, 0.6]), everywhere=True) == "not told apart"
@@ -67,10 +67,11 @@ def test_cells_without_the_rows_or_of_other_tables_have_no_say() -> None:
 
 
 def test_table_and_picture_say_the_same() -> None:
-    rows = {"fedbicross": [0.9, 0.8], "dense": [0.5, 0.5], "local_only": [0.95, 0.96], "fedisca": [0.91, 0.81]}
+    rows = {"fedbicross": [0.9, 0.8], "dense": [0.5, 0.5], "coboosting": [0.5, 0.4], "fedisca": [0.91, 0.81]}
     judged = judge([record("blood-n5-a0.1", **rows)])
     lines, drawn = "\n".join(table(judged)), picture(judged)
-    assert "| above DENSE in every cell | +35.0 ± 5.0 own | 1 of 1 | yes |" in lines
+    assert "| above DENSE in every cell | +35.0 ± 63.5 own | 1 of 1 | not told apart |" in lines
+    assert "| above Co-Boosting in every cell | +40.0 ± 0.0 own | 1 of 1 | yes |" in lines
     assert "| above FedISCA in every cell | -1.0 ± 0.0 own | 0 of 1 | **no**: blood-n5-a0.1 |" in lines
     for one in judged:
         assert one.claim.says in drawn and f"{one.above:+.1f}" in drawn
