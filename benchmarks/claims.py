@@ -59,8 +59,9 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("above local models", "fedbicross", "local_only", _inversion, OWN),
         Claim("above local models that train as long", "fedbicross", "local_only@epochs=40", _inversion, OWN),
     ),
-    **{name: (Claim("above 32 %, the best of public code", name, 0.32, _inversion, everywhere=True),)
-       for name in ("dense", "coboosting", "fedisca")},
+    **{name: (Claim("above 32 %, the best of public code", name, 0.32, _inversion, everywhere=True),
+              Claim("reaches its teacher", name, f"ensemble@combine={teacher}", _inversion))
+       for name, teacher in {"dense": "class_count", "coboosting": "odds", "fedisca": "class_count"}.items()},
     "fedmitr": (
         Claim("above DeepInversion in every cell", "fedmitr", "deepinversion_vit", _vits, everywhere=True),
         Claim("DeepInversion above FedAvg in every cell", "deepinversion_vit", "fedavg", _vits, everywhere=True),
@@ -127,7 +128,7 @@ def verdict(claim: Claim, gaps: Mapping[str, Sequence[float]]) -> str:
 
 
 def _center(gaps: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """The mean difference over all cells and seeds, and the reach of its 95 % interval; by Student's t, three seeds say little."""
+    """The mean difference over all cells and seeds, and its 95 % interval's reach (Student's t: three seeds say little)."""
     pool = [gap for found in gaps.values() for gap in found]
     if len(pool) < 2:
         return statistics.fmean(pool), math.inf
