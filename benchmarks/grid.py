@@ -41,7 +41,8 @@ REFERENCES = (
 )  # fmt: skip
 DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
 ABLATIONS = (
-    "local_only@epochs=40",  # the control of personalised methods: their clients train 20 + 20 epochs
+    "local_only@epochs=40",  # controls of personalised methods: their clients train 20 + 20 epochs,
+    "local_only@settle_local=true",  # and FedBiCross' take statistics of batch norm afresh
     "fedbicross@weights=uniform", "fedbicross@weights=intra", "fedbicross@weights=similarity",
     "fedbicross@personalize=false", "fedbicross@clusters=1",
 )  # fmt: skip
@@ -247,7 +248,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
     meetings += ("fol@epochs=100", "fol@epochs=100@answer=ensemble") if cell == "blood-meet-n30-a0.3" else ()
     tables = {"federated_factory": FACTORY, "falcon": tokens, "fol": meetings, "fedmitr": vits}
-    ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:3]
+    ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:4]
     return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))
 
 
