@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from benchmarks.claims import OWN, Judged
+from benchmarks.claims import Judged
 from osfl.reports.svg import Attribute, label, tag
 
 WIDTH, TEXT, RIGHT, ROW, TOP = 960, 400, 228, 22, 64  # TEXT and RIGHT are the room for words beside the dots
 TICKS = (-50, -20, -5, -1, 0, 1, 5, 20, 50)
-INKS = {"yes": "#228833", "**no**": "#cc3311", "not told apart": "#777777"}
+INKS = {"yes": "#228833", "no": "#cc3311", "not told apart": "#777777"}
 STYLE: dict[str, Attribute] = {
     "xmlns": "http://www.w3.org/2000/svg", "color": "#222222", "font_family": "system-ui, sans-serif", "width": WIDTH,
 }  # fmt: skip
@@ -47,9 +47,7 @@ def picture(judged: Sequence[Judged]) -> str:
 
 def _row(one: Judged, y: float, first: bool, x: Callable[[float], float]) -> list[str]:
     """Method, claim, dot and bar, and the figures in words; a hair line where a method begins."""
-    ink = next(color for word, color in INKS.items() if one.holds.startswith(word))
-    where = "own" if one.claim.metric == OWN else "global"
-    told = f"{one.above:+.1f} {where} · {one.held} of {one.cells} · {one.holds.partition(':')[0].strip('*')}"
+    ink, told = INKS[one.holds], f"{one.above:+.1f} {' · '.join(one.words)} · {one.holds}"
     bar = one.reach if math.isfinite(one.reach) else 0.0
     parts = [label(130, y, one.claim.says, size=11, room=TEXT - 140), label(WIDTH - RIGHT + 14, y, told, size=11),
              tag("line", x1=x(one.above - bar), y1=y - 4, x2=x(one.above + bar), y2=y - 4, stroke=ink, stroke_width=2),

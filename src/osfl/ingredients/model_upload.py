@@ -22,7 +22,8 @@ from osfl.ingredients.training import (
 )
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
-from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Task, Upload
+from osfl.models.norms import norms
+from osfl.protocol import Context, Contract, OneShot, Payload, Shard, Upload
 from osfl.storage import payload_digest
 
 Combine = Literal["logits", "probabilities", "size", "class_count", "odds"]
@@ -51,7 +52,7 @@ class ModelUpload(OneShot):
         """Statistics of batch norm are what the inversion family compares images with; not every network has them."""
         if not getattr(self.settings, "bn", 0):
             return []
-        bare = [name for name in self.architectures() if not _has_batch_norm(name, self.task)]
+        bare = [name for name in self.architectures() if not norms(build_model(name, self.task))]
         return bare and [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: no batch norm to compare or adapt"]
 
     def architectures(self) -> Sequence[str]:
@@ -69,10 +70,6 @@ class ModelUpload(OneShot):
 
     def build(self, payload: Payload) -> nn.Module:
         return classifier(payload, self.task)
-
-
-def _has_batch_norm(architecture: str, task: Task) -> bool:
-    return any(isinstance(module, nn.BatchNorm2d) for module in build_model(architecture, task).modules())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from osfl.models.build import architecture_for, architectures_in, build_model, c
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
-from osfl.models.norms import settle
+from osfl.models.norms import norms, settle
 from osfl.models.pretrained import pin_problems, start_from
 from osfl.protocol import LATER, Context, Dataset, Payload, Shard, Task, said
 
@@ -148,7 +148,7 @@ def fit(
             progress(epoch + 1, settings.epochs)
     spend(training_flops(model, tuple(data.images.shape[1:])) * len(data) * settings.epochs)
     model.eval()
-    if settings.settle_local:
+    if settings.settle_local and norms(model):
         settle(model, data.images)
         spend(forward_flops(model, tuple(data.images.shape[1:])) * len(data))
     return steps

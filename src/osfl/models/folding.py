@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from osfl.models.norms import norms
+
 
 def freeze(model: nn.Module, fold: bool = True) -> nn.Module:
     """A copy that only predicts: same outputs to about 1e-6, 1.04-1.3 times faster; the original stays untouched."""
@@ -29,8 +31,7 @@ def freeze(model: nn.Module, fold: bool = True) -> nn.Module:
 def is_frozen(model: nn.Module) -> bool:
     """Nothing is left to freeze or to fold."""
     trains = any(module.training for module in model.modules())
-    norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    return not trains and not norms and not any(p.requires_grad for p in model.parameters())
+    return not trains and not norms(model) and not any(p.requires_grad for p in model.parameters())
 
 
 def _fold(parent: nn.Module, conv: str, norm: str) -> None:
