@@ -1,6 +1,5 @@
 """Small classes, and generators small enough for a test."""
 
-
 import torch
 
 from osfl.ingredients.factories import FactorySettings
