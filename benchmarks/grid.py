@@ -3,6 +3,7 @@
     python -m benchmarks.grid                     the cells in order; what is finished is not repeated
     python -m benchmarks.grid blood-n5-a0.1       one cell
     python -m benchmarks.grid blood-silos --skip=edm   without the variants that say so; they can follow later
+    python -m benchmarks.grid blood-silos --only=edm   these alone, for a record that has the others; elsewhere, too
     python -m benchmarks.grid brain-a0.5 --audit  attacks FALCON's features, too (osfl audit)
     python -m benchmarks.grid --collect           no runs: records of what is finished so far
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.joining import joined
 from osfl.audit import audit
 from osfl.environment import describe_environment
 from osfl.evaluation.comparison import METRICS as ALL
@@ -193,7 +195,7 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
 
 
 def record(cell: str) -> Path | None:
-    """Write the record of a cell from its finished runs; a method with fewer seeds says so in `n`."""
+    """Write the record of a cell from its finished runs and from what it says already; fewer seeds are seen by `n`."""
     folder = Path("runs/grid") / cell
     finished = [folder / label / f"seed{seed}" for label in methods_of(cell) for seed in SEEDS]
     finished = [path for path in finished if (path / "results.json").exists()]
@@ -214,15 +216,19 @@ def record(cell: str) -> Path | None:
         for one in result.get("encounters", ()):
             own = found[label].setdefault("own_by_encounter", {}).setdefault(str(one["encounter"]), [])
             own.append(one["own"]["mean"])
+        found[label]["date"] = time.strftime("%Y-%m-%d", time.gmtime())
     RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{cell}.json"
-    write_json(path, {
+    made = {
         "cell": cell, "command": f"python -m benchmarks.grid {cell}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": summary["data"],
         "methods": found, "equal_accuracy": summary["equal_accuracy"], "published_percent": dict(PUBLISHED.get(cell, {})),
         "published_is": "global" if CELLS[cell].method in ("federated_factory", "falcon", "fedmitr") else "own",
-        "missing": [label for label in methods_of(cell) if found.get(label, {}).get(ALWAYS[0], {}).get("n") != len(SEEDS)],
-    })  # fmt: skip
+    }  # fmt: skip
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    made = joined(before, made, methods_of(cell))
+    complete = [label for label, row in made["methods"].items() if row[ALWAYS[0]]["n"] == len(SEEDS)]
+    write_json(path, {**made, "missing": [label for label in methods_of(cell) if label not in complete]})
     return path
 
 
@@ -270,11 +276,13 @@ def _line(what: str, done: int, total: int) -> None:
 def main(names: list[str]) -> None:
     cells = [name for name in names if not name.startswith("--")] or list(CELLS)
     skipped = [name.removeprefix("--skip=") for name in names if name.startswith("--skip=")]
+    only = [name.removeprefix("--only=") for name in names if name.startswith("--only=")]
     for cell in cells:
         if cell not in CELLS:
             raise SystemExit(f"there is no cell {cell!r}; cells: {', '.join(CELLS)}")
         if "--collect" not in names:
             wanted = [label for label in methods_of(cell) if not any(text in label for text in skipped)]
+            wanted = [label for label in wanted if not only or any(text in label for text in only)]
             meets = any(label.startswith("fol") for label in wanted)
             simulation = CELLS[cell] if meets else replace(CELLS[cell], topology=None)
             compare(simulation, wanted, SEEDS, Path("runs/grid") / cell, progress=_line)

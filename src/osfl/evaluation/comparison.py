@@ -59,10 +59,11 @@ def summarize(
 
 def over_seeds(metric: str, group: Sequence[Result]) -> dict[str, Any]:
     """One metric over the runs of a group; a value that does not exist (None) is left out and not counted."""
-    return _over(_value(metric, result) for result in group)
+    return over(_value(metric, result) for result in group)
 
 
-def _over(found: Iterable[float | None]) -> dict[str, Any]:
+def over(found: Iterable[float | None]) -> dict[str, Any]:
+    """Mean, sample standard deviation, how many, and the values themselves."""
     values = [float(value) for value in found if value is not None]
     mean = statistics.fmean(values) if values else None
     std = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -77,7 +78,7 @@ def _gap(group: Sequence[Result], results: Sequence[Result]) -> dict[str, Any] |
         for result in group if "generators" in result
         for other in pooled if other["seed"] == result["seed"] and other["data"] == result["data"]
     ]  # fmt: skip
-    return _over(gaps) if gaps else None
+    return over(gaps) if gaps else None
 
 
 def _value(metric: str, result: Mapping[str, Any]) -> float | None:
