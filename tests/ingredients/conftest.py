@@ -28,6 +28,7 @@ def pictures(n: int, seed: int = 0) -> torch.Tensor:
     x[:, :, 2:6, 2:6] = torch.randint(150, 230, (n, 1, 1, 1), generator=rng(seed + 1))
     return x.to(torch.uint8)
 
+
 def shard_of(images: torch.Tensor) -> tuple[Shard, Context]:
     data = Dataset(images, torch.ones(len(images), dtype=torch.long))
     plan = Plan(TASK, "federated_factory", TINY, ("st-mary",))

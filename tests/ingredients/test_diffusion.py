@@ -16,10 +16,12 @@ from osfl.ingredients.diffusion import (
     follow,
     heun,
     learning_rate,
+    moments,
     time_grid,
 )
 from osfl.ingredients.factories import factory_for
 from osfl.meter import measure
+from osfl.models.preconditioning import Gaussian, White
 from osfl.protocol import Task
 
 from .conftest import TASK, TINY, pictures, quiet, rng
@@ -43,6 +45,7 @@ def test_n_steps_cost_2n_minus_1_calls() -> None:
             return x / 2
 
         heun(denoise, torch.zeros(1, 1, 1, 1), n)
+        assert calls[0] == 80.0
         assert len(calls) == 2 * n - 1
 
 
@@ -57,7 +60,7 @@ def test_heun_with_the_exact_denoiser_of_a_gaussian(n: int, expected: float, tol
 
     noise = torch.randn((20_000, 1, 1, 1), generator=rng(), dtype=torch.float64)
     noise = (noise - noise.mean()) / noise.std()  # what is tested is the sampler, not the draw
-    made = heun(denoise, noise, n)
+    made = heun(denoise, 80 * noise, n)
     ratio = float(made.std()) / s
     assert abs(ratio - 1) < tolerance and abs(ratio - expected) < 0.003
     assert abs(float(made.mean()) - m) < 2.5e-3  # noise at 80 begins with mean 0, not m: m s / 80 = 1.9e-3 of that is left
@@ -106,7 +109,7 @@ def test_batches_are_powers_of_two_within_the_class() -> None:
 class Halves:
     """A denoiser that halves what it is given and is equally unsure everywhere."""
 
-    data_std = 0.5
+    knows = White()
 
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -180,3 +183,48 @@ def test_sampling_costs_what_its_calls_cost() -> None:
         assert meter.made == 4 and meter.made_flops == meter.flops
         spent.append(meter.flops)
     assert math.isclose(spent[1] / spent[0], 5 / 3)
+
+
+# --- diffusion: around a Gaussian ---
+
+
+def test_moments_are_those_of_the_images() -> None:
+    """All directions: the covariance itself. Fewer: the largest variances, and the mean of the others."""
+    x = torch.randn((50, 1, 2, 3), generator=rng()) * torch.arange(1, 7).reshape(1, 1, 2, 3) + 0.5
+    covariance = torch.cov(x.flatten(1).T, correction=0)
+    values = torch.linalg.eigvalsh(covariance).flip(0)
+    for directions in (6, 2):
+        known = Gaussian((1, 2, 3), directions)
+        known.initialize(None)
+        moments(x, known, most=49)
+        assert torch.allclose(known.mean, x.flatten(1).mean(0, keepdim=True), atol=1e-5)
+        assert torch.allclose(known.variances[:directions], values[:directions], rtol=1e-4)
+    assert math.isclose(float(known.variances[-1]), float(values[2:].mean()), rel_tol=1e-4)
+    assert torch.allclose(known.basis @ known.basis.T, torch.eye(2), atol=1e-5)
+
+
+def test_two_images_are_their_mean_and_their_difference() -> None:
+    known, x = Gaussian((1, 2, 3), 4), torch.randn((2, 1, 2, 3), generator=rng())
+    known.initialize(None)
+    moments(x, known, most=1)
+    apart = (x[0] - x[1]).flatten()
+    assert torch.allclose(known.basis[0].abs(), (apart / apart.norm()).abs(), atol=1e-5) and not known.basis[1:].any()
+    assert math.isclose(float(known.variances[0]), float(apart.square().sum()) / 4, rel_tol=1e-5)
+    assert torch.allclose(known.variances[1:], torch.full((4,), 0.02**2))
+
+
+def test_hardly_trained_it_draws_from_the_class_gaussian() -> None:
+    """Where white noise would still be noise: one step of learning, samples with the mean and spread of the images."""
+    images = pictures(200)
+    found = {}
+    for directions in (0, 6):
+        settings = replace(TINY, factory="edm", edm_images=1, edm_steps=8, edm_directions=directions, edm_start=20.0)
+        factory = factory_for(settings, TASK)
+        tensors = factory.fit(images, rng(), quiet)
+        assert {name: tuple(value.shape) for name, value in tensors.items()} == {
+            name: line.shape for name, line in factory.contract().items()
+        }
+        found[directions] = factory.sample(tensors, 200, rng(1)).float()
+    real = images.float()
+    assert float((found[6].mean(0) - real.mean(0)).abs().mean()) < 6 < float((found[0].mean(0) - real.mean(0)).abs().mean())
+    assert float((found[6].std(0) - real.std(0)).abs().mean()) < 6

@@ -9,6 +9,7 @@ from torch.nn.functional import conv2d
 
 from osfl.errors import UsageError
 from osfl.models.initial import initialize
+from osfl.models.preconditioning import White
 from osfl.models.unet import (
     Block,
     Denoiser,
@@ -19,7 +20,6 @@ from osfl.models.unet import (
     mp_sum,
     normalize,
     parse_unet,
-    preconditioning,
 )
 
 
@@ -72,13 +72,14 @@ def test_every_operation_keeps_the_magnitude() -> None:
 
 
 def test_preconditioning_identities() -> None:
-    sigma = torch.tensor([1e-4, 0.002, 0.5, 80.0, 1e4], dtype=torch.float64)
-    skip, out, scale, level = preconditioning(sigma, 0.5)
+    sigma, one = torch.tensor([1e-4, 0.002, 0.5, 80.0, 1e4], dtype=torch.float64), torch.ones(5, 1, 1, 1, dtype=torch.float64)
+    known = White()
+    skip, out, scale = known.linear(one, sigma).flatten(), known.error(sigma).sqrt(), known.scaled(one, sigma).flatten()
     assert torch.allclose(scale**2 * (sigma**2 + 0.25), torch.ones(5, dtype=torch.float64))
-    assert torch.allclose(level, sigma.log() / 4)
     assert skip[0] > 1 - 1e-6 and out[0] < 1e-3 and skip[-1] < 1e-8
     assert math.isclose(float(skip[2]), 0.5)
     assert torch.allclose(out**2, skip * sigma**2)  # of c_skip x, exactly the posterior variance
+    assert torch.allclose(known.noised(one, 80.0), 80 * one)
 
 
 def test_without_training_it_is_the_wiener_filter() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,20 +19,24 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.errors import TrainingError
-from osfl.ingredients.symmetries import turned
+from osfl.ingredients.mixtures import principal
+from osfl.ingredients.symmetries import orbit, turned
 from osfl.meter import spend
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
 from osfl.models.naming import contract_of, load_named, named
+from osfl.models.preconditioning import Gaussian
 from osfl.models.unet import Denoiser, parse_unet
-from osfl.protocol import Contract
+from osfl.protocol import LATER, Contract
 
 if TYPE_CHECKING:
     from osfl.protocol import Tensors
 
 Denoise = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (images, noise level of each) -> images
 _CHUNK = 256  # images sampled at once; part of what a seed means, so not a setting
+LAST_LEVEL = 0.002  # of noise before an image is clean
+_LEAST_STD = 0.02  # of what is outside the known directions: two images leave nothing there
 _CHECK = 32  # steps between two looks at the loss
 
 
@@ -51,6 +55,8 @@ class DiffusionSettings:
     edm_noise_mean: float = -0.8  # of ln sigma while learning
     edm_noise_std: float = 1.6  # deviation of ln sigma while learning
     edm_steps: int = 32  # of Heun's method when sampling: 2 n - 1 calls of the network
+    edm_directions: int = field(default=0, metadata=LATER)  # principal directions of the class that are known at the start
+    edm_start: float = field(default=80.0, metadata=LATER)  # noise level that sampling begins at
 
 
 class Diffusion:
@@ -66,12 +72,12 @@ class Diffusion:
 
     def contract(self) -> Contract:
         with torch.device("meta"):
-            model = Denoiser(self.padded, self.shape)
+            model = Denoiser(self.padded, self.shape, directions=self.settings.edm_directions)
         return {name.removeprefix("net/"): line for name, line in contract_of(model, "net").items()}
 
     def _build(self, rng: torch.Generator | None) -> Denoiser:
         with torch.device("meta"):  # no draws from the global generator by torch's own defaults
-            model = Denoiser(self.padded, self.shape, self.settings.dropout)
+            model = Denoiser(self.padded, self.shape, self.settings.dropout, self.settings.edm_directions)
         model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
         initialize(model, rng)
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
@@ -84,6 +90,8 @@ class Diffusion:
         batch = batch_for(len(images), s.edm_batch)
         steps = max(1, math.ceil(s.edm_images / batch))
         net = self._build(rng)
+        if isinstance(net.knows, Gaussian):
+            moments(self._pad(to_input(orbit(images, self.symmetry))), net.knows, len(images) - 1)
         spend(training_flops(_AtOneLevel(net), self.padded) * steps * batch)
         average = copy.deepcopy(net)
         noise = _on(self.device, rng)
@@ -119,7 +127,8 @@ class Diffusion:
         for start in range(0, count, _CHUNK):
             size = min(_CHUNK, count - start)
             noise = torch.randn((size, *self.padded), generator=rng).to(self.device, memory_format=torch.channels_last)
-            made.append(to_images(self._cut(heun(net, noise, self.settings.edm_steps)).cpu()))
+            first = net.knows.noised(noise, self.settings.edm_start)
+            made.append(to_images(self._cut(heun(net, first, self.settings.edm_steps, self.settings.edm_start)).cpu()))
         return torch.cat(made) if made else torch.empty((0, *self.image), dtype=torch.uint8)
 
     def _pad(self, x: torch.Tensor) -> torch.Tensor:
@@ -159,11 +168,22 @@ def diffusion_loss(net: Denoiser, x: torch.Tensor, mean: float, std: float, rng:
     """lambda / e^u (D(x + n; sigma) - x)^2 + u with ln sigma ~ N(mean, std^2), averaged over pixels and images."""
     sigma = (torch.randn(len(x), generator=rng, device=x.device) * std + mean).exp()
     noise = torch.randn(x.shape, generator=rng, device=x.device) * sigma[:, None, None, None]
-    weight = (sigma**2 + net.data_std**2) / (sigma * net.data_std) ** 2
     u = net.uncertainty(sigma)
-    error = (net(x + noise, sigma) - x).square().mean((1, 2, 3))
-    loss: torch.Tensor = (weight / u.exp() * error + u).mean()
+    error = (net(x + noise, sigma) - x).square().mean((1, 2, 3)) / net.knows.error(sigma)  # weight: 1 / c_out^2
+    loss: torch.Tensor = (error / u.exp() + u).mean()
     return loss
+
+
+def moments(x: torch.Tensor, known: Gaussian, most: int) -> None:
+    """Mean and covariance of a class, as far as its images can tell: at most `most` directions."""
+    flat = x.flatten(1).double().cpu()
+    mean = flat.mean(0, keepdim=True)
+    off = flat - mean
+    basis = principal(off, min(len(known.basis), most))
+    spread, others = (off @ basis.T).square().mean(0), flat.shape[1] - len(basis)
+    rest = (off.square().sum() / len(flat) - spread.sum()) / max(others, 1)
+    rest = rest.clamp_min(_LEAST_STD**2)
+    known.know(mean, basis, spread.clamp_min(float(rest)), float(rest))
 
 
 def batch_for(count: int, most: int) -> int:
@@ -211,7 +231,7 @@ def _check_finite(total: torch.Tensor, step: int, settings: DiffusionSettings) -
 # --- sampling --------------------------------------------------------------------------------------------------------------
 
 
-def time_grid(steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> torch.Tensor:
+def time_grid(steps: int, low: float = LAST_LEVEL, high: float = 80.0, rho: float = 7.0) -> torch.Tensor:
     """t_0 = high ... t_{n-1} = low, t_n = 0; float64."""
     i = torch.arange(steps, dtype=torch.float64) / max(steps - 1, 1)
     grid = (high ** (1 / rho) + i * (low ** (1 / rho) - high ** (1 / rho))) ** rho
@@ -219,10 +239,9 @@ def time_grid(steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7
 
 
 @torch.no_grad()
-def heun(denoise: Denoise, noise: torch.Tensor, steps: int) -> torch.Tensor:
-    """Follow dx/dt = (x - D(x; t)) / t from pure noise to an image, second order, 2 n - 1 calls."""
-    grid = time_grid(steps).tolist()
-    x: torch.Tensor = noise * grid[0]
+def heun(denoise: Denoise, x: torch.Tensor, steps: int, start: float = 80.0) -> torch.Tensor:
+    """Follow dx/dt = (x - D(x; t)) / t from images of noise level `start` to clean ones, second order, 2 n - 1 calls."""
+    grid = time_grid(steps, high=start).tolist()
     for now, then in pairwise(grid):
         slope = (x - denoise(x, _levels(x, now))) / now
         ahead = x + (then - now) * slope

@@ -11,7 +11,7 @@ import torch
 from osfl.errors import FilesError, TrainingError, UsageError
 from osfl.ingredients.autoencoders import Vae, VaeSettings
 from osfl.ingredients.cells import Cell, prefix
-from osfl.ingredients.diffusion import Diffusion, DiffusionSettings
+from osfl.ingredients.diffusion import LAST_LEVEL, Diffusion, DiffusionSettings
 from osfl.ingredients.mixtures import Mixture, MixtureSettings
 from osfl.ingredients.symmetries import Symmetry
 from osfl.ingredients.training import not_positive, too_low
@@ -61,13 +61,15 @@ def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
         "mixture_dims", "mixture_components", "mixture_prior", "mixture_iterations", "vae_latent", "vae_width", "vae_steps",
         "vae_batch", "vae_lr", "edm_images", "edm_batch", "edm_lr", "edm_lr_batches", "edm_noise_std",
     )  # fmt: skip
-    found = [*not_positive(settings, *positive), *too_low(settings, {"edm_rampup": 0})]
+    found = [*not_positive(settings, *positive), *too_low(settings, {"edm_rampup": 0, "edm_directions": 0})]
     if not 0 <= settings.dropout < 1:
         found.append(f"setting 'dropout': expected from 0 to below 1, got {settings.dropout}")
     if not 0 <= settings.edm_ema < 0.28:
         found.append(f"setting 'edm_ema': expected from 0 to 0.28, got {settings.edm_ema}")
     if settings.edm_steps < 2:
         found.append(f"setting 'edm_steps': expected at least 2, got {settings.edm_steps}")
+    if settings.edm_start <= LAST_LEVEL:
+        found.append(f"setting 'edm_start': expected above {LAST_LEVEL}, where sampling ends, got {settings.edm_start}")
     if settings.least < 2:
         found.append(f"setting 'least': expected at least 2, got {settings.least}; a generator of one image is that image")
     if settings.symmetry == "dihedral" and task.image[1] != task.image[2]:

@@ -62,7 +62,7 @@ class Mixture:
         """uint8 images (n, channels, height, width) of one class -> named tensors."""
         x = to_input(orbit(images, self.symmetry)).reshape(-1, math.prod(self.image)).double()
         mean = x.mean(0, keepdim=True)
-        basis = _principal(x - mean, min(self._dims(), len(images) - 1))
+        basis = principal(x - mean, min(self._dims(), len(images) - 1))
         points = (x - mean) @ basis.T
         k = max(1, min(self.settings.mixture_components, len(images) // 10))
         weights, centers, scales = _mixture(points, k, self.settings, rng)
@@ -89,7 +89,7 @@ def _padded(value: torch.Tensor, shape: tuple[int | str, ...]) -> torch.Tensor:
     return whole
 
 
-def _principal(x: torch.Tensor, dims: int) -> torch.Tensor:
+def principal(x: torch.Tensor, dims: int) -> torch.Tensor:
     """The first principal directions of centred rows (n, pixels), as rows, from the smaller of the two Gram matrices."""
     n, pixels = x.shape
     spend(2.0 * n * pixels * min(n, pixels) + 9.0 * min(n, pixels) ** 3)

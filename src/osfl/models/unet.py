@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.errors import UsageError
+from osfl.models.preconditioning import Gaussian, White
 
 _CLIP = 256.0  # activations stay within; reached only when training goes wrong
 _HEAD = 64  # channels a head of attention
@@ -269,27 +270,23 @@ class Unet(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """D(x; sigma) = c_skip x + c_out F(c_in x, c_noise), and u(sigma), how uncertain it is (EDM, Table 1; EDM2, Eq. 21)."""
+    """D(x; sigma) = c_skip x + c_out F(c_in x, c_noise), and u(sigma), how uncertain it is (EDM, Table 1; EDM2, Eq. 21).
 
-    def __init__(self, image: tuple[int, int, int], shape: UnetShape, dropout: float = 0.0, data_std: float = 0.5) -> None:
+    With `directions`, c_skip x is the best linear denoiser of a class (models/preconditioning.py) instead of EDM's scalar.
+    """
+
+    def __init__(self, image: tuple[int, int, int], shape: UnetShape, dropout: float = 0.0, directions: int = 0) -> None:
         super().__init__()
         self.unet = Unet(image, shape, dropout)
-        self.data_std = data_std
+        self.knows = Gaussian(image, directions) if directions else White()
         self.waves = Fourier(128)
         self.uncertain = MPConv(128, 1)
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        skip, out, scale, level = preconditioning(sigma[:, None, None, None], self.data_std)
-        found: torch.Tensor = skip * x + out * self.unet(scale * x, level.flatten())
-        return found
+        found: torch.Tensor = self.unet(self.knows.scaled(x, sigma), sigma.log() / 4)
+        return self.knows.linear(x, sigma) + self.knows.error(sigma).sqrt()[:, None, None, None] * found
 
     def uncertainty(self, sigma: torch.Tensor) -> torch.Tensor:
         """u(sigma), the logarithm of the expected squared error after weighting, (batch,)."""
         found: torch.Tensor = self.uncertain(self.waves(sigma.log() / 4)).squeeze(1)
         return found
-
-
-def preconditioning(sigma: torch.Tensor, data_std: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """c_skip, c_out, c_in, c_noise."""
-    total = sigma**2 + data_std**2
-    return data_std**2 / total, sigma * data_std / total.sqrt(), 1 / total.sqrt(), sigma.log() / 4
