@@ -83,11 +83,12 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
     "fol": (
         Claim("FOL-A above FOL", "fol@answer=ensemble", "fol", _meetings, OWN),
         Claim("FOL above local models", "fol", "local_only", _meetings, OWN),
-        Claim("… whose BN statistics are settled", "fol", "local_only@settle_local=true", _meetings, OWN),
+        Claim("… whose BN statistics lag", "fol", "local_only@settle_local=false", _meetings, OWN),
         Claim("FOL above local models of 100 epochs", "fol", "local_only@epochs=100", _meetings, OWN),
         Claim("… where FOL's start has 100 epochs, too", "fol@epochs=100", "local_only@epochs=100", _meetings, OWN),
         Claim("alignment helps: FOL above FOL-N", "fol", "fol@align=false", _meetings, OWN),
         Claim("a second encounter helps", "fol#2", "fol#1", _meetings, OWN),
+        Claim("a third encounter helps", "fol#3", "fol#2", _meetings, OWN),
     ),
 }  # fmt: skip
 
