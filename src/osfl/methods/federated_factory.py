@@ -65,8 +65,9 @@ class Settings(FactorySettings, Training):
 CPU = {
     **CPU_TRAINING, "factory": "mixture", "symmetry": "none", "images_per_class": 1000, "noise": 0.3, "epochs": 10,
     "expert_epochs": 4,
-    "unet": "w16-m1.2-b1-s2", "dropout": 0.0, "edm_images": 24_000, "edm_batch": 64, "edm_lr_batches": 150,
-    "edm_rampup": 1_000, "edm_ema": 0.1, "edm_steps": 12, "edm_noise_mean": -0.4, "edm_noise_std": 1.2,
+    "unet": "w16-m1.2-b1-s4", "dropout": 0.0, "edm_images": 12_000, "edm_batch": 64, "edm_lr": 0.004, "edm_lr_batches": 150,
+    "edm_rampup": 1_000, "edm_ema": 0.2, "edm_noise_mean": -0.4, "edm_noise_std": 1.2, "edm_directions": 80, "edm_start": 3.0,
+    "edm_steps": 6,
 }  # fmt: skip
 SMOKE = {
     **CPU, **SMOKE_TRAINING, "images_per_class": 16, "mixture_iterations": 5, "vae_steps": 5, "edm_images": 64,
