@@ -246,7 +246,7 @@ def measured(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def methods_of(cell: str) -> tuple[str, ...]:
     """By whose tables a cell belongs to; FedBiCross' ablations in full in its first cell, elsewhere those of its targets. What
-    16-bit sequences cost is in FALCON's first."""
+    16-bit sequences cost is in FALCON's first. Peers who have little of a class, but some, may fill it up or not."""
     window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
@@ -254,7 +254,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
     meetings += ("fol@epochs=100", "fol@epochs=100@answer=ensemble") if cell == "blood-meet-n30-a0.3" else ()
-    tables = {"federated_factory": FACTORY, "falcon": tokens, "fol": meetings, "fedmitr": vits}
+    factory = FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")
+    tables = {"federated_factory": factory, "falcon": tokens, "fol": meetings, "fedmitr": vits}
     ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:4]
     return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))
 
