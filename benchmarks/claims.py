@@ -40,6 +40,10 @@ def _silos(cell: str) -> bool:
     return cell.endswith("-silos")
 
 
+def _shares(cell: str) -> bool:
+    return cell.startswith("factory-")  # Dirichlet 0.1
+
+
 def _vits(cell: str) -> bool:
     return "-vit-n" in cell
 
@@ -78,7 +82,14 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("in silos above rounds of FedAvg, each cell", "federated_factory", "fedavg_rounds", _silos, everywhere=True),
         Claim("90 % of centralised on blood cells", "federated_factory", "centralized", "blood-silos".__eq__, times=0.9),
         Claim("95 % of centralised on digits", "federated_factory", "centralized", "digits-silos".__eq__, times=0.95),
+        Claim("… with the diffusion model on blood cells", "federated_factory@factory=edm", "centralized", "blood-silos".__eq__,
+              times=0.9),
+        Claim("… with the diffusion model on digits", "federated_factory@factory=edm", "centralized", "digits-silos".__eq__,
+              times=0.95),
         Claim("peer to peer above central, in silos", "federated_factory@mode=peer", "federated_factory", _silos),
+        Claim("Dirichlet: above rounds of FedAvg, each cell", "federated_factory", "fedavg_rounds", _shares, everywhere=True),
+        Claim("… peer to peer above central", "federated_factory@mode=peer", "federated_factory", _shares),
+        Claim("… where peers fill up small classes", "federated_factory@mode=peer@fill=balance", "federated_factory", _shares),
     ),
     "fol": (
         Claim("FOL-A above FOL", "fol@answer=ensemble", "fol", _meetings, OWN),
