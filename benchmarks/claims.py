@@ -87,7 +87,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("… with the diffusion model on digits", "federated_factory@factory=edm", "centralized", "digits-silos".__eq__,
               times=0.95),
         Claim("peer to peer above central, in silos", "federated_factory@mode=peer", "federated_factory", _silos),
-        Claim("Dirichlet: above rounds of FedAvg, each cell", "federated_factory", "fedavg_rounds", _shares, everywhere=True),
+        Claim("Dirichlet: above FedAvg in rounds, each", "federated_factory", "fedavg_rounds", _shares, everywhere=True),
         Claim("… peer to peer above central", "federated_factory@mode=peer", "federated_factory", _shares),
         Claim("… where peers fill up small classes", "federated_factory@mode=peer@fill=balance", "federated_factory", _shares),
     ),
