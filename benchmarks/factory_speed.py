@@ -26,7 +26,7 @@ from osfl.protocol import Context, Upload
 from osfl.simulation import Federation, Simulation, prepare
 from osfl.workers import Workers, compute_threads, default_workers
 
-SIZES = {"images_per_class": 500, "epochs": 10, "edm_images": 12_000}  # a third of the cpu preset's budget or more
+SIZES = {"images_per_class": 500, "epochs": 10, "edm_images": 12_000}  # half as many images to learn from as in the cpu preset
 KINDS = ("mixture", "vae", "edm")
 SAMPLED = 256  # images of each cell, when sampling is timed
 

@@ -23,7 +23,7 @@ def joined(old: Mapping[str, Any], new: Mapping[str, Any], labels: Sequence[str]
     dated = {label: {"date": old["date"], **row} for label, row in before.items()}
     rows = {label: _row(dated.get(label), after.get(label)) for label in labels if label in before or label in after}
     fresh = {(pair["method"], pair["reference"]) for pair in new["equal_accuracy"]}
-    kept = [pair for pair in old["equal_accuracy"] if (pair["method"], pair["reference"]) not in fresh]
+    kept = [pair for pair in old.get("equal_accuracy", ()) if (pair["method"], pair["reference"]) not in fresh]
     kept = [pair for pair in kept if {pair["method"], pair["reference"]} <= set(labels) - set(after)]
     return {**new, "methods": rows, "equal_accuracy": kept + list(new["equal_accuracy"])}
 

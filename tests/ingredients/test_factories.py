@@ -4,19 +4,21 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from osfl.errors import FilesError, TrainingError
-from osfl.ingredients import autoencoders
+from osfl.ingredients import autoencoders, factories
 from osfl.ingredients.autoencoders import vae_loss
 from osfl.ingredients.cells import Cell, cells_of
-from osfl.ingredients.factories import factory_for, factory_problems, sample_cell, train_factory
-from osfl.ingredients.mixtures import Mixture
+from osfl.ingredients.factories import factory_for, factory_problems, sample_cell, train_factories, train_factory
+from osfl.ingredients.mixtures import Mixture, MixtureSettings
 from osfl.ingredients.symmetries import orbit, turned
 from osfl.protocol import Context, Dataset, Json, Payload, Plan, Shard, Task, Upload, digest_of
+from osfl.storage import Shelf
 
 from .conftest import KINDS, TASK, TINY, pictures, quiet, rng, shard_of
 
@@ -83,6 +85,43 @@ def test_a_generator_that_diverges_in_its_last_step_is_not_sent(monkeypatch: pyt
     assert caught.value.client == "st-mary"
 
 
+def test_a_generator_that_diverges_costs_no_other(tmp_path: Path) -> None:
+    """The classes that were learned before are kept: with a lower rate only the one that failed is learned again."""
+    images = torch.cat([pictures(6), pictures(6, seed=7)])
+    data = Dataset(images, torch.tensor([0] * 6 + [1] * 6))
+    shard, ctx = Shard("st-mary", data, data.subset(torch.arange(0)), "x"), shard_of(pictures(2))[1]
+    learned: list[int] = []
+
+    class Fails(Mixture):
+        def fit(self, images: torch.Tensor, *more: Any) -> dict[str, torch.Tensor]:
+            learned.append(int(images.sum()))
+            made = super().fit(images, *more)
+            return made if len(learned) != 2 else {name: value * math.nan for name, value in made.items()}
+
+    ctx = replace(ctx, once=Shelf(tmp_path).once)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(factories._KINDS, "mixture", (Fails, MixtureSettings))
+        with pytest.raises(TrainingError, match="'square'"):
+            train_factories(shard, replace(TINY, factory="mixture"), TASK, ctx)
+        payload = train_factories(shard, replace(TINY, factory="mixture"), TASK, ctx)
+    assert len(learned) == 3 and learned[1] == learned[2]
+    assert {name.split("/")[0] for name in payload.tensors} == {"class-0", "class-1"}
+
+
+def test_how_images_are_sampled_is_not_learned_again() -> None:
+    """The same generator, kept under the same key, whatever the number of Heun's steps."""
+    shard, ctx = shard_of(pictures(6))
+    keys: list[Any] = []
+
+    def once(key: Any, make: Callable[[], Payload]) -> Payload:
+        keys.append(key)
+        return Payload({})
+
+    for changes in ({}, {"edm_steps": 9}, {"edm_start": 40.0}, {"edm_lr": 0.5}):
+        train_factory(shard, 1, replace(TINY, factory="edm", **changes), TASK, replace(ctx, once=once))
+    assert keys[0] == keys[1] == keys[2] != keys[3]
+
+
 def test_a_full_disk_while_sampling_names_the_cell() -> None:
     def full(key: object, make: Callable[[], Payload]) -> Payload:
         make()
@@ -99,7 +138,7 @@ def test_a_full_disk_while_sampling_names_the_cell() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("mixture_dims", 0), ("vae_lr", -1.0), ("edm_images", 0), ("dropout", 1.0), ("edm_ema", 0.5), ("edm_steps", 1),
-     ("least", 1), ("unet", "w16")],
+     ("least", 1), ("unet", "w16"), ("edm_directions", -1), ("edm_start", 0.002), ("edm_start", 3.0)],
 )  # fmt: skip
 def test_settings_that_cannot_work(setting: str, value: object) -> None:
     assert not factory_problems(TINY, TASK)

@@ -107,18 +107,26 @@ def test_separable_uploads_lose_a_class_as_if_it_had_never_been_there() -> None:
 
 
 def test_an_upload_holds_a_generator_for_each_class_with_enough_images() -> None:
-    """A class of one image stays at home, one of two is sent, an absent one is no mistake."""
+    """Classes of one and two images stay at home, one of three is sent, an absent one is no mistake."""
     whole = shard("a")
-    few = Shard("a", whole.train.subset(torch.tensor([0, 1, 4])), whole.val, "few")  # labels go 0, 1, 2, 0, 1, ...
+    few = Shard("a", whole.train.subset(torch.tensor([1, 4, 7, 2, 5])), whole.val, "few")  # labels go 0, 1, 2, 0, 1, ...
     one = method()
     payload = one.client_phase(few, ctx())
     assert {name.split("/")[0] for name in payload.tensors} == {"class-1"}
-    assert payload.facts["class_counts"] == [1, 2, 0]
+    assert payload.facts["class_counts"] == [0, 3, 2]
     check_outgoing(payload, one.contract(""), few, TASK, Limits())
     release = one.server_phase([Upload("a", "", payload)], ctx("a"))
     assert one.build(release.shared)(torch.zeros(2, *TASK.image)).shape == (2, 3)
     made = one.samples([Upload("a", "", payload)], ctx("a"))
     assert made.labels.tolist() == [1] * 12
+
+
+def test_copies_of_an_image_are_one_image() -> None:
+    """Whatever a generator learned from them would be that image."""
+    whole = shard("a")
+    copies = whole.train.subset(torch.tensor([1, 1, 1, 1, 2, 5, 8]))
+    payload = method().client_phase(Shard("a", copies, whole.val, "copies"), ctx())
+    assert {name.split("/")[0] for name in payload.tensors} == {"class-2"} and payload.facts["class_counts"] == [0, 4, 3]
 
 
 def test_nobody_has_a_generator() -> None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Denoise = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (images, noise level of each) -> images
 _CHUNK = 256  # images sampled at once; part of what a seed means, so not a setting
 LAST_LEVEL = 0.002  # of noise before an image is clean
+LOST = 20.0  # noise level at which nothing can be seen of pixels in [-1, 1]
+SAMPLING = ("edm_steps", "edm_start")  # settings that learning does not see
 _LEAST_STD = 0.02  # of what is outside the known directions: two images leave nothing there
 _CHECK = 32  # steps between two looks at the loss
 
@@ -55,7 +57,7 @@ class DiffusionSettings:
     edm_noise_mean: float = -0.8  # of ln sigma while learning
     edm_noise_std: float = 1.6  # deviation of ln sigma while learning
     edm_steps: int = 32  # of Heun's method when sampling: 2 n - 1 calls of the network
-    edm_directions: int = field(default=0, metadata=LATER)  # principal directions of the class that are known at the start
+    edm_directions: int = field(default=0, metadata=LATER)  # principal directions known at the start; they and the mean travel
     edm_start: float = field(default=80.0, metadata=LATER)  # noise level that sampling begins at
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from osfl.errors import FilesError, TrainingError, UsageError
 from osfl.ingredients.autoencoders import Vae, VaeSettings
 from osfl.ingredients.cells import Cell, prefix
-from osfl.ingredients.diffusion import LAST_LEVEL, Diffusion, DiffusionSettings
+from osfl.ingredients.diffusion import LAST_LEVEL, LOST, SAMPLING, Diffusion, DiffusionSettings
 from osfl.ingredients.mixtures import Mixture, MixtureSettings
 from osfl.ingredients.symmetries import Symmetry
 from osfl.ingredients.training import not_positive, too_low
@@ -40,7 +40,7 @@ class FactorySettings(MixtureSettings, VaeSettings, DiffusionSettings):
 
     factory: Literal["edm", "mixture", "vae"] = "edm"  # edm: the paper's diffusion model
     symmetry: Symmetry = "flip"  # what a generator may assume: flip, a mirror (paper); none, for letters; dihedral, turns too
-    least: int = 2  # images a class needs; a generator of a single image would be that image
+    least: int = 3  # different images a class needs; a generator of one is that image, and two can be computed from theirs
 
 
 _KINDS: Mapping[str, tuple[Callable[..., Factory], type]] = {
@@ -70,6 +70,9 @@ def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
         found.append(f"setting 'edm_steps': expected at least 2, got {settings.edm_steps}")
     if settings.edm_start <= LAST_LEVEL:
         found.append(f"setting 'edm_start': expected above {LAST_LEVEL}, where sampling ends, got {settings.edm_start}")
+    elif settings.edm_start < LOST and not settings.edm_directions:
+        found.append(f"setting 'edm_start': expected at least {LOST:g}, got {settings.edm_start}; without edm_directions "
+                     "images must be lost in the noise that sampling begins with")  # fmt: skip
     if settings.least < 2:
         found.append(f"setting 'least': expected at least 2, got {settings.least}; a generator of one image is that image")
     if settings.symmetry == "dihedral" and task.image[1] != task.image[2]:
@@ -90,6 +93,14 @@ def factory_key(settings: FactorySettings, task: Task, ctx: Context) -> dict[str
     if ctx.device.type != "cpu":  # another device gives other bits
         key["device"] = ctx.device.type
     return key
+
+
+def enough(shard: Shard, settings: FactorySettings, classes: int) -> list[int]:
+    """Classes that the client has enough different images of; copies of one image are one image."""
+    counts = torch.bincount(shard.train.labels, minlength=classes).tolist()
+    rows = [shard.train.images[shard.train.labels == label].flatten(1) for label in range(classes)]
+    return [label for label, count in enumerate(counts)
+            if count >= settings.least and len(torch.unique(rows[label], dim=0)) >= settings.least]  # fmt: skip
 
 
 def contract_of_factories(settings: FactorySettings, task: Task) -> Contract:
@@ -120,7 +131,8 @@ def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Tas
             error.client, error.reason = shard.client, f"class {task.classes[label]!r}: {error.reason}"
             raise
 
-    key = {**factory_key(settings, task, ctx), "what": "factory", "client": shard.client, "data": shard.digest, "class": label}
+    learning = replace(settings, **{name: getattr(DiffusionSettings, name) for name in SAMPLING})  # it is told only in `sample`
+    key = {**factory_key(learning, task, ctx), "what": "factory", "client": shard.client, "data": shard.digest, "class": label}
     return ctx.once(key, fit).tensors
 
 
@@ -133,7 +145,7 @@ def kept_factory(shard: Shard, label: int, settings: FactorySettings, task: Task
 def train_factories(shard: Shard, settings: FactorySettings, task: Task, ctx: Context) -> Payload:
     """A generator for every class that the client has enough images of, learned side by side."""
     counts = torch.bincount(shard.train.labels, minlength=len(task.classes)).tolist()
-    held = [label for label, count in enumerate(counts) if count >= settings.least]
+    held = enough(shard, settings, len(task.classes))
     made = ctx.map(lambda label: train_factory(shard, label, settings, task, ctx), held)
     tensors = {prefix(label) + name: value for label, one in zip(held, made, strict=True) for name, value in one.items()}
     return Payload(tensors, {"class_counts": counts, "samples": len(shard.train)})

@@ -22,6 +22,7 @@ from osfl.ingredients.experts import ProductOfExperts
 from osfl.ingredients.factories import (
     FactorySettings,
     contract_of_factories,
+    enough,
     factory_problems,
     kept_factory,
     sample_cell,
@@ -81,8 +82,9 @@ class FederatedFactory(OneShot):
     DEVIATIONS = (
         "quotas are rounded by largest remainders, so that they sum exactly",
         "every cell is sampled from a seed of its own: forgetting is exact",
-        "both protocols train with the same augmentation (the public code augments in peer mode only)",
-        "a class with fewer than `least` images gets no generator: a generator of one image would be that image",
+        "both protocols train with the augmentation that the plan says (the public code augments in peer mode only)",
+        "generators learn from images and their mirrors; the public code also crops, turns or shears before it stores them",
+        "a class with fewer than `least` different images gets no generator: one or two could be computed from theirs",
         "images whose side the U-Net cannot halve are padded by their border (28 px become 32)",
         "the last iterate is used; nothing is held out of the synthetic images",
     )
@@ -222,9 +224,10 @@ class FederatedFactory(OneShot):
         """The passed on generators, and where classes are filled up also the client's own, which never travelled back."""
         cells = self._given(given)
         if self.settings.fill == "balance":
-            for label, seen in enumerate(torch.bincount(shard.train.labels).tolist()):
-                if seen >= self.settings.least:
-                    cells.append(Cell(label, shard.client, seen, kept_factory(shard, label, self.settings, self.task, ctx)))
+            seen = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
+            for label in enough(shard, self.settings, len(self.task.classes)):
+                made = kept_factory(shard, label, self.settings, self.task, ctx)
+                cells.append(Cell(label, shard.client, seen[label], made))
         return sorted(cells, key=lambda cell: cell.place)
 
     def _given(self, part: Payload) -> list[Cell]:

@@ -32,7 +32,8 @@ def inversion_flops(model: nn.Module, image_shape: tuple[int, ...]) -> float:
 
 
 def _cached(what: str, model: nn.Module, shape: tuple[int, ...], run: _Pass) -> float:
-    key = (what, shape, str(model), *((n, tuple(p.shape), p.requires_grad) for n, p in model.named_parameters()))
+    tensors = [(n, tuple(p.shape), p.requires_grad) for n, p in [*model.named_parameters(), *model.named_buffers()]]
+    key = (what, shape, str(model), *tensors)
     if key not in _known:
         x = torch.empty((_BATCH, *shape), device="meta")
         with _Counter() as counter:

@@ -64,7 +64,7 @@ class Gaussian(nn.Module):
         super().__init__()
         pixels = image[0] * image[1] * image[2]
         directions = min(directions, pixels)
-        self.register_buffer("mean", torch.empty(1, pixels))  # a row, so that the client's own check would find an image in it
+        self.register_buffer("mean", torch.empty(1, pixels))
         self.register_buffer("basis", torch.empty(directions, pixels))  # rows of length 1
         self.register_buffer("variances", torch.empty(directions + 1))  # the last is that of every direction not in the basis
 
