@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.walk_faults import in_child
-from osfl.checks import files_with, never_joined, released, send_without, windows_of
+from osfl.checks import APART, files_with, never_joined, released, send_without, windows_of
 from osfl.forgetting import forget, verify
 from osfl.phases import Machine
 from osfl.protocol import Separable
@@ -33,11 +33,10 @@ from osfl.wire.agreed import INTENT
 
 ABOUT = {"preset": "smoke", "command": ""}
 DURABLE = ("fsync", "link", "replace", "rename", "unlink", "rmdir", "chmod")
-SEPARABLE = {"fedcgs": {"by_class": "true"}, "falcon": {"send": "sequences"}}  # settings that send classes apart
 
 
 def federation(method: str, clients: int = 5) -> Federation:
-    changes = SEPARABLE.get(method, {})
+    changes = APART.get(method, {})
     return prepare(Simulation(method, "digits", clients, "dirichlet:0.5", "smoke", changes=changes, samples=200, image_size=8))
 
 

@@ -74,7 +74,9 @@ ALWAYS = (
 )  # fmt: skip
 WHERE_THERE = (  # kept in a record only for the methods that have them
     "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "costs.flops_per_sample",
-    "costs.inference_bytes", "tokens.overall.mmd", "tokens.overall.mmd_floor",
+    "costs.inference_bytes", "costs.flops", "costs.bytes", "costs.messages_per_client", "generators.overall.frechet",
+    "generators.overall.kernel", "generators.bound.error", "generators.bound.value", "tokens.overall.mmd",
+    "tokens.overall.mmd_floor",
     *(metric for metric in ALL if metric.startswith("reconstruction.")),
 )  # fmt: skip
 
@@ -255,6 +257,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
     meetings += ("fol@epochs=100", "fol@epochs=100@answer=ensemble") if cell == "blood-meet-n30-a0.3" else ()
     factory = FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")
+    if cell == "blood-silos":  # the public code augments peers' images and not the server's
+        factory += ("federated_factory@augment=flip+crop", "federated_factory@mode=peer@augment=flip+crop")
     tables = {"federated_factory": factory, "falcon": tokens, "fol": meetings, "fedmitr": vits}
     ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:4]
     return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))

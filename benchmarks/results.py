@@ -41,6 +41,10 @@ EXTRA: Mapping[str, tuple[str, float, str]] = {  # shown in the cells that have 
     "gains.mean": ("gain over local", 100, "+.1f"),
     "gains.share": ("clients that gain", 100, ".0f"),
     "costs.inference_bytes": ("to answer together, MB", 1e-6, ".2f"),
+    "costs.flops": ("all computing, TFLOP", 1e-12, ".2f"),
+    "costs.bytes": ("sent both ways, MB", 1e-6, ".2f"),
+    "generators.overall.frechet": ("Fréchet distance", 1, ".1f"),
+    "generators.bound.value": ("bound of the gap", 100, ".0f"),
 }
 
 

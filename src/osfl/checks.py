@@ -29,6 +29,7 @@ from osfl.wire.bundle import pack
 from osfl.workers import compute_threads
 
 Check = Callable[[str, Path], None]
+APART: Mapping[str, Mapping[str, Any]] = {"fedcgs": {"by_class": True}, "falcon": {"send": "sequences"}}  # classes apart
 
 
 @lru_cache(maxsize=64)
@@ -46,8 +47,12 @@ def _digests(result: Result) -> tuple[str, str]:
 
 
 def runs_and_scores(method: str, folder: Path) -> None:
-    """The walk ends with finite scores, and the finished model answers with one logit a class."""
+    """The walk ends with finite scores, the bytes it counts are those of the files, and the finished model answers with one
+    logit a class."""
     result = _walk(small_federation(method), folder)
+    files = {path.stem: path.stat().st_size for path in (folder / "inbox").glob("*.safetensors")}
+    if result["costs"]["messages_per_client"] == 1 and not is_reference(_instance(small_federation(method))):
+        assert result["costs"]["upload_bytes_by_client"] == files
     scores = result["scores"]["global"]
     assert all(value is not None and 0 <= value < float("inf") for value in scores.values()), scores  # type: ignore[operator]
     own = result["scores"]["personalized"]
@@ -183,7 +188,9 @@ def released(federation: Federation, folder: Path) -> list[str]:
 def forgets_classes(method: str, folder: Path) -> None:
     """Where uploads can be taken apart by class: without a class, the release is that of clients who never sent it."""
     federation = small_federation(method)
-    instance = load(method)(federation.plan.task, federation.plan.settings)
+    apart = replace(federation.plan.settings, **APART.get(method, {}))
+    federation = replace(federation, plan=replace(federation.plan, settings=apart))
+    instance = _instance(federation)
     if not isinstance(instance, Separable) or not getattr(instance, "separable", lambda: True)():
         return
     _walk(federation, folder / "round")
@@ -243,13 +250,17 @@ def _subset(data: Dataset, label: int) -> Dataset:
 def server_sees_uploads_only(method: str, folder: Path) -> None:
     """What a client sends is named tensors that follow the contract; no raw sample is among them (the walk refuses those)."""
     federation = small_federation(method)
-    instance = load(method)(federation.plan.task, federation.plan.settings)
+    instance = _instance(federation)
     if is_reference(instance):
         return
     payload = instance.client_phase(federation.shards[0], _context(federation, folder / "x"))
     contract = instance.contract(payload.facts.get("architecture", ""))
     required = {name for name, field in contract.items() if field.required}
     assert required <= set(payload.tensors) <= set(contract)
+
+
+def _instance(federation: Federation) -> Any:
+    return load(federation.plan.method)(federation.plan.task, federation.plan.settings)
 
 
 def _context(federation: Federation, scratch: Path) -> Context:

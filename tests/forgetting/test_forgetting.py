@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from osfl import coordinator
-from osfl.checks import files_with, never_joined, small_federation
+from osfl.checks import files_with, never_joined, small_federation, windows_of
 from osfl.errors import OsflError, Rejected, RoundError, UsageError
 from osfl.flower_app import DONE, counter_of
 from osfl.forgetting import forget, verify
@@ -327,6 +327,20 @@ def test_peers_whose_experts_see_the_class_at_home_are_told(tmp_path: Path) -> N
     federation = few_images("client-03", 4, mode="peer")
     walk(federation, tmp_path / "round", ABOUT, machine=ONE)
     assert forget(tmp_path / "round", class_name="3", machine=ONE)["stays"]
+    assert failed(tmp_path / "round") == []
+
+
+@pytest.mark.parametrize("changes", [{"mode": "peer"}, {"factory": "edm"}])
+def test_a_client_is_forgotten_with_peers_and_with_the_diffusion_model_too(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The release is that of a round which the client never joined, and no byte of it is left."""
+    federation = small_federation("federated_factory")
+    plan = replace(federation.plan, settings=replace(federation.plan.settings, **changes))
+    federation, folder = replace(federation, plan=plan), tmp_path / "round"
+    walk(federation, folder, ABOUT, machine=ONE)
+    windows = windows_of("client-02", folder)
+    certificate = forget(folder, clients=["client-02"], machine=ONE)
+    assert certificate["release"]["after"] == never_joined(federation, folder / "inbox", tmp_path / "never")
+    assert windows and files_with(windows, folder) == [] and failed(folder) == []
 
 
 @pytest.mark.parametrize("said_before", [False, True])
