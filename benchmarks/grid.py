@@ -223,7 +223,8 @@ def record(cell: str) -> Path | None:
     RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{cell}.json"
     made = {
-        "cell": cell, "command": f"python -m benchmarks.grid {cell}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cell": cell, "command": f"python -m benchmarks.grid {cell}", "simulation": CELLS[cell].command(cell),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": summary["data"],
         "methods": found, "equal_accuracy": summary["equal_accuracy"], "published_percent": dict(PUBLISHED.get(cell, {})),
         "published_is": "global" if CELLS[cell].method in ("federated_factory", "falcon", "fedmitr") else "own",

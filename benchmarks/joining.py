@@ -16,8 +16,10 @@ Row = dict[str, Any]
 
 
 def joined(old: Mapping[str, Any], new: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """Both records of a cell as one, rows in the order of `labels`. Figures of other images are not mixed in."""
-    if old.get("data", {}).get("digest") != new["data"]["digest"]:
+    """Both records of a cell as one, rows in the order of `labels`. Figures of other images, or of what the cell was before it
+    was changed, are not mixed in."""
+    changed = old.get("simulation", new["simulation"]) != new["simulation"]
+    if changed or old.get("data", {}).get("digest") != new["data"]["digest"]:
         return dict(new)
     before, after = old["methods"], new["methods"]
     dated = {label: {"date": old["date"], **row} for label, row in before.items()}

@@ -19,7 +19,8 @@ def row(date: str | None = None, settings: int = 1, **seeds: float) -> dict[str,
 
 def record(methods: dict[str, Any], digest: str = "d", date: str = "2026-01-01", pairs: tuple[Any, ...] = ()) -> dict[str, Any]:
     pairs = tuple({"method": one, "reference": other, "ratio": ratio} for one, other, ratio in pairs)
-    return {"data": {"digest": digest}, "date": date, "methods": methods, "equal_accuracy": list(pairs)}
+    made = {"data": {"digest": digest}, "date": date, "methods": methods, "equal_accuracy": list(pairs)}
+    return {**made, "simulation": "osfl run"}
 
 
 def test_rows_without_a_run_here_stay_and_say_when_they_were_made() -> None:
@@ -47,6 +48,10 @@ def test_other_settings_or_other_images_never_mix() -> None:
     elsewhere = record({"fol": row("2026-02-02", seed1=0.6)}, digest="other")
     assert joined(old, elsewhere, LABELS) == elsewhere
     assert joined({}, elsewhere, LABELS) == elsewhere  # the first record of a cell
+    meeting = {**record({"fol": row("2026-02-02", seed1=0.6)}), "simulation": "osfl run --encounters 3"}
+    assert joined(old, meeting, LABELS) == meeting
+    earlier = {key: value for key, value in old.items() if key not in ("simulation", "equal_accuracy")}  # did not say either
+    assert list(joined(earlier, record({"fol": row("2026-02-02", seed1=0.6)}), LABELS)["methods"]) == ["fol", "fedavg"]
 
 
 def test_equal_accuracy_is_that_of_the_runs_at_hand_and_else_stays() -> None:

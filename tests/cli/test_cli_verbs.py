@@ -218,6 +218,7 @@ def test_demo_says_what_it_shows(osfl) -> None:
     said = osfl("demo --smoke --out runs/demo")
     assert said.code == 0
     text = " ".join(said.out.split())
+    assert "FederatedFactory, whose sites send generators instead, reaches" in text
     assert "FedAvg in one round" in text and "runs/demo/report/index.html" in text and "centralized" in text
 
 
