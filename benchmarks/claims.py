@@ -81,11 +81,9 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
     "federated_factory": (
         Claim("in silos above rounds of FedAvg, each cell", "federated_factory", "fedavg_rounds", _silos, everywhere=True),
         Claim("90 % of centralised on blood cells", "federated_factory", "centralized", "blood-silos".__eq__, times=0.9),
+        Claim("… with the diffusion model", "federated_factory@factory=edm", "centralized", "blood-silos".__eq__, times=0.9),
         Claim("95 % of centralised on digits", "federated_factory", "centralized", "digits-silos".__eq__, times=0.95),
-        Claim("… with the diffusion model on blood cells", "federated_factory@factory=edm", "centralized", "blood-silos".__eq__,
-              times=0.9),
-        Claim("… with the diffusion model on digits", "federated_factory@factory=edm", "centralized", "digits-silos".__eq__,
-              times=0.95),
+        Claim("… with the diffusion model", "federated_factory@factory=edm", "centralized", "digits-silos".__eq__, times=0.95),
         Claim("peer to peer above central, in silos", "federated_factory@mode=peer", "federated_factory", _silos),
         Claim("Dirichlet: above FedAvg in rounds, each", "federated_factory", "fedavg_rounds", _shares, everywhere=True),
         Claim("… peer to peer above central", "federated_factory@mode=peer", "federated_factory", _shares),
