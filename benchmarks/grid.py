@@ -98,10 +98,10 @@ def encoded(dataset: str, partition: str, side: int = 224, **changes: str) -> Si
     return Simulation("falcon", dataset, clients, partition, "cpu", changes={**changes, **geometry}, image_size=side)
 
 
-def meeting(dataset: str, clients: int, skew: str, samples: int | None, encounters: int = 3) -> Simulation:
+def meeting(dataset: str, clients: int, skew: str, samples: int | None) -> Simulation:
     """Few images a client, five neighbours each. Clients this small make few steps, and their BN statistics lag behind: they
     are taken afresh for all methods, or what passes for a method's gain would be that."""
-    meets, fresh = parse_topology("random:5", encounters), {"settle_local": True}
+    meets, fresh = parse_topology("random:5", 3), {"settle_local": True}
     return Simulation("fol", dataset, clients, f"dirichlet:{skew}", "cpu", changes=fresh, samples=samples, topology=meets)
 
 
@@ -204,6 +204,7 @@ def record(cell: str) -> Path | None:
     finished = [path for path in finished if (path / "results.json").exists()]
     if not finished:
         return None
+    today = time.strftime("%Y-%m-%d", time.gmtime())
     results = with_gains([read_result(path) for path in finished])
     labels = [path.parent.name for path in finished]
     summary = summarize(results, labels=labels)
@@ -219,12 +220,12 @@ def record(cell: str) -> Path | None:
         for one in result.get("encounters", ()):
             own = found[label].setdefault("own_by_encounter", {}).setdefault(str(one["encounter"]), [])
             own.append(one["own"]["mean"])
-        found[label]["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+        found[label]["date"] = today
     RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{cell}.json"
     made = {
         "cell": cell, "command": f"python -m benchmarks.grid {cell}", "simulation": CELLS[cell].command(cell),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "date": today,
         "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": summary["data"],
         "methods": found, "equal_accuracy": summary["equal_accuracy"], "published_percent": dict(PUBLISHED.get(cell, {})),
         "published_is": "global" if CELLS[cell].method in ("federated_factory", "falcon", "fedmitr") else "own",

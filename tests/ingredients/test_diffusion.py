@@ -188,6 +188,19 @@ def test_sampling_costs_what_its_calls_cost() -> None:
 # --- diffusion: around a Gaussian ---
 
 
+def test_directions_cost_operations() -> None:
+    """Two products with the basis at every call: 2 x 2 x 36 more directions x 64 pixels."""
+    spent = []
+    for directions in (4, 40):
+        factory = factory_for(replace(TINY, factory="edm", edm_images=1, edm_directions=directions), TASK)
+        tensors = factory.fit(pictures(60), rng(), quiet)
+        with measure() as meter:
+            factory.sample(tensors, 4, rng())
+        spent.append(meter.flops)
+    calls = 4 * (2 * TINY.edm_steps - 1)
+    assert math.isclose(spent[1] - spent[0], calls * 2 * 2 * 36 * 64, rel_tol=1e-6)
+
+
 def test_moments_are_those_of_the_images() -> None:
     """All directions: the covariance itself. Fewer: the largest variances, and the mean of the others."""
     x = torch.randn((50, 1, 2, 3), generator=rng()) * torch.arange(1, 7).reshape(1, 1, 2, 3) + 0.5

@@ -8,50 +8,36 @@ what two moments cannot say, and before its first step sampling draws from the c
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import nn
 
 
-class Preconditioning(Protocol):
-    """`sigma` is a noise level for each image, (batch,)."""
-
-    def linear(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """The best linear guess of the clean images (c_skip x)."""
-
-    def error(self, sigma: torch.Tensor) -> torch.Tensor:
-        """Its mean squared error a pixel (c_out^2), (batch,)."""
-
-    def scaled(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """What the network sees: unit variance at every noise level (c_in x)."""
-
-    def noised(self, noise: torch.Tensor, sigma: float) -> torch.Tensor:
-        """Standard normal numbers -> images as they are at this noise level."""
-
-
 class White(nn.Module):
-    """EDM's own: mean 0 and the same deviation in every direction."""
+    """EDM's own: mean 0 and the same deviation in every direction. `sigma` is a noise level for each image, (batch,)."""
 
     def __init__(self, std: float = 0.5) -> None:
         super().__init__()
         self.std = std
 
     def linear(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """The best linear guess of the clean images (c_skip x)."""
         return (self.std**2 / (_wide(sigma) ** 2 + self.std**2)) * x
 
     def error(self, sigma: torch.Tensor) -> torch.Tensor:
+        """Its mean squared error a pixel (c_out^2), (batch,)."""
         return (sigma * self.std) ** 2 / (sigma**2 + self.std**2)
 
     def scaled(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """What the network sees: unit variance at every noise level (c_in x)."""
         return x / (_wide(sigma) ** 2 + self.std**2).sqrt()
 
     def noised(self, noise: torch.Tensor, sigma: float) -> torch.Tensor:
+        """Standard normal numbers -> images as they are at this noise level."""
         return noise * sigma  # images are lost in noise this high
 
 
 class Gaussian(nn.Module):
-    """A mean, the variances in some principal directions, and one variance for all others: the shape of one class.
+    """The same for a mean, the variances in some principal directions, and one variance for all others: one class.
 
     Unused directions are zeros, so that the size of an upload says nothing about a class.
     """
