@@ -18,6 +18,7 @@ from torch import nn
 from osfl.errors import TrainingError
 from osfl.meter import spend
 from osfl.models.flops import forward_flops
+from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
 from osfl.protocol import ClientId, Dataset
 from osfl.result import Metrics, Scores, Spread
@@ -29,7 +30,7 @@ CHUNK = 256  # fixed, so that the answers do not depend on the number of workers
 
 def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, map: Map) -> Floats:
     """Class probabilities (images, classes); chunks of images go to the workers."""
-    model.to(device).eval()
+    model = freeze(model.to(device))
     spend(forward_flops(model, tuple(images.shape[1:])) * len(images))
 
     def answer(chunk: torch.Tensor) -> torch.Tensor:
