@@ -12,7 +12,7 @@ from osfl.ingredients.ensembles import Ensemble
 from osfl.ingredients.gathering import gather, members
 from osfl.ingredients.selection import Vote
 from osfl.ingredients.training import Training, local_model
-from osfl.methods.fol import Fol, Settings
+from osfl.methods.fol import Fol, Settings, blended
 from osfl.models.inputs import to_input
 from osfl.plan import resolve_settings
 from osfl.protocol import Context, Dataset, Payload, Release, Shard, Topology, Upload
@@ -180,6 +180,53 @@ def test_a_strong_anchor_keeps_the_student_where_it_was() -> None:
     assert not same(free.tensors, mine.tensors)
 
 
+def test_a_student_may_begin_at_the_average_of_the_ensemble() -> None:
+    settings = replace(SMOKE, align=False, top=4, start="average", student_epochs=0, evenness=100.0)
+    ups = uploads(settings)
+    found = personal(settings, ups=ups)
+    weights, sent = found.facts["weights"], {u.client: u.payload.tensors for u in ups}
+    assert len(weights) == 4
+    for name in ("model/head.weight", "model/stages.1.conv.weight", "model/stages.2.bn.bias"):
+        expected = torch.stack([w * sent[client][name] for client, w in weights.items()]).sum(0)
+        assert torch.allclose(found.tensors[name], expected, atol=1e-6)
+    # what it was on average is not what it sees: statistics are those of the average on the own images
+    stale = torch.stack([w * sent[client]["model/stages.2.bn.running_var"] for client, w in weights.items()]).sum(0)
+    assert not torch.allclose(found.tensors["model/stages.2.bn.running_var"], stale, rtol=1e-2)
+
+
+def test_only_members_of_its_architecture_are_in_the_average() -> None:
+    settings = replace(SMOKE, architecture="a:cnn-w8,b:cnn-w8,*:resnet18-w4", align=False, top=4, start="average",
+                       student_epochs=0, evenness=100.0)  # fmt: skip
+    ups = uploads(settings)
+    found, sent = personal(settings, ups=ups), {u.client: u.payload.tensors for u in ups}
+    weights = found.facts["weights"]
+    assert set(weights) == set(CLIENTS)
+    a, b = (sent[c]["model/head.weight"] for c in "ab")
+    expected = (weights["a"] * a + weights["b"] * b) / (weights["a"] + weights["b"])
+    assert torch.allclose(found.tensors["model/head.weight"], expected, atol=1e-6)
+
+
+def test_a_strong_anchor_brings_the_average_back_to_the_own_model() -> None:
+    """λ ‖θ - θ_before‖² is about the model before the meeting, wherever the student begins."""
+    settings = replace(SMOKE, anchor=1e9, start="average", align=False, evenness=100.0)
+    ups = uploads(settings)
+    mine, found = next(u.payload for u in ups if u.client == "a"), personal(settings, ups=ups)
+    assert len(found.facts["weights"]) > 1
+    assert all(torch.allclose(found.tensors[n], mine.tensors[n], atol=1e-6) for n in mine.tensors if "bn" not in n)
+
+
+def test_blends_lie_between_two_images_of_the_client() -> None:
+    dark, bright = torch.full((3, 1, 4, 4), 20, dtype=torch.uint8), torch.full((3, 1, 4, 4), 220, dtype=torch.uint8)
+    images = torch.cat([dark, bright])
+    mixed = blended(images, torch.Generator().manual_seed(0))
+    assert mixed.dtype == torch.uint8 and mixed.shape == images.shape
+    assert int(mixed.min()) >= 20 and int(mixed.max()) <= 220
+    flat = mixed.flatten(1)
+    assert bool((flat == flat[:, :1]).all())  # one share an image
+    assert any(30 < int(value) < 210 for value in flat[:, 0])
+    assert torch.equal(mixed, blended(images, torch.Generator().manual_seed(0)))
+
+
 def test_ties_are_broken_by_likeness_whatever_the_order() -> None:
     settings = replace(SMOKE, align=False)
     ups = uploads(settings)
@@ -240,7 +287,7 @@ def test_the_student_and_the_ensemble_are_made_once() -> None:
     "change",
     [{"align": False}, {"fit_on": "train+val"}, {"copies": 2}, {"evenness": 5.0}, {"track": True}, {"scaled": True},
      {"settle": True}, {"top": 9}, {"student_epochs": 0}, {"prune_epochs": 0, "finetune_epochs": 0, "post_epochs": 0},
-     {"rate_steps": 0}],
+     {"rate_steps": 0}, {"blends": 2}, {"start": "average"}],
 )  # fmt: skip
 def test_variants_run(change: dict[str, Any]) -> None:
     settings = replace(SMOKE, answer="ensemble", **change)
@@ -316,9 +363,9 @@ def test_a_broken_neighbour_is_refused_by_name(change: Any) -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    wrong = replace(SMOKE, top=0, anchor=-1.0, temperature=0.0, post_epochs=-1)
+    wrong = replace(SMOKE, top=0, anchor=-1.0, temperature=0.0, post_epochs=-1, blends=-1)
     named = {p.split("'")[1] for p in Fol(TASK, wrong).problems(3)}
-    assert named == {"top", "anchor", "temperature", "post_epochs"}
+    assert named == {"top", "anchor", "temperature", "post_epochs", "blends"}
 
 
 # --- does it help? ---

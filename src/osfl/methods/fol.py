@@ -18,6 +18,7 @@ from torch import nn
 
 from osfl.errors import TrainingError
 from osfl.ingredients.alignment import Alignment, aligned, alignment_problems, likeness
+from osfl.ingredients.averaging import average
 from osfl.ingredients.bounds import Descent, head_descent, risk_gap
 from osfl.ingredients.distillation import Pool, distil
 from osfl.ingredients.ensembles import Ensemble, fast_logits
@@ -57,6 +58,7 @@ class Settings(Training, Alignment):
     top: int = 3  # K: members of the ensemble, chosen among the neighbours and the own model
     fit_on: Literal["train", "train+val"] = "train"  # images that the ensemble's weights are fitted on
     evenness: float = 0.0  # ρ ‖w - 1/K‖²: training images flatter the own model, which has seen them most often
+    start: Literal["own", "average"] = field(default="own", metadata=LATER)  # of the student; average: of the ensemble's models
     student_epochs: int = 20  # passes over the client's images when the ensemble is distilled
     student_lr: float = 1e-3  # learning rate of the distillation
     student_batch: int = 32  # images a step of the distillation
@@ -64,6 +66,7 @@ class Settings(Training, Alignment):
     scaled: bool = False  # true: T² KL, so that gradients do not shrink with T
     anchor: float = 1e-3  # λ ‖θ - θ_before‖²
     copies: int = 0  # so many shifted and mirrored copies of each image are shown to ensemble and student, too
+    blends: int = field(default=0, metadata=LATER)  # and so many mixtures of each image with another one of the client
     track: bool = False  # the student's BN statistics follow its batches; false: they stay as local training left them
     wire: Literal["float32", "float16"] = field(default="float32", metadata=LATER)  # of the model that travels
     rate_steps: int = 0  # above 0: so many steps of a convex head are measured against Theorem 2's rate
@@ -104,9 +107,9 @@ class Fol(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # chosen on validation images of bloodcells-28; see the method's card
-            **CPU_TRAINING, **AS_OTHERS, "settle": True, "finetune_epochs": 2, "prune_epochs": 3, "post_epochs": 1,
-            "align_lr": 0.01, "attraction": 0.01, "sparsity": 5.0, "sparsity_unshared": 5.0, "fit_on": "train+val",
-            "evenness": 1.0, "student_epochs": 10, "student_lr": 0.02, "scaled": True, "copies": 3, "track": True,
+            **CPU_TRAINING, **AS_OTHERS, "settle": True, "align_lr": 0.01, "attraction": 0.01, "sparsity": 2.0,
+            "sparsity_unshared": 2.0, "top": 6, "fit_on": "train+val", "evenness": 1.0, "start": "average",
+            "student_epochs": 8, "student_lr": 0.02, "student_batch": 64, "scaled": True, "copies": 3, "blends": 4,
         },
         "smoke": {
             **SMOKE_TRAINING, **AS_OTHERS, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02,
@@ -124,7 +127,8 @@ class Fol(ModelUpload):
     # --- before the meeting ---
 
     def problems(self, clients: int) -> list[str]:
-        least = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "copies": 0, "evenness": 0, "rate_steps": 0}
+        least = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "copies": 0, "blends": 0, "evenness": 0,
+                 "rate_steps": 0}  # fmt: skip
         return [*super().problems(clients), *alignment_problems(self.settings), *too_low(self.settings, least),
                 *not_positive(self.settings, "student_lr", "temperature")]  # fmt: skip
 
@@ -216,8 +220,9 @@ class Fol(ModelUpload):
     def _taught(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
         """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images, from θ_before."""
         s, rng = self.settings, ctx.generator("student", met.shard.client, *ctx.encounter)
-        student = copy.deepcopy(met.models[met.shard.client]).to(ctx.device)
-        pairs = [(parameter, parameter.detach().clone()) for parameter in student.parameters()]
+        student, before = self._begin(met, weights).to(ctx.device), met.models[met.shard.client]
+        anchors = [parameter.detach().to(ctx.device, copy=True) for parameter in before.parameters()]
+        pairs = list(zip(student.parameters(), anchors, strict=True))
 
         def stay_near(_: nn.Module, lr: float) -> None:
             for parameter, anchor in pairs:
@@ -231,10 +236,21 @@ class Fol(ModelUpload):
         )  # fmt: skip
         return settled(student.cpu(), met.shard.train.images) if s.track and s.settle else student.cpu()
 
+    def _begin(self, met: Meeting, weights: Mapping[ClientId, float]) -> nn.Module:
+        """Where the student begins: θ_before, or the w-weighted average of the members that have its architecture. Models that
+        were aligned with one another lie in one valley, and their average says nearly what the ensemble does."""
+        mine = met.pool[met.shard.client]
+        alike = {name: w for name, w in weights.items() if met.pool[name].facts["architecture"] == mine.facts["architecture"]}
+        if self.settings.start == "own" or not alike:
+            return copy.deepcopy(met.models[met.shard.client])
+        mean = average([met.pool[name].tensors for name in alike], list(alike.values()))
+        return settled(classifier(Payload(mean, mine.facts), self.task), met.shard.train.images)
+
     def _lessons(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, rng: torch.Generator) -> Pool:
         """The training images and changed copies of them, each with what A_w says about it."""
         images = met.shard.train.images
         more = [augment(images, "flip+crop", rng) for _ in range(self.settings.copies)]
+        more += [blended(augment(images, "flip+crop", rng), rng) for _ in range(self.settings.blends)]
         if not more:
             return Pool(to_input(images), teacher)
         answers = fast_logits([met.models[name] for name in weights], torch.cat(more), map=_one_by_one)
@@ -287,6 +303,13 @@ def _member(met: Meeting, name: ClientId, weight: float) -> Payload:
     """A model of the ensemble without the filters that pruning has silenced."""
     facts = {"architecture": met.pool[name].facts["architecture"], "weight": weight}
     return Payload(named(slim(met.models[name]), "model"), facts)
+
+
+def blended(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Each image mixed with another one by a share that is drawn: in between, an ensemble says more than a label does."""
+    share = torch.rand((len(images), 1, 1, 1), generator=rng)
+    others = images[torch.randperm(len(images), generator=rng)]
+    return (share * images + (1 - share) * others).round().to(images.dtype)
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
