@@ -209,6 +209,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "partition": _TEXT,
         "evaluated_on": _Kind("'test' or 'val'", lambda value: value in ("test", "val")),
         "samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
+        "test_samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
     },
     "round": {
         "quorum": _Kind("a whole number, 0 for all clients", lambda value: _whole(value) and value >= 0),

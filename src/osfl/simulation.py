@@ -53,6 +53,7 @@ class Simulation:
     plan: str = ""  # the file that this was read from
     topology: Topology | None = None  # who meets whom
     contacts: str = ""  # the file that its schedule was read from
+    test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
 
     def command(self, out: str) -> str:
         """The words that repeat this run."""
@@ -64,6 +65,7 @@ class Simulation:
         for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
             words += [name, str(value)] if value is not None else []
         words += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
+        words += ["--test-samples", str(self.test_samples)] if self.test_samples is not None else []
         words += ["--contacts", self.contacts] if self.contacts else topology_words(self.topology) if self.topology else []
         for key, value in self.changes.items():
             words += ["--set", f"{key}={value}"]
@@ -91,6 +93,8 @@ def prepare(simulation: Simulation) -> Federation:
     train, judged = evaluation_part(source, simulation.evaluate_on)
     if simulation.samples is not None:
         train = take_stratified(train, simulation.samples)
+    if simulation.test_samples is not None:
+        judged = take_stratified(judged, simulation.test_samples)
     used = with_train(source, train)
     clients = simulation.clients
     if clients is None and partition.kind not in ("silos", "domains"):
@@ -102,6 +106,8 @@ def prepare(simulation: Simulation) -> Federation:
                             "evaluated_on": simulation.evaluate_on}  # fmt: skip
     if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
         data["samples"] = simulation.samples
+    if simulation.test_samples is not None:
+        data["test_samples"] = simulation.test_samples
     plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), simulation.limits, simulation.seed, data,
                 topology=simulation.topology)  # fmt: skip
     check_plan(plan)

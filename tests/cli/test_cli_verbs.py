@@ -56,6 +56,16 @@ def test_the_command_in_the_results_repeats_the_run(osfl) -> None:
     assert again["release_digest"] == result["release_digest"]
 
 
+def test_fewer_images_may_judge_the_same_models(osfl) -> None:
+    whole = osfl(f"{RUN} --out runs/a --format json").json
+    fewer = osfl(f"{RUN} --test-samples 60 --out runs/b --format json").json
+    assert whole["data"]["test_images"] > fewer["data"]["test_images"] == fewer["data"]["test_samples"] == 60
+    assert fewer["release_digest"] != whole["release_digest"]  # the plan says by what it is judged; the models are the same:
+    assert fewer["costs"]["upload_bytes"] == whole["costs"]["upload_bytes"]
+    again = osfl(fewer["command"].removeprefix("osfl ").replace("runs/b", "runs/c") + " --format json").json
+    assert again["scores"] == fewer["scores"] != whole["scores"]
+
+
 def test_a_plan_runs_like_the_words_it_was_written_from(osfl) -> None:
     words = "--method fedavg --clients 3 --partition iid --preset smoke --samples 150 --seed 2"
     assert osfl(f"new {words} --dataset digits --out plan.toml").code == 0

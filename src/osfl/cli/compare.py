@@ -45,6 +45,7 @@ def compare(
     changes: options.Changes = None,
     smoke: options.Smoke = False,
     samples: options.Samples = None,
+    test_samples: options.TestSamples = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
@@ -71,7 +72,7 @@ def compare(
         chosen = numbers(seeds, "--seeds")
     words = Words(asked or names(methods.split(",")[0], "--methods"), dataset, clients, partition,
                   with_smoke(preset, smoke), chosen[0], changes or (), samples, image_size, channels, evaluate_on,
-                  device, topology, encounters, contacts)  # fmt: skip
+                  device, topology, encounters, contacts, test_samples)  # fmt: skip
     with mistakes.noted():
         simulation = understand(words)
     mistakes.check()

@@ -75,6 +75,11 @@ Samples = Annotated[
     typer.Option("--samples", metavar="N", min=1, rich_help_panel=WHAT, show_default=False,
                  help="Use so many training images, class shares kept."),
 ]  # fmt: skip
+TestSamples = Annotated[
+    int | None,
+    typer.Option("--test-samples", metavar="N", min=1, rich_help_panel=WHAT, show_default=False,
+                 help="Judge by so many images, class shares kept."),
+]  # fmt: skip
 ImageSize = Annotated[
     int | None,
     typer.Option("--image-size", metavar="PX", rich_help_panel=WHAT, show_default=False,

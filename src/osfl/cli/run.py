@@ -53,6 +53,7 @@ def run(
     plan: options.PlanFile = None,
     sites: Sites = None,
     samples: options.Samples = None,
+    test_samples: options.TestSamples = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
@@ -78,7 +79,7 @@ def run(
     else:
         simulation = _simulation(plan, Words(
             [method] if method else [], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples,
-            image_size, channels, evaluate_on, device, topology, encounters, contacts,
+            image_size, channels, evaluate_on, device, topology, encounters, contacts, test_samples,
         ))  # fmt: skip
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()

@@ -36,6 +36,7 @@ class Words:
     topology: str | None = None  # mesh, ring, random:K
     encounters: int = 1
     contacts: Path | None = None  # a schedule, as a CSV file
+    test_samples: int | None = None
 
 
 @dataclass
@@ -75,7 +76,7 @@ def understand(words: Words) -> Simulation:
     simulation = Simulation(
         words.methods[0] if words.methods else "", words.dataset, words.clients, words.partition, words.preset, words.seed,
         changes, words.samples, words.image_size, words.channels, words.evaluate_on, topology=topology,
-        contacts=str(words.contacts or ""),
+        contacts=str(words.contacts or ""), test_samples=words.test_samples,
     )  # fmt: skip
     _methods(simulation, words, mistakes)
     with mistakes.noted():
@@ -202,7 +203,7 @@ def simulated(plan: Plan, path: Path) -> Simulation:
     return Simulation(
         plan.method, str(data["dataset"]), None if fixed else len(plan.clients), str(data.get("partition", "iid")), "paper",
         plan.seed, changes, data.get("samples"), plan.task.image[1], plan.task.image[0], data.get("evaluated_on", "test"),
-        plan.limits, str(path), plan.topology,
+        plan.limits, str(path), plan.topology, test_samples=data.get("test_samples"),
     )  # fmt: skip
 
 

@@ -114,7 +114,8 @@ def group_names(results: Sequence[Result]) -> list[str]:
 
 def _data_facts(result: Result) -> dict[str, Any]:
     data = result["data"]
-    facts = {key: data[key] for key in ("dataset", "partition", "samples", "evaluated_on") if data.get(key) is not None}
+    named = ("dataset", "partition", "samples", "test_samples", "evaluated_on")
+    facts = {key: data[key] for key in named if data.get(key) is not None}
     clients = len(result["clients"])
     return {**facts, "clients": f"{clients} client{'s' if clients != 1 else ''}"}
 

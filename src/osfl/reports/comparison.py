@@ -52,7 +52,7 @@ def _lede(methods: Methods) -> str:
 
 def _chips(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
     data = comparison.get("data", {})
-    keys = ("dataset", "partition", "clients", "samples", "evaluated_on", "train_images", "test_images")
+    keys = ("dataset", "partition", "clients", "samples", "test_samples", "evaluated_on", "train_images", "test_images")
     return [(key.replace("_", " "), str(data[key])) for key in keys if data.get(key) is not None]
 
 
