@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from osfl.contacts import capacity, check_windows, done_times, least_bytes, least_contract, schedule, what_would_fit, windows
+from osfl.contacts import capacity, check_windows, done_times, least_bytes, schedule, what_would_fit, windows
 from osfl.errors import Withheld
 from osfl.protocol import Contact, Field, Limits, Plan, Task, Topology
 from osfl.transports.chunks import Chunk, Damaged, Partial, announce, read_chunk
@@ -66,8 +66,17 @@ def test_what_does_not_fit_is_refused_with_its_size_and_what_would() -> None:
 
 def test_the_contract_tells_the_least_size_before_training() -> None:
     small = {"w": Field("F32", (2, 3)), "n": Field("I64", ("n",)), "maybe": Field("F32", (100,), required=False)}
-    assert least_bytes(least_contract({"": small})) == 24
-    assert least_contract({"a": small, "b": {}}) == {} == least_contract({})
+    assert least_bytes(small) == 24 and least_bytes({}) == 0
+
+
+def test_who_has_one_window_too_few_is_heard_by_nobody() -> None:
+    """It refuses to send, so that the wide window beside the tight one carries nothing either."""
+    both = Topology("contacts", contacts=(contact("a", "b", "18:00", 10, 100), contact("a", "c", "19:00", 10, 10)))
+    found = {d.client: (d.heard, d.expected, d.at) for d in done_times(both, ("a", "b", "c"), {**SIZES, "c": (90, 0)})}
+    assert found["b"] == (0, 1, "") == found["c"]
+    assert found["a"][:2] == (2, 2)
+    with pytest.raises(Withheld):
+        check_windows(make_plan(both), "a", SIZES["a"][0], {})
 
 
 def test_a_cut_contact_resumes_and_a_damaged_one_is_refused_whole(tmp_path: Path) -> None:

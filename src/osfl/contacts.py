@@ -65,11 +65,6 @@ def check_windows(plan: Plan, client: ClientId, size: int, contract: Contract, *
         )  # fmt: skip
 
 
-def least_contract(contracts: Mapping[str, Contract]) -> Contract:
-    """That of the smallest architecture."""
-    return min(contracts.values(), key=least_bytes, default={})
-
-
 def least_bytes(contract: Contract) -> int:
     """What an upload has at least: the required tensors; those with free dimensions count nothing."""
     return sum(_fixed_bytes(field) for field in contract.values() if field.required)
@@ -152,13 +147,22 @@ class Done:
     at: str  # "" if some bundle never arrives whole, or nobody is met
 
 
+def unmet(passes: Sequence[Pass]) -> list[Pass]:
+    """The last window of every bundle that is not there after it."""
+    last = {(way.encounter, way.sender, way.receiver): way for way in passes}
+    return [way for way in last.values() if not way.fits]
+
+
 def done_times(topology: Topology, clients: Sequence[ClientId], sizes: Sizes) -> list[Done]:
+    """A client whose bundle does not fit into one of its windows sends nothing in that encounter (`check_windows`)."""
     found = []
     passes = schedule(topology, sizes)
+    silent = {(way.encounter, way.sender) for way in unmet(passes)}
     for encounter in range(1, topology.encounters + 1):
         for client in clients:
             own = [way for way in passes if way.encounter == encounter and way.receiver == client]
-            senders, arrived = {way.sender for way in own}, {way.sender: way.arrives for way in own if way.fits}
+            senders = {way.sender for way in own}
+            arrived = {way.sender: way.arrives for way in own if way.fits and (encounter, way.sender) not in silent}
             at = max(arrived.values(), default="") if len(arrived) == len(senders) else ""
             found.append(Done(client, encounter, len(arrived), len(senders), at))
     return found

@@ -23,7 +23,7 @@ from osfl.ingredients.training import Training, batches, fit
 from osfl.meter import peak_memory, reset_peak_memory
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import training_flops
-from osfl.phases import Machine
+from osfl.phases import Machine, contract_for
 from osfl.protocol import ClientId, Contract, Dataset, Plan, Topology
 from osfl.registry import is_reference, load
 from osfl.result import Result
@@ -97,7 +97,8 @@ def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int]) -> dict[str, Any]:
     """The schedule, if there is one; what a client sends in all encounters is the same in each."""
     if plan.topology is None or not plan.topology.contacts:
         return {}
-    sizes = {client: (round(size / plan.topology.encounters), halving(plan, _contract(plan, client)[1]))
+    contracts = _contracts(plan)
+    sizes = {client: (round(size / plan.topology.encounters), halving(plan, contract_for(plan, contracts, client)[1]))
              for client, size in bytes_of.items()}  # fmt: skip
     return {"passes": schedule(plan.topology, sizes), "done": done_times(plan.topology, plan.clients, sizes)}
 
@@ -115,17 +116,14 @@ def planned_meetings(plan: Plan) -> tuple[list[Pass], list[Done]]:
 
 def _promised(plan: Plan, client: ClientId) -> int:
     """Bytes of a bundle with the tensors of the contract and the facts that model uploads have."""
-    name, contract = _contract(plan, client)
+    name, contract = contract_for(plan, _contracts(plan), client)
     tensors = {key: RawTensor(field.dtype, field.shape, bytes(nbytes(field.dtype, field.shape)))  # type: ignore[arg-type]
                for key, field in contract.items()}  # fmt: skip
     return size_of("upload", client, plan.digest, tensors, {"architecture": name, "samples": 100_000})
 
 
-def _contract(plan: Plan, client: ClientId) -> tuple[str, Contract]:
-    """What this client's upload must hold, and the name of its architecture; "" where the method has but one contract."""
-    contracts = contracts_of(load(plan.method)(plan.task, plan.settings))
-    name = "" if "" in contracts else architecture_for(plan.settings.architecture, client)
-    return name, contracts[name]
+def _contracts(plan: Plan) -> dict[str, Contract]:
+    return contracts_of(load(plan.method)(plan.task, plan.settings))
 
 
 # --- bytes: a rehearsal ------------------------------------------------------------------------------------------------
@@ -189,7 +187,7 @@ def _fixed(plan: Plan) -> bool:
     """Whether every tensor of an upload has its size written in the contract."""
     if _reference(plan):
         return True
-    fields = [f for c in contracts_of(load(plan.method)(plan.task, plan.settings)).values() for f in c.values()]
+    fields = [f for contract in _contracts(plan).values() for f in contract.values()]
     return all(field.required and all(isinstance(side, int) for side in field.shape) for field in fields)
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.contacts import check_windows, least_bytes, least_contract
+from osfl.contacts import check_windows, least_bytes
 from osfl.environment import device_named
 from osfl.meter import Meter, measure, reset_peak_memory
+from osfl.models.build import architecture_for
 from osfl.outgoing import check_outgoing
 from osfl.protocol import ClientId, Context, Contract, Payload, Plan, Progress, Release, Shard, unscored, unseen
 from osfl.round import Round
@@ -54,12 +55,18 @@ def computing(
                       Shelf(shelf or scratch / "shelf").once, show, milestone)  # fmt: skip
 
 
+def contract_for(plan: Plan, contracts: Mapping[str, Contract], client: ClientId) -> tuple[str, Contract]:
+    """The architecture that the plan gives this client, and what its upload must hold; "" where there is but one contract."""
+    name = "" if "" in contracts else architecture_for(plan.settings.architecture, client)
+    return name, contracts[name]
+
+
 def speak(
     method: Any, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
 ) -> tuple[bytes, Meter]:
     """All that a client says in the round, checked by itself first and signed; and what it cost."""
-    least = least_contract(contracts)
-    check_windows(plan, shard.client, least_bytes(least), least, least=True)  # before it trains in vain
+    _, promised = contract_for(plan, contracts, shard.client)
+    check_windows(plan, shard.client, least_bytes(promised), promised, least=True)  # before it trains in vain
     with measure() as meter:
         payload = method.client_phase(shard, ctx)
     contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]

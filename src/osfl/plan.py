@@ -271,8 +271,8 @@ def check_plan(plan: Plan) -> None:
     if plan.topology is not None:
         problems += topology_problems(plan.topology, plan.clients)
         if not isinstance(method, Relaying):
-            problems.append(f"topology: {plan.method} needs a server that hears everybody; who meets whom matters only to "
-                            "methods that pass things on")  # fmt: skip
+            problems.append(f"topology: in {plan.method} everybody is heard, by a server or by all others; who meets whom "
+                            "matters only to methods that pass things on, such as fol")  # fmt: skip
     try:
         problems += method.problems(len(plan.clients))
     except UsageError as error:  # a method that works with what it should have refused

@@ -94,7 +94,7 @@ def prepare(simulation: Simulation) -> Federation:
     if simulation.samples is not None:
         train = take_stratified(train, simulation.samples)
     if simulation.test_samples is not None:
-        judged = take_stratified(judged, simulation.test_samples)
+        judged = _judges(judged, simulation.test_samples)
     used = with_train(source, train)
     clients = simulation.clients
     if clients is None and partition.kind not in ("silos", "domains"):
@@ -121,6 +121,16 @@ def prepare(simulation: Simulation) -> Federation:
             raise DataError(f"no test images of the domain(s) {', '.join(without)}", field="partition",
                             fix="Add some, or leave the split to osfl: domain/class/* without train and test.")  # fmt: skip
     return Federation(plan, shards, judged.dataset, counts, domains, source)
+
+
+def _judges(part: Part, count: int) -> Part:
+    """So many images to judge by, of every class and domain that there is: who has only a class without any would get 0."""
+    fewer = take_stratified(part, count)
+    for labels, left in ((part.labels, fewer.labels), (part.domains, fewer.domains)):
+        if labels is not None and left is not None and len(set(labels.tolist())) > len(set(left.tolist())):
+            raise UsageError(f"--test-samples {count} would leave a class or a domain without any image to judge by",
+                             field="test_samples", fix="Ask for more of them.")  # fmt: skip
+    return fewer
 
 
 def rehearsal(plan: Plan, sites: Path) -> Federation:

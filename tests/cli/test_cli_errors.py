@@ -62,7 +62,8 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "checked plan is a folder": ("check data", 1, ("data cannot be read", "Is a directory")),
     "plan and words": (
         "run --plan plan.toml -n 3 --seed 1 --dataset digits --smoke --samples 9 --test-samples 9 -p iid --evaluate-on test", 2,
-        ("contradict", "--clients", "--seed", "--dataset", "--smoke", "--samples", "--test-samples", "--partition", "--evaluate-on"),
+        ("contradict", "--clients", "--seed", "--dataset", "--smoke", "--samples", "--test-samples", "--partition",
+         "--evaluate-on"),
     ),
     "checked plan and words": ("check plan.toml --clients 3", 2, ("contradict", "--clients")),
     "variant without value": (

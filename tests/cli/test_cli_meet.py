@@ -105,7 +105,7 @@ def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("run --method fedavg --smoke --topology ring", "fedavg needs a server"),
+    ("run --method fedavg --smoke --topology ring", "in fedavg everybody is heard"),
     ("run --method fol --smoke --topology star", "expected mesh, ring or random:K"),
     ("run --method fol --smoke --topology random:9", "expected 1 to 4"),
     ("new --method fol --contacts contacts.csv --topology ring", "says itself who meets whom"),

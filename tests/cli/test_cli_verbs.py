@@ -60,10 +60,11 @@ def test_fewer_images_may_judge_the_same_models(osfl) -> None:
     whole = osfl(f"{RUN} --out runs/a --format json").json
     fewer = osfl(f"{RUN} --test-samples 60 --out runs/b --format json").json
     assert whole["data"]["test_images"] > fewer["data"]["test_images"] == fewer["data"]["test_samples"] == 60
-    assert fewer["release_digest"] != whole["release_digest"]  # the plan says by what it is judged; the models are the same:
-    assert fewer["costs"]["upload_bytes"] == whole["costs"]["upload_bytes"]
+    assert fewer["models_digest"] == whole["models_digest"]
     again = osfl(fewer["command"].removeprefix("osfl ").replace("runs/b", "runs/c") + " --format json").json
     assert again["scores"] == fewer["scores"] != whole["scores"]
+    said = osfl(f"{RUN} --test-samples 4 --out runs/d")
+    assert said.code == 2 and "without any image to judge by" in said.err
 
 
 def test_a_plan_runs_like_the_words_it_was_written_from(osfl) -> None:

@@ -6,8 +6,20 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import nn
 
-from osfl.evaluation.scores import calibration_error, confusion, metrics, own_accuracy, per_class_accuracy, score, spread
-from osfl.protocol import Dataset
+from osfl.evaluation.scores import (
+    calibration_error,
+    confusion,
+    metrics,
+    own_accuracy,
+    per_class_accuracy,
+    probabilities,
+    score,
+    spread,
+)
+from osfl.models.build import build_model
+from osfl.models.inputs import to_input
+from osfl.models.norms import norms
+from osfl.protocol import Dataset, Task
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 4, 200)
@@ -100,3 +112,15 @@ def test_a_model_that_several_share_counts_for_each_of_them() -> None:
     shared = Constant(0)
     found = scored({"a": shared, "b": shared, "c": shared, "d": Constant(2)})
     assert found["global"]["accuracy"] == pytest.approx(found["clients"]["everyone"]["mean"])
+
+
+def test_models_are_judged_frozen_and_left_as_they_were() -> None:
+    rng = torch.Generator().manual_seed(0)
+    model = build_model("cnn-w8", Task("t", ("a", "b", "c"), (1, 16, 16)), rng)
+    images = torch.randint(0, 256, (300, 1, 16, 16), dtype=torch.uint8, generator=rng)
+    model.train()(to_input(images))  # statistics that folding has to respect
+    found = probabilities(model, images, torch.device("cpu"), lambda work, items: [work(item) for item in items])
+    with torch.no_grad():
+        expected = model.eval()(to_input(images)).double().softmax(-1)
+    assert np.allclose(found, expected.numpy(), atol=1e-6)
+    assert len(norms(model)) == 3 and all(parameter.requires_grad for parameter in model.parameters())

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from osfl.errors import OsflError, TrainingError
+from osfl.ingredients.alignment import aligned
 from osfl.ingredients.ensembles import Ensemble
 from osfl.ingredients.gathering import gather, members
 from osfl.ingredients.selection import Vote
-from osfl.ingredients.training import Training, local_model
+from osfl.ingredients.training import Training, classifier, local_model
 from osfl.methods.fol import Fol, Settings, blended
 from osfl.models.inputs import to_input
 from osfl.plan import resolve_settings
@@ -267,8 +268,13 @@ def test_pruned_filters_are_gone_in_what_the_ensemble_keeps() -> None:
     assert told["kept"] == sum(t.nbytes for part in parts.values() for t in part.tensors.values()) < told["whole"]
     shown = Fol(TASK, settings).review({"a": found})["Filters pruned of the neighbours' models"]
     assert f"{told['kept'] / told['whole']:.1%} of their bytes" in shown["note"]
-    answers = Fol(TASK, settings).build(found)(to_input(shards()["a"].val.images))
-    assert bool(torch.isfinite(answers).all())
+    x, built = to_input(shards()["a"].val.images), Fol(TASK, settings).build(found)
+    assert isinstance(built, Ensemble)
+    own, ups = uploads(settings)[0].payload, {u.client: u.payload for u in uploads(settings)}
+    for name, member in zip(parts, built.members, strict=True):
+        if name in lean:
+            still = aligned(name, ups[name], own, shards()["a"], settings, TASK, context(settings, CLIENTS))
+            assert torch.allclose(member(x), classifier(still, TASK)(x), atol=1e-5)
 
 
 def test_the_student_and_the_ensemble_are_made_once() -> None:
@@ -360,6 +366,33 @@ def test_a_broken_neighbour_is_refused_by_name(change: Any) -> None:
         Fol(TASK, SMOKE).personalize(spoiled(change), shards()["a"], context(SMOKE, CLIENTS))
     assert caught.value.client == "c" and caught.value.field and caught.value.fix
     assert isinstance(caught.value, TrainingError) == (change is with_nan)
+
+
+def exploding(payload: Payload) -> Payload:
+    """Finite, so that the gate lets it in; its answers are not."""
+    return Payload({n: v * 1e20 if v.is_floating_point() else v for n, v in payload.tensors.items()}, payload.facts)
+
+
+@pytest.mark.parametrize("align", [True, False])
+def test_a_neighbour_that_explodes_is_left_out_and_named(align: bool) -> None:
+    settings = replace(SMOKE, align=align, top=4, clip=0.0)
+    method = Fol(TASK, settings)
+    found = method.personalize(spoiled(exploding), shards()["a"], context(settings, CLIENTS))
+    told = found.facts["told"]
+    assert told["left_out"] == ["c"] and set(told["candidates"]) == {"a", "b"} >= set(found.facts["weights"])
+    assert all(bool(value.isfinite().all()) for value in found.tensors.values())
+    notes = [figure["note"] for figure in method.review({"a": found}).values()]
+    assert any("c (at a)" in note for note in notes)
+    without = Release(Payload({}), {"a": gather({u.client: u.payload for u in uploads(settings) if u.client == "b"})})
+    alone = method.personalize(without, shards()["a"], context(settings, CLIENTS))
+    assert same(found.tensors, alone.tensors)  # as if it had not come
+
+
+def test_a_student_that_diverges_names_its_client_and_its_rate() -> None:
+    settings = replace(SMOKE, student_lr=1e25, clip=0.0, anchor=0.0, student_epochs=3, top=4, rate_steps=0)
+    with pytest.raises(TrainingError) as caught:
+        personal(settings)
+    assert (caught.value.client, caught.value.field) == ("a", "student_lr") and "student_lr" in str(caught.value.fix)
 
 
 def test_bad_settings_are_named() -> None:

@@ -98,7 +98,7 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from osfl.contacts import what_would_fit
+    from osfl.contacts import unmet, what_would_fit
     from osfl.reports.words import seconds, size
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -120,8 +120,9 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
     if short:
         tight = min(short, key=lambda way: way.carried_before + way.window_bytes)
         room = tight.carried_before + tight.window_bytes
-        say(f"[yellow]{len(short)} bundle(s) will be refused before the contact.[/] The tightest, {tight.sender} to "
-            f"{tight.receiver}: {what_would_fit(tight.bundle_bytes, room, tight.halving)} "
+        silent = ", ".join(sorted({way.sender for way in short}))
+        say(f"[yellow]{len(short)} bundle(s) will be refused before the contact, and nobody hears {silent} then.[/] "
+            f"The tightest, {tight.sender} to {tight.receiver}: {what_would_fit(tight.bundle_bytes, room, tight.halving)} "
             "Or leave these contacts out.")  # fmt: skip
 
 
@@ -130,12 +131,6 @@ def _moment(text: str) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def unmet(passes: Sequence[Pass]) -> list[Pass]:
-    """The last window of every bundle that is not there after it."""
-    last = {(way.encounter, way.sender, way.receiver): way for way in passes}
-    return [way for way in last.values() if not way.fits]
 
 
 def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:

@@ -17,7 +17,8 @@ def meeting_figures(told: Mapping[ClientId, Mapping[str, Json]], own_weight: Map
     gaps = sorted((entry["gap"] for entry in told.values()), key=lambda gap: float(gap["bound"]))
     shares = [share for entry in told.values() for share in entry["pruned"].values()]
     figures = {
-        "Weight of the own model in its client's ensemble": _histogram({"clients": list(own_weight.values())}, "weight"),
+        "Weight of the own model in its client's ensemble": {
+            **_histogram({"clients": list(own_weight.values())}, "weight"), "note": _left_out(told)},
         "Theorem 1: risk of student and ensemble": {
             "kind": "lines", "x": list(range(1, len(gaps) + 1)), "x_label": "clients, by their bound", "y_label": "",
             "series": {"difference of risks": [gap["risk"] for gap in gaps],
@@ -33,6 +34,12 @@ def meeting_figures(told: Mapping[ClientId, Mapping[str, Json]], own_weight: Map
     if descents:
         figures["Theorem 2: distance to the distilled optimum, last layer only"] = _descents(descents)
     return figures
+
+
+def _left_out(told: Mapping[ClientId, Mapping[str, Json]]) -> str:
+    """Neighbours whose models could not be used, by who heard them."""
+    found = [f"{name} (at {client})" for client, entry in told.items() for name in entry.get("left_out", ())]
+    return f"Left out, because they answer with no usable numbers: {', '.join(found)}." if found else ""
 
 
 def _left(told: Sequence[Mapping[str, Json]]) -> str:

@@ -45,6 +45,7 @@ from osfl.models.slimming import load_slim, slim
 from osfl.protocol import LATER, ClientId, Context, Contract, Json, Payload, Release, Shard, Upload, relayed
 
 AS_OTHERS = {"weight_decay": Training.weight_decay}  # so that the local models are those of all methods
+SANE = 1e6  # no answer of a network that has learned something is so large
 MEMBERS = "members/"  # where the ensemble's models are in a personal payload, beside the student's `model/`
 
 
@@ -67,7 +68,7 @@ class Settings(Training, Alignment):
     anchor: float = 1e-3  # λ ‖θ - θ_before‖²
     copies: int = 0  # so many shifted and mirrored copies of each image are shown to ensemble and student, too
     blends: int = field(default=0, metadata=LATER)  # and so many mixtures of each image with another one of the client
-    track: bool = False  # the student's BN statistics follow its batches; false: they stay as local training left them
+    track: bool = False  # the student's BN statistics follow its batches; false: they stay as they were where it began
     wire: Literal["float32", "float16"] = field(default="float32", metadata=LATER)  # of the model that travels
     rate_steps: int = 0  # above 0: so many steps of a convex head are measured against Theorem 2's rate
 
@@ -82,6 +83,7 @@ class Meeting:
     images: torch.Tensor  # the shard's, training images first
     labels: torch.Tensor
     logits: torch.Tensor  # (candidates, images, classes)
+    left_out: Sequence[ClientId] = ()  # neighbours whose models do not answer with usable numbers
 
     @property
     def trained(self) -> slice:
@@ -183,17 +185,21 @@ class Fol(ModelUpload):
             "bytes": {"kept": _bytes(ensemble.tensors), "whole": sum(_bytes(met.pool[name].tensors) for name in weights)},
             "candidates": {name: _short(score) for name, score in met.scores().items()},
             "pruned": {name: part.facts["pruned"] for name, part in met.pool.items() if "pruned" in part.facts},
+            "left_out": list(met.left_out),
             **self._measured(met, student, teacher),
         }
         return Payload({**named(student, "model"), **ensemble.tensors}, {**own.facts, **ensemble.facts, "told": told})
 
     def _meet(self, heard: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Meeting:
-        """Every neighbour's model made ready, and what all candidates say about the own images, each asked once."""
-        pool = {shard.client: own, **{name: self._prepared(name, heard[name], own, shard, ctx) for name in sorted(heard)}}
+        """Every neighbour's model made ready, and what all candidates say about the own images, each asked once. A neighbour
+        whose model explodes is left out and named in the report; it must not spoil the meeting for everybody who hears it."""
+        usable = [name for name in sorted(heard) if self._answers(name, heard[name], shard)]
+        pool = {shard.client: own, **{name: self._prepared(name, heard[name], own, shard, ctx) for name in usable}}
         models = {name: classifier(payload, self.task) for name, payload in pool.items()}
         images = torch.cat([shard.train.images, shard.val.images])
-        return Meeting(shard, pool, models, images, torch.cat([shard.train.labels, shard.val.labels]),
-                       fast_logits(list(models.values()), images, map=_one_by_one))  # fmt: skip
+        logits = fast_logits(list(models.values()), images, map=_one_by_one)
+        labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(heard.keys() - set(usable))
+        return Meeting(shard, pool, models, images, labels, logits, left_out)
 
     def _weigh(self, met: Meeting) -> dict[ClientId, float]:
         """The K best candidates and their weights in A_w; who would have none is left out."""
@@ -204,10 +210,10 @@ class Fol(ModelUpload):
         weights = simplex_weights(met.answers(chosen)[:, fitted], met.labels[fitted], self.settings.evenness)
         return {name: float(w) for name, w in zip(chosen, weights, strict=True) if w > 0}
 
-    def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload:
-        """A neighbour's model ready to be judged; a broken one is refused by name."""
+    def _answers(self, name: ClientId, given: Payload, shard: Shard) -> bool:
+        """Whether a neighbour's model says anything of the own images in usable numbers; a broken one is refused by name."""
         try:
-            classifier(given, self.task)
+            model = classifier(given, self.task)
         except ModelError as error:
             error.client = name
             raise
@@ -215,10 +221,14 @@ class Fol(ModelUpload):
         if broken:
             raise TrainingError("a neighbour's model holds numbers that are not finite", client=name, field=broken[0],
                                 fix="Ask for it again, or leave this neighbour out.")  # fmt: skip
+        return bool((fast_logits([model], shard.train.images, map=_one_by_one).abs() < SANE).all())
+
+    def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload:
+        """A neighbour's model ready to be judged."""
         return aligned(name, given, own, shard, self.settings, self.task, ctx) if self.settings.align else given
 
     def _taught(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
-        """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images, from θ_before."""
+        """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images."""
         s, rng = self.settings, ctx.generator("student", met.shard.client, *ctx.encounter)
         student, before = self._begin(met, weights).to(ctx.device), met.models[met.shard.client]
         anchors = [parameter.detach().to(ctx.device, copy=True) for parameter in before.parameters()]
@@ -228,12 +238,18 @@ class Fol(ModelUpload):
             for parameter, anchor in pairs:
                 pull(parameter, anchor, lr * s.anchor)
 
-        distil(
-            student, self._lessons(met, weights, teacher[met.trained], rng), rng, epochs=s.student_epochs,
-            batch_size=s.student_batch, lr=s.student_lr, momentum=s.momentum, weight_decay=0.0, temperature=s.temperature,
-            soft=1.0 if s.scaled else 1 / s.temperature**2, schedule=s.schedule, clip=s.clip, after=stay_near, track=s.track,
-            device=ctx.device,
-        )  # fmt: skip
+        lessons = self._lessons(met, weights, teacher[met.trained], rng)
+        try:
+            distil(
+                student, lessons, rng, epochs=s.student_epochs, batch_size=s.student_batch, lr=s.student_lr,
+                momentum=s.momentum, weight_decay=0.0, temperature=s.temperature,
+                soft=1.0 if s.scaled else 1 / s.temperature**2, schedule=s.schedule, clip=s.clip, after=stay_near,
+                track=s.track, device=ctx.device,
+            )  # fmt: skip
+        except TrainingError as error:
+            error.client, error.field = met.shard.client, "student_lr"
+            error.fix = "Lower it (`--set student_lr=...`), or clip gradients (`--set clip=5`)."
+            raise
         return settled(student.cpu(), met.shard.train.images) if s.track and s.settle else student.cpu()
 
     def _begin(self, met: Meeting, weights: Mapping[ClientId, float]) -> nn.Module:
@@ -306,7 +322,7 @@ def _member(met: Meeting, name: ClientId, weight: float) -> Payload:
 
 
 def blended(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Each image mixed with another one by a share that is drawn: in between, an ensemble says more than a label does."""
+    """Each image mixed with one that is drawn, by a share that is drawn: in between, an ensemble says more than a label."""
     share = torch.rand((len(images), 1, 1, 1), generator=rng)
     others = images[torch.randperm(len(images), generator=rng)]
     return (share * images + (1 - share) * others).round().to(images.dtype)
