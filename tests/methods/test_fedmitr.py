@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from osfl.ingredients.averaging import average
 from osfl.ingredients.token_relabel import PatchServer
 from osfl.meter import measure
 from osfl.methods.deepinversion_vit import DeepInversionVit
@@ -70,7 +71,8 @@ def test_presets_say_how_far_pixels_go() -> None:
 def test_what_we_added_is_not_in_the_papers_plan_and_alike_for_the_baseline() -> None:
     paper = resolve_settings(FedMitr, "paper")
     assert (paper.scales, paper.start, paper.votes, paper.teacher, paper.adversarial) == (1, 1.0, 1.0, "logits", 1.0)
-    assert not {"scales", "start", "votes"} & said(paper).keys()  # digests of plans that never heard of them stand
+    later = {"scales", "start", "votes", "student_share"}
+    assert not later & said(paper).keys()  # digests of plans that never heard of them stand
     mine, baseline = (resolve_settings(method, "cpu") for method in (FedMitr, DeepInversionVit))
     assert said(baseline).items() <= said(mine).items()  # the same images a client, steps, teacher and rates
     assert mine.scales > 1 and mine.teacher == "odds" and FedMitr(TASK, mine).needs_counts()
@@ -105,6 +107,17 @@ def test_without_the_adversarial_term_the_server_does_not_shape_images() -> None
             shown.setdefault(alpha, []).append(figures["Synthetic images"]["images"])
     assert shown[0.0][0] == shown[0.0][1]
     assert shown[5.0][0] != shown[5.0][1]
+
+
+def test_part_of_the_way_is_between_the_clients_average_and_where_the_student_ended() -> None:
+    both = [upload.payload.tensors for upload in uploads(SMOKE)]
+    samples = [float(upload.payload.facts["samples"]) for upload in uploads(SMOKE)]
+    start, end = torch.cat([tensor.flatten() for tensor in average(both, samples).values()]), plain()
+    assert float((end - start).norm()) > 0
+    torch.testing.assert_close(weights(released(student_share=0.25)), 0.75 * start + 0.25 * end)
+    for share, change in ((1.5, {}), (0.0, {}), (0.5, {"init": "random"})):
+        (problem,) = FedMitr(TASK, replace(SMOKE, student_share=share, **change)).problems(2)
+        assert "'student_share'" in problem
 
 
 def test_unlike_vits_work_together() -> None:

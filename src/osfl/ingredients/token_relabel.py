@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.errors import UsageError
+from osfl.ingredients.averaging import average
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import combine
 from osfl.ingredients.model_upload import ModelUpload, counts_of, start_student, teachers
@@ -150,6 +151,7 @@ class PatchServer:
         self.wanted = label_weights(self.settings.labels, self.counts)
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
+        self.start = named(self.student, "model")
         self.optimizer = torch.optim.SGD(
             self.student.parameters(), self.settings.student_lr, momentum=self.settings.student_momentum,
             weight_decay=self.settings.student_decay,
@@ -167,8 +169,12 @@ class PatchServer:
             self.ctx.progress("server epochs", epoch + 1, self.settings.server_epochs)
 
     def release(self) -> Payload:
-        """The student as it is now."""
-        return Payload(named(self.student, "model"), {"architecture": self.architecture})
+        """The student as it is now, or a point on its straight way from where it began: synthetic images teach it things that
+        hold for them alone, and part of the way it has forgotten less of what real images taught the clients."""
+        weights, share = named(self.student, "model"), self.settings.student_share
+        if share < 1:
+            weights = average([self.start, weights], [1 - share, share])
+        return Payload(weights, {"architecture": self.architecture})
 
     # --- images ---
 

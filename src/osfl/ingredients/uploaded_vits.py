@@ -38,6 +38,7 @@ class UploadedVits(Student, VitPixels, Training):
     student_decay: float = 1e-4  # weight decay
     student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
+    student_share: float = field(default=1.0, metadata=LATER)  # of its way from its start that is released; 1 = where it ended
     temperature: float = 1.0  # of distillation
     votes: float = field(default=1.0, metadata=LATER)  # class_count, odds: power of the class counts; 0 = alike
 
@@ -48,6 +49,7 @@ VIT_CPU: Mapping[str, Any] = {
     "schedule": "cosine", "augment": "flip", "clip": 1.0, "images": 16, "steps": 24, "pixel_lr": 0.1, "clamp": True,
     "scales": 6, "start": 0.5, "adversarial": 0.0, "labels": "counts", "server_epochs": 6,
     "teacher": "odds", "votes": 0.5, "balance": 0.5, "student_lr": 0.01, "student_cosine": True, "student_clip": 5.0,
+    "student_share": 0.6,
 }  # fmt: skip
 VIT_SMOKE: Mapping[str, Any] = {
     **SMOKE_TRAINING, "architecture": "vit-p4-w16-d2-h2", "pixel_lr": 0.1, "clamp": True, "images": 8, "steps": 4,
@@ -67,6 +69,11 @@ NOT_NEGATIVE = ("balance", "votes", "pool_epochs", "student_momentum", "student_
 def vit_student_problems(settings: Any, architectures: Sequence[str], events: Events = ()) -> list[str]:
     """All that is wrong with the server's part, a sentence each."""
     found = out_of_range(settings, POSITIVE, NOT_NEGATIVE, ("student_batch",)) + student_problems(settings, architectures)
+    if not 0 < settings.student_share <= 1:
+        found.append(f"setting 'student_share': expected a share above 0, at most 1, got {settings.student_share}")
+    elif settings.student_share < 1 and settings.init == "random":
+        found.append("setting 'student_share': part of the way from random weights is no classifier; take it whole (`--set "
+                     "student_share=1`) or start from weights that know something (`--set init=average`)")  # fmt: skip
     return found + vit_pixel_problems(settings, events) + _patch_problems([*architectures, settings.student])
 
 

@@ -19,7 +19,6 @@ from osfl.ingredients.sparse_inversion import Events, events_of
 from osfl.ingredients.synthesis import out_of_range
 from osfl.ingredients.token_relabel import PatchServer, Terms, lipschitz
 from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
-from osfl.models.naming import named
 from osfl.protocol import Context, Dataset, Json, Payload, Release, Upload
 
 
@@ -76,10 +75,9 @@ class FedMitr(ModelUpload):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)
         server.show()
-        facts: dict[str, Json] = {"architecture": server.architecture}
-        if len(server.norms):
-            facts["gradient_norms"] = lipschitz(server.norms)
-        return Release(Payload(named(server.student, "model"), facts))
+        released = server.release()
+        measured: dict[str, Json] = {"gradient_norms": lipschitz(server.norms)} if len(server.norms) else {}
+        return Release(Payload(released.tensors, {**released.facts, **measured}))
 
     def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
         server = PatchServer(self, uploads, ctx, "fedmitr", self.settings.inversion(self.events()), self.terms(),
