@@ -83,18 +83,21 @@ def test_the_next_encounter_needs_the_model_of_the_one_before(sites: Path, tmp_p
         say(second, "north", sites, tmp_path)
 
 
-def test_a_coordinator_that_passes_things_on_gives_the_same_model(sites: Path, tmp_path: Path) -> None:
-    plan, server = meeting_plan(Topology("ring")), SigningKey.from_seed(bytes([99] * 32))
+def test_a_coordinator_that_passes_things_on_gives_the_same_models_in_both_encounters(sites: Path, tmp_path: Path) -> None:
+    first, server = meeting_plan(Topology("ring", encounters=2)), SigningKey.from_seed(bytes([99] * 32))
     public = {name: PUBLIC[name] for name in CLIENTS}
-    coordinator.open_new(tmp_path / "round", plan, public, server.public_hex)
-    for client in CLIENTS:
-        coordinator.receive(tmp_path / "round", say(plan, client, sites, tmp_path))
-    coordinator.serve(tmp_path / "round", server, machine=ONE)
-    release, own = tmp_path / "round" / "release.safetensors", tmp_path / "round" / "personal" / "north.safetensors"
-    taken = site.take_release(plan, "north", release, own, server.public_hex, tmp_path / "taken", data=sites / "north",
-                              machine=ONE)  # fmt: skip
-    given, met = load_model_of(taken), load_model_of(hear_all(plan, "north", sites, tmp_path))
-    assert given and met and payload_digest(given[0]) == payload_digest(met[0])
+    for plan in (first, next_encounter(first)):
+        round = tmp_path / f"round{plan.topology.encounter if plan.topology else 0}"
+        coordinator.open_new(round, plan, public, server.public_hex)
+        for client in CLIENTS:
+            coordinator.receive(round, say(plan, client, sites, tmp_path / "served"))
+        coordinator.serve(round, server, machine=ONE)
+        for client in CLIENTS:  # the second upload is what each made of the first release
+            own = round / "personal" / f"{client}.safetensors"
+            taken = site.take_release(plan, client, round / "release.safetensors", own, server.public_hex,
+                                      tmp_path / "served" / client, data=sites / client, machine=ONE)  # fmt: skip
+            given, met = load_model_of(taken), load_model_of(hear_all(plan, client, sites, tmp_path / "met"))
+            assert given and met and payload_digest(given[0]) == payload_digest(met[0])
 
 
 def test_who_is_missing_is_said_and_what_came_is_kept(sites: Path, tmp_path: Path) -> None:
