@@ -18,9 +18,10 @@ from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.models.build import architecture_for
 from osfl.outgoing import check_outgoing
 from osfl.protocol import ClientId, Context, Contract, Payload, Plan, Progress, Release, Shard, unscored, unseen
-from osfl.round import Round
+from osfl.round import Round, contracts_of
 from osfl.storage import Shelf, to_raw
 from osfl.wire.bundle import pack
+from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
 from osfl.workers import Workers, compute_threads
 
@@ -74,6 +75,12 @@ def speak(
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
     check_windows(plan, shard.client, len(bundle), contract)
     return bundle, meter
+
+
+def check_sealed(method: Any, plan: Plan, client: ClientId, bundle: Path) -> None:
+    """A sealed copy is longer than the bundle, whose own size `speak` has checked: refused if a window would cut it."""
+    _, contract = contract_for(plan, contracts_of(method), client)
+    check_windows(plan, client, sealed_size(bundle.stat().st_size), contract)
 
 
 def serve(method: Any, round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:

@@ -94,6 +94,18 @@ def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     assert "at most 6,000 bytes" in refused.err and not Path("usb").exists()
 
 
+def test_a_sealed_copy_must_fit_as_well(osfl) -> None:
+    open_plan(osfl, WIDE)
+    assert client(osfl, "north").code == 0
+    size = Path("usb/north.safetensors").stat().st_size
+    open_plan(osfl, SCHEDULE + f"north,south,2026-12-24T18:00:00Z,1,{size + 10},1\n")  # as it is, and hardly more
+    assert client(osfl, "north").code == 0
+    words = "client plan.toml --client north --data sites/north --key keys/north.key"
+    refused = osfl(f"{words} --seal keys/south.pub --out usb/sealed")
+    assert refused.code == 1 and "does not fit into the window with south" in refused.err
+    assert f"at most {size + 10:,} bytes" in refused.err and not Path("usb/sealed").exists()
+
+
 def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
     Path("passes.csv").write_text("a,b,start,seconds,bytes_per_second\n"
                                   "client-01,client-02,2026-12-24T18:00:00Z,60,100000\n")  # fmt: skip
