@@ -86,8 +86,8 @@ def test_the_next_encounter_needs_the_model_of_the_one_before(sites: Path, tmp_p
 def test_a_coordinator_that_passes_things_on_gives_the_same_models_in_both_encounters(sites: Path, tmp_path: Path) -> None:
     first, server = meeting_plan(Topology("ring", encounters=2)), SigningKey.from_seed(bytes([99] * 32))
     public = {name: PUBLIC[name] for name in CLIENTS}
-    for plan in (first, next_encounter(first)):
-        round = tmp_path / f"round{plan.topology.encounter if plan.topology else 0}"
+    for number, plan in enumerate((first, next_encounter(first)), 1):
+        round = tmp_path / f"round{number}"
         coordinator.open_new(round, plan, public, server.public_hex)
         for client in CLIENTS:
             coordinator.receive(round, say(plan, client, sites, tmp_path / "served"))

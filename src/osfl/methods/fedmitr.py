@@ -48,7 +48,7 @@ class FedMitr(ModelUpload):
         "stopped pixels are frozen: total variation does not smooth them on",
         "client and server see the same patches in the JS term; once patches are stopped, shifts are by whole patches",
         "synthetic images are kept as 16-bit floats, and the clients are asked about each image once",
-        "the last iterate is reported",
+        "the last iterate is reported, or with `student_share` below 1 a point on the straight way to it",
     )
 
     def events(self) -> Events:
