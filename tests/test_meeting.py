@@ -9,18 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from osfl import coordinator, meeting, site
+from osfl import coordinator, flower_app, meeting, site
 from osfl.errors import Rejected, RoundError, UsageError
+from osfl.plan import write_plan
 from osfl.protocol import Contact, Limits, Plan, Topology, neighbours
 from osfl.round import encounter_folder
 from osfl.run import load_model, walk
 from osfl.simulation import rehearsal
 from osfl.storage import load_model_of, payload_digest, to_raw
 from osfl.topology import next_encounter
+from osfl.transports.answering import Answers
+from osfl.transports.collecting import Collector
+from osfl.transports.messages import SPEAK
 from osfl.wire.bundle import pack
 from osfl.wire.sealing import seal
 from osfl.wire.signing import SigningKey
 from osfl.wire.window import look_at
+from tests.faults.network import QUICK, SERVER, Clock, Network
 from tests.gossip import enter
 from tests.test_roles import CLIENTS, ONE, make_plan, make_sites
 
@@ -84,20 +89,63 @@ def test_the_next_encounter_needs_the_model_of_the_one_before(sites: Path, tmp_p
 
 
 def test_a_coordinator_that_passes_things_on_gives_the_same_models_in_both_encounters(sites: Path, tmp_path: Path) -> None:
-    first, server = meeting_plan(Topology("ring", encounters=2)), SigningKey.from_seed(bytes([99] * 32))
-    public = {name: PUBLIC[name] for name in CLIENTS}
+    first, public = meeting_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
     for number, plan in enumerate((first, next_encounter(first)), 1):
         round = tmp_path / f"round{number}"
-        coordinator.open_new(round, plan, public, server.public_hex)
+        coordinator.open_new(round, plan, public, SERVER.public_hex)
         for client in CLIENTS:
             coordinator.receive(round, say(plan, client, sites, tmp_path / "served"))
-        coordinator.serve(round, server, machine=ONE)
+        coordinator.serve(round, SERVER, machine=ONE)
         for client in CLIENTS:  # the second upload is what each made of the first release
             own = round / "personal" / f"{client}.safetensors"
-            taken = site.take_release(plan, client, round / "release.safetensors", own, server.public_hex,
+            taken = site.take_release(plan, client, round / "release.safetensors", own, SERVER.public_hex,
                                       tmp_path / "served" / client, data=sites / client, machine=ONE)  # fmt: skip
             given, met = load_model_of(taken), load_model_of(hear_all(plan, client, sites, tmp_path / "met"))
             assert given and met and payload_digest(given[0]) == payload_digest(met[0])
+
+
+def at_the_network(plan: Plan, sites: Path, folder: Path) -> dict[int, Answers]:
+    """Every site as its own node opens it, with the plan among those that it agreed to."""
+    nodes = {}
+    for number, client in enumerate(CLIENTS):
+        own = folder / client
+        (own / "plans").mkdir(parents=True, exist_ok=True)
+        (own / "plans" / f"{plan.digest[:8]}.toml").write_text(write_plan(plan))
+        if not (own / "site.key").exists():
+            KEYS[client].save(own / "site.key")
+        config = {"client": client, "data": str(sites / client), "key": str(own / "site.key"), "work": str(own / "work"),
+                  "server": SERVER.public_hex, "plans": str(own / "plans")}  # fmt: skip
+        nodes[number] = flower_app.open_site(config)
+    return nodes
+
+
+def test_two_encounters_over_the_network_give_the_same_models(sites: Path, tmp_path: Path) -> None:
+    """The programs of both sides as Flower starts them, in two rounds, on messages that are handed over in this process."""
+    first, public = meeting_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
+    SERVER.save(tmp_path / "server.key")
+    for number, plan in enumerate((first, next_encounter(first)), 1):
+        round, clock = tmp_path / f"round{number}", Clock()
+        coordinator.open_new(round, plan, public, SERVER.public_hex)
+        nodes = at_the_network(plan, sites, tmp_path / "network")
+        counter = flower_app.counter_of(round, tmp_path / "server.key")
+        post = Network({node: answers.to for node, answers in nodes.items()}, clock)
+        assert Collector(counter, post, QUICK, tell=lambda words: None, clock=clock, sleep=clock.sleep).run()
+        for client in CLIENTS:
+            work = site.work_folder(plan, client, tmp_path / "network" / client / "work")
+            given = load_model_of(work / "model.safetensors")
+            met = load_model_of(hear_all(plan, client, sites, tmp_path / "met"))
+            assert given and met and payload_digest(given[0]) == payload_digest(met[0])
+
+
+def test_at_the_network_a_sealed_bundle_must_fit_into_its_window(sites: Path, tmp_path: Path) -> None:
+    """Asked twice, it is refused twice, although the bundle itself, which would fit, was made and kept the first time."""
+    size = say(meeting_plan(), "north", sites, tmp_path).stat().st_size
+    plan = meeting_plan(Topology("contacts", contacts=(Contact("north", "south", "2026-12-24T18:00:00Z", 1, size + 40),)))
+    north = at_the_network(plan, sites, tmp_path / "network")[0]
+    asked = {"round": plan.digest, "nonce": "ab", "wanted": 1, "length": 10, "plan": json.dumps(plan.as_json())}
+    for _ in range(2):
+        assert north.to(SPEAK, asked) == {"client": "north", "refused": "Withheld (topology.contacts)"}
+    assert not list(tmp_path.rglob("*.sealed"))
 
 
 def test_who_is_missing_is_said_and_what_came_is_kept(sites: Path, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def open_site(config: Mapping[str, Any]) -> Answers:
     def make(plan: str) -> Path:
         from osfl.site import make_upload
 
-        return make_upload(agreed(plan, plans), client, data, key, work, progress=_progress)
+        return make_upload(agreed(plan, plans), client, data, key, work, progress=_progress, sealed=True)
 
     def take(plan: str, release: Path, personal: Path | None) -> Path:
         from osfl.site import take_release

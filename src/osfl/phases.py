@@ -18,7 +18,7 @@ from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.models.build import architecture_for
 from osfl.outgoing import check_outgoing
 from osfl.protocol import ClientId, Context, Contract, Payload, Plan, Progress, Release, Shard, unscored, unseen
-from osfl.round import Round, contracts_of
+from osfl.round import Round
 from osfl.storage import Shelf, to_raw
 from osfl.wire.bundle import pack
 from osfl.wire.sealing import sealed_size
@@ -77,10 +77,10 @@ def speak(
     return bundle, meter
 
 
-def check_sealed(method: Any, plan: Plan, client: ClientId, bundle: Path) -> None:
+def check_sealed(plan: Plan, client: ClientId, size: int, contracts: Mapping[str, Contract]) -> None:
     """A sealed copy is longer than the bundle, whose own size `speak` has checked: refused if a window would cut it."""
-    _, contract = contract_for(plan, contracts_of(method), client)
-    check_windows(plan, client, sealed_size(bundle.stat().st_size), contract)
+    _, contract = contract_for(plan, contracts, client)
+    check_windows(plan, client, sealed_size(size), contract)
 
 
 def serve(method: Any, round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:

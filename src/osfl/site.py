@@ -16,7 +16,7 @@ from typing import Any
 from osfl.data.site import open_site
 from osfl.data.views import make_shard
 from osfl.errors import Rejected, RoundError, UsageError
-from osfl.phases import Machine, computing, settle, speak
+from osfl.phases import Machine, check_sealed, computing, settle, speak
 from osfl.protocol import ClientId, Context, OneShot, Payload, Plan, Progress, Release, Shard, digest_of, quiet
 from osfl.registry import one_shot
 from osfl.round import contracts_of
@@ -40,9 +40,12 @@ def open_shard(plan: Plan, client: ClientId, data: Path, progress: Progress = qu
 
 def make_upload(
     plan: Plan, client: ClientId, data: Path, key: SigningKey, work: Path, *,
-    machine: Machine = Machine(), progress: Progress = quiet,
+    machine: Machine = Machine(), progress: Progress = quiet, sealed: bool = False,
 ) -> Path:  # fmt: skip
-    """The one bundle of this site. Once it is finished it stands: asked again, the same file is given."""
+    """The one bundle of this site. Once it is finished it stands: asked again, the same file is given.
+
+    `sealed`: it leaves as a sealed copy, which is longer, and refused if a contact's window would cut it.
+    """
     method, folder = method_for(plan, client), work_folder(plan, client, work)
     path, contracts = folder / "upload.safetensors", contracts_of(method)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what it says is between the site and the coordinator
@@ -50,14 +53,17 @@ def make_upload(
         desk = Desk(plan.digest, {client: key.public_hex}, contracts, len(plan.task.classes), plan.limits)
         if path.exists():
             _check_kept(path, desk, client)
-            return path
-        shard = open_shard(plan, client, data, progress)
-        with computing(plan, machine, progress, folder / "scratch") as ctx:
-            own = replace(ctx, previous=previous_model(plan, client, work))
-            bundle, meter = speak(method, shard, plan, contracts, key, own)
-        accept(bundle, desk)  # what the coordinator will ask of it, asked here first
-        append_line(folder / "journal.jsonl", json.dumps({"phase": "client", "data": shard.digest, **meter.as_json()}).encode())
-        replace_atomically(path, bundle)
+        else:
+            shard = open_shard(plan, client, data, progress)
+            with computing(plan, machine, progress, folder / "scratch") as ctx:
+                own = replace(ctx, previous=previous_model(plan, client, work))
+                bundle, meter = speak(method, shard, plan, contracts, key, own)
+            accept(bundle, desk)  # what the coordinator will ask of it, asked here first
+            spent = {"phase": "client", "data": shard.digest, **meter.as_json()}
+            append_line(folder / "journal.jsonl", json.dumps(spent).encode())
+            replace_atomically(path, bundle)
+    if sealed:
+        check_sealed(plan, client, path.stat().st_size, contracts)
     return path
 
 

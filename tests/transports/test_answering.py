@@ -20,10 +20,16 @@ ROUND = "a" * 64
 
 @pytest.fixture
 def site(tmp_path: Path) -> Answers:
+    def made(_: str) -> Path:
+        finished = found.folder(ROUND) / "upload.safetensors"
+        assert finished.exists(), "not asked for"
+        return finished
+
     def never(*_: object) -> Path:
         raise AssertionError("not asked for")
 
-    return Answers("north", SigningKey.from_seed(bytes(32)), tmp_path, never, never)
+    found = Answers("north", SigningKey.from_seed(bytes(32)), tmp_path, made, never)
+    return found
 
 
 def piece(data: bytes, size: int, whole: str) -> Words:

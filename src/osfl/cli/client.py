@@ -54,9 +54,9 @@ def client(
 
     A bundle that is finished stands: the same command gives the same file again. Interrupted, it continues.
     """
-    from osfl.phases import Machine, check_sealed
+    from osfl.phases import Machine
     from osfl.plan import read_plan
-    from osfl.site import make_upload, method_for, work_folder
+    from osfl.site import make_upload, work_folder
     from osfl.wire.signing import SigningKey, read_public
 
     if seal is not None and out is None:
@@ -71,9 +71,7 @@ def client(
         raise UsageError("--data is missing", field="data", fix="Name the folder that holds one folder a class.")
     with telling(format == "json") as progress:
         bundle = make_upload(agreed, name, data or Path(), signing, work, machine=Machine(threads=threads, device=device),
-                             progress=progress)  # fmt: skip
-    if addressee:
-        check_sealed(method_for(agreed, name), agreed, name, bundle)
+                             progress=progress, sealed=bool(addressee))  # fmt: skip
     if out is not None:
         _carry_out(bundle, out, addressee)
     facts = {**_facts(bundle, out, kept, addressee), "heard_by": heard_by(agreed, name)}

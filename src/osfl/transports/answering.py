@@ -28,7 +28,8 @@ PARTS = ("release", "personal")
 
 @dataclass(frozen=True)
 class Answers:
-    """One site. `make` gives the file to send; `take` is given the release's files and makes the model.
+    """One site. `make` gives the file to send, made once, and refuses what may not leave; `take` is given the release's files
+    and makes the model.
 
     With the server's public key as `seal`, what is sent is encrypted to it: whoever runs the network cannot read it.
     """
@@ -76,11 +77,11 @@ class Answers:
         return {**about, "bytes": whole.bytes, "whole": whole.sha256, **say.chunk_words(first)}
 
     def _upload(self, round: str, plan: str) -> Path:
-        kept = self.folder(round) / "upload.safetensors"
-        kept = kept if kept.exists() else self.make(plan)
-        sent = self._sent(round)
+        kept, sent = self.folder(round) / "upload.safetensors", self._sent(round)
+        if not _follows(sent, kept):
+            kept = self.make(plan)  # what is finished is given again, or refused if its sealed copy may not leave
         with locked(sent.with_name(".sealed.lock")):  # two copies never have the same bytes: there must be one
-            if self.seal and (not sent.exists() or sent.stat().st_mtime_ns < kept.stat().st_mtime_ns):
+            if self.seal and not _follows(sent, kept):
                 seal(kept, sent, self.seal)
         return sent
 
@@ -140,6 +141,11 @@ class Answers:
         model = self.take(say.text(words, "plan"), release, personal if personal.exists() else None)
         print(f"[osfl] the release is verified; the model is {model}", flush=True)
         return {"taken": 1}
+
+
+def _follows(sent: Path, kept: Path) -> bool:
+    """Whether what is sent was made of what is kept."""
+    return kept.exists() and sent.exists() and sent.stat().st_mtime_ns >= kept.stat().st_mtime_ns
 
 
 def _length(words: Words) -> int:
