@@ -119,13 +119,18 @@ WEIGHTLESS = {"encoder": "random", "resolution": 16, "window": 8, "stride": 8}
 
 
 def uploaded_vits(name: str, partition: str, clients: int = 10) -> Simulation:
-    """All clients of all methods fine-tune the file that `benchmarks.pretrain_vit` makes, in the same way."""
-    made = json.loads((RECORDS / f"pretrain-{name}.json").read_text(encoding="utf-8"))
-    start = {"pretrained": made["file"], "pretrained_sha256": made["sha256"]}
+    """All clients of all methods fine-tune a file that `benchmarks.pretrain_vit` makes, in the same way. Digits, drawn at 28 px
+    and never mirrored, start from the file of the blood cells, which has seen neither."""
+    start = "blood" if name == "digits" else name
+    made = json.loads((RECORDS / f"pretrain-{start}.json").read_text(encoding="utf-8"))
     same = {key: VIT_CPU[key] for key in ("architecture", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
                                           "augment", "clip")}  # fmt: skip
+    same |= {"pretrained": made["file"], "pretrained_sha256": made["sha256"]}
+    if name == "digits":
+        return Simulation("fedmitr", "digits", clients, partition, "cpu", changes={**same, "augment": "none"}, image_size=28,
+                          channels=3)  # fmt: skip
     dataset = {"blood": "bloodcells-28", "cifar": "cifar10-subset"}[name]
-    return Simulation("fedmitr", dataset, clients, partition, "cpu", changes={**same, **start}, samples=4000)
+    return Simulation("fedmitr", dataset, clients, partition, "cpu", changes=same, samples=4000)
 
 
 _TOKENS = {"brain": ("brain-mri-subset", 224), "xray": ("chest-xray-448-subset", 224),
@@ -155,6 +160,7 @@ CELLS: Mapping[str, Simulation] = {
     **{f"{name}-vit-n10-{label}": uploaded_vits(name, partition)
        for name in ("blood", "cifar") for label, partition in _SHARES.items()},
     **{f"blood-vit-n{clients}-a0.1": uploaded_vits("blood", "dirichlet:0.1", clients) for clients in (5, 20)},
+    **{f"digits-vit-n5-{label}": uploaded_vits("digits", partition, 5) for label, partition in _SHARES.items()},
 }  # fmt: skip
 # What the papers print for the nearest cell of theirs. FedBiCross, its tables (first version): own accuracy, ResNet-18,
 # official splits and full size, as many clusters as here (3 of 5 clients, 4 of 10).
