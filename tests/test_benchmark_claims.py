@@ -73,6 +73,8 @@ def test_table_and_picture_say_the_same() -> None:
     assert "| above DENSE in every cell | +35.0 ± 63.5 own | 1 of 1 | not told apart |" in lines
     assert "| above Co-Boosting in every cell | +40.0 ± 0.0 own | 1 of 1 | yes |" in lines
     assert "| above FedISCA in every cell | -1.0 ± 0.0 own | 0 of 1 | **no**: blood-n5-a0.1 |" in lines
+    alone = judge([record("blood-n5-a0.1", fedbicross=[0.9], dense=[0.5])])[0]
+    assert "| +40.0 (one seed) own | 1 of 1 | not told apart |" in table([alone])[1]
     for one in found:
         assert one.claim.says in drawn and f"{one.above:+.1f}" in drawn
     ElementTree.fromstring(drawn)  # a file of its own, so it has to be XML
