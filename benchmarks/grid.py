@@ -73,8 +73,8 @@ CONTROLS = (  # in FOL's first cell of a dataset: alone, with statistics that la
     "local_only@settle_local=false", "local_only@epochs=250", "local_only@epochs=250@augment=flip+crop", "fol@start=own",
     "fol@align=false@start=own", "fol@encounters=1@rate_steps=50",
 )  # fmt: skip
-# what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work; SCAFFOLD's
-# control variates need SGD
+# what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
+# SCAFFOLD's control variates need SGD)
 ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optimizer=sgd@lr=0.01")
 NORMS, RISKS = "Gradient norms of the student", "Theorem 1: risk of student and ensemble"  # what runs measure of theorems,
 DESCENT, PRUNED = "Theorem 2: distance to the distilled optimum, last layer only", "Filters pruned of the neighbours' models"

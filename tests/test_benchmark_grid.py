@@ -1,0 +1,20 @@
+"""The grid of cells: every row can be asked for, before hours are spent on the rows ahead of it."""
+
+import pytest
+
+from benchmarks.grid import CELLS, methods_of
+from osfl.plan import resolve_settings
+from osfl.protocol import Task
+from osfl.registry import load
+from osfl.simulation import for_methods
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_row_of_a_cell_can_be_asked_for(cell: str) -> None:
+    side = CELLS[cell].image_size or 32
+    task = Task("ten classes", tuple("abcdefghij"), (3, side, side))
+    for label, variant in zip(methods_of(cell), for_methods(CELLS[cell], methods_of(cell)), strict=True):
+        changes = {name: value for name, value in variant.changes.items() if not name.startswith("pretrained")}
+        settings = resolve_settings(load(variant.method), variant.preset, changes)
+        problems = list(load(variant.method)(task, settings).problems(variant.clients or len(task.classes)))
+        assert not problems, f"{label}: {problems}"
