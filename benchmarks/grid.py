@@ -140,6 +140,7 @@ _TOKENS = {"brain": ("brain-mri-subset", 224), "xray": ("chest-xray-448-subset",
 _GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
               "cifar": ("cifar10-subset", 4000)}  # fmt: skip
 _MET = (("cifar", "cifar10-subset", 30, 3000), ("blood", "bloodcells-28", 70, 2800), ("skin", "skinlesions-28", 70, 2800))
+_FEWER = {("skin", "0.1"): 30}  # clients, where 70 do not all get images: two thirds of the lesions are of one class
 _SHARES = {"a0.05": "dirichlet:0.05", "a0.1": "dirichlet:0.1", "a0.3": "dirichlet:0.3", "c1": "classes:1", "c3": "classes:3"}
 CELLS: Mapping[str, Simulation] = {
     "blood-n5-a0.1": medical("bloodcells-28", 5, "0.1"),
@@ -157,7 +158,7 @@ CELLS: Mapping[str, Simulation] = {
     **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
     **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
        for name, (dataset, samples) in _GENERATED.items()},
-    **{f"{name}-meet-n{clients}-a{skew}": meeting(dataset, clients, skew, samples)
+    **{f"{name}-meet-n{(number := _FEWER.get((name, skew), clients))}-a{skew}": meeting(dataset, number, skew, samples)
        for name, dataset, clients, samples in _MET for skew in ("0.3", "0.1", "0.7", "0.5")},
     **{f"{name}-vit-n10-{label}": uploaded_vits(name, partition)
        for name in ("blood", "cifar") for label, partition in _SHARES.items()},
