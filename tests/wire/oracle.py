@@ -77,7 +77,7 @@ def _values_fit(tensor: dict[str, Any], below: int | None) -> bool:
 
 def _facts_fit(facts: dict[str, Any], desk: Desk) -> bool:
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    counts = facts.get("class_counts", [0] * desk.classes)
+    counts = facts.get("class_counts", [1] * desk.classes)
     numbers = [facts.get("samples", 1), *counts]
     return (
         len(text) <= desk.limits.facts_bytes
@@ -86,6 +86,7 @@ def _facts_fit(facts: dict[str, Any], desk: Desk) -> bool:
         and numbers[0] >= 1
         and type(counts) is list
         and len(counts) == desk.classes
+        and (sum(counts) > 0 or not counts)
     )
 
 

@@ -31,9 +31,11 @@ def check_well_known(facts: dict[str, Json], classes: int) -> None:
     samples = facts.get("samples", 1)
     if not _is_count(samples) or samples == 0:
         raise _wrong("facts.samples", "the number of samples is wrong", f"1 to {MOST_SAMPLES}", samples)
-    counts = facts.get("class_counts", [0] * classes)
+    counts = facts.get("class_counts", [1] * classes)
     if not isinstance(counts, list) or len(counts) != classes or not all(map(_is_count, counts)):
         raise _wrong("facts.class_counts", "the class counts are wrong", f"{classes} counts, one a class", counts)
+    if counts and not any(counts):  # shares of nothing would be no numbers
+        raise _wrong("facts.class_counts", "the class counts are all zero", "an image of some class", counts)
 
 
 def architecture_of(facts: Json, known: Collection[str]) -> str:
