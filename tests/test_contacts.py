@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from osfl.contacts import capacity, check_windows, done_times, least_bytes, schedule, what_would_fit, windows
+from osfl.contacts import capacity, check_windows, done_times, halving, least_bytes, schedule, what_would_fit, windows
 from osfl.errors import Withheld
 from osfl.protocol import Contact, Field, Limits, Plan, Task, Topology
 from osfl.transports.chunks import Chunk, Damaged, Partial, announce, read_chunk
@@ -100,3 +101,38 @@ def test_a_cut_contact_resumes_and_a_damaged_one_is_refused_whole(tmp_path: Path
     with pytest.raises(Damaged):
         other.complete()
     assert other.size == 0
+
+
+def test_both_of_a_pair_have_its_window() -> None:
+    assert windows(make_plan(SCHEDULE), "b") == {"a": 1500}
+    with pytest.raises(Withheld, match="the window with a"):
+        check_windows(make_plan(SCHEDULE), "b", 1501, {})
+
+
+def test_advice_is_for_the_tightest_window() -> None:
+    both = Topology("contacts", contacts=(contact("a", "b", "18:00", 10, 80), contact("a", "c", "19:00", 10, 50)))
+    with pytest.raises(Withheld) as caught:
+        check_windows(make_plan(both), "a", 1000, {"w": Field("F32", (200,))})
+    assert caught.value.expected == "at most 500 bytes" and "window with b, c" in str(caught.value)
+    assert "about 600 bytes, which does not fit either" in str(caught.value) and "at most 50% of" in str(caught.value)
+
+
+def test_what_is_halved_already_is_not_halved_again() -> None:
+    plan, contract = make_plan(SCHEDULE), {"w": Field("F16", (700,)), "n": Field("F32", (10,))}
+    assert halving(plan, contract) == 20
+    assert halving(replace(plan, settings=SimpleNamespace(wire="float16")), contract) == 0
+    assert halving(replace(plan, settings=SimpleNamespace()), contract) == 0
+
+
+def test_a_bundle_is_there_with_its_last_byte_and_a_site_is_done_with_its_last_bundle() -> None:
+    both = Topology("contacts", contacts=(contact("a", "b", "18:00", 10, 50), contact("a", "c", "19:00", 10, 50)))
+    sizes = {"a": (10, 0), "b": (401, 0), "c": (500, 0)}
+    found = {way.sender: way.arrives[11:19] for way in schedule(both, sizes) if way.receiver == "a"}
+    assert found == {"b": "18:00:09", "c": "19:00:10"}
+    assert next(done.at[11:19] for done in done_times(both, ("a",), sizes)) == "19:00:10"
+
+
+def test_windows_are_used_in_the_order_of_time_whatever_their_zone() -> None:
+    east = Contact("a", "b", "2026-12-24T19:30:00+02:00", 10, 50)  # 17:30 in UTC
+    both = Topology("contacts", contacts=(contact("a", "b", "18:00", 10, 50), east))
+    assert [way.start[11:16] for way in schedule(both, SIZES) if way.sender == "b"] == ["19:30"]

@@ -260,3 +260,15 @@ def test_any_method_whose_upload_is_a_model(method: str, stall: list[Path], tmp_
         assert (tmp_path / "out" / path).exists() and len(load_model(tmp_path / "out", client or None)[1].classes) == 3
     page = (tmp_path / "out" / "report" / "index.html").read_text()
     assert ("3 came out, one for each" in page) == (method == "fedbicross")
+
+
+def test_a_file_that_is_named_twice_is_offered_once(stall: list[Path]) -> None:
+    _, accepted, refused = examine(market([*stall, stall[0]]))
+    assert len(accepted) == 3 and not refused
+
+
+def test_a_description_of_another_release_is_written_anew(stall: list[Path], tmp_path: Path) -> None:
+    digest, path = fuse(market(stall), tmp_path / "out")["release_digest"], tmp_path / "out" / "market.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "release_digest": "another"}))
+    assert fuse(market(stall), tmp_path / "out")["release_digest"] == digest
+    assert json.loads(path.read_text())["release_digest"] == digest

@@ -6,13 +6,14 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from osfl import coordinator, flower_app, meeting, site
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.plan import write_plan
-from osfl.protocol import Contact, Limits, Plan, Topology, neighbours
+from osfl.protocol import Contact, Context, Limits, Payload, Plan, Release, Shard, Topology, neighbours
 from osfl.round import encounter_folder
 from osfl.run import load_model, walk
 from osfl.simulation import rehearsal
@@ -26,7 +27,7 @@ from osfl.wire.sealing import seal
 from osfl.wire.signing import SigningKey
 from osfl.wire.window import look_at
 from tests.faults.network import QUICK, SERVER, Clock, Network
-from tests.gossip import enter
+from tests.gossip import Gossip, enter
 from tests.test_roles import CLIENTS, ONE, make_plan, make_sites
 
 KEYS = {name: SigningKey.from_seed(bytes([number] * 32)) for number, name in enumerate((*CLIENTS, "mallory"), 1)}
@@ -173,6 +174,23 @@ def test_nobody_met_gives_the_local_model(sites: Path, tmp_path: Path) -> None:
     assert all(local[0].tensors[name].equal(tensor) for name, tensor in said[0].tensors.items())
 
 
+def test_facts_are_read_as_if_they_had_travelled(sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    relay, personalize, seen = Gossip.relay, Gossip.personalize, []
+
+    def with_tuple(self: Gossip, *words: Any) -> Payload:
+        part = relay(self, *words)
+        return replace(part, facts={"heard": tuple(part.facts["heard"])})
+
+    def watched(self: Gossip, release: Release, shard: Shard, ctx: Context) -> Payload:
+        seen.append(release.for_client(shard.client).facts)
+        return personalize(self, release, shard, ctx)
+
+    monkeypatch.setattr(Gossip, "relay", with_tuple)
+    monkeypatch.setattr(Gossip, "personalize", watched)
+    hear_all(meeting_plan(Topology("mesh")), "north", sites, tmp_path)
+    assert seen == [{"heard": ["south", "west"]}]
+
+
 def refused(plan: Plan, source: Path | bytes, work: Path) -> Rejected:
     inbox = meeting.own_inbox(plan, "north", PUBLIC, work / "north")
     with pytest.raises(Rejected) as caught:
@@ -196,6 +214,8 @@ def test_what_is_refused(sites: Path, tmp_path: Path) -> None:
         refused(plan, data[:cut], tmp_path)
     forged = site.make_upload(plan, "west", sites / "west", KEYS["mallory"], tmp_path / "mallory", machine=ONE)
     assert refused(plan, forged, tmp_path).field == "signature"
+    unknown = refused(plan, pack("upload", "mallory", plan.digest, {}, {}, KEYS["mallory"]), tmp_path)
+    assert unknown.field == "client" and "neighbours" not in unknown.reason
     stranger = meeting_plan(Topology("mesh"))
     assert refused(plan, say(stranger, "west", sites, tmp_path / "s"), tmp_path).field == "plan"
 

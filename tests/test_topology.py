@@ -14,6 +14,7 @@ import torch
 
 from osfl import forgetting
 from osfl.checks import Interrupted
+from osfl.encounters import after_encounters
 from osfl.errors import RoundError, UsageError, Withheld
 from osfl.phases import Machine
 from osfl.plan import plan_from, read_plan, resolve_settings, write_plan
@@ -22,7 +23,7 @@ from osfl.registry import load
 from osfl.result import Result, read_result
 from osfl.run import run
 from osfl.simulation import Simulation, for_methods, prepare
-from osfl.topology import all_encounters, next_encounter, parse_topology, read_contacts
+from osfl.topology import all_encounters, is_contact, next_encounter, parse_topology, read_contacts
 from tests.gossip import Gossip, enter
 
 NAMES = ("east", "north", "south", "west")
@@ -136,6 +137,9 @@ BAD_PLANS = {
     "contacts of a ring": (Topology("ring", contacts=(contact("east", "west"),)), "a schedule belongs"),
     "too late an encounter": (Topology("contacts", contacts=(contact("east", "west", 0, 2),)), "at most 1, got 2"),
     "second without first": (Topology("ring", encounters=2, encounter=2), "digest of the plan before"),
+    "encounter zero": (Topology("contacts", contacts=(contact("east", "west", 0, 0),)), "encounter: expected 1 to 1000, got 0"),
+    "first after another": (Topology("ring", encounters=2, after="ab" * 32), "digest of the plan before"),
+    "after the last": (Topology("ring", encounters=2, encounter=3, after="ab" * 32), "expected 1 to 2, got 3"),
     "nobody in between": (
         Topology("contacts", contacts=(contact("east", "west"), contact("east", "west", 30, 3)), encounters=3),
         "no window belongs to encounter 2",
@@ -338,3 +342,34 @@ def test_a_column_that_is_there_twice_and_a_speed_without_end_are_named(tmp_path
     path.write_text("a,b,start,seconds,bytes_per_second\nx,y,2026-12-24T18:00:00Z,60,inf\n")
     with pytest.raises(UsageError, match="bytes_per_second: expected a finite number above 0, got inf"):
         read_contacts(path)
+
+
+def test_windows_may_touch(tmp_path: Path) -> None:
+    """One opens when another closes: of the same pair, and of a site between two encounters."""
+    windows = (contact("east", "west", 0), contact("east", "west", 1), contact("north", "west", 2, 2))
+    plan = make_plan(Topology("contacts", contacts=windows, encounters=2))
+    (tmp_path / "plan.toml").write_text(write_plan(plan))
+    assert read_plan(tmp_path / "plan.toml") == plan
+
+
+def test_what_has_the_form_of_a_contact() -> None:
+    whole = {"a": "x", "b": "y", "start": "2026-12-24T18:00:00Z", "seconds": 1, "bytes_per_second": 2.5}
+    assert is_contact(whole) and is_contact({**whole, "encounter": 2})
+    for wrong in ({"seconds": True}, {"seconds": "1"}, {"encounter": 1.5}, {"encounter": False}, {"speed": 1}):
+        assert not is_contact({**whole, **wrong})
+    assert not is_contact({name: value for name, value in whole.items() if name != "start"}) and not is_contact("x")
+
+
+def test_costs_add_up_but_for_the_peak_of_memory_and_what_is_paid_once() -> None:
+    def one(n: int) -> Any:
+        costs = {"upload_bytes": n, "download_bytes": n, "upload_bytes_by_client": {"a": n, f"only-{n}": n},
+                 "phases": {"client": {"seconds": 0.5 * n, "peak_bytes": n}}, "inference_bytes": 7 * n}  # fmt: skip
+        scores = {"global": {"accuracy": n / 10}, "clients": {"own": {}, "everyone": {}}}
+        return {"plan_digest": "p", "release_digest": "r", "models_digest": "m", "scores": scores, "costs": costs}
+
+    assert after_encounters(one(1), []) == one(1)
+    found = after_encounters(one(1), [one(3), one(2)])
+    assert found["costs"] == {
+        "upload_bytes": 6, "download_bytes": 6, "upload_bytes_by_client": {"a": 6, "only-3": 3, "only-2": 2, "only-1": 1},
+        "phases": {"client": {"seconds": 3.0, "peak_bytes": 3}}, "inference_bytes": 7}  # fmt: skip
+    assert [(row["encounter"], row["accuracy"]) for row in found["encounters"]] == [(1, 0.3), (2, 0.2), (3, 0.1)]

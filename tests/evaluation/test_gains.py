@@ -57,3 +57,16 @@ def test_a_comparison_has_gains_and_medians() -> None:
     assert methods["fol"]["gains.share"]["mean"] == 0.5
     assert methods["local_only"]["gains.mean"]["mean"] is None
     assert methods["fol"]["scores.clients.own.median"]["mean"] == pytest.approx(0.55)
+
+
+def test_other_images_or_another_task_are_other_shards() -> None:
+    alone, fol = result("local_only", ALONE), result("fol", TOGETHER)
+    for key in ("digest", "partition", "samples", "test_samples"):
+        other = {**fol, "data": {**fol["data"], key: "another"}}
+        assert "gains" not in with_gains([alone, other])[1]
+    assert "gains" not in with_gains([alone, {**fol, "task": {"classes": ["a", "c"]}}])[1]
+
+
+def test_the_worst_of_equals_is_the_first_by_name() -> None:
+    found = gains_over(result("fol", {"b": 0.4, "a": 0.4, "c": 0.9}), result("local_only", {"b": 0.5, "a": 0.5, "c": 0.5}))
+    assert found["worst_client"] == "a"

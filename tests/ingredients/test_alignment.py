@@ -1,6 +1,8 @@
 """Aligning a neighbour's model: what its three stages guarantee, and what two architectures share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -133,3 +135,35 @@ def test_layers_of_one_name_are_shared_before_others_of_that_shape() -> None:
 
     pairs = shared_layers(Net("early", "same"), Net("same", "late"))
     assert pairs == {"same": "same", "early": "late", "head": "head"}
+
+
+def test_a_step_pulls_by_twice_its_rate_times_the_attraction() -> None:
+    own, tuned = model(0), model(1)
+    before = [layer.weight.detach().clone() for layer in layers_of(tuned)]
+    penalties(tuned, own, replace(SMALL, attraction=2.0, sparsity=0.0, sparsity_unshared=0.0))(tuned, 0.1)
+    for first, mine, theirs in zip(before, layers_of(own), layers_of(tuned), strict=True):
+        assert torch.allclose(theirs.weight, (first + 0.4 * mine.weight) / 1.4, atol=1e-6)
+
+
+def test_a_kept_model_answers_only_for_the_same_models_images_and_settings() -> None:
+    given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
+    asked: list[str] = []
+
+    def once(key: Any, make: Callable[[], Payload]) -> Payload:
+        asked.append(repr(key))
+        return given
+
+    def ask(settings: Settings = SMALL, given: Payload = given, own: Payload = own, images: int = 0) -> None:
+        ctx = replace(context(settings, "ab"), once=once)
+        aligned("b", given, own, shard("a", seed=images), settings, TASK, ctx)
+
+    ask()
+    ask(replace(SMALL, epochs=99))  # of local training
+    assert len(set(asked)) == 1
+    changes: list[dict[str, Any]] = [{"attraction": 0.5}, {"prune_epochs": 9}, {"settle": True}, {"momentum": 0.1}]
+    for change in changes:
+        ask(replace(SMALL, **change))
+    ask(own=given)
+    ask(given=own)
+    ask(images=1)
+    assert len(set(asked)) == len(asked) - 1

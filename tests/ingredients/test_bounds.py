@@ -70,3 +70,9 @@ def test_curvature_bounds_the_true_hessian() -> None:
         at = torch.randn(9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         values = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, at))
         assert low - 1e-9 <= float(values.min()) and float(values.max()) <= high + 1e-9
+
+
+def test_curvature_by_hand() -> None:
+    """All inputs along one axis with E h hᵀ = 4, T = 2: L - μ = 4 / (2 · 4)."""
+    h = torch.tensor([[2.0, 0.0], [-2.0, 0.0]], dtype=torch.float64)
+    assert curvature(h, 2.0, 0.05) == pytest.approx((0.1, 0.1 + 0.5))

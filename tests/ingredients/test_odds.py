@@ -62,3 +62,15 @@ def test_gradients_reach_whoever_answers_and_the_weights_of_who_boosts_them() ->
     odds(logits, counts, weights).square().sum().backward()
     assert logits.grad is not None and weights.grad is not None
     assert bool(logits.grad.isfinite().all()) and bool(weights.grad.isfinite().all()) and float(weights.grad.abs().max()) > 0
+
+
+def test_odds_free_half_of_what_was_seen_most_and_soften_votes_to_their_roots() -> None:
+    logits = torch.randn(3, 5, 3, generator=torch_generator(0, "z"))
+    counts = torch.tensor([[64.0, 1.0, 0.0], [4.0, 4.0, 100.0], [0.0, 9.0, 1.0]])
+    expected = from_odds(rebalanced(logits, counts, 0.5), counts.sqrt(), logits.mean(0))
+    torch.testing.assert_close(odds(logits, counts), expected)
+
+
+def test_what_is_said_of_an_image_does_not_depend_on_others() -> None:
+    logits, counts = torch.randn(2, 4, 3, generator=torch_generator(0, "z")), torch.tensor([[5.0, 0.0, 2.0], [1.0, 9.0, 0.0]])
+    torch.testing.assert_close(rebalanced(logits, counts, 0.5)[:1, :1], rebalanced(logits[:1, :1], counts[:1], 0.5))

@@ -104,3 +104,13 @@ def test_the_head_is_never_pruned() -> None:
         model = build_model(architecture, TASK, torch.Generator().manual_seed(0))
         assert layers_of(model)[-1].name == head
         assert head not in silence(model)
+
+
+def test_filters_without_a_norm_behind_them_lose_their_bias() -> None:
+    model = build_model("vit-p4-w16-d1-h2", TASK, torch.Generator().manual_seed(0))
+    layer = next(layer for layer in prunable(model) if isinstance(layer.module, nn.Linear))
+    assert layer.norm is None and layer.module.bias is not None
+    with torch.no_grad():
+        layer.weight[1], layer.module.bias[:] = 0, 0.3
+    assert silence(model)[layer.name].nonzero().tolist() == [[1]]
+    assert (layer.module.bias == 0).nonzero().tolist() == [[1]]

@@ -88,3 +88,8 @@ def test_one_cluster_keeps_weight_one_and_equal_sources_stay_equal() -> None:
     assert torch.equal(learn(one, torch.tensor([-3.0], dtype=torch.float64), 0.05), one)
     even = torch.full((4,), 0.25, dtype=torch.float64)
     assert torch.allclose(learn(even, torch.full((4,), -1.7, dtype=torch.float64), 0.05), even, atol=1e-15)
+
+
+def test_weights_stay_where_no_source_matters() -> None:
+    start = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    assert torch.allclose(learn(start, torch.zeros(2, dtype=torch.float64), 0.05), start)

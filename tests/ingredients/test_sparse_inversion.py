@@ -30,6 +30,7 @@ from osfl.ingredients.sparse_inversion import (
     stretching,
     vit_pixel_problems,
 )
+from osfl.meter import measure
 from osfl.models.build import build_model
 from osfl.models.flops import inversion_flops
 from osfl.models.folding import freeze
@@ -71,6 +72,7 @@ def outside(keep: torch.Tensor) -> torch.Tensor:
 def test_events_by_half_by_schedule_or_none() -> None:
     assert events_of("", 100, 0.3) == ((50, 0.3),)
     assert events_of("", 100, 0.0) == ()
+    assert events_of("", 1, 0.3) == ((1, 0.3),)
     assert events_of("50:0.3, 100:0.25", 400, 0.9) == ((50, 0.3), (100, 0.25))
     for wrong in ("50", "50:0", "50:1", "50:nan"):
         with pytest.raises(UsageError, match=rf"'stops': expected step:ratio with 0 < ratio < 1, got '{wrong}'"):
@@ -79,11 +81,12 @@ def test_events_by_half_by_schedule_or_none() -> None:
 
 def test_impossible_events_are_named() -> None:
     assert event_problems(((0, 0.3),), 10) == ["setting 'stops': step 0 is not one of 1 to 10"]
-    assert "ascend" in event_problems(((5, 0.3), (5, 0.3)), 10)[0]
+    for times in ((5, 5), (7, 5)):
+        assert event_problems(tuple((t, 0.3) for t in times), 10) == ["setting 'stops': steps must ascend"]
     assert "'mask'" in event_problems(((5, 1.0),), 10)[0]
-    wrong = VitPixels(images=0, steps=0, tv=-1, adversarial=-1, pixel_lr=0.0, scales=0, start=0.0)
+    wrong = VitPixels(images=0, steps=0, tv=-1, l2=-1, adversarial=-1, pixel_lr=0.0, scales=0, start=0.0)
     named = {text.split("'")[1] for text in vit_pixel_problems(wrong)}
-    assert named == {"images", "steps", "tv", "adversarial", "pixel_lr", "scales", "start"}
+    assert named == {"images", "steps", "tv", "l2", "adversarial", "pixel_lr", "scales", "start"}
 
 
 def test_137_of_196_stay_and_the_rest_is_dropped() -> None:
@@ -117,6 +120,8 @@ def test_moves_reach_an_eighth_and_round_to_whole_patches() -> None:
     rng = torch_generator(0, "moves")
     moves = [draw_move(224, 32, rng) for _ in range(300)]
     assert {abs(m.down) <= 28 and abs(m.right) <= 4 for m in moves} == {True}
+    small = [draw_move(8, 16, rng) for _ in range(200)]
+    assert {m.down for m in small} == {-1, 0, 1} and {m.right for m in small} == {-2, -1, 0, 1, 2}
     assert max(m.down for m in moves) > 20 and {m.mirror for m in moves} == {True, False}
     assert Move(28, -7, True).whole(16) == Move(32, 0, True)
 
@@ -263,3 +268,11 @@ def test_work_is_booked_by_the_tokens_that_are_left() -> None:
     dense, sparse = inversion_flops(model, IMAGE), inversion_flops(OnSubset(model, 11), IMAGE)
     assert sparse < 0.8 * dense
     assert sparse_flops(model, IMAGE, SHORT) == 2 * dense + 2 * sparse
+
+
+def test_a_server_that_is_not_asked_costs_nothing() -> None:
+    for js, networks in ((0.0, 1), (1.0, 2)):
+        settings = replace(SHORT, js=js)
+        with measure() as meter:
+            inverted(settings, server=vit(1))
+        assert meter.flops == networks * len(LABELS) * sparse_flops(vit(), IMAGE, settings)

@@ -132,3 +132,9 @@ def test_whom_labels_are_drawn_for() -> None:
 def test_networks_without_patches_are_refused() -> None:
     with pytest.raises(UsageError, match="no patches to drop"):
         as_vit(build_model("cnn-w4", TASK))
+
+
+def test_the_table_counts_what_images_are_taken_for() -> None:
+    found = replace(pool(vit(1), 3), whole=torch.eye(3)[[1, 1, 2]], makers=torch.tensor([0, 0, 1]))  # made for 0, 1 and 2
+    table = label_table(found, ["north", "south"], TASK.classes)
+    assert table["values"] == [[0, 2, 0], [0, 0, 1]] and "67% are what" in table["note"]

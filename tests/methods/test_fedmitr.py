@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from osfl.ingredients.averaging import average
-from osfl.ingredients.token_relabel import PatchServer
+from osfl.ingredients.token_relabel import PatchServer, relabel_terms, study_flops, weighted
 from osfl.meter import measure
 from osfl.methods.deepinversion_vit import DeepInversionVit
 from osfl.methods.fedmitr import FedMitr, Settings
@@ -192,3 +192,67 @@ def test_settings_that_cannot_work_are_named() -> None:
     (nothing,) = FedMitr(TASK, replace(SMOKE, stops="2:0", lambda1=0.0)).problems(3)
     assert nothing == "setting 'stops': expected step:ratio with 0 < ratio < 1, got '2:0'"
     assert "patch 3 does not divide" in FedMitr(TASK, replace(SMOKE, architecture="vit-p3")).problems(3)[0]
+
+
+# --- the server, part by part ---
+
+
+def server_of(told: Sequence[Sequence[int]] = (), **change: Any) -> PatchServer:
+    """`told`: class counts that the clients say they have."""
+    settings = replace(SMOKE, steps=1, **change)
+    method, given = FedMitr(TASK, settings), list(uploads(settings))
+    for i, counts in enumerate(told):
+        payload = given[i].payload
+        given[i] = replace(given[i], payload=replace(payload, facts={**payload.facts, "class_counts": list(counts)}))
+    return PatchServer(method, given, context(settings, "ab"), "fedmitr", settings.inversion(method.events()), method.terms())
+
+
+def test_images_are_made_of_each_client_for_classes_of_its_own() -> None:
+    server = server_of([[5, 0, 0], [0, 0, 5]], labels="counts")
+    server.dream(0)
+    assert server.pools[0].makers.tolist() == [0] * 6 + [1] * 6 and server.pools[0].labels.tolist() == [0] * 6 + [2] * 6
+
+
+def test_a_step_goes_down_the_mean_over_its_batch_however_it_is_cut() -> None:
+    server, index = server_of(), torch.arange(5)  # cut into three and two
+    server.dream(0)
+    parameters = list(server.student.parameters())
+    values = relabel_terms(server.student, server.pools[0].take(index, torch.device("cpu")), server.terms)
+    gradients = torch.autograd.grad(weighted(values, server.terms), parameters)
+    torch.testing.assert_close(server._step(server.pools[0], index), values.detach())
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_students_rate_begins_whole_and_falls_along_a_cosine() -> None:
+    server, rates = server_of(student_cosine=True), []
+    for epoch in range(2):
+        server.dream(epoch)
+        server.study(epoch)
+        rates.append(server.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([SMOKE.student_lr, SMOKE.student_lr / 2])
+
+
+def test_every_pass_of_the_student_is_booked_and_old_images_leave() -> None:
+    server = server_of(passes=3, pool_epochs=1)
+    server.dream(0)
+    with measure() as meter:
+        server.study(0)
+    assert meter.flops == 3 * 12 * study_flops(server.student, server.pools[0], server.terms, TASK.image)
+    server.dream(1)
+    assert len(server.pools) == 1 and len(server.samples()) == 12
+
+
+def test_each_weight_is_that_of_its_term() -> None:
+    terms = FedMitr(TASK, replace(SMOKE, kd=0.1, lambda1=0.2, lambda2=0.3)).terms()
+    assert (terms.whole, terms.kept, terms.rest) == (0.1, 0.2, 0.3)
+    wrong = FedMitr(TASK, replace(SMOKE, mask=-0.1, kd=-1.0, lambda1=-1.0, lambda2=-1.0, probe=-1)).problems(3)
+    assert [text.split("'")[1] for text in wrong] == ["mask", "kd", "lambda1", "lambda2", "probe"]
+
+
+def test_the_baseline_asks_and_refuses_as_fedmitr_does() -> None:
+    smoke, cpu = (resolve_settings(DeepInversionVit, preset) for preset in ("smoke", "cpu"))
+    assert DeepInversionVit(TASK, cpu).needs_counts() and not DeepInversionVit(TASK, smoke).needs_counts()
+    wrong = replace(smoke, architecture="cnn-w4", student_lr=0.0, images=0)
+    found = {text.split("'")[1] for text in DeepInversionVit(TASK, wrong).problems(3)}
+    assert found == {"architecture", "student_lr", "images"}

@@ -18,6 +18,7 @@ def pruned(architecture: str, every: int = 3) -> torch.nn.Module:
     with torch.no_grad():
         for conv, norm, _ in links(model).values():
             norm.running_mean.normal_(generator=rng)  # type: ignore[union-attr]
+            norm.running_var.uniform_(0.5, 2.0, generator=rng)  # type: ignore[union-attr]
             norm.bias.normal_(generator=rng)
             for tensor in (conv.weight, norm.weight, norm.bias):
                 tensor[::every] = 0
@@ -69,5 +70,23 @@ def test_a_layer_that_is_silent_altogether_keeps_one_filter() -> None:
 def test_tensors_that_do_not_belong_together_are_refused_by_name() -> None:
     tensors = named(slim(pruned("cnn-w8")), "model")
     tensors["model/stages.1.conv.weight"] = tensors["model/stages.1.conv.weight"][:, :2].contiguous()
+    with pytest.raises(ModelError, match=r"stages.1.conv.weight"):
+        load_slim(build_model("cnn-w8", TASK), tensors, "model")
+
+
+def test_a_filter_that_still_scales_is_not_silent() -> None:
+    """Without weights and shift it says what its running mean and scale make of zero."""
+    model, x = build_model("cnn-w8", TASK, torch.Generator().manual_seed(0)).eval(), torch.zeros(1, 3, 32, 32)
+    with torch.no_grad():
+        model.stages[0].conv.weight[0] = 0  # type: ignore[index,union-attr]
+        model.stages[0].bn.bias[0] = 0  # type: ignore[index,union-attr]
+        model.stages[0].bn.running_mean[0] = -5  # type: ignore[index,union-attr]
+        assert torch.allclose(slim(model)(x), model(x), atol=1e-6)
+    assert slim(model).stages[0].conv.out_channels == 8  # type: ignore[index,union-attr]
+
+
+def test_a_layer_without_any_filter_is_refused_by_name() -> None:
+    tensors = named(build_model("cnn-w8", TASK), "model")
+    tensors["model/stages.1.conv.weight"] = tensors["model/stages.1.conv.weight"][:0]
     with pytest.raises(ModelError, match=r"stages.1.conv.weight"):
         load_slim(build_model("cnn-w8", TASK), tensors, "model")

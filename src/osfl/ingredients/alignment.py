@@ -37,7 +37,7 @@ class Alignment:
     attraction: float = 1e-3  # λ_p, towards the own model's weights in shared layers
     sparsity: float = 1e-4  # γ_sh of the group lasso in shared layers; 0: nothing is pruned there
     sparsity_unshared: float = 5e-4  # γ_un in layers that the own model lacks
-    settle: bool = False  # re-estimate BN statistics on the own images, before and after: they lag behind in so few steps
+    settle: bool = False  # re-estimate BN statistics on the own images in the end: they lag behind in so few steps
 
 
 def alignment_problems(settings: Alignment) -> list[str]:
@@ -115,8 +115,6 @@ def aligned(
 
     def work() -> Payload:
         model, mine = classifier(given, task), classifier(own, task)
-        if settings.settle:
-            model = settled(model, shard.train.images)
         rng = ctx.generator("align", shard.client, *ctx.encounter)  # identical neighbours get identical scores
         try:
             pruned = align(model, mine, shard, settings, rng, ctx.device)
