@@ -40,7 +40,7 @@ class UploadedVits(Student, VitPixels, Training):
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
     student_share: float = field(default=1.0, metadata=LATER)  # of its way from its start that is released; 1 = where it ended
     temperature: float = 1.0  # of distillation
-    votes: float = field(default=1.0, metadata=LATER)  # class_count, odds: power of the class counts; 0 = alike
+    votes: float = field(default=1.0, metadata=LATER)  # class_count, odds, size: power of the counts; 0 = alike
 
 
 # ViTs from pretrained weights, for two cores; chosen on validation images of bloodcells-28, see FedMITR's card.
