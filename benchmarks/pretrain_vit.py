@@ -2,7 +2,7 @@
 
     python -m benchmarks.pretrain_vit             both files; what is there is not made again
     python -m benchmarks.pretrain_vit cifar       for tasks on cifar10-subset, at 32 px
-    python -m benchmarks.pretrain_vit blood       for tasks on bloodcells-28, at 28 px
+    python -m benchmarks.pretrain_vit blood       for tasks on bloodcells-28 and on digits, at 28 px
 
 FedMITR's clients start from ImageNet. There is none here, so this takes the training parts of all other datasets, as one
 task of all their classes; small datasets are drawn more often. One thread and a fixed number of steps: the same machine
