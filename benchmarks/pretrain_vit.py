@@ -4,10 +4,11 @@
     python -m benchmarks.pretrain_vit cifar       for tasks on cifar10-subset, at 32 px
     python -m benchmarks.pretrain_vit blood       for tasks on bloodcells-28 and on digits, at 28 px
 
-FedMITR's clients start from ImageNet. There is none here, so this takes the training parts of all other datasets, as one
-task of all their classes; small datasets are drawn more often. One thread and a fixed number of steps: the same machine
-gives the same bytes. Files go to runs/pretrained, what made them and their sha256 to benchmarks/records. One of the
-datasets (skinlesions-28) is for non-commercial use only, and so are the weights.
+FedMITR's clients start from ImageNet. None of its images are here. For CIFAR's pictures, a network that was trained on them
+tells what it sees in pictures of PACS (distilled_start.py). For blood cells this takes the training parts of all other
+datasets, as one task of all their classes; small datasets are drawn more often. One thread and a fixed number of steps: the
+same machine gives the same bytes. Files go to runs/pretrained, what made them and their sha256 to benchmarks/records. One of
+the datasets (skinlesions-28) is for non-commercial use only, and so are the weights for blood cells.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from benchmarks.bench import RECORDS
+from benchmarks.distilled_start import Distillation, distilled, lessons, said_of_teacher
 from osfl.data import open_dataset
 from osfl.environment import describe_environment
 from osfl.ingredients.training import Training, fit
+from osfl.models.architectures import parse
 from osfl.models.build import build_model
 from osfl.protocol import Dataset, Task
 from osfl.result import write_json
@@ -39,7 +43,6 @@ RECIPE = Training(
     "vit", epochs=6, batch_size=64, optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="cosine", augment="flip+crop",
     clip=1.0,
 )  # fmt: skip
-_OTHERS = ("skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,23 @@ class Start:
 
     side: int
     pool: tuple[str, ...]
+    told: bool = False  # by a network from ImageNet, which is shown crops of the pool; else by the pool's labels
 
 
-STARTS = {"cifar": Start(32, ("bloodcells-28", *_OTHERS)), "blood": Start(28, ("cifar10-subset", *_OTHERS))}
+STARTS = {
+    "cifar": Start(32, ("pacs-subset",), told=True),
+    "blood": Start(
+        28, ("cifar10-subset", "skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
+    ),
+}
+PICTURES = 227  # side of PACS
 
 
-def pooled(start: Start) -> tuple[Dataset, list[str], dict[str, Any]]:
+def pooled(names: Sequence[str], side: int) -> tuple[Dataset, list[str], dict[str, Any]]:
     """The training parts as one dataset of all classes, and what each of them is."""
     images, labels, classes, said = [], [], [], {}
-    for name in start.pool:
-        source = open_dataset(name, size=start.side, channels=3)
+    for name in names:
+        source = open_dataset(name, size=side, channels=3)
         part = source.train.dataset
         images.append(part.images)
         labels.append(part.labels + len(classes))
@@ -72,22 +82,34 @@ def drawn(pool: Dataset, sizes: Sequence[int], count: int) -> Dataset:
     return pool.subset(torch.multinomial(weights, count, replacement=True, generator=torch_generator(0, "pretrain", "draw")))
 
 
-def pretrain(name: str, path: Path, recipe: Training = RECIPE, count: int = DRAWN) -> dict[str, Any]:
+def by_labels(start: Start, recipe: Training = RECIPE, count: int = DRAWN) -> tuple[nn.Module, dict[str, Any]]:
+    """Trained on the pool's classes; and what the record says."""
+    pool, classes, said = pooled(start.pool, start.side)
+    data = drawn(pool, [facts["images"] for facts in said.values()], count)
+    task = Task("a pool", tuple(classes), (3, start.side, start.side))
+    model = build_model(recipe.architecture, task, torch_generator(0, "pretrain", "init"))
+    fit(model, data, recipe, torch_generator(0, "pretrain", "fit"), progress=_line)
+    return model, {"pool": said, "classes": len(classes), "drawn": count, "recipe": asdict(recipe)}
+
+
+def by_teacher(start: Start, recipe: Distillation = Distillation()) -> tuple[nn.Module, dict[str, Any]]:
+    """Told by a network from ImageNet; and what the record says."""
+    pool, _, said = pooled(start.pool, PICTURES)
+    patch = parse(recipe.architecture)[1]["p"]
+    model = distilled(lessons(pool.images, start.side, patch, recipe), recipe, _line)
+    return model, {"pool": said, "teacher": said_of_teacher(), "recipe": asdict(recipe)}
+
+
+def pretrain(name: str, path: Path, *recipe: Any) -> dict[str, Any]:
     """Train and save; returns what the record says."""
     start, began = STARTS[name], time.process_time()
-    pool, classes, said = pooled(start)
-    data = drawn(pool, [facts["images"] for facts in said.values()], count)
-    task = Task(f"everything but {name}", tuple(classes), (3, start.side, start.side))
     with compute_threads(1):
-        model = build_model(recipe.architecture, task, torch_generator(0, "pretrain", "init"))
-        fit(model, data, recipe, torch_generator(0, "pretrain", "fit"), progress=_line)
+        model, said = (by_teacher if start.told else by_labels)(start, *recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {key: value.contiguous() for key, value in model.state_dict().items() if not key.startswith("head.")}
     save_file(state, path)
-    return {
-        "file": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "side": start.side, "pool": said,
-        "classes": len(classes), "drawn": count, "recipe": asdict(recipe), "cpu_seconds": round(time.process_time() - began, 1),
-    }  # fmt: skip
+    return {"file": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "side": start.side, **said,
+            "cpu_seconds": round(time.process_time() - began, 1)}  # fmt: skip
 
 
 def _line(done: int, total: int) -> None:

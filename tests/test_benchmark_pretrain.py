@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from benchmarks import pretrain_vit
+from benchmarks.distilled_start import Distillation, Lessons, crop, distilled, lessons
 from osfl.models.build import build_model
-from osfl.models.pretrained import read_weights, start_from
+from osfl.models.inputs import to_input
+from osfl.models.naming import ModelError
+from osfl.models.pretrained import read_weights, start_from, weights_path
 from osfl.protocol import Dataset, Task
 from osfl.seeds import torch_generator
 
 TINY = replace(pretrain_vit.RECIPE, architecture="vit-p4-w8-d1-h2", epochs=1)
+TOLD = Distillation("vit-p4-w8-d1-h2", crops=96, epochs=3, batch_size=16, lr=0.01, warmup=2)
 
 
 def test_the_same_bytes_twice_and_a_start_for_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,5 +37,63 @@ def test_small_datasets_are_drawn_more_often() -> None:
 
 
 def test_no_start_has_images_of_its_task() -> None:
-    assert "cifar10-subset" not in pretrain_vit.STARTS["cifar"].pool
+    assert not any("cifar" in name for name in pretrain_vit.STARTS["cifar"].pool)
     assert not any("blood" in name for name in pretrain_vit.STARTS["blood"].pool)
+
+
+# --- told by a network from ImageNet ---
+
+
+def test_a_crop_is_a_part_of_one_picture() -> None:
+    pictures = torch.arange(2).view(2, 1, 1, 1).expand(2, 3, 60, 60) * 100 + torch.arange(60).view(1, 1, 1, 60)
+    rng = torch_generator(0, "crops")
+    found = [crop(pictures.to(torch.uint8), 0.25, rng) for _ in range(200)]
+    assert all(len(part[..., 0].unique()) == 1 for part in found)  # columns are as they were, all of one picture
+    steps = [part[0, 0, 0].diff() for part in found]
+    assert all(bool((step == step[0]).all()) and abs(float(step[0])) == 1 for step in steps)
+    assert 60 < sum(float(step[0]) < 0 for step in steps) < 140  # mirrored half of the time
+    assert 60 < sum(float(part.mean()) >= 100 for part in found) < 140  # either picture
+    shares = [part.shape[2] * part.shape[3] / 3600 for part in found]
+    assert min(shares) > 0.2 and max(shares) > 0.9
+    assert all(0.7 < part.shape[2] / part.shape[3] < 1.4 for part in found)
+
+
+def _painted(count: int) -> Lessons:
+    """Answers that can be seen: the brightness of each patch, and that of the whole."""
+    rng = torch_generator(0, "painted")
+    light = torch.randint(0, 256, (count, 1, 2, 2), generator=rng)
+    images = light.repeat_interleave(4, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1).to(torch.uint8)
+    return Lessons(images.contiguous(), light.half(), light.float().mean((1, 2, 3))[:, None].half())
+
+
+def test_a_vit_learns_what_is_said_of_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, losses = _painted(256), []
+    squared = torch.nn.functional.mse_loss
+    monkeypatch.setattr("torch.nn.functional.mse_loss", lambda *pair: losses.append(squared(*pair)) or losses[-1])
+    model = distilled(told, replace(TOLD, epochs=60, crops=256))
+    first, places, whole = (float(loss.detach()) for loss in (losses[0], *losses[-2:]))
+    assert first > 0.7 and places < 0.05 and whole < 0.3  # of standardized numbers, so at first near 1
+    assert not model.training
+    left_is_light = torch.tensor([[255, 0], [255, 0]]).view(1, 1, 2, 2).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    with torch.no_grad():
+        tokens = model.forward_features(to_input(left_is_light.expand(-1, 3, -1, -1).to(torch.uint8)))[0, 1:]
+    assert torch.dist(tokens[0], tokens[1]) > 5 * torch.dist(tokens[0], tokens[2])  # the columns differ
+
+
+def test_told_twice_it_is_the_same() -> None:
+    one, two = (distilled(_painted(96), TOLD).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.data
+def test_the_teacher_says_something_of_each_patch() -> None:
+    try:
+        weights_path("efficientnet_lite0_imagenet")
+    except ModelError as error:
+        pytest.skip(f"EfficientNet-Lite0's weights are not here: {error}")
+    pictures = torch.randint(0, 256, (3, 3, 60, 60), dtype=torch.uint8, generator=torch_generator(0, "pictures"))
+    told = lessons(pictures, 16, 4, replace(TOLD, crops=70))
+    assert told.images.shape == (70, 3, 16, 16) and told.places.shape == (70, 112, 4, 4) and told.whole.shape == (70, 1280)
+    again = lessons(pictures, 16, 4, replace(TOLD, crops=70))
+    assert torch.equal(told.places, again.places) and torch.equal(told.whole, again.whole)
+    assert float(told.places.float().std()) > 0.1
