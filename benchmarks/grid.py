@@ -304,7 +304,12 @@ def _line(what: str, done: int, total: int) -> None:
         print(f"{time.strftime('%H:%M:%S')} {what} ({done}/{total})", flush=True)
 
 
+_FLAGS = ("--skip=", "--only=", "--workers=", "--audit", "--collect")
+
+
 def main(names: list[str]) -> None:
+    if unknown := [name for name in names if name.startswith("-") and not name.startswith(_FLAGS)]:
+        raise SystemExit(f"{'' if unknown[0] in ('-h', '--help') else f'unknown: {unknown[0]}'}\n{__doc__}")
     cells = [name for name in names if not name.startswith("--")] or list(CELLS)
     skipped = [name.removeprefix("--skip=") for name in names if name.startswith("--skip=")]
     only = [name.removeprefix("--only=") for name in names if name.startswith("--only=")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.grid import CELLS, methods_of
+from benchmarks.grid import CELLS, main, methods_of
 from osfl.plan import resolve_settings
 from osfl.protocol import Task
 from osfl.registry import load
@@ -18,3 +18,9 @@ def test_every_row_of_a_cell_can_be_asked_for(cell: str) -> None:
         settings = resolve_settings(load(variant.method), variant.preset, changes)
         problems = list(load(variant.method)(task, settings).problems(variant.clients or len(task.classes)))
         assert not problems, f"{label}: {problems}"
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "--skipp=dense"])
+def test_words_that_are_not_known_start_no_hours_of_work(word: str) -> None:
+    with pytest.raises(SystemExit, match="Cells of the papers' tables"):
+        main([word])

@@ -99,6 +99,26 @@ def test_a_file_that_does_not_fit_is_named_with_its_tensor(
     assert refused[0].tensor == tensor and said in refused[0].reason and "bad.safetensors" in refused[0].reason
 
 
+def test_a_key_of_another_shape_is_refused_and_the_others_are_fused(stall: list[Path], tmp_path: Path) -> None:
+    spoilt = in_transformers_words(tensors(9)) | {"vit.encoder.layer.0.attention.attention.key.bias": torch.zeros(16, 2)}
+    _, accepted, refused = examine(market([*stall, offered(tmp_path / "bad.safetensors", spoilt)]))
+    assert len(accepted) == 3 and refused[0].tensor == "vit.encoder.layer.0.attention.attention.key.bias"
+    assert "(expected F32 [16], got F32 [16, 2])" in refused[0].reason
+
+
+def test_nothing_is_said_of_a_training_that_nobody_here_did(stall: list[Path], tmp_path: Path) -> None:
+    said = fuse(market(stall, method="fedmitr"), tmp_path / "out")
+    assert {"epochs", "lr", "optimizer", "pretrained"}.isdisjoint(said["settings"]) and "server_epochs" in said["settings"]
+    assert "the models came trained" in said["deviations"][0]
+    assert not any(sentence.startswith(("epochs = ", "batch_size = ", "lr = ")) for sentence in said["deviations"])
+    assert any(sentence.startswith("server_epochs = ") for sentence in said["deviations"])
+
+
+def test_the_architecture_is_said_once(stall: list[Path]) -> None:
+    with pytest.raises(UsageError, match="Say --architecture vit instead of --set"):
+        fuse(market(stall, changes={"architecture": "vit"}), stall[0].parent / "out")
+
+
 def test_pickles_twins_and_nothing(stall: list[Path], tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps({"head.weight": [1.0]}))
     twin = offered(tmp_path / "twin.safetensors", in_transformers_words(tensors(0)))  # other bytes, the same weights
@@ -106,8 +126,9 @@ def test_pickles_twins_and_nothing(stall: list[Path], tmp_path: Path) -> None:
     why = {Path(one.file).name: one.reason for one in refused}
     assert len(accepted) == 3 and "is a pickle" in why["old.pt"] and "there is no file" in why["none.safetensors"]
     assert "the same weights as" in why["twin.safetensors"]
-    with pytest.raises(RoundError, match="is a pickle"):
-        examine(market([tmp_path / "old.pt"], image_size=16))
+    with pytest.raises(RoundError, match=r"is a pickle.*safetensors\.torch\.save_file") as caught:
+        examine(market([tmp_path / "old.pt", tmp_path / "north"], image_size=16))
+    assert "got a folder). Name the file in it." in str(caught.value)  # each with what to do
 
 
 def test_a_file_that_is_too_large_is_not_even_read(stall: list[Path], tmp_path: Path) -> None:

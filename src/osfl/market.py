@@ -38,6 +38,10 @@ from osfl.workers import default_workers
 
 SCHEMA = 1
 _FUSES = "Choose a method that fuses models, such as fedmitr, ensemble or fedavg."
+_ALREADY_TRAINED = (
+    "the models came trained: how, from which weights and on how many images of each class is not known here, and what is said "
+    "of clients' training below has no effect; where class counts would weigh the models, they weigh alike",
+)
 
 
 @dataclass(frozen=True)
@@ -152,10 +156,9 @@ def examine(market: Market) -> tuple[Task, list[Accepted], list[Refused]]:
             refused.append(Refused(offer.file, f"it holds the same weights as {twin.offer.file}", "",
                                    "Offer a model once: twice, it would count double."))  # fmt: skip
     if not accepted:
-        raise RoundError(
-            f"none of {len(refused)} files can be used" + "".join(f"\n  - {one.file}: {one.reason}" for one in refused),
-            field="models", fix=refused[0].fix if refused else "Name at least one file after --models.",
-        )  # fmt: skip
+        why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
+        raise RoundError(f"none of {len(refused)} files can be used{why}", field="models",
+                         fix="" if refused else "Name at least one file after --models.")  # fmt: skip
     return task, sorted(accepted.values(), key=lambda one: one.client), sorted(refused, key=lambda one: one.file)
 
 
@@ -193,6 +196,9 @@ def _client_ids(offers: Sequence[Offer]) -> dict[str, ClientId]:
 def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
     """The agreement that nobody else signs: it names every file by its hash, so that another file is another round."""
     method = load(market.method)
+    if "architecture" in market.changes:
+        raise UsageError("the architecture of offered models is no setting", field="architecture",
+                         fix=f"Say --architecture {market.changes['architecture']} instead of --set.")  # fmt: skip
     if "architecture" not in method.Settings.__dataclass_fields__:
         raise UsageError(f"clients of {market.method} do not upload a model of an architecture", field="method",
                          fix=_FUSES)  # fmt: skip
@@ -258,6 +264,8 @@ def _described(
     market: Market, plan: Plan, method: Any, accepted: Sequence[Accepted], refused: Sequence[Refused]
 ) -> dict[str, Json]:
     described = plan.as_json()
+    trained: set[str] = getattr(method, "only_for_clients", set)()
+    kept = {name: value for name, value in described["settings"].items() if name not in trained}
     return {
         "schema": SCHEMA, "method": plan.method, "preset": market.preset, "seed": plan.seed, "plan_digest": plan.digest,
         "task": described["task"], "architecture": market.architecture, "pixels": market.pixels,
@@ -268,5 +276,5 @@ def _described(
             for one in accepted
         ],
         "refused": _listed(refused),
-        "settings": described["settings"], "deviations": deviations(method, plan.settings),
+        "settings": kept, "deviations": [*_ALREADY_TRAINED, *deviations(method, plan.settings, trained)],
     }  # fmt: skip

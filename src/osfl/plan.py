@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import UnionType
@@ -99,14 +99,14 @@ def _because(error: TypeError | ValueError) -> str:
     return "" if isinstance(error, TypeError) or "could not convert" in text or "invalid literal" in text else f" ({text})"
 
 
-def deviations(method: Any, settings: Any) -> list[str]:
-    """Where this run departs from the paper: what the method always does, each setting that is not the paper's, and what
-    these settings leave without effect (`Configured.departures`)."""
+def deviations(method: Any, settings: Any, without: Collection[str] = ()) -> list[str]:
+    """Where this run departs from the paper: what the method always does, each setting that is not the paper's (`without`
+    those that had no part in it), and what these settings leave without effect (`Configured.departures`)."""
     paper = method.Settings()
     changed = [
         f"{f.name} = {getattr(settings, f.name)!r}, paper: {getattr(paper, f.name)!r}"
         for f in dataclasses.fields(settings)
-        if getattr(settings, f.name) != getattr(paper, f.name)
+        if getattr(settings, f.name) != getattr(paper, f.name) and f.name not in without
     ]
     return [*method.DEVIATIONS, *changed, *getattr(method, "departures", tuple)()]
 

@@ -87,3 +87,33 @@ def test_what_was_forgotten_does_not_come_back(osfl: Osfl) -> None:
 def test_missing_and_wrong_words(osfl: Osfl, words: str, said: str) -> None:
     answered = osfl(words)
     assert answered.code == 2 and said in answered.err
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("", "the list of classes classes.txt is empty"),
+        ("cat\n\ndog\ncat\n", "classes.txt, line 4: class 'cat' is in line 1 already"),
+        ("cat\ndog\x1b[31m\nowl\n", r"classes.txt, line 2: 'dog\x1b[31m' holds a character that cannot be shown"),
+    ],
+)
+def test_a_list_of_classes_that_cannot_be_one_is_named_with_its_line(listed: str, said: str, osfl: Osfl) -> None:
+    Path("classes.txt").write_text(listed)
+    answer = osfl(f"{WORDS} --method fedavg --smoke")
+    assert answer.code == 2 and said in " ".join(answer.err.split()) and "one class a line" in answer.err
+
+
+def test_a_mark_before_the_first_class_is_no_part_of_it(osfl: Osfl) -> None:
+    Path("classes.txt").write_text("cat\ndog\nowl\n", encoding="utf-8-sig")
+    assert osfl(f"{WORDS} --method fedavg --smoke --format json").json["task"]["classes"] == ["cat", "dog", "owl"]
+
+
+def test_a_side_of_nothing_is_refused(osfl: Osfl) -> None:
+    assert osfl(f"{WORDS} --method fedavg --smoke --image-size 0").code == 2
+    assert osfl(f"{WORDS} --method fedavg --smoke --channels 0").code == 2
+
+
+def test_report_says_where_the_page_of_a_market_is(osfl: Osfl) -> None:
+    assert osfl(f"{WORDS} --method fedavg --smoke").code == 0
+    said = osfl("report fused")
+    assert said.code == 1 and "fused is a market of models, whose page is fused/report/index.html" in " ".join(said.err.split())

@@ -141,6 +141,7 @@ def test_report_draws_again_and_compares(osfl) -> None:
     assert table.startswith("| Method") and "| fedavg" in table and Path("runs/both/index.html").exists()
     assert osfl("report runs/c/fedavg/seed0 --format json").json["method"] == "fedavg"
     assert set(osfl("report runs/c --format json").json["methods"]) == {"fedavg", "local_only"}
+    assert osfl("report runs/c/fedavg/seed0 --out runs/one").code == 0 and Path("runs/one/index.html").exists()
 
 
 def test_predict_names_classes_and_what_it_could_not_read(osfl, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_the_theorem_is_said_plainly() -> None:
     norms = torch.tensor([[3.0, 1.0], [1.0, 2.0]])
     assert lipschitz(norms) == {"L_DI": 3.0, "L_Fed": 2.0, "mean_DI": 2.0, "mean_Fed": 1.5, "images": 2, "held": True}
     assert not lipschitz(norms.flip(1))["held"] and lipschitz(1e-5 * norms)["held"]  # however small, before it is rounded
-    figure = norm_figure(norms.flip(1))
+    figure = norm_figure(norms.flip(1), Terms(1.0, 0.6, 0.2))
+    assert "75% cross-entropy on kept patches and 25% KL on dropped ones" in figure["note"]  # L_Fed owes much to these shares
     assert "held: no" in figure["note"] and [sum(counts) for counts in figure["series"].values()] == [2, 2]
     assert not figure_views({"norms": figure, "labels": label_table(pool(vit(1)), ["north"], TASK.classes)})[0]["problem"]
 

@@ -191,7 +191,7 @@ def test_checkpoints_of_transformers_load_like_our_own(tmp_path: Path) -> None:
     model = build_model("vit_small_dinov2", Task("t", ("a",), (3, 28, 28)), torch_generator(0, "vit"))
     state = {name.removeprefix("m/"): tensor for name, tensor in named(model, "m").items()}
     plain = {name: value for name, value in state.items() if not name.startswith("head.")}
-    renamed = usual_names(transformers_style(state))
+    renamed = usual_names(transformers_style(state), "a file")
     assert renamed.keys() == plain.keys() and all(torch.equal(renamed[n], plain[n]) for n in plain)
     answers = []
     for number, tensors in enumerate((plain, transformers_style(state))):

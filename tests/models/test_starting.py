@@ -50,12 +50,35 @@ def in_transformers_words(given: Tensors) -> Tensors:
     return found
 
 
+def in_words_of_version_5(given: Tensors) -> Tensors:
+    """As `state_dict()` of transformers 5 names them."""
+    words = {".encoder.layer.": ".layers.", ".attention.output.dense.": ".attention.o_proj.", ".output.dense.": ".mlp.fc2.",
+             ".intermediate.dense.": ".mlp.fc1."}  # fmt: skip
+    words |= {f".attention.attention.{part}.": f".attention.{part[0]}_proj." for part in ("query", "key", "value")}
+    found: Tensors = {}
+    for name, value in in_transformers_words(given).items():
+        for four, five in words.items():
+            name = name.replace(four, five)
+        found[name] = value
+    return found
+
+
+def under(prefix: str, worded: Callable[[Tensors], Tensors]) -> Callable[[Tensors], Tensors]:
+    return lambda given: {prefix + name: value for name, value in worded(given).items()}
+
+
 def saved(path: Path, given: Tensors) -> tuple[str, str]:
     save_file({name: value.contiguous() for name, value in given.items()}, path)
     return str(path), hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("worded", [dict, in_transformers_words, lambda t: {f"model/{k}": v for k, v in t.items()}])
+@pytest.mark.parametrize(
+    "worded",
+    [
+        dict, in_transformers_words, in_words_of_version_5, under("model/", dict), under("module.", in_words_of_version_5),
+        under("model.", in_transformers_words), under("module.model.", dict), under("_orig_mod.backbone.", dict),
+    ],
+)  # fmt: skip
 def test_every_naming_gives_the_same_backbone_and_an_own_head(worded: Callable[[Tensors], Tensors], tmp_path: Path) -> None:
     source = tensors(classes=3)  # as many classes as we have: still not ours
     model = build_model(NAME, task(), torch_generator(1, "init"))
@@ -133,3 +156,22 @@ def test_weights_are_pinned_or_known() -> None:
     assert pin_problems("w.safetensors", "a" * 64, "pretrained") == []
     for weights, sha256 in (("w.safetensors", ""), ("", "a" * 64), ("efficientnet_lite0_imagenet", "a" * 64), ("w", "xyz")):
         assert "pretrained_sha256" in pin_problems(weights, sha256, "pretrained")[0]
+
+
+KEY = "vit.encoder.layer.0.attention.attention.key.weight"
+
+
+@pytest.mark.parametrize(
+    ("key", "got"),
+    [
+        (torch.zeros(3), "got F32 [3]"), (torch.zeros(()), "got F32 []"), (torch.zeros(8, 16), "got F32 [8, 16]"),
+        (torch.zeros(16, 16, dtype=torch.int64), "got I64 [16, 16]"), (None, "got nothing"),
+    ],
+)  # fmt: skip
+def test_query_key_and_value_are_three_of_a_kind(key: torch.Tensor | None, got: str, tmp_path: Path) -> None:
+    spoilt = {name: value for name, value in in_transformers_words(tensors()).items() if name != KEY}
+    path, pin = saved(tmp_path / "theirs.safetensors", spoilt if key is None else spoilt | {KEY: key})
+    with pytest.raises(ModelError) as caught:
+        start_from(build_model(NAME, task()), path, pin)
+    named = KEY if key is not None else "blocks.0.attn.key.weight"  # what is not there has no name in the file
+    assert f"'{named}' of {path} does not go with" in str(caught.value) and f"expected F32 [16, 16], {got}" in str(caught.value)

@@ -44,8 +44,10 @@ Pixels = Annotated[
 ]
 FusedBy = Annotated[str, typer.Option("--method", "-m", metavar="NAME", rich_help_panel=MARKET, help="How they are fused.")]
 Preset = Annotated[
-    str, typer.Option("--preset", metavar="cpu|paper|smoke", rich_help_panel=MARKET, help="Settings of the method by intent.")
-]
+    str,
+    typer.Option("--preset", metavar="cpu|paper|smoke", rich_help_panel=MARKET,
+                 help="Settings of the method by intent; some have more, such as fedmitr's `ours` and `smi`."),
+]  # fmt: skip
 Smoke = Annotated[bool, typer.Option("--smoke", rich_help_panel=MARKET, help="The same as --preset smoke.")]
 Changes = Annotated[
     list[str] | None,
@@ -57,12 +59,12 @@ Seed = Annotated[
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option("--image-size", metavar="PX", rich_help_panel=MARKET, show_default=False,
+    typer.Option("--image-size", metavar="PX", min=8, rich_help_panel=MARKET, show_default=False,
                  help="Side of the images; default: as the positional embeddings say."),
 ]  # fmt: skip
 Channels = Annotated[
     int | None,
-    typer.Option("--channels", metavar="1|3", rich_help_panel=MARKET, show_default=False,
+    typer.Option("--channels", metavar="1|3", min=1, max=3, rich_help_panel=MARKET, show_default=False,
                  help="1 is grey, 3 is RGB; default: as the models say."),
 ]  # fmt: skip
 
@@ -86,14 +88,22 @@ def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key:
 
 
 def read_classes(path: Path) -> list[str]:
-    """One name a line, in the order of the heads' rows."""
+    """One name a line, in the order of the heads' rows; every mistake with its line."""
+    fix = "Give a text file with one class a line, in the order of the heads' rows."
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # some editors put a mark before the first name
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"the list of classes {path} cannot be read: {why}", field="classes",
-                         fix="Give a text file with one class a line, in the order of the heads' rows.") from None  # fmt: skip
-    return [line.strip() for line in lines if line.strip()]
+        raise UsageError(f"the list of classes {path} cannot be read: {why}", field="classes", fix=fix) from None
+    named = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
+    problems = [f"{path}, line {number}: {name!r} holds a character that cannot be shown"
+                for number, name in named.items() if not name.isprintable()]  # fmt: skip
+    first: dict[str, int] = {}
+    problems += [f"{path}, line {number}: class {name!r} is in line {first[name]} already"
+                 for number, name in named.items() if first.setdefault(name, number) != number]  # fmt: skip
+    if problems or not named:
+        raise UsageError(problems or f"the list of classes {path} is empty", field="classes", fix=fix)
+    return list(named.values())
 
 
 def _show(said: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:

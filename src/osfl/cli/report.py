@@ -51,7 +51,7 @@ def report(
 
     runs = _with_gains(_labelled(_runs(folders)))
     where = _redraw(runs)
-    if len(runs) == 1 and not markdown:
+    if len(runs) == 1 and not markdown and out is None:
         put_json(runs[0].result) if format == "json" else show_run(runs[0].result, runs[0].folder)
         return
     target = out or _beside(runs) / "report"
@@ -74,8 +74,11 @@ def _runs(words: Sequence[str]) -> list[Finished]:
         missing += [] if runs else [word]
         found |= {run.folder.resolve(): run for run in runs}
     if missing:
+        fix = "Make one with `osfl run --out DIR`; an unfinished one continues when run again."
+        for market in (Path(word) for word in missing if (Path(word) / "market.json").is_file()):
+            fix = f"{market} is a market of models, whose page is {market / 'report' / 'index.html'}."
         raise RoundError(f"no finished run in {', '.join(missing)}", field="folder", expected="a folder with results.json",
-                         fix="Make one with `osfl run --out DIR`; an unfinished one continues when run again.")  # fmt: skip
+                         fix=fix)  # fmt: skip
     return list(found.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,6 +14,7 @@ from osfl.ingredients.averaging import average
 from osfl.ingredients.ensembles import Ensemble, weights_for
 from osfl.ingredients.training import (
     TRAINING_PRESETS,
+    Training,
     architecture_problems,
     classifier,
     first_model,
@@ -54,6 +55,10 @@ class ModelUpload(OneShot):
             return []
         bare = [name for name in self.architectures() if not norms(build_model(name, self.task))]
         return bare and [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: no batch norm to compare or adapt"]
+
+    def only_for_clients(self) -> set[str]:
+        """Settings that say how a client trains, and nothing else: without effect on models that came trained."""
+        return {one.name for one in fields(Training)} - {"architecture"}
 
     def architectures(self) -> Sequence[str]:
         return architectures_in(self.settings.architecture)

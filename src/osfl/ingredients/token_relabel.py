@@ -297,7 +297,7 @@ class PatchServer:
         self.ctx.show("Loss over server epochs", loss_curve(self.losses, self.terms))
         self.ctx.show("Labels of the synthetic images", label_table(newest, self.clients, classes))
         if len(self.norms):
-            self.ctx.show("Gradient norms of the student", norm_figure(self.norms))
+            self.ctx.show("Gradient norms of the student", norm_figure(self.norms, self.terms))
 
     def _patches(self, newest: Pool) -> Json:
         """Pairs: a synthetic image, and the same with its dropped patches blanked (Fig. 6)."""
@@ -335,8 +335,11 @@ def lipschitz(norms: torch.Tensor) -> dict[str, Json]:
     return {**largest, **means, "images": len(norms), "held": bool(sparse.max() < dense.max())}
 
 
-def norm_figure(norms: torch.Tensor) -> Json:
+def norm_figure(norms: torch.Tensor, terms: Terms) -> Json:
+    """Both distributions, and what the second one is: a student that agrees with its teachers about dropped patches has hardly
+    any gradient from them, and then L_Fed is little more than the label's gradient times its share."""
     found, most = lipschitz(norms), float(norms.max())
+    share = terms.kept / ((terms.kept + terms.rest) or 1.0)
     bins = torch.linspace(0, most if most > 0 else 1.0, 21)
     counts = {
         name: torch.histogram(norms[:, i].contiguous(), bins).hist.int().tolist()
@@ -345,7 +348,9 @@ def norm_figure(norms: torch.Tensor) -> Json:
     note = (
         f"L_Fed < L_DI held: {'yes' if found['held'] else 'no'}. Largest norm {found['L_DI']:.3g} with hard labels on all "
         f"patches, {found['L_Fed']:.3g} with relabelled ones; means {found['mean_DI']:.3g} and {found['mean_Fed']:.3g}, over "
-        f"{len(norms)} images, the same for both."
+        f"{len(norms)} images, the same for both. The relabelled loss is {share:.0%} cross-entropy on kept patches and "
+        f"{1 - share:.0%} KL on dropped ones, without the KL on whole images; where the KL asks for little, that share alone "
+        "makes L_Fed the smaller one."
     )
     return {"kind": "histogram", "bins": bins.tolist(), "series": counts, "x_label": "gradient norm", "y_label": "images",
             "note": note}  # fmt: skip

@@ -105,7 +105,7 @@ def load_encoder(name: str, side: int, weights: str = "", sha256: str = "", pixe
     normalization = IMAGENET if pixels == "imagenet" else ()
     known = KNOWN[kind.weights] if kind.weights else Weights(kind.architecture, weights, sha256, "", "", *normalization)
     path = weights_path(kind.weights) if kind.weights else given_path(weights, sha256, "encoder_weights")
-    tensors = usual_names(read_weights(path, known.sha256))
+    tensors = usual_names(read_weights(path, known.sha256), str(path))
     if isinstance(model, Vit):
         fill(model, tensors, known, str(path))
         described: nn.Module = model

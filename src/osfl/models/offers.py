@@ -18,8 +18,8 @@ from torch import nn
 
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
-from osfl.models.checkpoints import naming_of, usual_name, usual_names
-from osfl.models.naming import DTYPES, ModelError, load_named
+from osfl.models.checkpoints import described, naming_of, usual_name, usual_names
+from osfl.models.naming import ModelError, load_named
 from osfl.models.pretrained import IMAGENET, Weights, check_finite, check_foldable, expect_usual_range, read_weights
 from osfl.protocol import Limits, Task
 
@@ -57,8 +57,8 @@ class Offer:
 def read_offer(path: Path) -> Offer:
     """Read a safetensors file of any naming; `ModelError` for a file that is none, a pickle, or numbers that are none."""
     if not path.is_file():
-        raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got="nothing",
-                         fix="Check the path.")  # fmt: skip
+        got, fix = ("a folder", "Name the file in it.") if path.is_dir() else ("nothing", "Check the path.")
+        raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got=got, fix=fix)
     size, most = path.stat().st_size, Limits().upload_bytes
     if size > most:
         raise ModelError(f"{path} is too large and was not read", field=path.name, expected=f"at most {most:,} bytes",
@@ -67,8 +67,9 @@ def read_offer(path: Path) -> Offer:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     raw = read_weights(path, found)
     check_finite(raw, str(path))
+    original = _original(raw, str(path))  # first: of two tensors that are one, neither is used
     unused = sorted(name for name in raw if not usual_name(name))
-    return Offer(str(path), found, size, naming_of(raw), usual_names(raw), _original(raw, str(path)), unused)
+    return Offer(str(path), found, size, naming_of(raw), usual_names(raw, str(path)), original, unused)
 
 
 def _original(names: Iterable[str], file: str) -> dict[str, str]:
@@ -121,10 +122,10 @@ def _check_telling(offer: Offer, state: Mapping[str, torch.Tensor]) -> None:
         if name not in state:
             continue
         expected, found = state[name], offer.tensors.get(name)
-        if found is None or _described(found) != _described(expected):
-            what, got = ("is missing", "nothing") if found is None else ("does not fit", _described(found))
+        if found is None or described(found) != described(expected):
+            what, got = ("is missing", "nothing") if found is None else ("does not fit", described(found))
             raise ModelError(f"tensor '{offer.named(name)}' of {offer.file} {what}", field=offer.named(name),
-                             expected=_described(expected), got=got, fix=_why(name, expected, found))  # fmt: skip
+                             expected=described(expected), got=got, fix=_why(name, expected, found))  # fmt: skip
 
 
 def _why(name: str, expected: torch.Tensor, found: torch.Tensor | None) -> str:
@@ -150,7 +151,3 @@ _MISSING = {
     PATCHES: "It is no vision transformer in a naming that is known here: timm's, transformers' or ours.",
     POSITIONS: "It has no learned positions, or not under this name; other kinds of positions are not known here.",
 }
-
-
-def _described(value: torch.Tensor) -> str:
-    return f"{DTYPES.get(value.dtype, str(value.dtype))} {list(value.shape)}"

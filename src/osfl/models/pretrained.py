@@ -133,7 +133,7 @@ def start_from(model: nn.Module, weights: str, sha256: str = "", pixels: str = "
     """
     known = KNOWN.get(weights) or Weights("", weights, sha256, "", "", *(IMAGENET if pixels == "imagenet" else ()))
     path = weights_path(weights) if weights in KNOWN else given_path(weights, sha256, "pretrained")
-    tensors = usual_names(read_weights(path, known.sha256))
+    tensors = usual_names(read_weights(path, known.sha256), str(path))
     check_finite(tensors, str(path))
     fill(model, tensors, known, str(path))
 
