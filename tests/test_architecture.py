@@ -32,7 +32,9 @@ ALLOWED = {
     "plan": {"errors", "protocol", "registry", "topology", "wire"},
     "outgoing": {"errors", "protocol", "storage"},
     "round": {"errors", "meter", "protocol", "result", "storage", "wire"},
-    "phases": {"contacts", "environment", "meter", "models", "outgoing", "protocol", "round", "storage", "wire", "workers"},
+    "phases": {
+        "contacts", "environment", "errors", "meter", "models", "outgoing", "protocol", "round", "storage", "wire", "workers",
+    },
     "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
     "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},
     "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},

@@ -12,7 +12,9 @@ import pytest
 from osfl.contacts import capacity, check_windows, done_times, halving, least_bytes, schedule, what_would_fit, windows
 from osfl.errors import Withheld
 from osfl.protocol import Contact, Field, Limits, Plan, Task, Topology
+from osfl.round import simulated_key
 from osfl.transports.chunks import Chunk, Damaged, Partial, announce, read_chunk
+from osfl.wire.bundle import RawTensor, pack
 
 
 def contact(a: str, b: str, clock: str, seconds: float, rate: float, encounter: int = 1) -> Contact:
@@ -60,14 +62,19 @@ def test_what_does_not_fit_is_refused_with_its_size_and_what_would() -> None:
         check_windows(plan, "a", 2000, contract)
     assert (caught.value.expected, caught.value.got) == ("at most 1,500 bytes", "2,000 bytes")
     assert "With --set wire=float16 it would have about 1,400 bytes, which fits." in str(caught.value)
-    assert "at most 75% of its weights" in str(caught.value) and "without the contact(s) with b" in str(caught.value)
+    assert "at most 58% of its weights" in str(caught.value) and "without the contact(s) with b" in str(caught.value)
     assert "does not fit either" in what_would_fit(4000, 1500, 1000)
     assert "float16" not in what_would_fit(4000, 1500, 0)  # the method has no such setting, or has it set
+    assert "at most 37% of" in what_would_fit(4000, 1500, 0) and "at most 99% of" in what_would_fit(1000, 999, 500)
+    assert "names and hashes alone take 2,000 bytes" in what_would_fit(4000, 1500, 1000)
 
 
 def test_the_contract_tells_the_least_size_before_training() -> None:
     small = {"w": Field("F32", (2, 3)), "n": Field("I64", ("n",)), "maybe": Field("F32", (100,), required=False)}
-    assert least_bytes(small) == 24 and least_bytes({}) == 0
+    plan, key = replace(make_plan(SCHEDULE), settings={"wire": "float32"}), simulated_key(0, "a")
+    tensors = {"w": RawTensor("F32", (2, 3), bytes(24)), "n": RawTensor("I64", (0,), b"")}
+    bundle = pack("upload", "a", plan.digest, tensors, {"architecture": "cnn", "samples": 7}, key)
+    assert least_bytes(plan, "a", "cnn", small) == len(bundle)  # names, hashes and signature, too
 
 
 def test_who_has_one_window_too_few_is_heard_by_nobody() -> None:
@@ -114,7 +121,7 @@ def test_advice_is_for_the_tightest_window() -> None:
     with pytest.raises(Withheld) as caught:
         check_windows(make_plan(both), "a", 1000, {"w": Field("F32", (200,))})
     assert caught.value.expected == "at most 500 bytes" and "window with b, c" in str(caught.value)
-    assert "about 600 bytes, which does not fit either" in str(caught.value) and "at most 50% of" in str(caught.value)
+    assert "about 600 bytes, which does not fit either" in str(caught.value) and "at most 37% of" in str(caught.value)
 
 
 def test_what_is_halved_already_is_not_halved_again() -> None:

@@ -8,7 +8,7 @@ import pytest
 from osfl.errors import UsageError
 from osfl.methods.fedavg import FedAvg, Settings
 from osfl.methods.fedisca import FedISCA
-from osfl.plan import comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
+from osfl.plan import check_plan, comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
 from osfl.protocol import Limits, Plan, Task
 from osfl.registry import load, names
 from osfl.simulation import Simulation, prepare
@@ -198,3 +198,9 @@ def test_broken_plans_say_what_is_wrong(name: str, tmp_path: Path) -> None:
         path.write_text(content)
     with pytest.raises(UsageError, match=expected):
         read_plan(path)
+
+
+def test_an_architecture_for_nobody_is_named() -> None:
+    settings = resolve_settings(load("fedavg"), "smoke", {"architecture": "a:cnn-w8,nobody:cnn-w8,*:cnn-w4"})
+    with pytest.raises(UsageError, match="'nobody' is no client of this plan; clients: a, b"):
+        check_plan(Plan(TASK, "fedavg", settings, ("a", "b")))

@@ -146,6 +146,10 @@ BAD_PLANS = {
     ),
     "too many": (Topology("ring", encounters=10**9), "at most 1000"),
     "the end of time": (Topology("contacts", contacts=(Contact("east", "west", "9999-12-31T23:59:59Z", 60, 1),)), "year 10000"),
+    "more than can be counted": (
+        Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00Z", 100.5, 1e308),)),
+        "bytes_per_second: expected a rate whose window can be counted, got 1e.308",
+    ),
     "forever": (Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00Z", 1e300, 1),)), "year 10000"),
     "a line twice": (
         Topology("contacts", contacts=(contact("east", "west"), contact("north", "west"), contact("west", "east"))),

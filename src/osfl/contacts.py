@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from osfl.errors import Withheld
 from osfl.protocol import ClientId, Contact, Contract, Field, Plan, Topology
-from osfl.wire.bundle import nbytes
+from osfl.wire.bundle import nbytes, promised_size
 
 
 def opens(contact: Contact) -> datetime:
@@ -65,9 +65,12 @@ def check_windows(plan: Plan, client: ClientId, size: int, contract: Contract, *
         )  # fmt: skip
 
 
-def least_bytes(contract: Contract) -> int:
-    """What an upload has at least: the required tensors; those with free dimensions count nothing."""
-    return sum(_fixed_bytes(field) for field in contract.values() if field.required)
+def least_bytes(plan: Plan, client: ClientId, architecture: str, contract: Contract, samples: int = 1) -> int:
+    """What a client's bundle has at least, to the byte where nothing is left open: the required tensors, free dimensions
+    counting nothing, their names and hashes, and the facts that model uploads have."""
+    kinds = {name: (field.dtype, tuple(side if isinstance(side, int) else 0 for side in field.shape))
+             for name, field in contract.items() if field.required}  # fmt: skip
+    return promised_size("upload", client, plan.digest, kinds, {"architecture": architecture, "samples": samples})
 
 
 def halving(plan: Plan, contract: Contract) -> int:
@@ -86,7 +89,11 @@ def what_would_fit(size: int, room: int, saved: int) -> str:
     """Advice in numbers for a bundle that is too large; `saved` are the bytes that 16-bit numbers would save."""
     half, fits = size - saved, "fits" if size - saved <= room else "does not fit either"
     halved = f"With --set wire=float16 it would have about {half:,} bytes, which {fits}. " if saved else ""
-    return f"{halved}A smaller architecture must have at most {room / size:.0%} of its weights."
+    weights = 2 * saved or size  # names and hashes of tensors do not shrink with them
+    share = math.floor(100 * (room - (size - weights)) / weights)
+    if share < 1:
+        return f"{halved}No smaller architecture fits: names and hashes alone take {size - weights:,} bytes."
+    return f"{halved}A smaller architecture must have at most {share}% of its weights."
 
 
 # --- a whole schedule -----------------------------------------------------------------------------------------------------

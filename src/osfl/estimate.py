@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from osfl.contacts import Done, Pass, done_times, halving, schedule
+from osfl.contacts import Done, Pass, done_times, halving, least_bytes, schedule
 from osfl.errors import UsageError
 from osfl.ingredients.training import Training, batches, fit
 from osfl.meter import peak_memory, reset_peak_memory
@@ -31,7 +31,6 @@ from osfl.round import contracts_of
 from osfl.run import walk
 from osfl.seeds import torch_generator
 from osfl.simulation import Federation, Simulation, prepare
-from osfl.wire.bundle import RawTensor, nbytes, size_of
 from osfl.workers import compute_threads, default_workers
 
 FEW, MORE = 4, 8  # images a client in the two rehearsals
@@ -115,11 +114,8 @@ def planned_meetings(plan: Plan) -> tuple[list[Pass], list[Done]]:
 
 
 def _promised(plan: Plan, client: ClientId) -> int:
-    """Bytes of a bundle with the tensors of the contract and the facts that model uploads have."""
-    name, contract = contract_for(plan, _contracts(plan), client)
-    tensors = {key: RawTensor(field.dtype, field.shape, bytes(nbytes(field.dtype, field.shape)))  # type: ignore[arg-type]
-               for key, field in contract.items()}  # fmt: skip
-    return size_of("upload", client, plan.digest, tensors, {"architecture": name, "samples": 100_000})
+    """Bytes of a bundle whose sizes are all in the contract (`_fixed`), of a client with many images."""
+    return least_bytes(plan, client, *contract_for(plan, _contracts(plan), client), samples=100_000)
 
 
 def _contracts(plan: Plan) -> dict[str, Contract]:

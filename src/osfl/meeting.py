@@ -30,7 +30,7 @@ from osfl.protocol import (
 )
 from osfl.round import contracts_of
 from osfl.site import at_work, make_model, method_for, work_folder
-from osfl.storage import payload_digest, payload_of
+from osfl.storage import load_model_of, payload_digest, payload_of
 from osfl.wire.atomic import replace_atomically
 from osfl.wire.envelope import read_envelope
 from osfl.wire.gate import Desk
@@ -90,6 +90,13 @@ def missing(plan: Plan, client: ClientId, inbox: Inbox) -> list[ClientId]:
     """Neighbours who have not been heard yet."""
     delivered = inbox.delivered()
     return [name for name in neighbours(plan, client) if name not in delivered]
+
+
+def left_out(model: Path) -> list[ClientId]:
+    """Neighbours who were heard and are no part of this model all the same, because theirs does not answer with numbers."""
+    kept = load_model_of(model)
+    told = kept[0].facts.get("told", {}) if kept else {}
+    return list(told.get("left_out", []))
 
 
 def meet(

@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.contacts import check_windows, least_bytes
+from osfl.contacts import check_windows, least_bytes, windows
 from osfl.environment import device_named
+from osfl.errors import Withheld
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.models.build import architecture_for
 from osfl.outgoing import check_outgoing
@@ -66,8 +67,7 @@ def speak(
     method: Any, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
 ) -> tuple[bytes, Meter]:
     """All that a client says in the round, checked by itself first and signed; and what it cost."""
-    _, promised = contract_for(plan, contracts, shard.client)
-    check_windows(plan, shard.client, least_bytes(promised), promised, least=True)  # before it trains in vain
+    check_promised(plan, shard.client, contracts)  # before it trains in vain
     with measure() as meter:
         payload = method.client_phase(shard, ctx)
     contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
@@ -75,6 +75,28 @@ def speak(
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
     check_windows(plan, shard.client, len(bundle), contract)
     return bundle, meter
+
+
+def check_promised(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> None:
+    """Refuse what the contract alone says cannot fit into a contact's window, if there are any."""
+    if not windows(plan, client):
+        return
+    architecture, promised = contract_for(plan, contracts, client)
+    check_windows(plan, client, least_bytes(plan, client, architecture, promised), promised, least=True)
+
+
+def check_schedule(plan: Plan, clients: Iterable[ClientId], contracts: Mapping[str, Contract]) -> None:
+    """The same for all who will speak, before the first of them trains; one refusal names everybody."""
+    refused = []
+    for client in clients:
+        try:
+            check_promised(plan, client, contracts)
+        except Withheld as no:
+            refused.append(no)
+    if refused:
+        first, others = refused[0], ", ".join(str(no.client) for no in refused[1:])
+        first.fix = f"{first.fix} Nor does what {others} would send fit." if others else first.fix
+        raise first
 
 
 def check_sealed(plan: Plan, client: ClientId, size: int, contracts: Mapping[str, Contract]) -> None:

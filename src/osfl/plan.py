@@ -250,6 +250,14 @@ def _quorum_problems(quorum: int, clients: Sequence[ClientId]) -> list[str]:
     return [f"round.quorum: expected at most {len(clients)}, the number of clients, got {quorum}"] * wrong
 
 
+def _architecture_problems(plan: Plan) -> list[str]:
+    """In `north:cnn,*:resnet18` a client that is none would silently get what all others get."""
+    pairs = [part for part in str(getattr(plan.settings, "architecture", "")).split(",") if ":" in part]
+    named = [part.rpartition(":")[0].strip() for part in pairs]
+    return [f"setting 'architecture': {name!r} is no client of this plan; clients: {', '.join(plan.clients)}"
+            for name in named if name and name != "*" and name not in plan.clients]  # fmt: skip
+
+
 def check_plan(plan: Plan) -> None:
     """What no round can start with, all at once."""
     problems = []
@@ -266,7 +274,7 @@ def check_plan(plan: Plan) -> None:
         for name in plan.clients
         if not is_client_id(name)
     ]
-    problems += _quorum_problems(plan.quorum, plan.clients)
+    problems += _quorum_problems(plan.quorum, plan.clients) + _architecture_problems(plan)
     method, fix = load(plan.method)(plan.task, plan.settings), None
     if plan.topology is not None:
         problems += topology_problems(plan.topology, plan.clients)

@@ -29,7 +29,7 @@ from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.outcome import Traffic, measured, outcome, round_seconds
-from osfl.phases import Machine, computing, serve, settle, speak
+from osfl.phases import Machine, check_schedule, computing, serve, settle, speak
 from osfl.plan import plan_from
 from osfl.protocol import (
     ClientId,
@@ -194,6 +194,7 @@ def _client_phases(method: Any, shards: Sequence[Shard], round: Round, ctx: Cont
     """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
     delivered = round.delivered()
     waiting = [shard for shard in shards if shard.client not in delivered]
+    check_schedule(round.plan, [shard.client for shard in waiting], round.desk.contracts)
     done = len(shards) - len(waiting)
     spoken: list[ClientId] = []
     reset_peak_memory()

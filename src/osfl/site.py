@@ -110,7 +110,9 @@ def make_model(
     kept = load_model_of(path)
     if kept is not None and kept[1] == digest:
         return path
-    payload, meter = settle(method, release, _shard_for(method, plan, client, data, ctx.progress), ctx)
+    shard = _shard_for(method, plan, client, data, ctx.progress)
+    _check_same_images(folder / "journal.jsonl", shard)
+    payload, meter = settle(method, release, shard, ctx)
     append_line(folder / "journal.jsonl", json.dumps({"phase": "personalize", **meter.as_json()}).encode())
     replace_atomically(folder / "plan.json", json.dumps(plan.as_json(), indent=1, sort_keys=True).encode())
     save_model(path, payload, digest)
@@ -126,7 +128,8 @@ def previous_model(plan: Plan, client: ClientId, work: Path) -> Payload | None:
     kept = load_model_of(path)
     if kept is None:
         raise RoundError("the model of the encounter before is not here", client=client, field="work", expected=path,
-                         got="nothing", fix="Finish that encounter first, with `osfl meet` and this --work.")  # fmt: skip
+                         got="nothing",
+                         fix="Finish that one first, with `osfl meet` or `osfl personalize`, and this --work.")  # fmt: skip
     return kept[0]
 
 
@@ -176,6 +179,16 @@ def _shard_for(method: Any, plan: Plan, client: ClientId, data: Path | None, pro
 
     none = Dataset(torch.empty(0, *plan.task.image, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
     return Shard(client, none, none)
+
+
+def _check_same_images(journal: Path, shard: Shard) -> None:
+    """A site that spoke of its images here learns from them again, and from no others."""
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines()] if journal.exists() and len(shard.train) else []
+    spoken = [line["data"] for line in lines if line.get("phase") == "client"]
+    if spoken and shard.digest != spoken[-1]:
+        raise RoundError("these are not the images that the upload was made from", client=shard.client, field="data",
+                         expected=spoken[-1], got=shard.digest,
+                         fix="Give the folder that `osfl client --data` was given, as it was then.")  # fmt: skip
 
 
 def method_for(plan: Plan, client: ClientId) -> Any:

@@ -150,6 +150,8 @@ def _contact_problems(contact: Contact) -> list[str]:
         value = getattr(contact, name)
         if not (math.isfinite(value) and value > 0):
             problems.append(f"{name}: expected a finite number above 0, got {value}")
+    if not problems and not math.isfinite(contact.seconds * contact.bytes_per_second):
+        problems.append(f"bytes_per_second: expected a rate whose window can be counted, got {contact.bytes_per_second}")
     if not 1 <= contact.encounter <= MOST:
         problems.append(f"encounter: expected 1 to {MOST}, got {contact.encounter}")
     return problems

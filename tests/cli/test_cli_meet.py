@@ -144,3 +144,43 @@ def test_an_estimate_says_what_it_leaves_out_and_refuses_meetings_of_nobody(osfl
     assert [(one["sites_learn_again"], one["server_learns"]) for one in found] == [(True, False), (False, False)]
     refused = osfl(f"{words} --method fedavg --topology ring")
     assert refused.code == 2 and "none of these methods has neighbours that meet" in refused.err
+
+
+def test_other_images_than_those_of_the_upload_are_refused(osfl) -> None:
+    open_plan(osfl, WIDE)
+    client(osfl, "north")
+    client(osfl, "south")
+    said = osfl("meet plan.toml usb --client north --keys keys --data sites/south")
+    assert said.code == 1 and "not the images that the upload was made from" in said.err and "osfl client --data" in said.err
+    assert osfl("meet plan.toml usb --client north --keys keys --data sites/north").code == 0
+
+
+def test_a_neighbour_that_was_left_out_is_named(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_plan(osfl, WIDE)
+    client(osfl, "north")
+    client(osfl, "south")
+    monkeypatch.setattr("osfl.methods.fol.SANE", 1e-9)  # everybody's answers are beyond that
+    meet = "meet plan.toml usb --client north --keys keys --data sites/north"
+    said = osfl(meet)
+    assert said.code == 0 and "Left out south" in said.out and "align_lr" in said.out
+    assert osfl(f"{meet} --format json").json["left_out"] == ["south"]
+
+
+def test_everybody_whose_bundle_does_not_fit_is_named_before_anybody_trains(osfl) -> None:
+    open_plan(osfl, NARROW.replace(",6,1000", ",30,1000"))  # a model of 30.6 kB, of which 25.5 are weights
+    said = osfl("run --plan plan.toml --sites sites --out rehearsed")
+    text = " ".join(said.err.split())
+    assert said.code == 1 and "Nothing was sent by 'north'" in text
+    assert "at most 30,000 bytes, got at least 30,624 bytes" in text, text
+    assert "Nor does what south would send fit." in text and "west" not in text
+    assert not list(Path("rehearsed/scratch").rglob("*.safetensors"))  # nobody trained
+
+
+def test_half_precision_is_promised_only_where_it_fits(osfl) -> None:
+    """12.8 kB of half-precision weights, 5.1 kB of names and hashes."""
+    for seconds, words in ((17, "does not fit either"), (21, "which fits")):
+        open_plan(osfl, NARROW.replace(",6,1000", f",{seconds},1000"))
+        said = client(osfl, "north")
+        assert said.code == 1 and words in " ".join(said.err.split()), said.err
+        assert osfl(f"{NEW} --sites sites --set wire=float16 --contacts contacts.csv --out half.toml").code == 0
+        assert client(osfl, "north", "half.toml").code == (0 if words == "which fits" else 1)

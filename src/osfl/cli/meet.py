@@ -69,8 +69,8 @@ def meet(
     Strangers, other clients and damaged files are refused; a bundle that comes twice counts once. If a neighbour is missing,
     say who: exit code 1, and what was received is kept.
     """
+    from osfl.meeting import left_out, missing, own_inbox
     from osfl.meeting import meet as make
-    from osfl.meeting import missing, own_inbox
     from osfl.phases import Machine
     from osfl.plan import read_plan
     from osfl.transports.files import pick_up
@@ -91,12 +91,15 @@ def meet(
     with telling(format == "json") as progress:
         model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
                      machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
-    folder = placed(model, out)
+    folder, unused = placed(model, out), left_out(model)
     if format == "json":
-        put_json({"client": name, "round": agreed.digest, "heard": list(inbox.delivered()), **heard,
+        put_json({"client": name, "round": agreed.digest, "heard": list(inbox.delivered()), **heard, "left_out": unused,
                   "missing": missing(agreed, name, inbox), "model": str(folder / "model.safetensors")})  # fmt: skip
         return
     say(f"Heard    {', '.join(inbox.delivered()) or 'nobody'}")
+    if unused:
+        say(f"[yellow]Left out {', '.join(unused)}[/]: what it says of this site's images, as it came or once it is aligned, "
+            "are no usable numbers. If that is so of everybody, a lower align_lr may help.")  # fmt: skip
     say(f"Model    {escape(str(folder / 'model.safetensors'))}")
     say(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 

@@ -194,11 +194,12 @@ class Fol(ModelUpload):
         """Every neighbour's model made ready, and what all candidates say about the own images, each asked once. A neighbour
         whose model explodes is left out and named in the report; it must not spoil the meeting for everybody who hears it."""
         usable = [name for name in sorted(heard) if self._answers(name, heard[name], shard)]
-        pool = {shard.client: own, **{name: self._prepared(name, heard[name], own, shard, ctx) for name in usable}}
+        ready = {name: self._prepared(name, heard[name], own, shard, ctx) for name in usable}
+        pool = {shard.client: own, **{name: payload for name, payload in ready.items() if payload is not None}}
         models = {name: classifier(payload, self.task) for name, payload in pool.items()}
         images = torch.cat([shard.train.images, shard.val.images])
         logits = fast_logits(list(models.values()), images, map=_one_by_one)
-        labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(heard.keys() - set(usable))
+        labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(heard.keys() - pool.keys())
         return Meeting(shard, pool, models, images, labels, logits, left_out)
 
     def _weigh(self, met: Meeting) -> dict[ClientId, float]:
@@ -221,11 +222,17 @@ class Fol(ModelUpload):
         if broken:
             raise TrainingError("a neighbour's model holds numbers that are not finite", client=name, field=broken[0],
                                 fix="Ask for it again, or leave this neighbour out.")  # fmt: skip
-        return bool((fast_logits([model], shard.train.images, map=_one_by_one).abs() < SANE).all())
+        return _sane(model, shard)
 
-    def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload:
-        """A neighbour's model ready to be judged."""
-        return aligned(name, given, own, shard, self.settings, self.task, ctx) if self.settings.align else given
+    def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload | None:
+        """A neighbour's model ready to be judged; None where alignment, which sees it in training mode, makes it explode."""
+        if not self.settings.align:
+            return given
+        try:
+            found = aligned(name, given, own, shard, self.settings, self.task, ctx)
+        except TrainingError:
+            return None
+        return found if _sane(classifier(found, self.task), shard) else None
 
     def _taught(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
         """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images."""
@@ -314,6 +321,11 @@ class Fol(ModelUpload):
         model = build_model(str(payload.facts["architecture"]), self.task)
         load_slim(model, payload.tensors, "model")
         return model.eval()
+
+
+def _sane(model: nn.Module, shard: Shard) -> bool:
+    """Whether a model answers the own images with usable numbers; what is no number is not below any."""
+    return bool((fast_logits([model], shard.train.images, map=_one_by_one).abs() < SANE).all())
 
 
 def _member(met: Meeting, name: ClientId, weight: float) -> Payload:

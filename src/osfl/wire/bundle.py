@@ -99,8 +99,16 @@ def size_of(
     *,
     made_from: Mapping[str, str] = _NOTHING,
 ) -> int:
-    """The exact length of the packed file, without hashing or copying a tensor: digests have a fixed length."""
-    lines = {name: Line(t.dtype, t.shape, "0" * 64) for name, t in tensors.items()}
+    """The exact length of the packed file, without hashing or copying a tensor."""
+    return promised_size(kind, client, plan, {name: (t.dtype, t.shape) for name, t in tensors.items()}, facts, made_from)
+
+
+def promised_size(
+    kind: Kind, client: ClientId, plan: str, kinds: Mapping[str, tuple[str, tuple[int, ...]]], facts: Facts,
+    made_from: Mapping[str, str] = _NOTHING,
+) -> int:  # fmt: skip
+    """The same before there is any tensor, from dtypes and shapes alone: digests have a fixed length."""
+    lines = {name: Line(dtype, shape, "0" * 64) for name, (dtype, shape) in kinds.items()}
     manifest = manifest_bytes(kind, client, plan, lines, facts, made_from)
     head = header_bytes(manifest.decode(), "0" * SIGNATURE_DIGITS, lines)
     return len(head) + sum(nbytes(line.dtype, line.shape) for line in lines.values())

@@ -11,7 +11,7 @@ from osfl.wire.bundle import FACTS_DEPTH
 from osfl.wire.names import shown
 
 MOST_SAMPLES = 10**9
-_FIX = "Facts are small and readable; train again with `osfl client --plan plan.toml` and this version of osfl."
+_FIX = "Facts are small and readable; train again with `osfl client plan.toml` and this version of osfl."
 
 
 def check_facts(facts: Json, most_bytes: int) -> None:
