@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,12 +182,15 @@ def _shard_for(method: Any, plan: Plan, client: ClientId, data: Path | None, pro
 
 
 def _check_same_images(journal: Path, shard: Shard) -> None:
-    """A site that spoke of its images here learns from them again, and from no others."""
-    lines = [json.loads(line) for line in journal.read_bytes().splitlines()] if journal.exists() and len(shard.train) else []
-    spoken = [line["data"] for line in lines if line.get("phase") == "client"]
-    if spoken and shard.digest != spoken[-1]:
+    """A site that spoke of its images here learns from these again, from no others. A line torn by a crash is passed over."""
+    spoken = ""
+    for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() and len(shard.train) else []:
+        with suppress(json.JSONDecodeError, KeyError, TypeError):
+            note = json.loads(line)
+            spoken = note["data"] if note["phase"] == "client" else spoken
+    if spoken and shard.digest != spoken:
         raise RoundError("these are not the images that the upload was made from", client=shard.client, field="data",
-                         expected=spoken[-1], got=shard.digest,
+                         expected=spoken, got=shard.digest,
                          fix="Give the folder that `osfl client --data` was given, as it was then.")  # fmt: skip
 
 
