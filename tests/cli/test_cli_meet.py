@@ -186,3 +186,12 @@ def test_half_precision_is_promised_only_where_it_fits(osfl) -> None:
         assert said.code == 1 and words in " ".join(said.err.split()), said.err
         assert osfl(f"{NEW} --sites sites --set wire=float16 --contacts contacts.csv --out half.toml").code == 0
         assert client(osfl, "north", "half.toml").code == (0 if words == "which fits" else 1)
+
+
+def test_what_arrives_after_midnight_says_the_day(osfl) -> None:
+    open_plan(osfl, SCHEDULE + "north,south,2026-12-24T23:59:50Z,60,1e3,1\n")
+    lines = [line for line in osfl("estimate --plan plan.toml").out.splitlines() if "north → south" in line]
+    assert len(lines) == 1 and "2026-12-24 23:59:50" in lines[0] and "2026-12-25 00:00:2" in lines[0]
+    open_plan(osfl, SCHEDULE + "north,south,2026-12-24T18:00:00Z,60,1e3,1\n")
+    lines = [line for line in osfl("estimate --plan plan.toml").out.splitlines() if "north → south" in line]
+    assert lines[0].count("2026-12-24") == 1 and " 18:00:3" in lines[0]

@@ -107,8 +107,10 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
     for title in ("For", "Carries", "To send", "There"):
         table.add_column(title, justify="right", no_wrap=True)
     for way in passes:
-        arrives = _moment(way.arrives)[11:] if way.fits else "[bold red]not all[/]"
-        table.add_row(_moment(way.start), f"{way.sender} → {way.receiver}", seconds(way.seconds), size(way.window_bytes),
+        opened, there = _moment(way.start), _moment(way.arrives) if way.fits else ""
+        there = there.removeprefix(opened[:11])  # the day only where it is another
+        arrives = there or "[bold red]not all[/]"
+        table.add_row(opened, f"{way.sender} → {way.receiver}", seconds(way.seconds), size(way.window_bytes),
                       size(way.bundle_bytes - way.carried_before), arrives)  # fmt: skip
     answers().print(table)
     for site in done:
