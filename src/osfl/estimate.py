@@ -31,6 +31,7 @@ from osfl.round import contracts_of
 from osfl.run import walk
 from osfl.seeds import torch_generator
 from osfl.simulation import Federation, Simulation, prepare
+from osfl.wire.sealing import sealed_size
 from osfl.workers import compute_threads, default_workers
 
 FEW, MORE = 4, 8  # images a client in the two rehearsals
@@ -60,8 +61,11 @@ class Estimate:
                 "download_bytes_total": sum(self.download_bytes.values())}  # fmt: skip
 
 
-def estimate(simulation: Simulation, machine: Machine = Machine()) -> Estimate:
-    """What `osfl run` with the same words will send, take and need."""
+def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bool = False) -> Estimate:
+    """What `osfl run` with the same words will send, take and need. `sealed`: windows carry sealed copies, which are longer."""
+    if sealed and not (simulation.topology and simulation.topology.contacts):
+        raise UsageError("sealed bundles are planned for contact windows, and there are none", field="sealed",
+                         fix="Add --contacts FILE, or leave --sealed out.")  # fmt: skip
     federation = prepare(simulation)
     few, more = (rehearse(federation, images) for images in (FEW, MORE))
     speed, used = _speed(federation.plan)
@@ -85,31 +89,33 @@ def estimate(simulation: Simulation, machine: Machine = Machine()) -> Estimate:
         server_learns=one_shot and phases["server"]["flops"] > 0,
         sites_learn_again=one_shot and phases["client"]["flops"] > 0 and phases["personalize"]["flops"] > 0,
         memory_bytes=_resident() + workers * used,
-        **_meetings(federation.plan, _continued(few, more, "upload_bytes_by_client", federation)),
+        **_meetings(federation.plan, _continued(few, more, "upload_bytes_by_client", federation), sealed),
     )
 
 
 # --- contacts: what fits, and when ---------------------------------------------------------------------------------------
 
 
-def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int]) -> dict[str, Any]:
+def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dict[str, Any]:
     """The schedule, if there is one; what a client sends in all encounters is the same in each."""
     if plan.topology is None or not plan.topology.contacts:
         return {}
     contracts = _contracts(plan)
-    sizes = {client: (round(size / plan.topology.encounters), halving(plan, contract_for(plan, contracts, client)[1]))
-             for client, size in bytes_of.items()}  # fmt: skip
+    bundles = {client: round(size / plan.topology.encounters) for client, size in bytes_of.items()}
+    sizes = {client: (sealed_size(size) if sealed else size, halving(plan, contract_for(plan, contracts, client)[1]))
+             for client, size in bundles.items()}  # fmt: skip
     return {"passes": schedule(plan.topology, sizes), "done": done_times(plan.topology, plan.clients, sizes)}
 
 
-def planned_meetings(plan: Plan) -> tuple[list[Pass], list[Done]]:
+def planned_meetings(plan: Plan, *, sealed: bool = False) -> tuple[list[Pass], list[Done]]:
     """The same for a real plan, without anybody's images: bundles have the size that their contract says."""
     if plan.topology is None or not plan.topology.contacts:
         raise UsageError("this plan has no contact schedule", field="plan", fix="Write one with `osfl new --contacts FILE`.")
     if not _fixed(plan):
         raise UsageError(f"how much {plan.method} sends depends on the images", field="plan",
                          fix="Rehearse it on a dataset: osfl estimate --method ... --contacts FILE.")  # fmt: skip
-    found = _meetings(plan, {client: plan.topology.encounters * _promised(plan, client) for client in plan.clients})
+    promised = {client: plan.topology.encounters * _promised(plan, client) for client in plan.clients}
+    found = _meetings(plan, promised, sealed)
     return found["passes"], found["done"]
 
 

@@ -104,6 +104,8 @@ def test_a_sealed_copy_must_fit_as_well(osfl) -> None:
     refused = osfl(f"{words} --seal keys/south.pub --out usb/sealed")
     assert refused.code == 1 and "does not fit into the window with south" in refused.err
     assert f"at most {size + 10:,} bytes" in refused.err and not Path("usb/sealed").exists()
+    plain, sealed = (osfl(f"estimate --plan plan.toml --format json {word}").json["passes"][0] for word in ("", "--sealed"))
+    assert plain["arrives"] and not sealed["arrives"] and sealed["bundle_bytes"] - plain["bundle_bytes"] == 80 + 16
 
 
 def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
@@ -122,6 +124,7 @@ def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
     ("run --method fol --smoke --topology random:9", "expected 1 to 4"),
     ("new --method fol --contacts contacts.csv --topology ring", "says itself who meets whom"),
     ("new --method fol --contacts nowhere.csv", "there is no contact schedule at nowhere.csv"),
+    ("estimate --method fol --smoke --sealed", "planned for contact windows, and there are none"),
     ("meet plan.toml --client north --keys nowhere", "there is no plan"),
     ("meet plan.toml --client north --keys nowhere --wait --without-missing", "waits for everybody"),
 ])  # fmt: skip

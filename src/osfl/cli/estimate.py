@@ -29,6 +29,12 @@ Methods = Annotated[
                  help="One method or several; see `osfl ls methods`."),
 ]  # fmt: skip
 
+Sealed = Annotated[
+    bool,
+    typer.Option("--sealed", rich_help_panel=options.HOW,
+                 help="Contact windows carry sealed bundles (`osfl client --seal`; over Flower always)."),
+]  # fmt: skip
+
 
 def estimate(
     method: Methods = None,
@@ -47,6 +53,7 @@ def estimate(
     encounters: options.Encounters = 1,
     contacts: options.Contacts = None,
     plan: options.PlanFile = None,
+    sealed: Sealed = False,
     workers: options.Workers = None,
     format: options.Format = "text",
 ) -> None:
@@ -56,7 +63,7 @@ def estimate(
     real round, it says what fits into each window and when each site has heard its neighbours.
     """
     if plan is not None:
-        _plan_ahead(plan, format)
+        _plan_ahead(plan, sealed, format)
         return
     asked = names(method or "", "--method")
     words = Words(asked, dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples, image_size,
@@ -70,7 +77,7 @@ def estimate(
     found = []
     for label, variant in zip(asked, for_methods(simulation, asked), strict=True):
         errors().print(f"rehearsing {escape(label)} …", style="dim")
-        found.append(measured(variant, Machine(workers=workers)))
+        found.append(measured(variant, Machine(workers=workers), sealed=sealed))
     if format == "json":
         values = [one.as_json() for one in found]
         put_json(values[0] if len(values) == 1 else values)
@@ -78,7 +85,7 @@ def estimate(
         _show(asked, found)
 
 
-def _plan_ahead(path: Path, format: str) -> None:
+def _plan_ahead(path: Path, sealed: bool, format: str) -> None:
     """The contact schedule of a plan, without anybody's images."""
     from dataclasses import asdict
 
@@ -86,7 +93,7 @@ def _plan_ahead(path: Path, format: str) -> None:
     from osfl.plan import read_plan
 
     options.refuse_beside_plan(f"--plan {path}")
-    passes, done = planned_meetings(read_plan(path))
+    passes, done = planned_meetings(read_plan(path), sealed=sealed)
     if format == "json":
         put_json({"passes": [asdict(way) for way in passes], "done": [asdict(site) for site in done]})
     else:
