@@ -11,6 +11,7 @@ from typing import Any, Literal
 from scipy.stats import t
 
 from benchmarks.grid import SPARING
+from benchmarks.joining import by_seed
 
 OWN, GLOBAL = "scores.clients.own.mean", "scores.global.accuracy"
 Record = Mapping[str, Any]
@@ -116,25 +117,25 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
 }  # fmt: skip
 
 
-def values(record: Record, row: str | float, metric: str) -> Sequence[float]:
-    """What a row reached, seed by seed; empty where the cell does not have it."""
+def values(record: Record, row: str | float, metric: str) -> Mapping[str, float]:
+    """What a row reached, by seed; empty where the cell does not have it."""
     if isinstance(row, float):
-        return (row,) * len(record["seeds"])
+        return {f"seed{seed}": row for seed in record["seeds"]}
     label, _, encounter = row.partition("#")
     found = record["methods"].get(label)
     if found is None:
-        return ()
-    return found.get("own_by_encounter", {}).get(encounter, ()) if encounter else found[metric]["values"]
+        return {}
+    return by_seed(found, found.get("own_by_encounter", {}).get(encounter, ()) if encounter else found[metric]["values"])
 
 
 def differences(claim: Claim, records: Sequence[Record]) -> dict[str, list[float]]:
-    """Left minus right by cell and seed. A row that is still being made has the first seeds; the others wait."""
+    """Left minus right by cell and seed. Rows that are still being made are compared on the seeds that both have."""
     found = {}
     for record in records:
         if not claim.cells(record["cell"]):
             continue
-        pairs = zip(values(record, claim.left, claim.metric), values(record, claim.right, claim.metric), strict=False)
-        if gaps := [left - claim.times * right for left, right in pairs]:
+        left, right = (values(record, row, claim.metric) for row in (claim.left, claim.right))
+        if gaps := [left[seed] - claim.times * right[seed] for seed in left if seed in right]:
             found[record["cell"]] = gaps
     return found
 

@@ -4,6 +4,7 @@
     python -m benchmarks.grid blood-n5-a0.1       one cell
     python -m benchmarks.grid blood-silos --skip=edm   without the variants that say so; they can follow later
     python -m benchmarks.grid blood-silos --only=edm   these alone, for a record that has the others; elsewhere, too
+    python -m benchmarks.grid CELL --seeds=1,2    these seeds alone, for a record that has the others
     python -m benchmarks.grid CELL --workers=1    a process a core, each with cells of its own: faster where clients are tiny
     python -m benchmarks.grid brain-a0.5 --audit  attacks FALCON's features, too (osfl audit)
     python -m benchmarks.grid --collect           no runs: records of what is finished so far
@@ -70,11 +71,11 @@ VITS = (  # transformers at the server: FedMITR's tables and its ablations
     "fedmitr", "deepinversion_vit", "fedmitr@lambda1=0", "fedmitr@lambda2=0", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0",
     f"dense{SPARING}", f"coboosting{SPARING}", "fedftg",
 )  # fmt: skip
-CONTROLS = (  # in FOL's first cell of a dataset: alone, with statistics that lag; shown as many images as FOL's students are in
-    # three encounters, as they are, and shifted and mirrored as theirs are; students that begin where the paper has them begin;
-    # and one encounter in which Theorem 2 is measured
-    "local_only@settle_local=false", "local_only@epochs=250", "local_only@epochs=250@augment=flip+crop", "fol@start=own",
-    "fol@align=false@start=own", "fol@encounters=1@rate_steps=50",
+CONTROLS = (  # in FOL's first cell of each dataset: students of models that were not aligned, from where the paper begins.
+    # In its very first cell besides: aligned ones from there; alone, with statistics that lag; shown as many images as FOL's
+    # students are in three encounters, as they are, and shifted and mirrored; one encounter in which Theorem 2 is measured
+    "fol@align=false@start=own", "fol@start=own", "local_only@settle_local=false", "local_only@epochs=250",
+    "local_only@epochs=250@augment=flip+crop", "fol@encounters=1@rate_steps=50",
 )  # fmt: skip
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
 # SCAFFOLD's control variates need SGD)
@@ -279,7 +280,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     vits += ("dense",) if cell == "blood-vit-n10-c3" else ()
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
-    meetings += CONTROLS if cell.endswith("a0.3") else ()
+    meetings += CONTROLS if cell == "cifar-meet-n30-a0.3" else CONTROLS[:1] if cell.endswith("a0.3") else ()
     meetings += ("dense", "coboosting") if cell == "cifar-meet-n30-a0.1" else ()
     factory = FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")
     if cell == "blood-silos":  # the public code augments peers' images and not the server's
@@ -304,16 +305,20 @@ def _line(what: str, done: int, total: int) -> None:
         print(f"{time.strftime('%H:%M:%S')} {what} ({done}/{total})", flush=True)
 
 
-_FLAGS = ("--skip=", "--only=", "--workers=", "--audit", "--collect")
+_FLAGS = ("--skip=", "--only=", "--seeds=", "--workers=", "--audit", "--collect")
+
+
+def _given(names: list[str], flag: str) -> list[str]:
+    return [name.removeprefix(flag) for name in names if name.startswith(flag)]
 
 
 def main(names: list[str]) -> None:
     if unknown := [name for name in names if name.startswith("-") and not name.startswith(_FLAGS)]:
         raise SystemExit(f"{'' if unknown[0] in ('-h', '--help') else f'unknown: {unknown[0]}'}\n{__doc__}")
     cells = [name for name in names if not name.startswith("--")] or list(CELLS)
-    skipped = [name.removeprefix("--skip=") for name in names if name.startswith("--skip=")]
-    only = [name.removeprefix("--only=") for name in names if name.startswith("--only=")]
-    workers = next((int(name.removeprefix("--workers=")) for name in names if name.startswith("--workers=")), None)
+    skipped, only = _given(names, "--skip="), _given(names, "--only=")
+    workers = next((int(number) for number in _given(names, "--workers=")), None)
+    seeds = next((tuple(int(seed) for seed in listed.split(",")) for listed in _given(names, "--seeds=")), SEEDS)
     for cell in cells:
         if cell not in CELLS:
             raise SystemExit(f"there is no cell {cell!r}; cells: {', '.join(CELLS)}")
@@ -322,7 +327,7 @@ def main(names: list[str]) -> None:
             wanted = [label for label in wanted if not only or any(text in label for text in only)]
             meets = any(label.startswith("fol") for label in wanted)
             simulation = CELLS[cell] if meets else replace(CELLS[cell], topology=None)
-            compare(simulation, wanted, SEEDS, Path("runs/grid") / cell, machine=Machine(workers=workers), progress=_line)
+            compare(simulation, wanted, seeds, Path("runs/grid") / cell, machine=Machine(workers=workers), progress=_line)
         if "--audit" in names and CELLS[cell].method == "falcon":
             attacked(cell)
         print(cell, record(cell) or "has no finished run", flush=True)

@@ -54,11 +54,11 @@ def _field(key: str, old: Row, new: Row) -> Any:
 
 
 def _values(old: Row, theirs: Sequence[float], new: Row, ours: Sequence[float]) -> list[float]:
-    found = _by_seed(old, theirs) | _by_seed(new, ours)
+    found = by_seed(old, theirs) | by_seed(new, ours)
     return [found[seed] for seed in sorted(found)]
 
 
-def _by_seed(row: Row, values: Sequence[float]) -> dict[str, float]:
+def by_seed(row: Mapping[str, Any], values: Sequence[float]) -> dict[str, float]:
     """Values are in the order of seeds; a figure that only some seeds have cannot be told apart, and is left out."""
     seeds = sorted(row["release_digests"])
     return dict(zip(seeds, values, strict=True)) if len(values) == len(seeds) else {}

@@ -13,7 +13,11 @@ from osfl.reports.svg import width_of
 
 def record(cell: str, **rows: list[float]) -> dict[str, Any]:
     """One whose rows reach the same on both metrics."""
-    methods = {label: {metric: {"values": found} for metric in (OWN, GLOBAL)} for label, found in rows.items()}
+    methods: dict[str, Any] = {
+        label: {metric: {"values": found} for metric in (OWN, GLOBAL)} for label, found in rows.items()
+    }
+    for label, found in rows.items():
+        methods[label]["release_digests"] = {f"seed{seed}": "" for seed in range(len(found))}
     return {"cell": cell, "seeds": [0, 1, 2], "methods": methods}
 
 
@@ -43,6 +47,12 @@ def test_a_claim_holds_where_the_difference_is_larger_than_its_noise(a: list[flo
 def test_seeds_are_compared_pair_by_pair() -> None:
     """Rows that vary by tenths from seed to seed can differ by hundredths on each."""
     assert verdict(record("x", a=[0.91, 0.512, 0.711], b=[0.9, 0.5, 0.7])) == ("yes", ())
+
+
+def test_rows_that_have_other_seeds_are_compared_on_those_of_both() -> None:
+    one = record("x", a=[0.9, 0.8, 0.7], b=[0.1, 0.2])
+    one["methods"]["b"]["release_digests"] = {"seed1": "", "seed2": ""}
+    assert differences(Claim("", "a", "b", everywhere), [one])["x"] == pytest.approx([0.7, 0.5])
 
 
 def test_everywhere_names_the_cells_that_fail() -> None:

@@ -1,7 +1,10 @@
 """The grid of cells: every row can be asked for, before hours are spent on the rows ahead of it."""
 
+from typing import Any
+
 import pytest
 
+from benchmarks import grid
 from benchmarks.grid import CELLS, main, methods_of
 from osfl.plan import resolve_settings
 from osfl.protocol import Task
@@ -24,3 +27,12 @@ def test_every_row_of_a_cell_can_be_asked_for(cell: str) -> None:
 def test_words_that_are_not_known_start_no_hours_of_work(word: str) -> None:
     with pytest.raises(SystemExit, match="Cells of the papers' tables"):
         main([word])
+
+
+@pytest.mark.parametrize(("words", "seeds"), [([], (0, 1, 2)), (["--seeds=1,2"], (1, 2))])
+def test_single_seeds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, words: list[str], seeds: tuple[int, ...]) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(grid, "compare", lambda simulation, labels, seeds, *_, **__: asked.append((seeds, list(labels))))
+    monkeypatch.setattr(grid, "record", lambda cell: None)
+    main(["skin-meet-n70-a0.5", "--only=local_only", *words])
+    assert asked == [(seeds, ["local_only"])]
