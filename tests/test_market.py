@@ -55,7 +55,8 @@ def market(models: list[Path], **words: Any) -> Market:
 
 
 def test_every_naming_is_accepted_as_it_is(stall: list[Path]) -> None:
-    task, accepted, refused = examine(market(stall))
+    found = examine(market(stall))
+    task, accepted, refused = found.task, found.accepted, found.refused
     assert task.image == (3, 16, 16) and not refused  # told by patches and positions
     assert sorted(one.offer.naming for one in accepted) == ["timm", "timm", "transformers"]
     assert len({one.client for one in accepted}) == 3  # two files are called model.safetensors
@@ -94,16 +95,71 @@ def test_a_file_that_does_not_fit_is_named_with_its_tensor(
     bad: Tensors, tensor: str, said: str, stall: list[Path], tmp_path: Path
 ) -> None:
     path = offered(tmp_path / "bad.safetensors", bad)
-    _, accepted, refused = examine(market([*stall, path]))
+    found = examine(market([*stall, path]))
+    accepted, refused = found.accepted, found.refused
     assert len(accepted) == 3 and [one.file for one in refused] == [str(path)]
     assert refused[0].tensor == tensor and said in refused[0].reason and "bad.safetensors" in refused[0].reason
 
 
 def test_a_key_of_another_shape_is_refused_and_the_others_are_fused(stall: list[Path], tmp_path: Path) -> None:
     spoilt = in_transformers_words(tensors(9)) | {"vit.encoder.layer.0.attention.attention.key.bias": torch.zeros(16, 2)}
-    _, accepted, refused = examine(market([*stall, offered(tmp_path / "bad.safetensors", spoilt)]))
+    found = examine(market([*stall, offered(tmp_path / "bad.safetensors", spoilt)]))
+    accepted, refused = found.accepted, found.refused
     assert len(accepted) == 3 and refused[0].tensor == "vit.encoder.layer.0.attention.attention.key.bias"
     assert "(expected F32 [16], got F32 [16, 2])" in refused[0].reason
+
+
+def test_what_is_refused_changes_nothing(stall: list[Path], tmp_path: Path) -> None:
+    """Neither a namesake that does not fit, nor a twin that comes first, nor another name of a file."""
+    words = {"method": "deepinversion", "changes": {"rounds": 1, "adi": 0.0, "server_epochs": 1}}
+    first = fuse(market(stall, **words), tmp_path / "out")
+    namesake = offered(tmp_path / "west" / "model.safetensors", tensors(9, classes=5))
+    twin = offered(tmp_path / "a-twin.safetensors", in_transformers_words(tensors(0)))  # its place is before the first
+    again = fuse(market([*stall, namesake, twin], **words), tmp_path / "out")  # not another round
+    assert again["release_digest"] == first["release_digest"] and len(again["refused"]) == 2
+    moved = [offered(tmp_path / "moved" / f"{seed}.safetensors", tensors(seed)) for seed in (0, 1)]
+    third = fuse(market([*moved, stall[2]], **words), tmp_path / "third")
+    assert third["release_digest"] == first["release_digest"]
+
+
+def test_files_that_do_not_fit_have_no_vote_on_the_image_size(stall: list[Path], tmp_path: Path) -> None:
+    large = [offered(tmp_path / f"large-{seed}.safetensors", tensors(seed, classes=5, side=32)) for seed in range(4)]
+    alone = offered(tmp_path / "alone.safetensors", tensors(9) | {"pos_embed": torch.zeros(1, 1, 16)})  # no patch at all
+    found = examine(market([*large, alone, *stall]))
+    assert found.task.image == (3, 16, 16) and len(found.accepted) == 3 and len(found.refused) == 5
+    with pytest.raises(RoundError, match="none of 1 files can be used") as caught:
+        examine(market([alone]))
+    assert "alone.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("bias", [None, torch.zeros(5), torch.zeros(16, dtype=torch.int32)])
+def test_pixels_are_not_folded_into_a_layer_that_does_not_fit(
+    bias: torch.Tensor | None, stall: list[Path], tmp_path: Path
+) -> None:
+    bad = without(tensors(9), "patch_embed.proj.bias") | ({} if bias is None else {"patch_embed.proj.bias": bias})
+    found = examine(market([*stall, offered(tmp_path / "bad.safetensors", bad)], pixels="imagenet"))
+    assert len(found.accepted) == 3 and [one.tensor for one in found.refused] == ["patch_embed.proj.bias"]
+    assert "expected F32 [16]" in found.refused[0].reason
+
+
+def test_a_model_that_explodes_is_refused_before_it_spoils_the_others(stall: list[Path], tmp_path: Path) -> None:
+    loud = tensors(9) | {"head.weight": tensors(9)["head.weight"] * 1e20}
+    found = examine(market([*stall, offered(tmp_path / "loud.safetensors", loud)]))
+    assert len(found.accepted) == 3 and "answers noise with numbers beyond all bounds" in found.refused[0].reason
+
+
+def test_a_file_that_nobody_may_read_is_refused(
+    stall: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Path, *words: Any, **more: Any) -> Any:
+        if self.name == "half.safetensors":
+            raise PermissionError(13, "Permission denied")
+        return plain(self, *words, **more)
+
+    plain = Path.open
+    monkeypatch.setattr(Path, "open", denied)  # root may read everything
+    found = examine(market(stall))
+    assert len(found.accepted) == 2 and "cannot be read: Permission denied" in found.refused[0].reason
 
 
 def test_nothing_is_said_of_a_training_that_nobody_here_did(stall: list[Path], tmp_path: Path) -> None:
@@ -122,7 +178,8 @@ def test_the_architecture_is_said_once(stall: list[Path]) -> None:
 def test_pickles_twins_and_nothing(stall: list[Path], tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps({"head.weight": [1.0]}))
     twin = offered(tmp_path / "twin.safetensors", in_transformers_words(tensors(0)))  # other bytes, the same weights
-    _, accepted, refused = examine(market([*stall, tmp_path / "old.pt", twin, tmp_path / "none.safetensors"]))
+    found = examine(market([*stall, tmp_path / "old.pt", twin, tmp_path / "none.safetensors"]))
+    accepted, refused = found.accepted, found.refused
     why = {Path(one.file).name: one.reason for one in refused}
     assert len(accepted) == 3 and "is a pickle" in why["old.pt"] and "there is no file" in why["none.safetensors"]
     assert "the same weights as" in why["twin.safetensors"]
@@ -134,13 +191,14 @@ def test_pickles_twins_and_nothing(stall: list[Path], tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_even_read(stall: list[Path], tmp_path: Path) -> None:
     with (tmp_path / "vast.safetensors").open("wb") as file:
         file.truncate(Limits().upload_bytes + 1)  # a hole: it takes no room
-    _, accepted, refused = examine(market([*stall, tmp_path / "vast.safetensors"]))
+    found = examine(market([*stall, tmp_path / "vast.safetensors"]))
+    accepted, refused = found.accepted, found.refused
     assert len(accepted) == 3 and "is too large and was not read (expected at most 2,147,483,648 bytes" in refused[0].reason
 
 
 def test_imagenet_pixels_are_folded_in(tmp_path: Path) -> None:
     path = offered(tmp_path / "a.safetensors", tensors(0))
-    plain, folded = (examine(market([path], pixels=how))[1][0].payload.tensors for how in ("symmetric", "imagenet"))
+    plain, folded = (examine(market([path], pixels=how)).accepted[0].payload.tensors for how in ("symmetric", "imagenet"))
     name = "model/patch_embed.proj.weight"
     torch.testing.assert_close(folded[name][:, 0], plain[name][:, 0] / (2 * 0.229))
 
@@ -150,7 +208,7 @@ def test_a_model_comes_out_and_answers(stall: list[Path], tmp_path: Path) -> Non
     model, task = load_model(tmp_path / "out")
     x = to_input(torch.randint(0, 256, (4, 3, 16, 16), generator=torch_generator(0, "x"), dtype=torch.uint8))
     members = []
-    for one in examine(market(stall))[1]:
+    for one in examine(market(stall)).accepted:
         member = build_model(NAME, task)
         member.load_state_dict({name.removeprefix("model/"): value for name, value in one.payload.tensors.items()})
         members.append(member.eval()(x))
@@ -222,7 +280,7 @@ def test_networks_that_do_not_tell_their_image_are_asked_for_it(tmp_path: Path) 
     files = [offered(tmp_path / f"{seed}.safetensors", tensors(seed, "cnn-w4")) for seed in (0, 1)]
     with pytest.raises(UsageError, match="which images cnn-w4 was trained for"):
         examine(Market(files, "cnn-w4", CLASSES))
-    assert len(examine(Market(files, "cnn-w4", CLASSES, image_size=16))[1]) == 2
+    assert len(examine(Market(files, "cnn-w4", CLASSES, image_size=16)).accepted) == 2
 
 
 def test_every_refusal_is_told_where_no_file_tells_an_image(tmp_path: Path) -> None:
@@ -249,11 +307,27 @@ def test_every_refusal_is_told_where_no_file_tells_an_image(tmp_path: Path) -> N
         (without(tensors(1), "pos_embed"), "no learned positions"),
         (without(tensors(1), "head.weight"), "It has no head"),
         (without(tensors(1), "patch_embed.proj.weight"), "no vision transformer"),
+        ({f"net.{name}": value for name, value in tensors(1).items()}, "Its tensors begin with 'net.'"),
+        (tensors(1) | {"pos_embed": torch.zeros(1, 18, 16), "dist_token": torch.zeros(1, 1, 16)}, "distilled DeiT"),
+        (tensors(1) | {"head.weight": torch.zeros(3, 16, dtype=torch.int8)}, "no floats"),
+        (tensors(1) | {"head.weight": torch.zeros(3, 32)}, "another number of features"),
+        (tensors(1) | {"fc_norm.weight": torch.ones(16)}, "reads the class token"),
     ],
 )
 def test_the_advice_names_what_differs(bad: Tensors, fix: str, stall: list[Path], tmp_path: Path) -> None:
-    refused = examine(market([*stall, offered(tmp_path / "bad.safetensors", bad)]))[2]
+    refused = examine(market([*stall, offered(tmp_path / "bad.safetensors", bad)])).refused
     assert [Path(one.file).name for one in refused] == ["bad.safetensors"] and fix in refused[0].fix
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+def test_a_part_of_a_checkpoint_is_no_checkpoint(name: str, stall: list[Path], tmp_path: Path) -> None:
+    refused = examine(market([*stall, offered(tmp_path / name, tensors(9))])).refused
+    assert "belongs to a checkpoint in several files" in refused[0].reason and "save it in one" in refused[0].fix
+
+
+def test_names_in_a_file_do_not_break_lines(stall: list[Path], tmp_path: Path) -> None:
+    refused = examine(market([*stall, offered(tmp_path / "odd.safetensors", tensors(9) | {"a\nb": torch.zeros(1)})])).refused
+    assert "\n" not in refused[0].reason and "a?b" in refused[0].reason
 
 
 def test_what_nothing_uses_is_left_out_and_named(stall: list[Path], tmp_path: Path) -> None:
@@ -263,6 +337,7 @@ def test_what_nothing_uses_is_left_out_and_named(stall: list[Path], tmp_path: Pa
     assert {Path(one["file"]).name: one["unused"] for one in accepted if one["unused"]} == {
         "extra.safetensors": ["head_dist.weight", "mask_token"]
     }
+    assert "nothing here uses head_dist.weight, mask_token" in (tmp_path / "out" / "report" / "index.html").read_text()
 
 
 def test_a_method_whose_server_fuses_nothing_is_refused(stall: list[Path], tmp_path: Path) -> None:
@@ -284,7 +359,8 @@ def test_any_method_whose_upload_is_a_model(method: str, stall: list[Path], tmp_
 
 
 def test_a_file_that_is_named_twice_is_offered_once(stall: list[Path]) -> None:
-    _, accepted, refused = examine(market([*stall, stall[0]]))
+    found = examine(market([*stall, stall[0]]))
+    accepted, refused = found.accepted, found.refused
     assert len(accepted) == 3 and not refused
 
 

@@ -3,17 +3,15 @@
     files ─► offers, accepted or refused ─► plan ─► inbox(gate) ─► server phase ─► model.safetensors, report, card
 
 Whoever offers a model needs nothing of ours: any training, timm's or transformers' naming, one safetensors file. The plan
-names every accepted file by its hash, so the folder is the state as in any round: killed, the same words continue.
+names all accepted weights by their digest, so the folder is the state as in any round: killed, the same words continue.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +70,7 @@ class Market:
 @dataclass(frozen=True)
 class Accepted:
     client: ClientId  # its name in the round
+    digest: str  # of its weights, whatever the file calls them
     offer: Offer
     payload: Payload
 
@@ -86,12 +85,14 @@ class Refused:
 
 def fuse(
     market: Market, out: Path, *, command: str = "", machine: Machine = Machine(), progress: Progress = quiet,
-    key: SigningKey | None = None,
+    key: SigningKey | None = None, examined: Examined | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make one model of those that are offered, in `out`, or continue; what market.json says then."""
+    """Make one model of those that are offered, in `out`, or continue; what market.json says then. `examined`: the market's
+    files, if somebody has looked at them already."""
     started = time.perf_counter()
-    task, accepted, refused = examine(market)
-    plan = _plan(market, task, accepted)
+    found = examined or examine(market)
+    accepted, refused = found.accepted, found.refused
+    plan = _plan(market, found.task, accepted)
     method = one_shot(plan)
     _check_fuses(market.method, method, accepted[0])
     key = key or simulated_key(plan.seed, "server")
@@ -133,17 +134,43 @@ def _drawn(said: dict[str, Any], out: Path) -> dict[str, Any]:
 # --- offers -------------------------------------------------------------------------------------------------------------
 
 
-def examine(market: Market) -> tuple[Task, list[Accepted], list[Refused]]:
+@dataclass(frozen=True)
+class Examined:
+    """What became of the files that were offered, and the task of those that were accepted."""
+
+    task: Task
+    accepted: Sequence[Accepted]
+    refused: Sequence[Refused]
+
+
+def examine(market: Market) -> Examined:
     """Which files are models of this architecture for these classes, and why the others are not."""
-    refused: list[Refused] = []
     offers: list[Offer] = []
+    unread: list[Refused] = []
     for path in sorted(set(market.models)):
         try:
             offers.append(read_offer(path))
         except ModelError as error:
-            refused.append(_refusal(str(path), error))
-    task = Task("market", tuple(market.classes), _image(market, offers))
-    names, accepted = _client_ids(offers), dict[str, Accepted]()
+            unread.append(_refusal(str(path), error))
+    found = max((_sorted(market, offers, image) for image in _images(market, offers)), key=_most)
+    refused = sorted([*unread, *found.refused], key=lambda one: one.file)
+    if not found.accepted:
+        why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
+        raise RoundError(f"none of {len(refused)} files can be used{why}", field="models",
+                         fix="" if refused else "Name at least one file after --models.")  # fmt: skip
+    return replace(found, refused=refused)
+
+
+def _most(found: Examined) -> tuple[int, Image]:
+    return len(found.accepted), found.task.image
+
+
+def _sorted(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
+    """The offers that are models for images of this size, and the others. A model is named after its weights alone: neither
+    its file's name nor what else is offered changes what is drawn for it."""
+    task = Task("market", tuple(market.classes), image)
+    accepted: dict[str, Accepted] = {}
+    refused: list[Refused] = []
     for offer in offers:
         try:
             model = fitted(offer, market.architecture, task, market.pixels)
@@ -151,50 +178,40 @@ def examine(market: Market) -> tuple[Task, list[Accepted], list[Refused]]:
             refused.append(_refusal(offer.file, error))
             continue
         payload = Payload(named(model, "model"), {"architecture": market.architecture, "samples": 1})
-        twin = accepted.setdefault(payload_digest(payload), Accepted(names[offer.file], offer, payload))
+        digest = payload_digest(payload)
+        twin = accepted.setdefault(digest, Accepted(f"model-{digest[:12]}", digest, offer, payload))
         if twin.offer is not offer:
             refused.append(Refused(offer.file, f"it holds the same weights as {twin.offer.file}", "",
                                    "Offer a model once: twice, it would count double."))  # fmt: skip
-    if not accepted:
-        why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
-        raise RoundError(f"none of {len(refused)} files can be used{why}", field="models",
-                         fix="" if refused else "Name at least one file after --models.")  # fmt: skip
-    return task, sorted(accepted.values(), key=lambda one: one.client), sorted(refused, key=lambda one: one.file)
+    return Examined(task, sorted(accepted.values(), key=lambda one: one.client), refused)
 
 
 def _refusal(file: str, error: ModelError) -> Refused:
     expected = f" (expected {error.expected}, got {error.got})" if error.expected is not None else ""
     tensor = (error.field or "").removeprefix(f"{file}/")
-    return Refused(file, error.reason + expected, "" if tensor == Path(file).name else tensor, error.fix or "")
+    told = (file, error.reason + expected, "" if tensor == Path(file).name else tensor, error.fix or "")
+    return Refused(*("".join(char if char.isprintable() else "?" for char in text) for text in told))  # names are the file's
 
 
-def _image(market: Market, offers: Sequence[Offer]) -> Image:
-    """What was asked for, or else what most of the offers were trained for; the others are then refused by name."""
-    told = Counter(image for offer in offers if (image := image_of(offer, market.architecture)) is not None)
+def _images(market: Market, offers: Sequence[Offer]) -> set[Image]:
+    """The images that offers were trained for, of the size that was asked for if any; the one with which most can be used is
+    taken, and the others are then refused by name."""
+    told = {image for offer in offers if (image := image_of(offer, market.architecture)) is not None}
     patch = parse(market.architecture)[1].get("p")
     if offers and not told and not patch and not market.image_size:
         raise UsageError(f"no offered file tells which images {market.architecture} was trained for", field="image_size",
                          fix="Add --image-size PX (and --channels 1 for gray images).")  # fmt: skip
     # a transformer that does not tell fits no size: with any, it is refused by name
-    channels, side, _ = max(told, key=lambda image: (told[image], image)) if told else (3, 16 * (patch or 14), 0)
-    side = market.image_size or side
-    return market.channels or channels, side, side
-
-
-def _client_ids(offers: Sequence[Offer]) -> dict[str, ClientId]:
-    """By file a readable name of its own; where files share a name, their folders' come first."""
-    paths = {offer.file: Path(offer.file).resolve() for offer in offers}
-    stems = Counter(path.stem for path in paths.values())
-    words = {file: path.stem if stems[path.stem] == 1 else f"{path.parent.name}-{path.stem}" for file, path in paths.items()}
-    plain = {file: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48] or "model" for file, text in words.items()}
-    return {offer.file: f"{plain[offer.file]}-{offer.sha256[:8]}" for offer in offers}
+    told = told or {(3, 16 * (patch or 14), 0)}
+    sides = {(channels, market.image_size or side) for channels, side, _ in told}
+    return {(market.channels or channels, side, side) for channels, side in sides}
 
 
 # --- the round ----------------------------------------------------------------------------------------------------------
 
 
 def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
-    """The agreement that nobody else signs: it names every file by its hash, so that another file is another round."""
+    """The agreement that nobody else signs: it names all weights by their digest, so that another model is another round."""
     method = load(market.method)
     if "architecture" in market.changes:
         raise UsageError("the architecture of offered models is no setting", field="architecture",
@@ -203,7 +220,7 @@ def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
         raise UsageError(f"clients of {market.method} do not upload a model of an architecture", field="method",
                          fix=_FUSES)  # fmt: skip
     settings = resolve_settings(method, market.preset, {**market.changes, "architecture": market.architecture})
-    data = {"dataset": "none", "models": {one.client: one.offer.sha256 for one in accepted}, "pixels": market.pixels}
+    data = {"dataset": "none", "models": {one.client: one.digest for one in accepted}, "pixels": market.pixels}
     plan = Plan(task, market.method, settings, tuple(one.client for one in accepted), seed=market.seed, data=data)
     check_plan(plan)
     return plan
@@ -221,7 +238,7 @@ def _check_fuses(name: str, method: Any, one: Accepted) -> None:
 
 
 def _hand_in(one: Accepted, round: Round) -> None:
-    """Through the same gate as any upload. The key is the market's own: what vouches for a file is its hash in the plan."""
+    """Through the same gate as any upload. The key is the market's own: what vouches for a model is its digest in the plan."""
     key = simulated_key(round.plan.seed, one.client)
     raw, facts = to_raw(one.payload.tensors), dict(one.payload.facts)
     deliver(pack("upload", one.client, round.plan.digest, raw, facts, key), round.inbox)

@@ -303,7 +303,8 @@ def _same_plan(folder: Path, plan: Plan) -> None:
     if different:
         raise RoundError(
             f"{folder} holds another round; different: {', '.join(different)}", field="out",
-            fix="Choose another --out, or repeat the command that made it (see its results.json), or delete the folder.",
+            fix="Choose another --out, or repeat the command that made it (its results.json or market.json has it), or delete "
+                "the folder.",
         )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from osfl.errors import TrainingError
+
 from ..test_market import offered, tensors
 from .conftest import Osfl
 
@@ -117,3 +119,13 @@ def test_report_says_where_the_page_of_a_market_is(osfl: Osfl) -> None:
     assert osfl(f"{WORDS} --method fedavg --smoke").code == 0
     said = osfl("report fused")
     assert said.code == 1 and "fused is a market of models, whose page is fused/report/index.html" in " ".join(said.err.split())
+
+
+def test_what_is_refused_is_said_before_the_others_are_fused(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise TrainingError("it went wrong after hours")
+
+    monkeypatch.setattr("osfl.market.serve", fails)
+    said = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke")
+    assert said.code == 1 and "it went wrong" in said.err and "Refused: bad.safetensors" in said.err
+    assert "one.safetensors" in said.out and "model-" in said.out

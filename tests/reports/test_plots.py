@@ -88,14 +88,32 @@ def test_a_log_axis_upwards_keeps_a_place_for_zero() -> None:
 
 
 def test_clouds_show_every_point_and_number_groups_that_share_a_colour() -> None:
-    groups = {f"class {index}": {"real": [(index, 0)], "synthetic": [(index, 1), (index, 2)]} for index in range(10)}
+    groups = {f"class {index}": {"real": [(index, 0)], "synthetic": [(index, 1), (index, 2)]} for index in range(14)}
     svg = cloud(groups, what="w")
     root = ElementTree.fromstring(svg)
-    assert len(list(root.iter("circle"))) == 10 + 1 and len(list(root.iter("polygon"))) == 20 + 1  # and the key
-    assert "10" in texts(svg) and "10 class 9" in texts(svg)
+    assert len(list(root.iter("circle"))) == 14 + 1 and len(list(root.iter("polygon"))) == 28 + 1  # and the key
+    assert "14" in texts(svg) and "14 class 13" in texts(svg)
+    ten = dict(list(groups.items())[:10])  # CIFAR's: a colour each
+    assert "10" not in texts(cloud(ten, what="w"))
     assert texts(cloud({str(index): group for index, group in enumerate(groups.values())}, what="w")).count("9") == 2
     few = texts(cloud(dict(list(groups.items())[:3]), what="w"))
     assert few == ["class 0", "class 1", "class 2", "real", "synthetic"]
+
+
+def test_a_number_stands_on_the_first_kind_of_its_group() -> None:
+    """Between real images and synthetic ones that are far away from them there may be another class."""
+    groups = {f"class {index}": {"real": [(index, 0)], "synthetic": [(index, 9)] * 5} for index in range(14)}
+    root = ElementTree.fromstring(cloud(groups, what="w"))
+    dots = {float(dot.attrib["cx"]): float(dot.attrib["cy"]) for dot in root.iter("circle")}
+    marks = [text for text in root.iter("text") if "strong" in text.attrib.get("class", "")]
+    assert marks and all(abs(dots[float(mark.attrib["x"])] + 4 - float(mark.attrib["y"])) < 0.2 for mark in marks)
+
+
+def test_marks_are_whole_where_values_are_and_never_called_alike() -> None:
+    shown = texts(lines([1, 2, 3], {"a": [10.15, 10.18, 10.2]}, what="w"))
+    assert {"1", "2", "3"} <= set(shown) and "1.5" not in shown
+    up = [text for text in shown if text.startswith("10.")]
+    assert len(up) > 3 and len(set(up)) == len(up)
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [1.0], [0.3, 0.3]])

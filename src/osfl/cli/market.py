@@ -14,13 +14,13 @@ from osfl.cli.terminal import answers, errors, escape, put_json, say
 from osfl.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.market import Market
+    from osfl.market import Accepted, Market, Refused
     from osfl.phases import Machine
 
 MARKET = "A market of models"
 Models = Annotated[
     list[Path] | None,
-    typer.Option("--models", metavar="FILE...", rich_help_panel=MARKET, show_default=False,
+    typer.Option("--models", metavar="FILE...", readable=False, rich_help_panel=MARKET, show_default=False,
                  help="Fuse safetensors files that no client of ours made, in timm's or transformers' naming."),
 ]  # fmt: skip
 Architecture = Annotated[
@@ -70,15 +70,20 @@ Channels = Annotated[
 
 
 def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key: Path | None, format: str) -> None:
-    """Fuse and tell. Exit code 1 if a file was refused, though the others were fused."""
-    from osfl.market import fuse
+    """Tell what is accepted and what is not, then fuse. Exit code 1 if a file was refused, though the others were fused."""
+    from osfl.market import examine, fuse
     from osfl.wire.signing import SigningKey
 
     signing = SigningKey.load(key) if key else None
     command = market.command(str(classes), str(out)) + machine.words()
     before = (out / "market.json").exists()
+    examined = examine(market)
+    _complain(examined.refused)  # before hours of work, not after
+    if format != "json":
+        _show_accepted(examined.accepted)
     with telling(format == "json") as progress:
-        said = fuse(market, out, command=command, machine=machine, progress=progress, key=signing)
+        said = fuse(market, out, command=command, machine=machine, progress=progress, key=signing,
+                    examined=examined)  # fmt: skip
     if format == "json":
         put_json({**said, "paths": [str(out / path) for path in _models(said).values()]})
     else:
@@ -106,21 +111,28 @@ def read_classes(path: Path) -> list[str]:
     return list(named.values())
 
 
-def _show(said: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:
+def _show_accepted(accepted: Sequence[Accepted]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from osfl.reports.words import compact, many
+    from osfl.reports.words import compact
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Accepted", overflow="fold")
-    for title in ("Naming", "Parameters", "Head", "SHA-256"):
+    for title in ("Naming", "Parameters", "Head", "Name in the round"):
         table.add_column(title, justify="right", no_wrap=True)
-    for one in said["accepted"]:
-        head = " × ".join(map(str, one["head"]))
-        table.add_row(escape(one["file"]), one["naming"], compact(one["parameters"]), head, f"{one['sha256'][:16]}…")
+    for one in accepted:
+        head = " × ".join(map(str, one.offer.head))
+        table.add_row(escape(one.offer.file), one.offer.naming, compact(one.offer.parameters), head, one.client)
     answers().print(table)
-    _complain(said["refused"])
+    for one in accepted:
+        if one.offer.unused:
+            say(f"[dim]Of {escape(one.offer.file)} nothing here uses {escape(', '.join(one.offer.unused))}.[/]")
+
+
+def _show(said: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:
+    from osfl.reports.words import many
+
     say(f"Fused    {many(len(said['accepted']), 'model')} by [bold]{said['method']}[/]; release {said['release_digest'][:16]}…")
     for client, path in _models(said).items():
         whose = f" --client {client}" if client else ""
@@ -136,7 +148,6 @@ def _models(said: Mapping[str, Any]) -> Mapping[str, str]:
     return models
 
 
-def _complain(refused: Sequence[Mapping[str, str]]) -> None:
+def _complain(refused: Sequence[Refused]) -> None:
     for one in refused:
-        errors().print(f"[red]Refused:[/] {escape(one['file'])}: {escape(one['reason'])}. [dim]{escape(one['fix'])}[/]",
-                       soft_wrap=True)  # fmt: skip
+        errors().print(f"[red]Refused:[/] {escape(one.file)}: {escape(one.reason)}. [dim]{escape(one.fix)}[/]", soft_wrap=True)

@@ -39,7 +39,7 @@ EVERY = 5.0  # seconds between two looks at the inbox
 
 Places = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="ROUND|MODEL...", show_default=False,
+    typer.Argument(metavar="ROUND|MODEL...", readable=False, show_default=False,
                    help="The round's folder; `osfl enrol` makes one. After --models: more files."),
 ]  # fmt: skip
 Key = Annotated[

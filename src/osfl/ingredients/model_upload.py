@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from osfl.errors import UsageError
+from osfl.errors import TrainingError, UsageError
 from osfl.ingredients.averaging import average
 from osfl.ingredients.ensembles import Ensemble, weights_for
 from osfl.ingredients.training import (
@@ -21,6 +21,7 @@ from osfl.ingredients.training import (
     local_model,
     training_problems,
 )
+from osfl.models.answers import SANE, loudest
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
 from osfl.models.norms import norms
@@ -93,8 +94,14 @@ def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
 
 
 def teachers(uploads: Sequence[Upload], method: ModelUpload) -> list[nn.Module]:
-    """The uploaded classifiers in evaluation mode, in the order of the uploads."""
-    return [method.build(upload.payload) for upload in uploads]
+    """The uploaded classifiers in evaluation mode, in the order of the uploads; one that explodes is refused by name."""
+    members = [method.build(upload.payload) for upload in uploads]
+    for upload, member in zip(uploads, members, strict=True):
+        if not (most := loudest(member, method.task.image)) < SANE:
+            raise TrainingError(f"the model of {upload.client} answers noise with numbers beyond all bounds",
+                                client=upload.client, field="model", expected=f"below {SANE:g}", got=f"{most:.3g}",
+                                fix=f"Go on without it: `osfl forget ROUND --client {upload.client}`.")  # fmt: skip
+    return members
 
 
 def teacher_ensemble(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int) -> Ensemble:

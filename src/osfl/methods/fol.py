@@ -37,6 +37,7 @@ from osfl.ingredients.training import (
     not_positive,
     too_low,
 )
+from osfl.models.answers import sane
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import ModelError, halved, halved_contract, named, widened
@@ -45,7 +46,6 @@ from osfl.models.slimming import load_slim, slim
 from osfl.protocol import LATER, ClientId, Context, Contract, Json, Payload, Release, Shard, Upload, relayed
 
 AS_OTHERS = {"weight_decay": Training.weight_decay}  # so that the local models are those of all methods
-SANE = 1e6  # no answer of a network that has learned something is so large
 MEMBERS = "members/"  # where the ensemble's models are in a personal payload, beside the student's `model/`
 
 
@@ -324,8 +324,8 @@ class Fol(ModelUpload):
 
 
 def _sane(model: nn.Module, shard: Shard) -> bool:
-    """Whether a model answers the own images with usable numbers; what is no number is not below any."""
-    return bool((fast_logits([model], shard.train.images, map=_one_by_one).abs() < SANE).all())
+    """Whether a model answers the own images with usable numbers."""
+    return sane(fast_logits([model], shard.train.images, map=_one_by_one))
 
 
 def _member(met: Meeting, name: ClientId, weight: float) -> Payload:

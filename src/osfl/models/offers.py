@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from osfl.models.answers import SANE, loudest
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
 from osfl.models.checkpoints import described, naming_of, usual_name, usual_names
@@ -59,13 +60,21 @@ def read_offer(path: Path) -> Offer:
     if not path.is_file():
         got, fix = ("a folder", "Name the file in it.") if path.is_dir() else ("nothing", "Check the path.")
         raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got=got, fix=fix)
+    part = re.search(r"-\d+-of-0*(\d+)$", path.stem)
+    if path.name.endswith(".index.json") or (part and part[1] != "1"):
+        raise ModelError(f"{path} belongs to a checkpoint in several files", field=path.name, expected="one safetensors file",
+                         got="a part of one", fix="Its owner can save it in one: save_pretrained(..., max_shard_size=...).")
     size, most = path.stat().st_size, Limits().upload_bytes
     if size > most:
         raise ModelError(f"{path} is too large and was not read", field=path.name, expected=f"at most {most:,} bytes",
                          got=f"{size:,}", fix="Offer the model alone, or in half precision.")  # fmt: skip
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    raw = read_weights(path, found)
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        raw = read_weights(path, found)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", field=path.name,
+                         fix="Check its permissions and the disk.") from None  # fmt: skip
     check_finite(raw, str(path))
     original = _original(raw, str(path))  # first: of two tensors that are one, neither is used
     unused = sorted(name for name in raw if not usual_name(name))
@@ -98,7 +107,7 @@ def image_of(offer: Offer, architecture: str) -> Image | None:
     if patch is None or first is None or positions is None or first.ndim != 4 or positions.ndim != 3:
         return None
     side = math.isqrt(max(0, positions.shape[1] - 1))
-    if first.shape[2:] != (patch, patch) or side * side + 1 != positions.shape[1]:
+    if first.shape[2:] != (patch, patch) or side < 1 or side * side + 1 != positions.shape[1]:
         return None
     return int(first.shape[1]), side * patch, side * patch
 
@@ -113,7 +122,10 @@ def fitted(offer: Offer, architecture: str, task: Task, pixels: str = "symmetric
         tensors = {name: value.clone() for name, value in tensors.items()}
         expect_usual_range(tensors, Weights(architecture, offer.file, offer.sha256, "", "", *IMAGENET))
     load_named(model, {f"{offer.file}/{name}": value for name, value in tensors.items()}, offer.file)
-    return model.eval()
+    if not (most := loudest(model.eval(), task.image)) < SANE:
+        raise ModelError(f"{offer.file} answers noise with numbers beyond all bounds", expected=f"below {SANE:g}",
+                         got=f"{most:.3g}", fix="Its weights are not those of a trained model: offer another checkpoint.")
+    return model
 
 
 def _check_telling(offer: Offer, state: Mapping[str, torch.Tensor]) -> None:
@@ -124,19 +136,35 @@ def _check_telling(offer: Offer, state: Mapping[str, torch.Tensor]) -> None:
         expected, found = state[name], offer.tensors.get(name)
         if found is None or described(found) != described(expected):
             what, got = ("is missing", "nothing") if found is None else ("does not fit", described(found))
+            fix = _why_missing(name, offer) if found is None else _why(name, expected, found, offer)
             raise ModelError(f"tensor '{offer.named(name)}' of {offer.file} {what}", field=offer.named(name),
-                             expected=described(expected), got=got, fix=_why(name, expected, found))  # fmt: skip
+                             expected=described(expected), got=got, fix=fix)  # fmt: skip
+    if (pooled := "fc_norm.weight") in offer.tensors and pooled not in state:
+        raise ModelError(f"{offer.file} averages its patches instead of reading the class token", field=offer.named(pooled),
+                         expected="a head on the class token", got=f"'{offer.named(pooled)}'",
+                         fix="Offer a model whose head reads the class token.")  # fmt: skip
 
 
-def _why(name: str, expected: torch.Tensor, found: torch.Tensor | None) -> str:
+def _why(name: str, expected: torch.Tensor, found: torch.Tensor, offer: Offer) -> str:
     """What is probably the matter, by the first side that differs."""
-    if found is None:
-        return _MISSING.get(name, "It has no head: offer a classifier that was fine-tuned for these classes.")
-    if found.ndim != expected.ndim or found.dtype != expected.dtype:
+    if found.ndim != expected.ndim:
         return "It is another kind of network: name the architecture it has."
+    if found.dtype != expected.dtype:
+        return "Its numbers are no floats, as in a quantised network: offer it as it was before."
+    if name == POSITIONS and any(tensor.endswith(("dist_token", "distillation_token")) for tensor in offer.tensors):
+        return "It is a distilled DeiT, which has one token more: offer the version without distillation."
     differs = next(i for i, (ours, its) in enumerate(zip(expected.shape, found.shape, strict=True)) if ours != its)
-    sides = _SIDES.get(name, ("It answers for another number of classes than the list names.", _WIDTH))
+    sides = _SIDES.get(name, ("It answers for another number of classes than the list names.",
+                              "Its head reads another number of features than the class token has."))  # fmt: skip
     return sides[min(differs, len(sides) - 1)]
+
+
+def _why_missing(name: str, offer: Offer) -> str:
+    """Perhaps it is there behind a word that is not known; else what its absence means."""
+    hidden = next((tensor.removesuffix(name) for tensor in offer.tensors if tensor.endswith(f".{name}")), "")
+    if hidden:
+        return f"Its tensors begin with {hidden!r}: save it without."
+    return _MISSING.get(name, "It has no head: offer a classifier that was fine-tuned for these classes.")
 
 
 _WIDTH = "It has another width: name the architecture it has; `osfl ls architectures` lists them."

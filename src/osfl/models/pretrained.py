@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
 
-from osfl.models.checkpoints import usual_names
+from osfl.models.checkpoints import described, usual_names
 from osfl.models.naming import ModelError, load_named, widened
 from osfl.models.vit import Vit, resize_positions
 
@@ -228,13 +228,20 @@ def _positions(given: torch.Tensor, model: Vit, where: str) -> torch.Tensor:
 
 
 def check_foldable(tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    found = tensors.get("patch_embed.proj.weight")
-    if found is None or found.ndim != 4 or found.shape[1] != 3:
+    """Refuse a first layer into which no normalization of RGB pixels can be folded."""
+    weight, bias = (tensors.get(f"patch_embed.proj.{part}") for part in ("weight", "bias"))
+    if weight is None or weight.dtype != torch.float32 or weight.ndim != 4 or weight.shape[1] != 3:
         raise ModelError(
             f"{where} has no first layer of RGB patches into which its normalization of pixels could be folded",
             field="patch_embed.proj.weight", expected="F32 [width, 3, patch, patch]",
-            got="nothing" if found is None else f"F32 {list(found.shape)}",
+            got="nothing" if weight is None else described(weight),
             fix="Only vision transformers can take other pixels than [-1, 1].",
+        )  # fmt: skip
+    if bias is None or bias.dtype != torch.float32 or bias.shape != weight.shape[:1]:
+        raise ModelError(
+            f"tensor 'patch_embed.proj.bias' of {where}, into which its normalization of pixels belongs, does not fit",
+            field="patch_embed.proj.bias", expected=f"F32 [{weight.shape[0]}]",
+            got="nothing" if bias is None else described(bias), fix="Save the checkpoint again, with all of its tensors.",
         )  # fmt: skip
 
 

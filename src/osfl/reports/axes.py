@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osfl.reports.svg import label, line, width_of
+from osfl.reports.words import compact
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Axis:
 
 
 def linear(values: Sequence[float], count: int = 5) -> Axis:
-    """Round marks that enclose the values."""
+    """Round marks that enclose the values; whole ones where all values are whole: there is no half epoch."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if high - low < 1e-12:
         low, high = low - (abs(low) or 1) * 0.1, high + (abs(high) or 1) * 0.1
     step = _round_step((high - low) / count)
+    if all(float(value).is_integer() for value in values):
+        step = 5.0 if step == 2.5 else max(1.0, step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     marks = tuple(round(index * step, 12) for index in range(first, last + 1))
     return Axis(marks[0], marks[-1], marks)
@@ -99,6 +102,12 @@ def _x_marks(frame: Frame, names: Sequence[str]) -> list[str]:
             parts.append(label(x, frame.bottom + 18, name, size=11, anchor="middle", class_="muted"))
             taken = x + half
     return parts
+
+
+def mark_names(axis: Axis) -> list[str]:
+    """Short, but with digits enough that no two marks are called the same."""
+    told = [[compact(mark, digits) for mark in axis.marks] for digits in (3, 4, 5, 6)]
+    return next((names for names in told if len(set(names)) == len(names)), told[-1])
 
 
 def room_for(names: Sequence[str]) -> float:

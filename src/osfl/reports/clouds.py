@@ -62,11 +62,12 @@ def _shape(x: float, y: float, kind: int, ink: str) -> str:
 
 
 def _texts(frame: Frame, groups: Mapping[str, Mapping[str, Points]]) -> list[str]:
-    """Each at the group's point nearest to its middle, so that it lies on the cloud; left out where another one stands."""
+    """Each at the point nearest to the middle of the group's first kind, so that it lies on a cloud: the kinds of a group may
+    be far apart. Left out where another one stands."""
     parts: list[str] = []
     taken: list[tuple[float, float, float]] = []
     for text, group in groups.items():
-        points = [point for points in group.values() for point in points]
+        points = next((points for points in group.values() if points), ())
         if not points:
             continue
         middle = [sum(point[axis] for point in points) / len(points) for axis in (0, 1)]

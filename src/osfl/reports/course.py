@@ -34,13 +34,17 @@ def _figure(courses: Mapping[str, Course], judged: str) -> dict[str, Any]:
     units = sorted({course["unit"] for course in drawn.values()}, reverse=True)
     x = sorted({at for course in drawn.values() for at in course["at"]})
     names = {name: f"{name} ({WORDS[course['unit']]})" if len(units) > 1 else name for name, course in drawn.items()}
-    series = {names[name]: [_between(course, at) for at in x] for name, course in drawn.items()}
+    series = {names[name]: [_percent(_between(course, at)) for at in x] for name, course in drawn.items()}
     title = f"Accuracy over {' and '.join(WORDS[unit] for unit in units)}"
     note = "Each model on the way was scored afterwards; no choice was made by these curves."
     if len(units) > 1:
         note += " A server epoch sends nothing; in a round every client downloads a model and uploads one."
     return {title: {"kind": "lines", "x": x, "series": series, "x_label": " or ".join(units),
-                    "y_label": f"accuracy on the {judged}", "note": note}}  # fmt: skip
+                    "y_label": f"accuracy on the {judged}, %", "note": note}}  # fmt: skip
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _between(course: Course, at: int) -> float | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from osfl.reports.axes import Frame, draw_axes, linear, room_for
+from osfl.reports.axes import Frame, draw_axes, linear, mark_names, room_for
 from osfl.reports.svg import Attribute, canvas, color, legend, number, tag, title
-from osfl.reports.words import compact
 
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines differ by dash as well as by colour
 _HEIGHT = 230.0
@@ -47,10 +46,10 @@ def _framed(
 ) -> tuple[Frame, list[str]]:
     head, top = legend(names, 0, 14, width)
     across, up = linear(x, 8 if width > 500 else 4), linear(y)
-    y_names = [compact(mark) for mark in up.marks]
+    y_names = mark_names(up)
     left = room_for(y_names)
     frame = Frame(left, top + 26, width - left - 20, _HEIGHT, across, up)
-    return frame, head + draw_axes(frame, [compact(mark) for mark in across.marks], y_names, x_label, y_label)
+    return frame, head + draw_axes(frame, mark_names(across), y_names, x_label, y_label)
 
 
 def _pieces(x: Sequence[float], row: Sequence[float | None]) -> list[list[tuple[float, float]]]:

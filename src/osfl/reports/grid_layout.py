@@ -46,7 +46,7 @@ def plan_grid(
     """Cells as large as the width allows, within reason. Where they would be too small to read, the drawing is wider
     than asked and scrolls in its box. `room` is how wide the names of rows may be where there is much of it."""
     names = max((width_of(name, _NAME_SIZE) for name in rows), default=0)
-    left = max(46.0, min(names, room if width > 500 else 78) + 10)
+    left = max(62.0, min(names, room if width > 500 else 78) + 10)
     dots = len(columns) > _MANY
     smallest = _DOT if dots else max(15.0, _widest(_short, 9, values) + 2)
     cell = min(88.0, max(smallest, (width - left - 6) / max(1, len(columns))))

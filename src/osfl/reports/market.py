@@ -51,7 +51,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, str]:
     return {
         "client": one["client"], "file": one["file"], "sha256": one["sha256"], "naming": one["naming"],
         "parameters": compact(one["parameters"]), "exact": count(one["parameters"]), "bytes": size(one["bytes"]),
-        "head": " × ".join(map(str, one["head"])) or "none",
+        "head": " × ".join(map(str, one["head"])) or "none", "unused": ", ".join(one["unused"]),
     }  # fmt: skip
 
 

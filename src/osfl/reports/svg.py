@@ -13,7 +13,10 @@ import unicodedata
 Attribute = str | int | float
 
 # Hues after Paul Tol's schemes, ordered so that neighbours also differ in lightness: colour-blind readers tell them apart.
-PALETTE = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#33a5c9", "#b8a12b", "#cc3311", "#777777")
+PALETTE = (
+    "#4477aa", "#ee7733", "#228833", "#aa3377", "#33a5c9", "#b8a12b", "#cc3311", "#777777", "#7b4b2a", "#e36fb0", "#7cae00",
+    "#3b3b98",
+)  # fmt: skip
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # never allowed in XML
 _NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}/ -·"), set("mwMW@%—<>&+=~#")
 
