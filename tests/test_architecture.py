@@ -35,7 +35,7 @@ ALLOWED = {
     "phases": {
         "contacts", "environment", "errors", "meter", "models", "outgoing", "protocol", "round", "storage", "wire", "workers",
     },
-    "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "wire"},
+    "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "topology", "wire"},
     "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},
     "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
     "provenance": {"errors", "protocol", "wire"},

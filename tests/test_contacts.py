@@ -9,7 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from osfl.contacts import capacity, check_windows, done_times, halving, least_bytes, schedule, what_would_fit, windows
+from osfl.contacts import (
+    Size,
+    capacity,
+    check_windows,
+    done_times,
+    halving,
+    least_bytes,
+    schedule,
+    what_would_fit,
+    windows,
+)
 from osfl.errors import Withheld
 from osfl.protocol import Contact, Field, Limits, Plan, Task, Topology
 from osfl.round import simulated_key
@@ -25,7 +35,7 @@ def contact(a: str, b: str, clock: str, seconds: float, rate: float, encounter: 
 SCHEDULE = Topology("contacts", encounters=2, contacts=(
     contact("a", "b", "18:00", 10, 50), contact("a", "b", "19:00", 20, 50), contact("a", "c", "21:00", 5.5, 100, 2),
 ))  # fmt: skip
-SIZES = {"a": (600, 300), "b": (500, 0), "c": (551, 0)}
+SIZES = {"a": Size(600, 300, 600), "b": Size(500), "c": Size(551)}
 
 
 def make_plan(topology: Topology | None) -> Plan:
@@ -63,10 +73,13 @@ def test_what_does_not_fit_is_refused_with_its_size_and_what_would() -> None:
     assert (caught.value.expected, caught.value.got) == ("at most 1,500 bytes", "2,000 bytes")
     assert "With --set wire=float16 it would have about 1,400 bytes, which fits." in str(caught.value)
     assert "at most 58% of its weights" in str(caught.value) and "without the contact(s) with b" in str(caught.value)
-    assert "does not fit either" in what_would_fit(4000, 1500, 1000)
-    assert "float16" not in what_would_fit(4000, 1500, 0)  # the method has no such setting, or has it set
-    assert "at most 37% of" in what_would_fit(4000, 1500, 0) and "at most 99% of" in what_would_fit(1000, 999, 500)
-    assert "names and hashes alone take 2,000 bytes" in what_would_fit(4000, 1500, 1000)
+    assert "does not fit either" in what_would_fit(Size(4000, 1000, 2000), 1500)
+    assert "float16" not in what_would_fit(Size(4000, 0, 4000), 1500)  # the method has no such setting, or has it set
+    assert "at most 37% of" in what_would_fit(Size(4000, 0, 4000), 1500)
+    assert "at most 99% of" in what_would_fit(Size(1000, 500, 1000), 999)
+    assert "names and hashes alone take 2,000 bytes" in what_would_fit(Size(4000, 1000, 2000), 1500)
+    assert "names and hashes alone take 2,000 bytes" in what_would_fit(Size(3000, 0, 1000), 1500)  # float16 is on already
+    assert "at most 50% of" in what_would_fit(Size(3000, 0, 1000), 2500)
 
 
 def test_the_contract_tells_the_least_size_before_training() -> None:
@@ -80,7 +93,7 @@ def test_the_contract_tells_the_least_size_before_training() -> None:
 def test_who_has_one_window_too_few_is_heard_by_nobody() -> None:
     """It refuses to send, so that the wide window beside the tight one carries nothing either."""
     both = Topology("contacts", contacts=(contact("a", "b", "18:00", 10, 100), contact("a", "c", "19:00", 10, 10)))
-    found = {d.client: (d.heard, d.expected, d.at) for d in done_times(both, ("a", "b", "c"), {**SIZES, "c": (90, 0)})}
+    found = {d.client: (d.heard, d.expected, d.at) for d in done_times(both, ("a", "b", "c"), {**SIZES, "c": Size(90)})}
     assert found["b"] == (0, 1, "") == found["c"]
     assert found["a"][:2] == (2, 2)
     with pytest.raises(Withheld):
@@ -133,7 +146,7 @@ def test_what_is_halved_already_is_not_halved_again() -> None:
 
 def test_a_bundle_is_there_with_its_last_byte_and_a_site_is_done_with_its_last_bundle() -> None:
     both = Topology("contacts", contacts=(contact("a", "b", "18:00", 10, 50), contact("a", "c", "19:00", 10, 50)))
-    sizes = {"a": (10, 0), "b": (401, 0), "c": (500, 0)}
+    sizes = {"a": Size(10), "b": Size(401), "c": Size(500)}
     found = {way.sender: way.arrives[11:19] for way in schedule(both, sizes) if way.receiver == "a"}
     assert found == {"b": "18:00:09", "c": "19:00:10"}
     assert next(done.at[11:19] for done in done_times(both, ("a",), sizes)) == "19:00:10"

@@ -144,13 +144,14 @@ BAD_PLANS = {
         Topology("contacts", contacts=(contact("east", "west"), contact("east", "west", 30, 3)), encounters=3),
         "no window belongs to encounter 2",
     ),
+    "a capital": (Topology("contacts", contacts=(contact("East", "west"),)), "did you mean 'east'"),
     "too many": (Topology("ring", encounters=10**9), "at most 1000"),
-    "the end of time": (Topology("contacts", contacts=(Contact("east", "west", "9999-12-31T23:59:59Z", 60, 1),)), "year 10000"),
+    "the end of time": (Topology("contacts", contacts=(Contact("east", "west", "9999-12-31T23:59:59Z", 60, 1),)), "1 and 9999"),
     "more than can be counted": (
         Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00Z", 100.5, 1e308),)),
         "bytes_per_second: expected a rate whose window can be counted, got 1e.308",
     ),
-    "forever": (Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00Z", 1e300, 1),)), "year 10000"),
+    "forever": (Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00Z", 1e300, 1),)), "1 and 9999"),
     "a line twice": (
         Topology("contacts", contacts=(contact("east", "west"), contact("north", "west"), contact("west", "east"))),
         r"numbers 1 and 3 \(west and east\): the window at .* is still open",
@@ -377,3 +378,10 @@ def test_costs_add_up_but_for_the_peak_of_memory_and_what_is_paid_once() -> None
         "upload_bytes": 6, "download_bytes": 6, "upload_bytes_by_client": {"a": 6, "only-3": 3, "only-2": 2, "only-1": 1},
         "phases": {"client": {"seconds": 3.0, "peak_bytes": 3}}, "inference_bytes": 7}  # fmt: skip
     assert [(row["encounter"], row["accuracy"]) for row in found["encounters"]] == [(1, 0.3), (2, 0.2), (3, 0.1)]
+
+
+def test_a_bad_number_does_not_accuse_a_good_time(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text("a,b,start,seconds,bytes_per_second\neast,west,2026-12-24T18:00:00Z,nan,1\n")
+    with pytest.raises(UsageError) as caught:
+        read_contacts(tmp_path / "c.csv")
+    assert caught.value.problems == [f"{tmp_path / 'c.csv'} line 2: seconds: expected a finite number above 0, got nan"]

@@ -11,10 +11,22 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from osfl.errors import Withheld
 from osfl.protocol import ClientId, Contact, Contract, Field, Plan, Topology
 from osfl.wire.bundle import nbytes, promised_size
+
+
+class Size(NamedTuple):
+    """Bytes of a bundle, and of them those that 16-bit numbers would save, and those that are weights."""
+
+    bundle: int
+    halving: int = 0
+    weights: int = 0
+
+
+Sizes = Mapping[ClientId, Size]
 
 
 def opens(contact: Contact) -> datetime:
@@ -59,7 +71,7 @@ def check_windows(plan: Plan, client: ClientId, size: int, contract: Contract, *
         raise Withheld(
             f"its bundle does not fit into the window with {', '.join(tight)}", client=client, field="topology.contacts",
             expected=f"at most {room:,} bytes", got=f"{'at least ' if least else ''}{size:,} bytes",
-            fix=f"{what_would_fit(size, room, halving(plan, contract))} Or agree on a plan without the contact(s) with "
+            fix=f"{what_would_fit(sized(plan, contract, size), room)} Or agree on a plan without the contact(s) with "
                 f"{', '.join(tight)}: "
                 "fewer neighbours are heard, and all of what they say.",
         )  # fmt: skip
@@ -80,19 +92,26 @@ def halving(plan: Plan, contract: Contract) -> int:
     return sum(_fixed_bytes(field) for field in contract.values() if field.dtype == "F32") // 2
 
 
+def sized(plan: Plan, contract: Contract, size: int) -> Size:
+    """A bundle of so many bytes, and what of it could be saved."""
+    weights = sum(_fixed_bytes(field) for field in contract.values() if field.dtype in ("F32", "F16"))
+    return Size(size, halving(plan, contract), weights)
+
+
 def _fixed_bytes(field: Field) -> int:
     sides = tuple(side for side in field.shape if isinstance(side, int))
     return nbytes(field.dtype, sides) if len(sides) == len(field.shape) else 0
 
 
-def what_would_fit(size: int, room: int, saved: int) -> str:
-    """Advice in numbers for a bundle that is too large; `saved` are the bytes that 16-bit numbers would save."""
-    half, fits = size - saved, "fits" if size - saved <= room else "does not fit either"
-    halved = f"With --set wire=float16 it would have about {half:,} bytes, which {fits}. " if saved else ""
-    weights = 2 * saved or size  # names and hashes of tensors do not shrink with them
-    share = math.floor(100 * (room - (size - weights)) / weights)
+def what_would_fit(size: Size, room: int) -> str:
+    """Advice in numbers for a bundle that is too large."""
+    half = size.bundle - size.halving
+    fits = "fits" if half <= room else "does not fit either"
+    halved = f"With --set wire=float16 it would have about {half:,} bytes, which {fits}. " if size.halving else ""
+    rest = size.bundle - size.weights  # names and hashes of tensors do not shrink with a network
+    share = math.floor(100 * (room - rest) / size.weights) if size.weights else 0
     if share < 1:
-        return f"{halved}No smaller architecture fits: names and hashes alone take {size - weights:,} bytes."
+        return f"{halved}No smaller architecture fits: names and hashes alone take {rest:,} bytes."
     return f"{halved}A smaller architecture must have at most {share}% of its weights."
 
 
@@ -111,6 +130,7 @@ class Pass:
     window_bytes: int  # what would get through
     bundle_bytes: int
     halving: int  # bytes of the bundle that 16-bit numbers would save
+    weights: int  # bytes of the bundle that a smaller network has fewer of
     carried_before: int  # in earlier windows of this pair and encounter
     arrives: str  # when all of the bundle is there; "" if it is not after this window
 
@@ -118,8 +138,14 @@ class Pass:
     def fits(self) -> bool:
         return bool(self.arrives)
 
+    @property
+    def size(self) -> Size:
+        return Size(self.bundle_bytes, self.halving, self.weights)
 
-Sizes = Mapping[ClientId, tuple[int, int]]  # bytes of each client's bundle, and how many of them 16-bit numbers would save
+    @property
+    def room(self) -> int:
+        """What gets through of the bundle up to the end of this window."""
+        return self.carried_before + self.window_bytes
 
 
 def schedule(topology: Topology, sizes: Sizes) -> list[Pass]:
@@ -131,16 +157,15 @@ def _ways(topology: Topology, encounter: int, sizes: Sizes) -> Iterator[Pass]:
     carried: dict[tuple[ClientId, ClientId], int] = {}
     for contact in _contacts_of(topology, encounter):
         for sender, receiver in ((contact.a, contact.b), (contact.b, contact.a)):
-            before, (size, saved) = carried.get((sender, receiver), 0), sizes[sender]
-            if before >= size:
+            before, size = carried.get((sender, receiver), 0), sizes[sender]
+            if before >= size.bundle:
                 continue  # all of it arrived in an earlier window
-            now = min(capacity(contact), size - before)
+            now = min(capacity(contact), size.bundle - before)
             carried[sender, receiver] = before + now
-            whole = before + now >= size
-            needs = math.ceil((size - before) / contact.bytes_per_second) if whole else 0
+            whole = before + now >= size.bundle
+            needs = min(contact.seconds, math.ceil((size.bundle - before) / contact.bytes_per_second)) if whole else 0
             arrives = (opens(contact) + timedelta(seconds=needs)).isoformat(timespec="seconds") if whole else ""
-            yield Pass(encounter, contact.start, contact.seconds, sender, receiver, capacity(contact), size, saved, before,
-                       arrives)  # fmt: skip
+            yield Pass(encounter, contact.start, contact.seconds, sender, receiver, capacity(contact), *size, before, arrives)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from osfl.contacts import Done, Pass, done_times, halving, least_bytes, schedule
+from osfl.contacts import Done, Pass, done_times, least_bytes, schedule, sized
 from osfl.errors import UsageError
 from osfl.ingredients.training import Training, batches, fit
 from osfl.meter import peak_memory, reset_peak_memory
@@ -102,7 +102,7 @@ def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dic
         return {}
     contracts = _contracts(plan)
     bundles = {client: round(size / plan.topology.encounters) for client, size in bytes_of.items()}
-    sizes = {client: (sealed_size(size) if sealed else size, halving(plan, contract_for(plan, contracts, client)[1]))
+    sizes = {client: sized(plan, contract_for(plan, contracts, client)[1], sealed_size(size) if sealed else size)
              for client, size in bundles.items()}  # fmt: skip
     return {"passes": schedule(plan.topology, sizes), "done": done_times(plan.topology, plan.clients, sizes)}
 

@@ -79,24 +79,28 @@ def speak(
 
 def check_promised(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> None:
     """Refuse what the contract alone says cannot fit into a contact's window, if there are any."""
-    if not windows(plan, client):
-        return
-    architecture, promised = contract_for(plan, contracts, client)
-    check_windows(plan, client, least_bytes(plan, client, architecture, promised), promised, least=True)
+    if windows(plan, client):
+        check_windows(plan, client, _promised(plan, client, contracts), contract_for(plan, contracts, client)[1], least=True)
+
+
+def _promised(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> int:
+    return least_bytes(plan, client, *contract_for(plan, contracts, client))
 
 
 def check_schedule(plan: Plan, clients: Iterable[ClientId], contracts: Mapping[str, Contract]) -> None:
-    """The same for all who will speak, before the first of them trains; one refusal names everybody."""
-    refused = []
+    """The same for all who will speak, before the first of them trains; one refusal names everybody, with advice for the
+    bundle that fits worst."""
+    refused: list[tuple[float, Withheld]] = []
     for client in clients:
         try:
             check_promised(plan, client, contracts)
         except Withheld as no:
-            refused.append(no)
+            refused.append((min(windows(plan, client).values()) / _promised(plan, client, contracts), no))
     if refused:
-        first, others = refused[0], ", ".join(str(no.client) for no in refused[1:])
-        first.fix = f"{first.fix} Nor does what {others} would send fit." if others else first.fix
-        raise first
+        worst = min(refused, key=lambda pair: pair[0])[1]
+        others = ", ".join(str(no.client) for _, no in refused if no is not worst)
+        worst.fix = f"{worst.fix} Nor does what {others} would send fit." if others else worst.fix
+        raise worst
 
 
 def check_sealed(plan: Plan, client: ClientId, size: int, contracts: Mapping[str, Contract]) -> None:

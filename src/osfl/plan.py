@@ -277,8 +277,11 @@ def check_plan(plan: Plan) -> None:
     problems += _quorum_problems(plan.quorum, plan.clients) + _architecture_problems(plan)
     method, fix = load(plan.method)(plan.task, plan.settings), None
     if plan.topology is not None:
-        problems += topology_problems(plan.topology, plan.clients)
+        wrong = topology_problems(plan.topology, plan.clients)
+        fix = f"Correct who meets whom; clients: {', '.join(plan.clients)}." if wrong else fix
+        problems += wrong
         if not isinstance(method, Relaying):
+            fix = "Leave the topology out, or choose a method that passes things on."
             problems.append(f"topology: in {plan.method} everybody is heard, by a server or by all others; who meets whom "
                             "matters only to methods that pass things on, such as fol")  # fmt: skip
     try:

@@ -21,11 +21,14 @@ from osfl.protocol import ClientId, Context, OneShot, Payload, Plan, Progress, R
 from osfl.registry import one_shot
 from osfl.round import contracts_of
 from osfl.storage import load_model_of, payload_digest, payload_of, save_model
+from osfl.topology import is_last, next_encounter
 from osfl.wire.agreed import alone
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle
 from osfl.wire.gate import Desk, accept, verify_release
 from osfl.wire.signing import SigningKey
+
+_ELSEWHERE = "Wait for it, or choose another --work."
 
 
 def work_folder(plan: Plan, client: ClientId, work: Path) -> Path:
@@ -49,7 +52,7 @@ def make_upload(
     method, folder = method_for(plan, client), work_folder(plan, client, work)
     path, contracts = folder / "upload.safetensors", contracts_of(method)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what it says is between the site and the coordinator
-    with alone(folder):
+    with alone(folder, fix=_ELSEWHERE):
         desk = Desk(plan.digest, {client: key.public_hex}, contracts, len(plan.task.classes), plan.limits)
         if path.exists():
             _check_kept(path, desk, client)
@@ -95,7 +98,7 @@ def at_work(plan: Plan, client: ClientId, work: Path, machine: Machine, progress
     """A site that learns, alone in its folder; it knows what it made one encounter earlier."""
     folder = work_folder(plan, client, work)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with alone(folder), computing(plan, machine, progress, folder / "scratch") as ctx:
+    with alone(folder, fix=_ELSEWHERE), computing(plan, machine, progress, folder / "scratch") as ctx:
         yield replace(ctx, previous=previous_model(plan, client, work))
 
 
@@ -110,6 +113,8 @@ def make_model(
     kept = load_model_of(path)
     if kept is not None and kept[1] == digest:
         return path
+    if kept is not None:
+        _check_not_spoken_of(plan, client, work)
     shard = _shard_for(method, plan, client, data, ctx.progress)
     _check_same_images(folder / "journal.jsonl", shard)
     payload, meter = settle(method, release, shard, ctx)
@@ -117,6 +122,15 @@ def make_model(
     replace_atomically(folder / "plan.json", json.dumps(plan.as_json(), indent=1, sort_keys=True).encode())
     save_model(path, payload, digest)
     return path
+
+
+def _check_not_spoken_of(plan: Plan, client: ClientId, work: Path) -> None:
+    """A model from which this site has spoken in the encounter after stands: else nobody knew what that upload was made of."""
+    if is_last(plan) or not (work_folder(next_encounter(plan), client, work) / "upload.safetensors").exists():
+        return
+    raise RoundError("this site has spoken in the next encounter, from the model that it made here", client=client,
+                     field="work", expected="what that model was made of", got="something else",
+                     fix="What came late cannot be used any more. Go on with the plan of the next encounter.")  # fmt: skip
 
 
 def previous_model(plan: Plan, client: ClientId, work: Path) -> Payload | None:

@@ -8,6 +8,7 @@ What fits into a window is said in osfl.contacts. No torch here.
 from __future__ import annotations
 
 import csv
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -138,18 +139,20 @@ def _number(texts: Mapping[str, str], name: str) -> float:
 
 def _contact_problems(contact: Contact) -> list[str]:
     problems = [] if contact.a != contact.b else [f"{contact.a!r} cannot meet itself"]
-    try:
-        if datetime.fromisoformat(contact.start).tzinfo is None:
-            raise ValueError
-        closes(contact)
-    except OverflowError:
-        problems.append(f"start and seconds: expected a window that ends before the year 10000, got {contact.start!r}")
-    except (TypeError, ValueError):
-        problems.append(f'start: expected a time with its zone such as "2026-12-24T18:00:00Z", got {contact.start!r}')
     for name in ("seconds", "bytes_per_second"):
         value = getattr(contact, name)
         if not (math.isfinite(value) and value > 0):
             problems.append(f"{name}: expected a finite number above 0, got {value}")
+    try:
+        if datetime.fromisoformat(contact.start).tzinfo is None:
+            raise ValueError
+        opens(contact)
+        if math.isfinite(contact.seconds):
+            closes(contact)
+    except OverflowError:
+        problems.append(f"start and seconds: expected a window between the years 1 and 9999 of UTC, got {contact.start!r}")
+    except (TypeError, ValueError):
+        problems.append(f'start: expected a time with its zone such as "2026-12-24T18:00:00Z", got {contact.start!r}')
     if not problems and not math.isfinite(contact.seconds * contact.bytes_per_second):
         problems.append(f"bytes_per_second: expected a rate whose window can be counted, got {contact.bytes_per_second}")
     if not 1 <= contact.encounter <= MOST:
@@ -175,7 +178,8 @@ def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[s
         problems.append(f"topology.contacts: a schedule belongs to kind 'contacts', and the kind is {topology.kind!r}")
     for number, contact in enumerate(topology.contacts, 1):
         found = _contact_problems(contact)
-        found += [f"{name!r} is no client of this plan" for name in (contact.a, contact.b) if name not in clients]
+        found += [f"{name!r} is no client of this plan{_meant(name, clients)}" for name in (contact.a, contact.b)
+                  if name not in clients]  # fmt: skip
         if contact.encounter > topology.encounters:
             found.append(f"encounter: expected at most {topology.encounters}, got {contact.encounter}")
         problems += [f"topology.contacts, number {number} ({contact.a} and {contact.b}): {problem}" for problem in found]
@@ -185,6 +189,11 @@ def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[s
         problems += [f"topology.contacts: no window belongs to encounter {number}"
                      for number in range(1, topology.encounters + 1) if number not in met][:3]  # fmt: skip
     return problems or _out_of_order(topology)
+
+
+def _meant(name: str, clients: Sequence[ClientId]) -> str:
+    close = difflib.get_close_matches(name.lower(), clients, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _at_once(topology: Topology) -> list[str]:
@@ -204,16 +213,21 @@ def _at_once(topology: Topology) -> list[str]:
 
 def _out_of_order(topology: Topology) -> list[str]:
     """A site needs all of one encounter before it can speak in the next."""
-    problems = []
-    for client in sorted({name for contact in topology.contacts for name in (contact.a, contact.b)}):
-        own = [contact for contact in topology.contacts if client in (contact.a, contact.b)]
-        for later in own:
-            late = [c for c in own if c.encounter < later.encounter and closes(c) > opens(later)]
-            if late:
-                problems.append(f"topology.contacts: {client!r} begins encounter {later.encounter} at {later.start}, before "
-                                f"its window of encounter {late[0].encounter} at {late[0].start} has closed")  # fmt: skip
-                break
-    return problems
+    problems: dict[ClientId, str] = {}
+    latest: dict[ClientId, Contact] = {}  # of each client, the window that closes last in the encounters before
+    for number in range(1, topology.encounters + 1):
+        own = [contact for contact in topology.contacts if contact.encounter == number]
+        for contact in own:
+            for client in (contact.a, contact.b):
+                before = latest.get(client)
+                if before is not None and opens(contact) < closes(before):
+                    problems.setdefault(client, f"topology.contacts: {client!r} begins encounter {number} at {contact.start}, "
+                                        f"before its window of encounter {before.encounter} at {before.start} has closed")
+        for contact in own:
+            for client in (contact.a, contact.b):
+                if client not in latest or closes(contact) > closes(latest[client]):
+                    latest[client] = contact
+    return [problems[client] for client in sorted(problems)]
 
 
 # --- one encounter after the other --------------------------------------------------------------------------------------

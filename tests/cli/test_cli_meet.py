@@ -47,6 +47,9 @@ def test_who_is_missing_or_no_neighbour_is_named(osfl) -> None:
     said = osfl(meet)
     assert said.code == 1 and "south missing" in said.err
     Path("usb/half.safetensors").write_bytes(Path("usb/north.safetensors").read_bytes()[:1000])
+    said = osfl(f"{meet} --format json")
+    assert said.code == 1 and said.json["missing"] == ["south"] and "south missing" in said.json["reason"]
+    assert [Path(entry["path"]).name for entry in said.json["refused"]] == ["half.safetensors"]  # not only that it is missing
     said = osfl(f"{meet} --without-missing --format json")
     assert said.code == 0 and said.json["heard"] == [] and said.json["missing"] == ["south"]
     assert [Path(entry["path"]).name for entry in said.json["refused"]] == ["half.safetensors"]
@@ -101,6 +104,8 @@ def test_a_sealed_copy_must_fit_as_well(osfl) -> None:
     open_plan(osfl, SCHEDULE + f"north,south,2026-12-24T18:00:00Z,1,{size + 10},1\n")  # as it is, and hardly more
     assert client(osfl, "north").code == 0
     words = "client plan.toml --client north --data sites/north --key keys/north.key"
+    alone = osfl("client plan.toml --client west --data sites/west --key keys/west.key --out usb/west")
+    assert "Nobody hears this site" in alone.out
     refused = osfl(f"{words} --seal keys/south.pub --out usb/sealed")
     assert refused.code == 1 and "does not fit into the window with south" in refused.err
     assert f"at most {size + 10:,} bytes" in refused.err and not Path("usb/sealed").exists()
@@ -160,11 +165,38 @@ def test_other_images_than_those_of_the_upload_are_refused(osfl) -> None:
     assert osfl("meet plan.toml usb --client north --keys keys --data sites/north").code == 0
 
 
+def test_advice_is_for_the_bundle_that_fits_worst(osfl) -> None:
+    """The smaller window may belong to the smaller model: what helps there does not help the other one."""
+    Path("c.csv").write_text("a,b,start,seconds,bytes_per_second\n"
+                             "client-01,client-03,2026-12-24T18:00:00Z,1,29000\n"
+                             "client-02,client-03,2026-12-24T19:00:00Z,1,60000\n")  # fmt: skip
+    words = "--method fol --dataset digits --clients 3 --samples 120 --image-size 8 --smoke --contacts c.csv"
+    words += " --set architecture=client-01:cnn-w8,client-02:resnet18-w4,*:cnn-w4"
+    said = osfl(f"run {words} --out here")
+    assert said.code == 1 and "sent by 'client-02'" in said.err and "Nor does what client-01 would send fit" in said.err
+    assert "The tightest, client-02 to client-03" in " ".join(osfl(f"estimate {words}").out.split())
+
+
+def test_what_comes_late_does_not_change_what_was_spoken_of(osfl) -> None:
+    """North goes on without south and speaks in the second encounter; south's first bundle comes after that."""
+    open_plan(osfl, WIDE)
+    assert osfl("new --after plan.toml --out second.toml").code == 0
+    meet = "meet plan.toml usb --client north --keys keys --data sites/north"
+    assert client(osfl, "north").code == 0 and osfl(f"{meet} --without-missing").code == 0
+    assert client(osfl, "north", "second.toml").code == 0
+    (first,) = (path for path in Path("work").glob("*/north/made_from.json"))
+    before = first.read_bytes()
+    assert client(osfl, "south").code == 0
+    said = osfl(meet)
+    assert said.code == 1 and "has spoken in the next encounter" in said.err and "cannot be used any more" in said.err
+    assert first.read_bytes() == before
+
+
 def test_a_neighbour_that_was_left_out_is_named(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     open_plan(osfl, WIDE)
     client(osfl, "north")
     client(osfl, "south")
-    monkeypatch.setattr("osfl.methods.fol.SANE", 1e-9)  # everybody's answers are beyond that
+    monkeypatch.setattr("osfl.models.answers.SANE", 1e-9)  # everybody's answers are beyond that
     meet = "meet plan.toml usb --client north --keys keys --data sites/north"
     said = osfl(meet)
     assert said.code == 0 and "Left out south" in said.out and "align_lr" in said.out

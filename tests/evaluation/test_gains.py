@@ -70,3 +70,8 @@ def test_other_images_or_another_task_are_other_shards() -> None:
 def test_the_worst_of_equals_is_the_first_by_name() -> None:
     found = gains_over(result("fol", {"b": 0.4, "a": 0.4, "c": 0.9}), result("local_only", {"b": 0.5, "a": 0.5, "c": 0.5}))
     assert found["worst_client"] == "a"
+
+
+def test_scripts_find_who_gains_in_the_comparison() -> None:
+    told = summarize(with_gains([result("local_only", ALONE), result("fol", TOGETHER)]))["runs"]
+    assert "gains" not in told[0] and told[1]["gains"]["values"]["d"] == pytest.approx(-0.3)

@@ -56,6 +56,14 @@ def test_a_teacher_that_the_head_already_follows_leaves_nothing_to_learn() -> No
     assert found.measured == [0.0] * 6
 
 
+def test_a_scaled_divergence_is_another_optimum_and_another_promise() -> None:
+    """T² KL, as in the preset: c = T² is the plain loss with an anchor of λ / T²."""
+    t, strength = 3.0, 0.09
+    scaled = head_descent(**problem(), temperature=t, strength=strength, steps=20, scale=t**2)
+    plain = head_descent(**problem(), temperature=t, strength=strength / t**2, steps=20)
+    assert scaled.measured == pytest.approx(plain.measured, abs=1e-6) and scaled.promised == pytest.approx(plain.promised)
+
+
 def test_curvature_bounds_the_true_hessian() -> None:
     rng = torch.Generator().manual_seed(4)
     h, t, strength = torch.randn(12, 3, generator=rng, dtype=torch.float64), 2.0, 0.05

@@ -177,7 +177,7 @@ def test_a_strong_anchor_keeps_the_student_where_it_was() -> None:
     mine = next(u.payload for u in ups if u.client == "a")
     held_fast = personal(settings, ups=ups)
     assert all(torch.allclose(held_fast.tensors[n], mine.tensors[n], atol=1e-6) for n in mine.tensors)
-    free = personal(replace(settings, anchor=0.0), ups=ups)
+    free = personal(replace(settings, anchor=0.0, rate_steps=0), ups=ups)
     assert not same(free.tensors, mine.tensors)
 
 
@@ -397,6 +397,21 @@ def test_a_neighbour_that_explodes_is_left_out_and_named(align: bool, exploding:
     assert same(found.tensors, alone.tensors)  # as if it had not come
 
 
+@pytest.mark.parametrize("answer", ["student", "ensemble"])
+def test_where_nobody_can_be_used_it_is_local(answer: str) -> None:
+    """As if nobody had come, in the first encounter and in the second: Q = 0."""
+    settings = replace(SMOKE, answer=answer, start="average", copies=1)
+    method, one = Fol(TASK, settings), shards()["a"]
+    bad = {u.client: exploding(u.payload) for u in uploads(settings) if u.client in "bc"}
+    heard, nobody = Release(Payload({}), {"a": gather(bad)}), Release(Payload({}), {"a": gather({})})
+    ctx = context(settings, CLIENTS)
+    for now in (ctx, replace(ctx, previous=personal(settings))):
+        found, alone = (method.personalize(release, one, now) for release in (heard, nobody))
+        assert same(found.tensors, alone.tensors) and found.facts["told"] == {"left_out": ["b", "c"]}
+        assert type(method.build(found)) is type(method.build(alone))
+        assert "b (at a)" in str(method.review({"a": found}))
+
+
 def test_a_student_that_diverges_names_its_client_and_its_rate() -> None:
     settings = replace(SMOKE, student_lr=1e25, clip=0.0, anchor=0.0, student_epochs=3, top=4, rate_steps=0)
     with pytest.raises(TrainingError) as caught:
@@ -408,6 +423,8 @@ def test_bad_settings_are_named() -> None:
     wrong = replace(SMOKE, top=0, anchor=-1.0, temperature=0.0, post_epochs=-1, blends=-1)
     named = {p.split("'")[1] for p in Fol(TASK, wrong).problems(3)}
     assert named == {"top", "anchor", "temperature", "post_epochs", "blends"}
+    (problem,) = Fol(TASK, replace(SMOKE, anchor=0.0, rate_steps=5)).problems(3)
+    assert "'rate_steps'" in problem and "anchor" in problem  # it would measure nothing
 
 
 # --- does it help? ---

@@ -126,11 +126,21 @@ def _show(facts: dict[str, Any]) -> None:
     say(f"  digest {facts['digest']}")
     say(f"Bundle  {escape(facts['path'])}")
     inside = facts["kept"] if facts["sealed_to"] else facts["path"]
-    reader = "the server" if facts["heard_by"] is None else "the site whose key was given"
-    secret = f"only {reader} can read it" if facts["sealed_to"] else "it is signed, but not secret"
-    receiver = "the coordinator" if facts["heard_by"] is None else ", ".join(facts["heard_by"]) or "nobody: no one hears it"
-    say(f"Look inside it with `osfl inspect {escape(inside)}`. Then give it to {receiver}, by any way and under "
-        f"any name: {secret}.")  # fmt: skip
+    say(f"Look inside it with `osfl inspect {escape(inside)}`. {_what_next(facts['heard_by'], bool(facts['sealed_to']))}")
+
+
+def _what_next(heard_by: list[str] | None, sealed: bool) -> str:
+    """To whom the file goes. A sealed copy is for one reader alone, and each neighbour needs its own."""
+    if heard_by == []:
+        return "Nobody hears this site in this round: there is nobody to give it to."
+    if heard_by is None:
+        receiver, reader = "the coordinator", "the server"
+    elif sealed:
+        receiver, reader = "the site whose key was given", "that site"
+    else:
+        receiver, reader = ", ".join(heard_by), ""
+    secret = f"only {reader} can read it" if sealed else "it is signed, but not secret"
+    return f"Then give it to {receiver}, by any way and under any name: {secret}."
 
 
 def _names(names: list[str], most: int = 4) -> str:

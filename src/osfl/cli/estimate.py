@@ -127,11 +127,10 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
         say(f"{site.client:<16} encounter {site.encounter}: hears {heard}, {at}")
     short = unmet(passes)
     if short:
-        tight = min(short, key=lambda way: way.carried_before + way.window_bytes)
-        room = tight.carried_before + tight.window_bytes
+        tight = min(short, key=lambda way: way.room / way.bundle_bytes)
         silent = ", ".join(sorted({way.sender for way in short}))
         say(f"[yellow]{len(short)} bundle(s) will be refused before the contact, and nobody hears {silent} then.[/] "
-            f"The tightest, {tight.sender} to {tight.receiver}: {what_would_fit(tight.bundle_bytes, room, tight.halving)} "
+            f"The tightest, {tight.sender} to {tight.receiver}: {what_would_fit(tight.size, tight.room)} "
             "Or leave these contacts out.")  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from osfl.cli.enrol import gather
 from osfl.cli.personalize import placed
 from osfl.cli.progress import telling
 from osfl.cli.terminal import errors, escape, put_json, say
-from osfl.errors import UsageError
+from osfl.errors import RoundError, UsageError
 
 if TYPE_CHECKING:
     from osfl.protocol import Plan
@@ -88,9 +88,15 @@ def meet(
         errors().print(f"waiting for {', '.join(missing(agreed, name, inbox))}", soft_wrap=True)
         time.sleep(EVERY)
         heard = _listen(agreed, name, inbox, own, files or [], format, judged)
-    with telling(format == "json") as progress:
-        model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
-                     machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
+    try:
+        with telling(format == "json") as progress:
+            model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
+                         machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
+    except RoundError as no:
+        if format != "json":
+            raise
+        put_json({**no.as_json(), "heard": list(inbox.delivered()), **heard, "missing": missing(agreed, name, inbox)})
+        raise typer.Exit(1) from None  # whoever is missing may have been refused: a script learns why
     folder, unused = placed(model, out), left_out(model)
     if format == "json":
         put_json({"client": name, "round": agreed.digest, "heard": list(inbox.delivered()), **heard, "left_out": unused,

@@ -166,7 +166,9 @@ def _consistent(dataset: str | None, classes: str | None, named: Sequence[str], 
     if sites is not None and not dataset:
         problems.append("--sites deals out a dataset: give --dataset, too")
     if problems:
-        raise UsageError(problems, field="classes" if classes else "clients")
+        raise UsageError(problems, field="classes" if classes else "clients",
+                         fix="A template: --classes and --clients with names. A dataset that is dealt out: --dataset, "
+                             "--clients with names and --sites DIR.")  # fmt: skip
 
 
 def _free(out: Path, force: bool) -> None:

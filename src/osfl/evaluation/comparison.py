@@ -51,7 +51,7 @@ def summarize(
         "equal_accuracy": equal_accuracy(groups),
         "gaps": {name: gap for name in groups if (gap := _gap(groups[name], results)) is not None},
         "runs": [
-            {"method": name, "seed": result["seed"], "path": place}
+            {"method": name, "seed": result["seed"], "path": place, **({"gains": result["gains"]} if "gains" in result else {})}
             for name, result, place in zip(names, results, places, strict=True)
         ],
     }

@@ -9,8 +9,9 @@ by the definition of total variation, Pinsker's and Jensen's inequality. It hold
 measured one: a violation would be a mistake in the code. Driving the distillation loss to zero drives the gap to zero.
 
 Theorem 2 (how fast). Also our reading: on a convex head, the last layer W on frozen features h with its bias, the loss
-f(W) = E KL(softmax(A/T) ‖ softmax(W h/T)) + λ ‖W - W_0‖² has a Hessian between μ = 2λ and L = 2λ + λ_max(E h hᵀ) / (2 T²),
-because that of the logarithm of a softmax's normalizer is at most 1/2. Gradient descent with step 2/(μ + L) then contracts:
+f(W) = c E KL(softmax(A/T) ‖ softmax(W h/T)) + λ ‖W - W_0‖² has a Hessian between μ = 2λ and L = 2λ + c λ_max(E h hᵀ) / (2 T²),
+because that of the logarithm of a softmax's normalizer is at most 1/2; c is T² or 1. Gradient descent with step 2/(μ + L) then
+contracts:
 
     ‖W_t - W*‖ ≤ ((L - μ) / (L + μ))^t ‖W_0 - W*‖
 """
@@ -53,17 +54,19 @@ class Descent:
 
 
 def head_descent(
-    features: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, *, temperature: float, strength: float, steps: int
-) -> Descent:
-    """Gradient descent of the head (classes, inputs + 1; the bias last) on features (n, inputs) and the teacher's logits."""
+    features: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, *, temperature: float, strength: float, steps: int,
+    scale: float = 1.0,
+) -> Descent:  # fmt: skip
+    """Gradient descent of the head (classes, inputs + 1; the bias last) on features (n, inputs) and the teacher's logits;
+    `scale` is c."""
     h = torch.cat([features, features.new_ones(len(features), 1)], 1).double()
     target, start = (teacher.double() / temperature).softmax(-1), head.double()
 
     def slope(w: torch.Tensor) -> torch.Tensor:
         wrong = (h @ w.T / temperature).softmax(-1) - target
-        return wrong.T @ h / (temperature * len(h)) + 2 * strength * (w - start)
+        return scale * wrong.T @ h / (temperature * len(h)) + 2 * strength * (w - start)
 
-    low, high = curvature(h, temperature, strength)
+    low, high = curvature(h, temperature, strength, scale)
     optimum = _optimum(start, slope, low, high)
     w, measured = start.clone(), []
     for _ in range(steps + 1):
@@ -75,10 +78,10 @@ def head_descent(
     return Descent([d / first for d in measured], [rate**t for t in range(steps + 1)])
 
 
-def curvature(h: torch.Tensor, temperature: float, strength: float) -> tuple[float, float]:
+def curvature(h: torch.Tensor, temperature: float, strength: float, scale: float = 1.0) -> tuple[float, float]:
     """μ and L of the head's loss on inputs h (n, d)."""
     largest = float(torch.linalg.matrix_norm(h, 2)) ** 2 / len(h)
-    return 2 * strength, 2 * strength + largest / (2 * temperature**2)
+    return 2 * strength, 2 * strength + scale * largest / (2 * temperature**2)
 
 
 def _optimum(start: torch.Tensor, slope: Slope, low: float, high: float) -> torch.Tensor:

@@ -14,8 +14,9 @@ def meeting_figures(told: Mapping[ClientId, Mapping[str, Json]], own_weight: Map
     """`told`: by client, what it wrote down about its candidates, their pruning and the bounds."""
     if not told:
         return {}
-    gaps = sorted((entry["gap"] for entry in told.values()), key=lambda gap: float(gap["bound"]))
-    shares = [share for entry in told.values() for share in entry["pruned"].values()]
+    learned = [entry for entry in told.values() if "gap" in entry]  # the others could use nobody whom they heard
+    gaps = sorted((entry["gap"] for entry in learned), key=lambda gap: float(gap["bound"]))
+    shares = [share for entry in learned for share in entry["pruned"].values()]
     figures = {
         "Weight of the own model in its client's ensemble": {
             **_histogram({"clients": list(own_weight.values())}, "weight"), "note": _left_out(told)},

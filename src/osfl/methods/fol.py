@@ -131,8 +131,11 @@ class Fol(ModelUpload):
     def problems(self, clients: int) -> list[str]:
         least = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "copies": 0, "blends": 0, "evenness": 0,
                  "rate_steps": 0}  # fmt: skip
-        return [*super().problems(clients), *alignment_problems(self.settings), *too_low(self.settings, least),
-                *not_positive(self.settings, "student_lr", "temperature")]  # fmt: skip
+        s = self.settings
+        flat = s.rate_steps and s.anchor == 0  # then the loss of Theorem 2 has no single optimum
+        return [*super().problems(clients), *alignment_problems(s), *too_low(s, least),
+                *not_positive(s, "student_lr", "temperature"),
+                *(["setting 'rate_steps': Theorem 2 needs an anchor above 0; expected 0, or --set anchor=..."] if flat else [])]
 
     def contract(self, architecture: str) -> Contract:
         whole = super().contract(architecture)
@@ -177,6 +180,8 @@ class Fol(ModelUpload):
     def _learn_from(self, heard: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Payload:
         """Candidates, ensemble and student of one encounter, all in one payload."""
         met = self._meet(heard, own, shard, ctx)
+        if len(met.pool) == 1:  # nobody whom it heard can be used: as if nobody had come
+            return _as_before(ctx.previous or own, met.left_out)
         weights = self._weigh(met)
         teacher = torch.tensordot(torch.tensor(list(weights.values())), met.answers(weights), 1)  # A_w, (images, classes)
         student = self._taught(met, weights, teacher, ctx)
@@ -288,7 +293,7 @@ class Fol(ModelUpload):
         answers = fast_logits([student], met.images[met.judged], map=_one_by_one)[0]
         gap = asdict(risk_gap(teacher[met.judged], answers, met.labels[met.judged]))
         told: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
-        if self.settings.rate_steps and self.settings.anchor:
+        if self.settings.rate_steps:
             descent = asdict(self._descent(met, teacher[met.trained]))
             told["descent"] = {name: [_short(value) for value in row] for name, row in descent.items()}
         return told
@@ -301,12 +306,15 @@ class Fol(ModelUpload):
         with torch.no_grad():
             features = before.features(to_input(met.shard.train.images))  # type: ignore[operator]
             head = torch.cat([last.weight, last.bias[:, None]], 1)
-        return head_descent(features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps)
+        scale = s.temperature**2 if s.scaled else 1.0  # of the KL, as in `_taught`
+        return head_descent(features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps,
+                            scale=scale)  # fmt: skip
 
     def review(self, payloads: Mapping[ClientId, Payload]) -> dict[str, Json]:
         """Pictures of all clients together: what they chose, what was pruned, and theory beside measurement."""
         told = {client: payload.facts["told"] for client, payload in payloads.items() if "told" in payload.facts}
-        return meeting_figures(told, {client: _weights_of(payloads[client]).get(client, 0.0) for client in told})
+        chosen = {client: _weights_of(payloads[client]) for client in told}
+        return meeting_figures(told, {client: w.get(client, 0.0) if w else 1.0 for client, w in chosen.items()})
 
     # --- in the end ---
 
@@ -341,6 +349,12 @@ def blended(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     return (share * images + (1 - share) * others).round().to(images.dtype)
 
 
+def _as_before(kept: Payload, left_out: Sequence[ClientId]) -> Payload:
+    """What a client had before this encounter, and whom it could not use."""
+    facts = {name: value for name, value in kept.facts.items() if name != "told"}
+    return Payload(kept.tensors, {**facts, "told": {"left_out": list(left_out)}})
+
+
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(value.nbytes for value in tensors.values())
 
@@ -349,13 +363,13 @@ def _student_of(both: Payload) -> Payload:
     """What is left where the student answers: its model, and what its client has seen."""
     tensors = {name: value for name, value in both.tensors.items() if name.startswith("model/")}
     facts = {name: value for name, value in both.facts.items() if name != "members"}
-    return Payload(tensors, {**facts, "weights": _weights_of(both)})
+    return Payload(tensors, {**facts, "weights": weights} if (weights := _weights_of(both)) else facts)
 
 
 def _weights_of(payload: Payload) -> dict[ClientId, float]:
-    """w of the ensemble, whether or not its members are still there."""
+    """w of the ensemble, whether or not its members are still there; empty where there never was one."""
     found: dict[ClientId, float] = payload.facts.get("weights") or {
-        name: facts["weight"] for name, facts in payload.facts["members"].items()
+        name: facts["weight"] for name, facts in payload.facts.get("members", {}).items()
     }
     return found
 
