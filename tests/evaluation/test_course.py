@@ -66,7 +66,8 @@ def test_curves_of_different_steps_meet_on_one_axis() -> None:
     (figure,) = course_figures(own, [result("often", 0.8, 3, curve=[0.1, 0.2, 0.3])]).values()
     assert figure["x"] == [1, 2, 3, 4]
     once, often = figure["series"].values()
-    assert once == [None, 0.2, pytest.approx(0.4), 0.6] and often == [0.1, 0.2, 0.3, None]
+    assert once == [None, pytest.approx(20), pytest.approx(40), pytest.approx(60)]  # per cent, as everywhere on the page
+    assert often == [pytest.approx(10), pytest.approx(20), pytest.approx(30), None]
 
 
 def test_of_a_long_way_only_some_models_are_kept(tmp_path: Path) -> None:
