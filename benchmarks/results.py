@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import claims
 from benchmarks.claims_picture import picture
 from benchmarks.grid import CELLS, RECORDS
+from osfl.reports.curves import lines as curve
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 HEAD = """# What we measured
@@ -37,6 +39,7 @@ def percent(row: dict[str, Any] | None) -> str:
     return f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}{few}"
 
 
+METRICS = {"own": "scores.clients.own.mean", "global": "scores.global.accuracy"}
 EXTRA: Mapping[str, tuple[str, float, str]] = {  # shown in the cells that have them: heading, factor, format
     "scores.clients.own.median": ("median client", 100, ".1f"),
     "gains.mean": ("gain over local", 100, "+.1f"),
@@ -106,6 +109,42 @@ def _ratios(figures: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]
         yield from _ratios(value, f"{name}: {key}")
 
 
+FAMILY = re.compile(r"(?P<of>.+)-n(?P<clients>\d+)-(?P<share>.+)")
+LINES = ("local_only", "fedavg", "dense", "coboosting", "fedbicross", "deepinversion_vit", "fedmitr")  # in the pictures
+
+
+def over_clients(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Cells that differ in the number of clients alone, side by side; from three on with a picture."""
+    lines = ["## More clients", "", "Cells that differ in the number of clients N alone: the same images, shared among more."]
+    for (of, share), cells in families(records).items():
+        numbers, judged = sorted(cells), cells[min(cells)]["published_is"]
+        both = [label for label in cells[numbers[0]]["methods"] if all(label in cells[n]["methods"] for n in numbers)]
+        if len(numbers) > 2:
+            path = PAGE.with_name(f"clients-{of}-{share}.svg")
+            drawn = [label for label in LINES if label in both]
+            path.write_text(_curve(cells, numbers, drawn, METRICS[judged]), encoding="utf-8")
+            lines += ["", f"![{of}, {share}: accuracy over the number of clients]({path.name})"]
+        lines += ["", f"| {of}, {share}: {judged} | {' | '.join(f'N = {n}' for n in numbers)} |",
+                  "|" + "---|" * (len(numbers) + 1)]  # fmt: skip
+        lines += [f"| {label} | {' | '.join(percent(cells[n]['methods'][label][METRICS[judged]]) for n in numbers)} |"
+                  for label in both]  # fmt: skip
+    return [*lines, ""]
+
+
+def families(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
+    """(dataset, shares) -> number of clients -> record, where there are several."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for record in records:
+        if match := FAMILY.fullmatch(record["cell"]):
+            found.setdefault((match["of"], match["share"]), {})[int(match["clients"])] = record
+    return {family: cells for family, cells in found.items() if len(cells) > 1}
+
+
+def _curve(cells: Mapping[int, dict[str, Any]], numbers: Sequence[int], labels: Sequence[str], metric: str) -> str:
+    series = {label: [100 * cells[n]["methods"][label][metric]["mean"] for n in numbers] for label in labels}
+    return curve(numbers, series, what="accuracy over the number of clients", x_label="clients", y_label="accuracy, %") + "\n"
+
+
 def features(record: dict[str, Any]) -> list[str]:
     """What is said of synthetic features, where a method makes some: discrepancy, price, and what attackers drew."""
     rows = {label: row for label, row in record["methods"].items() if row.get("tokens.overall.mmd", {}).get("n")}
@@ -135,6 +174,7 @@ def main() -> None:
     judged = claims.judge(records)
     PAGE.with_name("claims.svg").write_text(picture(judged), encoding="utf-8")
     lines = [HEAD, *claims.table(judged)]
+    lines += over_clients(records)
     for record in records:
         lines += table(record)
     missing = [cell for cell in CELLS if cell not in there]

@@ -1,0 +1,28 @@
+"""The page of results: what it says of cells that belong together."""
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import results
+
+
+def record(cell: str, **reached: float) -> dict[str, Any]:
+    rows = {label: {"scores.global.accuracy": {"mean": value, "std": 0.01, "n": 3}} for label, value in reached.items()}
+    return {"cell": cell, "published_is": "global", "methods": rows}
+
+
+def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    cells = [record("x-n20-a0.1", fedmitr=0.4, fedavg=0.2), record("x-n5-a0.1", fedmitr=0.6, fedavg=0.3, centralized=0.9)]
+    page = "\n".join(results.over_clients([*cells, record("x-n5-a0.3", fedmitr=0.7), record("x-silos", fedmitr=0.1)]))
+    assert "| x, a0.1: global | N = 5 | N = 20 |" in page and "| fedmitr | 60.0 ± 1.0 | 40.0 ± 1.0 |" in page
+    assert "centralized" not in page and "a0.3" not in page and not list(tmp_path.iterdir())  # two points are no curve
+    page = "\n".join(results.over_clients([*cells, record("x-n10-a0.1", fedmitr=0.5, fedavg=0.25)]))
+    assert "(clients-x-a0.1.svg)" in page and "N = 5 | N = 10 | N = 20" in page
+    drawn = ElementTree.fromstring((tmp_path / "clients-x-a0.1.svg").read_text())
+    assert len([one for one in drawn.iter() if one.tag.endswith("polyline")]) == 2
