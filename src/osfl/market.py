@@ -152,7 +152,7 @@ def examine(market: Market) -> Examined:
             offers.append(read_offer(path))
         except ModelError as error:
             unread.append(_refusal(str(path), error))
-    found = max((_sorted(market, offers, image) for image in _images(market, offers)), key=_most)
+    found = max((_judged(market, offers, image) for image in _images(market, offers)), key=_most)
     refused = sorted([*unread, *found.refused], key=lambda one: one.file)
     if not found.accepted:
         why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
@@ -165,7 +165,7 @@ def _most(found: Examined) -> tuple[int, Image]:
     return len(found.accepted), found.task.image
 
 
-def _sorted(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
+def _judged(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
     """The offers that are models for images of this size, and the others. A model is named after its weights alone: neither
     its file's name nor what else is offered changes what is drawn for it."""
     task = Task("market", tuple(market.classes), image)
@@ -179,8 +179,9 @@ def _sorted(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
             continue
         payload = Payload(named(model, "model"), {"architecture": market.architecture, "samples": 1})
         digest = payload_digest(payload)
-        twin = accepted.setdefault(digest, Accepted(f"model-{digest[:12]}", digest, offer, payload))
-        if twin.offer is not offer:
+        about = replace(offer, tensors={})  # the payload has them: large models need not be held twice
+        twin = accepted.setdefault(digest, Accepted(f"model-{digest[:12]}", digest, about, payload))
+        if twin.offer is not about:
             refused.append(Refused(offer.file, f"it holds the same weights as {twin.offer.file}", "",
                                    "Offer a model once: twice, it would count double."))  # fmt: skip
     return Examined(task, sorted(accepted.values(), key=lambda one: one.client), refused)

@@ -37,6 +37,8 @@ class Offer:
     sha256: str
     size: int  # bytes
     naming: str  # timm, transformers or osfl
+    parameters: int
+    head: tuple[int, ...]  # (classes, features) of its last layer; empty where there is none
     tensors: Mapping[str, torch.Tensor]
     original: Mapping[str, str]  # our name -> the file's
     unused: Sequence[str] = ()  # what nothing here has a use for, such as a pooler; left out
@@ -44,15 +46,6 @@ class Offer:
     def named(self, tensor: str) -> str:
         """The tensor as the owner of the file knows it."""
         return self.original.get(tensor, tensor)
-
-    @property
-    def parameters(self) -> int:
-        return sum(value.numel() for value in self.tensors.values() if value.is_floating_point())
-
-    @property
-    def head(self) -> tuple[int, ...]:
-        """(classes, features) of its last layer; empty where there is none."""
-        return next((tuple(self.tensors[name].shape) for name in _HEADS if name in self.tensors), ())
 
 
 def read_offer(path: Path) -> Offer:
@@ -78,7 +71,10 @@ def read_offer(path: Path) -> Offer:
     check_finite(raw, str(path))
     original = _original(raw, str(path))  # first: of two tensors that are one, neither is used
     unused = sorted(name for name in raw if not usual_name(name))
-    return Offer(str(path), found, size, naming_of(raw), usual_names(raw, str(path)), original, unused)
+    tensors = usual_names(raw, str(path))
+    parameters = sum(value.numel() for value in tensors.values() if value.is_floating_point())
+    head = next((tuple(tensors[name].shape) for name in _HEADS if name in tensors), ())
+    return Offer(str(path), found, size, naming_of(raw), parameters, head, tensors, original, unused)
 
 
 def _original(names: Iterable[str], file: str) -> dict[str, str]:
