@@ -312,6 +312,7 @@ def test_every_refusal_is_told_where_no_file_tells_an_image(tmp_path: Path) -> N
         (tensors(1) | {"head.weight": torch.zeros(3, 16, dtype=torch.int8)}, "no floats"),
         (tensors(1) | {"head.weight": torch.zeros(3, 32)}, "another number of features"),
         (tensors(1) | {"fc_norm.weight": torch.ones(16)}, "reads the class token"),
+        (without(tensors(1), "norm.bias"), "or not all of it"),
     ],
 )
 def test_the_advice_names_what_differs(bad: Tensors, fix: str, stall: list[Path], tmp_path: Path) -> None:

@@ -117,7 +117,11 @@ def fitted(offer: Offer, architecture: str, task: Task, pixels: str = "symmetric
         check_foldable(tensors, offer.file)
         tensors = {name: value.clone() for name, value in tensors.items()}
         expect_usual_range(tensors, Weights(architecture, offer.file, offer.sha256, "", "", *IMAGENET))
-    load_named(model, {f"{offer.file}/{name}": value for name, value in tensors.items()}, offer.file)
+    try:
+        load_named(model, {f"{offer.file}/{name}": value for name, value in tensors.items()}, offer.file)
+    except ModelError as error:
+        error.fix = "It is another architecture, or not all of it, or more: `osfl ls architectures` lists what is known here."
+        raise
     if not (most := loudest(model.eval(), task.image)) < SANE:
         raise ModelError(f"{offer.file} answers noise with numbers beyond all bounds", expected=f"below {SANE:g}",
                          got=f"{most:.3g}", fix="Its weights are not those of a trained model: offer another checkpoint.")
