@@ -28,7 +28,7 @@ ALLOWED = {
     "methods": {"errors", "ingredients", "models", "protocol"},
     "registry": {"errors", "protocol"},
     "contacts": {"errors", "protocol", "wire"},
-    "topology": {"contacts", "errors", "protocol"},
+    "topology": {"contacts", "errors", "protocol", "registry"},
     "plan": {"errors", "protocol", "registry", "topology", "wire"},
     "outgoing": {"errors", "protocol", "storage"},
     "round": {"errors", "meter", "protocol", "result", "storage", "wire"},

@@ -144,7 +144,7 @@ BAD_PLANS = {
         Topology("contacts", contacts=(contact("east", "west"), contact("east", "west", 30, 3)), encounters=3),
         "no window belongs to encounter 2",
     ),
-    "a capital": (Topology("contacts", contacts=(contact("East", "west"),)), "did you mean 'east'"),
+    "a capital": (Topology("contacts", contacts=(contact("East", "west"),)), "Did you mean 'east'"),
     "too many": (Topology("ring", encounters=10**9), "at most 1000"),
     "the end of time": (Topology("contacts", contacts=(Contact("east", "west", "9999-12-31T23:59:59Z", 60, 1),)), "1 and 9999"),
     "more than can be counted": (

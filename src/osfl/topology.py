@@ -8,7 +8,6 @@ What fits into a window is said in osfl.contacts. No torch here.
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 from osfl.contacts import closes, opens
 from osfl.errors import UsageError
 from osfl.protocol import ClientId, Contact, Plan, Topology
+from osfl.registry import nearest
 
 KINDS = get_args(get_type_hints(Topology)["kind"])
 COLUMNS = ("a", "b", "start", "seconds", "bytes_per_second")
@@ -178,7 +178,7 @@ def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[s
         problems.append(f"topology.contacts: a schedule belongs to kind 'contacts', and the kind is {topology.kind!r}")
     for number, contact in enumerate(topology.contacts, 1):
         found = _contact_problems(contact)
-        found += [f"{name!r} is no client of this plan{_meant(name, clients)}" for name in (contact.a, contact.b)
+        found += [f"{name!r} is no client of this plan.{nearest(name, list(clients))}" for name in (contact.a, contact.b)
                   if name not in clients]  # fmt: skip
         if contact.encounter > topology.encounters:
             found.append(f"encounter: expected at most {topology.encounters}, got {contact.encounter}")
@@ -189,11 +189,6 @@ def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[s
         problems += [f"topology.contacts: no window belongs to encounter {number}"
                      for number in range(1, topology.encounters + 1) if number not in met][:3]  # fmt: skip
     return problems or _out_of_order(topology)
-
-
-def _meant(name: str, clients: Sequence[ClientId]) -> str:
-    close = difflib.get_close_matches(name.lower(), clients, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _at_once(topology: Topology) -> list[str]:
