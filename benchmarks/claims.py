@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from scipy.stats import t
 
-from benchmarks.grid import SPARING
+from benchmarks.grid import FEDFTG, SPARING
 from benchmarks.joining import by_seed
 
 OWN, GLOBAL = "scores.clients.own.mean", "scores.global.accuracy"
@@ -74,8 +74,9 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("above DeepInversion in every cell", "fedmitr", "deepinversion_vit", _vits, everywhere=True),
         Claim("DeepInversion above FedAvg in every cell", "deepinversion_vit", "fedavg", _vits, everywhere=True),
         *(Claim(f"above {name}", "fedmitr", label, _vits)
-          for label, name in {"dense": "DENSE", f"dense{SPARING}": "DENSE, quarter of its steps", "fedftg": "FedFTG",
-                              f"coboosting{SPARING}": "Co-Boosting, quarter of its steps"}.items()),
+          for label, name in {"dense": "DENSE", f"dense{SPARING}": "DENSE, quarter of its steps",
+                              f"coboosting{SPARING}": "Co-Boosting, quarter of its steps", "fedftg": "FedFTG",
+                              FEDFTG: "FedFTG, quarter of its steps"}.items()),
         Claim("labels of kept patches help", "fedmitr", "fedmitr@lambda1=0", _vits),
         Claim("relabelled patches help", "fedmitr", "fedmitr@lambda2=0", _vits),
         Claim("above the label alone", "fedmitr", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0", _vits),
