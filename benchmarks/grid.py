@@ -78,6 +78,8 @@ CONTROLS = (  # in FOL's first cell of each dataset: students of models that wer
     "fol@align=false@start=own", "fol@start=own", "local_only@settle_local=false", "local_only@epochs=250",
     "local_only@epochs=250@augment=flip+crop", "fol@encounters=1@rate_steps=50",
 )  # fmt: skip
+# how images are found decides what FedMITR is: as published, and at the rate of Sparse Model Inversion
+PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_lr=0.25@scales=1@start=1")
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
 # SCAFFOLD's control variates need SGD)
 ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optimizer=sgd@lr=0.01")
@@ -278,7 +280,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
     vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
-    vits += {"blood-vit-n10-c3": ("dense",), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
+    vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
     meetings += CONTROLS if cell == "cifar-meet-n30-a0.3" else CONTROLS[:1] if cell.endswith("a0.3") else ()
