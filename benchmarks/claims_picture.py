@@ -12,8 +12,16 @@ WIDTH, TEXT, RIGHT, ROW, TOP = 960, 400, 228, 22, 64  # TEXT and RIGHT are the r
 TICKS = (-50, -20, -5, -1, 0, 1, 5, 20, 50)
 INKS = {"yes": "#228833", "no": "#cc3311", "not told apart": "#777777"}
 STYLE: dict[str, Attribute] = {
-    "xmlns": "http://www.w3.org/2000/svg", "color": "#222222", "font_family": "system-ui, sans-serif", "width": WIDTH,
+    "xmlns": "http://www.w3.org/2000/svg", "color": "#222222", "font_family": "system-ui, sans-serif",
 }  # fmt: skip
+QUIET = ".grid { stroke: #dddddd } .axis { stroke: #777777 } .muted { fill: #555555 }"  # what reports say in their style sheet
+
+
+def alone(width: float, height: float, *parts: str) -> str:
+    """A file of its own: it brings its colours and its background."""
+    ground = tag("rect", x=0, y=0, width=width, height=height, rx=8, fill="#ffffff")
+    return tag("svg", tag("style", QUIET), ground, *parts, width=width, height=height, viewBox=f"0 0 {width} {height}",
+               **STYLE) + "\n"  # fmt: skip
 
 
 def _bent(points: float) -> float:
@@ -22,7 +30,7 @@ def _bent(points: float) -> float:
 
 
 def picture(judged: Sequence[Judged]) -> str:
-    """A file of its own: it brings its colours and its background."""
+    """A row a claim, in the order given."""
     reach = [(one.above - one.reach, one.above + one.reach) for one in judged if math.isfinite(one.reach)]
     low = _bent(min([-1.0, *(pair[0] for pair in reach)]))
     high = _bent(max([1.0, *(pair[1] for pair in reach)]))
@@ -32,8 +40,7 @@ def picture(judged: Sequence[Judged]) -> str:
         return TEXT + share * (WIDTH - TEXT - RIGHT)
 
     height = TOP + ROW * len(judged) + 12
-    parts = [tag("rect", x=0, y=0, width=WIDTH, height=height, rx=8, fill="#ffffff"),
-             label(16, 26, "What the papers say of their methods, and what our records say", size=15),
+    parts = [label(16, 26, "What the papers say of their methods, and what our records say", size=15),
              label(WIDTH - 16, 26, "accuracy, points above", size=11, anchor="end")]  # fmt: skip
     for tick in (tick for tick in TICKS if low <= _bent(tick) <= high):
         shade = "#222222" if tick == 0 else "#dddddd"
@@ -42,7 +49,7 @@ def picture(judged: Sequence[Judged]) -> str:
     for row, one in enumerate(judged):
         first = row == 0 or judged[row - 1].method != one.method
         parts += _row(one, TOP + ROW * row + ROW / 2 + 4, first, x)
-    return tag("svg", *parts, height=height, viewBox=f"0 0 {WIDTH} {height}", **STYLE) + "\n"
+    return alone(WIDTH, height, *parts)
 
 
 def _row(one: Judged, y: float, first: bool, x: Callable[[float], float]) -> list[str]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import claims
-from benchmarks.claims_picture import picture
+from benchmarks.claims_picture import alone, picture
 from benchmarks.grid import CELLS, RECORDS
 from osfl.reports.curves import lines as curve
+from osfl.reports.svg import tag
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 HEAD = """# What we measured
@@ -110,6 +111,7 @@ def _ratios(figures: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]
 
 
 FAMILY = re.compile(r"(?P<of>.+)-n(?P<clients>\d+)-(?P<share>.+)")
+CURVE = (900, 372)  # pixels of the picture, its margins included
 LINES = ("local_only", "fedavg", "dense", "coboosting", "fedbicross", "deepinversion_vit", "fedmitr")  # in the pictures
 
 
@@ -142,7 +144,8 @@ def families(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[in
 
 def _curve(cells: Mapping[int, dict[str, Any]], numbers: Sequence[int], labels: Sequence[str], metric: str) -> str:
     series = {label: [100 * cells[n]["methods"][label][metric]["mean"] for n in numbers] for label in labels}
-    return curve(numbers, series, what="accuracy over the number of clients", x_label="clients", y_label="accuracy, %") + "\n"
+    drawn = curve(numbers, series, what="accuracy over the number of clients", x_label="clients", y_label="accuracy, %")
+    return alone(*CURVE, tag("g", drawn, transform="translate(20 16)"))
 
 
 def features(record: dict[str, Any]) -> list[str]:

@@ -25,4 +25,5 @@ def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(
     page = "\n".join(results.over_clients([*cells, record("x-n10-a0.1", fedmitr=0.5, fedavg=0.25)]))
     assert "(clients-x-a0.1.svg)" in page and "N = 5 | N = 10 | N = 20" in page
     drawn = ElementTree.fromstring((tmp_path / "clients-x-a0.1.svg").read_text())
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"  # else browsers show a file of its own as text
     assert len([one for one in drawn.iter() if one.tag.endswith("polyline")]) == 2
