@@ -109,6 +109,17 @@ def test_a_number_stands_on_the_first_kind_of_its_group() -> None:
     assert marks and all(abs(dots[float(mark.attrib["x"])] + 4 - float(mark.attrib["y"])) < 0.2 for mark in marks)
 
 
+def test_points_of_a_line_are_marked_where_they_are_few() -> None:
+    """Else nobody sees that a curve over 5, 10 and 20 clients was measured three times; and one point alone is no line."""
+
+    def drawn(values: list[float | None]) -> tuple[int, int]:
+        root = ElementTree.fromstring(lines(list(range(len(values))), {"a": values}, what="w"))
+        return len(list(root.iter("circle"))), len(list(root.iter("polyline")))
+
+    assert drawn([1.0, 2.0, 3.0]) == (3, 1) and drawn([1.0, None, 3.0, 4.0]) == (3, 1)
+    assert drawn([1.0] * 13) == (0, 1) and drawn([1.0, None, *[2.0] * 12]) == (1, 1)
+
+
 def test_marks_are_whole_where_values_are_and_never_called_alike() -> None:
     shown = texts(lines([1, 2, 3], {"a": [10.15, 10.18, 10.2]}, what="w"))
     assert {"1", "2", "3"} <= set(shown) and "1.5" not in shown

@@ -9,18 +9,21 @@ from osfl.reports.svg import Attribute, canvas, color, legend, number, tag, titl
 
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines differ by dash as well as by colour
 _HEIGHT = 230.0
+_FEW = 12  # points that are marked, so that it is seen where the line is measured and where it is only drawn
 
 
 def lines(
     x: Sequence[float], series: Mapping[str, Sequence[float | None]], *, what: str, width: float = 860,
     x_label: str = "", y_label: str = "",
 ) -> str:  # fmt: skip
-    """One line a series; None leaves a gap."""
+    """One line a series; None leaves a gap. A point that stands alone is a dot, and so is each of a few."""
     values = [value for row in series.values() for value in row if value is not None]
     frame, parts = _framed(list(x), values, list(series), width, x_label, y_label)
     for index, (name, row) in enumerate(series.items()):
-        pieces = [_stroke(frame, piece, index) for piece in _pieces(x, row)]
-        parts.append(tag("g", *pieces, title(name)))
+        found = _pieces(x, row)
+        dots = [place for piece in found if len(piece) == 1 or len(x) <= _FEW for place in piece]
+        drawn = [_stroke(frame, piece, index) for piece in found if len(piece) > 1] + [_dot(frame, *at, index) for at in dots]
+        parts.append(tag("g", *drawn, title(name)))
     return canvas(width, frame.bottom + 52, what, *parts)
 
 
@@ -63,13 +66,15 @@ def _pieces(x: Sequence[float], row: Sequence[float | None]) -> list[list[tuple[
 
 
 def _stroke(frame: Frame, piece: list[tuple[float, float]], index: int) -> str:
-    if len(piece) == 1:  # a line of one point would not be seen
-        x, y = frame.at(*piece[0])
-        return tag("circle", cx=x, cy=y, r=3, fill=color(index))
     dash = _DASHES[index // 2 % len(_DASHES)]
     look = {"stroke_dasharray": dash} if dash else {}
     points = _points(frame, piece)
     return tag("polyline", points=points, fill="none", stroke=color(index), stroke_width=2, stroke_linejoin="round", **look)
+
+
+def _dot(frame: Frame, x: float, y: float, index: int) -> str:
+    cx, cy = frame.at(x, y)
+    return tag("circle", cx=cx, cy=cy, r=3, fill=color(index))
 
 
 def _points(frame: Frame, corners: Sequence[tuple[float, float]]) -> str:
