@@ -80,6 +80,9 @@ CONTROLS = (  # in FOL's first cell of each dataset: students of models that wer
 )  # fmt: skip
 # how images are found decides what FedMITR is: as published, and at the rate of Sparse Model Inversion
 PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_lr=0.25@scales=1@start=1")
+# a market: models and nothing else, no class counts; and the student where it ended, as the methods with generators release theirs
+BARE = tuple(f"{name}{words}" for words in ("@teacher=logits@labels=uniform@balance=0", "@student_share=1")
+             for name in ("fedmitr", "deepinversion_vit"))  # fmt: skip
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
 # SCAFFOLD's control variates need SGD)
 ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optimizer=sgd@lr=0.01")
@@ -280,6 +283,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
     vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
+    vits += BARE if cell in ("blood-vit-n10-a0.1", "blood-vit-n10-c3", "cifar-vit-n10-c3") else ()
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
