@@ -80,7 +80,7 @@ CONTROLS = (  # in FOL's first cell of each dataset: students of models that wer
 )  # fmt: skip
 # how images are found decides what FedMITR is: as published, and at the rate of Sparse Model Inversion
 PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_lr=0.25@scales=1@start=1")
-# a market: models and nothing else, no class counts; and the student where it ended, as the methods with generators release theirs
+# a market has models alone, no class counts; and where the student ended, which methods with generators release
 BARE = tuple(f"{name}{words}" for words in ("@teacher=logits@labels=uniform@balance=0", "@student_share=1")
              for name in ("fedmitr", "deepinversion_vit"))  # fmt: skip
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
