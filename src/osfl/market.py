@@ -18,8 +18,10 @@ from typing import Any
 from osfl.environment import describe_environment
 from osfl.errors import RoundError, UsageError
 from osfl.models.architectures import parse
+from osfl.models.companions import Pixels
+from osfl.models.kinship import APART, kinship
 from osfl.models.naming import ModelError, named
-from osfl.models.offers import Image, Offer, fitted, image_of, read_offer
+from osfl.models.offers import ASSUMED, Image, Offer, fitted, image_of, pixels_of, read_offer, scale_name
 from osfl.phases import Machine, computing, serve
 from osfl.plan import check_plan, deviations, resolve_settings
 from osfl.protocol import ClientId, Json, Payload, Plan, Progress, Relaying, Release, Task, quiet
@@ -55,13 +57,13 @@ class Market:
     changes: Mapping[str, Any] = field(default_factory=dict)
     image_size: int | None = None  # None: as the positional embeddings say
     channels: int | None = None
-    pixels: str = "symmetric"  # what the models were trained on: [-1, 1], or ImageNet's mean and deviation
+    pixels: str | None = None  # what the models were trained on; None: as the files beside them tell, else [-1, 1]
 
     def command(self, classes: str, out: str) -> str:
         """The words that repeat it."""
         words = ["osfl", "server", "--models", *(str(path) for path in self.models), "--architecture", self.architecture]
         words += ["--classes", classes, "--method", self.method, "--preset", self.preset, "--seed", str(self.seed)]
-        words += ["--pixels", self.pixels] if self.pixels != "symmetric" else []
+        words += ["--pixels", self.pixels] if self.pixels else []
         for name, value in (("--image-size", self.image_size), ("--channels", self.channels)):
             words += [name, str(value)] if value is not None else []
         return shlex.join([*words, *(f"--set={key}={value}" for key, value in self.changes.items()), "--out", out])
@@ -73,6 +75,9 @@ class Accepted:
     digest: str  # of its weights, whatever the file calls them
     offer: Offer
     payload: Payload
+    pixels: Pixels  # that it was trained on, folded into the payload
+    pixels_by: str  # who says so
+    kinship: float = 1.0  # cosine between its weights and the mean of the others'
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def fuse(
         published = round.release()
         assert published is not None
         models = _keep(round, *published)
-        said = {**_described(market, plan, method, accepted, refused), "models": models, "command": command,
+        said = {**_described(market, plan, method, accepted, refused, found.cautions), "models": models, "command": command,
                 "release_digest": published[1],
                 "costs": {"server": round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
                 "environment": describe_environment(machine.device, machine.workers or default_workers()),
@@ -141,6 +146,7 @@ class Examined:
     task: Task
     accepted: Sequence[Accepted]
     refused: Sequence[Refused]
+    cautions: Sequence[str] = ()  # nothing that stops anybody, but that whoever uses the result should know
 
 
 def examine(market: Market) -> Examined:
@@ -158,7 +164,30 @@ def examine(market: Market) -> Examined:
         why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
         raise RoundError(f"none of {len(refused)} files can be used{why}", field="models",
                          fix="" if refused else "Name at least one file after --models.")  # fmt: skip
-    return replace(found, refused=refused)
+    kin = kinship([one.payload.tensors for one in found.accepted])
+    accepted = [replace(one, kinship=round(near, 3)) for one, near in zip(found.accepted, kin, strict=True)]
+    return replace(found, accepted=accepted, refused=refused, cautions=_cautions(market, accepted))
+
+
+def _cautions(market: Market, accepted: Sequence[Accepted]) -> list[str]:
+    """What may well be wrong though every file fits, and the words that would set it right."""
+    settings, found = resolve_settings(load(market.method), market.preset, market.changes), []
+    strangers = [one for one in accepted if one.kinship < APART]
+    if strangers and (market.method == "fedavg" or getattr(settings, "init", "") == "average"):
+        other = "" if market.method == "fedavg" else ", or begin at one of them with --set init=client"
+        found.append(f"{_files(strangers)}: weights that have little in common with the others' (cosine with their mean "
+                     f"{min(one.kinship for one in strangers):.2f}; near 1 where all were fine-tuned from one file), and "
+                     f"{market.method} begins at the mean of all, which then knows next to nothing. Use --method ensemble"
+                     f"{other}")  # fmt: skip
+    foreign = [one for one in accepted if one.pixels_by == ASSUMED]
+    if foreign and market.architecture.startswith("deit_"):
+        found.append(f"{_files(foreign)}: that pixels in [-1, 1] go in is an assumption, and DeiT is published for ImageNet's "
+                     "normalization. Say --pixels imagenet, or --pixels symmetric if it is right")  # fmt: skip
+    return found
+
+
+def _files(some: Sequence[Accepted]) -> str:
+    return ", ".join(one.offer.file for one in some)
 
 
 def _most(found: Examined) -> tuple[int, Image]:
@@ -173,14 +202,15 @@ def _judged(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
     refused: list[Refused] = []
     for offer in offers:
         try:
-            model = fitted(offer, market.architecture, task, market.pixels)
+            pixels, by = pixels_of(offer, market.pixels)
+            model = fitted(offer, market.architecture, task, pixels)
         except ModelError as error:
             refused.append(_refusal(offer.file, error))
             continue
         payload = Payload(named(model, "model"), {"architecture": market.architecture, "samples": 1})
         digest = payload_digest(payload)
         about = replace(offer, tensors={})  # the payload has them: large models need not be held twice
-        twin = accepted.setdefault(digest, Accepted(f"model-{digest[:12]}", digest, about, payload))
+        twin = accepted.setdefault(digest, Accepted(f"model-{digest[:12]}", digest, about, payload, pixels, by))
         if twin.offer is not about:
             refused.append(Refused(offer.file, f"it holds the same weights as {twin.offer.file}", "",
                                    "Offer a model once: twice, it would count double."))  # fmt: skip
@@ -221,7 +251,7 @@ def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
         raise UsageError(f"clients of {market.method} do not upload a model of an architecture", field="method",
                          fix=_FUSES)  # fmt: skip
     settings = resolve_settings(method, market.preset, {**market.changes, "architecture": market.architecture})
-    data = {"dataset": "none", "models": {one.client: one.digest for one in accepted}, "pixels": market.pixels}
+    data = {"dataset": "none", "models": {one.client: one.digest for one in accepted}, "pixels": market.pixels or "symmetric"}
     plan = Plan(task, market.method, settings, tuple(one.client for one in accepted), seed=market.seed, data=data)
     check_plan(plan)
     return plan
@@ -279,20 +309,23 @@ def _listed(refused: Sequence[Refused]) -> list[Json]:
 
 
 def _described(
-    market: Market, plan: Plan, method: Any, accepted: Sequence[Accepted], refused: Sequence[Refused]
+    market: Market, plan: Plan, method: Any, accepted: Sequence[Accepted], refused: Sequence[Refused], cautions: Sequence[str]
 ) -> dict[str, Json]:
     described = plan.as_json()
     trained: set[str] = getattr(method, "only_for_clients", set)()
+    if getattr(plan.settings, "init", "") == "pretrained":  # then the server begins where clients would
+        trained = {name for name in trained if not name.startswith("pretrained")}
     kept = {name: value for name, value in described["settings"].items() if name not in trained}
     return {
         "schema": SCHEMA, "method": plan.method, "preset": market.preset, "seed": plan.seed, "plan_digest": plan.digest,
-        "task": described["task"], "architecture": market.architecture, "pixels": market.pixels,
+        "task": described["task"], "architecture": market.architecture,
         "accepted": [
             {"client": one.client, "file": one.offer.file, "sha256": one.offer.sha256, "bytes": one.offer.size,
              "naming": one.offer.naming, "parameters": one.offer.parameters, "head": list(one.offer.head),
-             "unused": list(one.offer.unused)}
+             "unused": list(one.offer.unused), "pixels": scale_name(one.pixels), "pixels_by": one.pixels_by,
+             "kinship": one.kinship}
             for one in accepted
         ],
-        "refused": _listed(refused),
+        "cautions": list(cautions), "refused": _listed(refused),
         "settings": kept, "deviations": [*_ALREADY_TRAINED, *deviations(method, plan.settings, trained)],
     }  # fmt: skip

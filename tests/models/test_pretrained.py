@@ -150,3 +150,11 @@ def test_the_whole_file_loads_exactly() -> None:
     model = build_model("efficientnet_lite0", task(1000, side=32))
     load_weights(model, weights_path(name), KNOWN[name].sha256)
     assert sum(value.numel() for value in model.state_dict().values()) == 4_694_073
+
+
+def test_a_misfit_of_a_gray_task_is_described_as_the_file_has_it(tmp_path: Path) -> None:
+    color = build_model("vit-p8-w16-d1-h2", task(channels=3))
+    save_file({name: value.contiguous() for name, value in color.state_dict().items()}, tmp_path / "rgb.safetensors")
+    with pytest.raises(ModelError) as caught:
+        load_weights(build_model("vit-p4-w16-d1-h2", task(channels=1)), tmp_path / "rgb.safetensors")
+    assert caught.value.got == "F32 [16, 3, 8, 8]"

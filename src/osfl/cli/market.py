@@ -39,9 +39,11 @@ Out = Annotated[
                  help="Where the model, its card and the report go."),
 ]  # fmt: skip
 Pixels = Annotated[
-    Literal["symmetric", "imagenet"],
-    typer.Option("--pixels", rich_help_panel=MARKET, help="What they were trained on: [-1, 1], or ImageNet's normalization."),
-]
+    Literal["symmetric", "imagenet"] | None,
+    typer.Option("--pixels", rich_help_panel=MARKET, show_default=False,
+                 help="What they were trained on: [-1, 1], or ImageNet's normalization; default: as files beside them tell, "
+                      "else [-1, 1]."),
+]  # fmt: skip
 FusedBy = Annotated[str, typer.Option("--method", "-m", metavar="NAME", rich_help_panel=MARKET, help="How they are fused.")]
 Preset = Annotated[
     str,
@@ -79,6 +81,8 @@ def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key:
     before = (out / "market.json").exists()
     examined = examine(market)
     _complain(examined.refused)  # before hours of work, not after
+    for caution in examined.cautions:
+        errors().print(f"[yellow]Caution:[/] {escape(caution)}.", soft_wrap=True)
     if format != "json":
         _show_accepted(examined.accepted)
     with telling(format == "json") as progress:
@@ -115,6 +119,7 @@ def _show_accepted(accepted: Sequence[Accepted]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from osfl.models.offers import ASSUMED, TOLD, scale_name
     from osfl.reports.words import compact
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -128,6 +133,10 @@ def _show_accepted(accepted: Sequence[Accepted]) -> None:
     for one in accepted:
         if one.offer.unused:
             say(f"[dim]Of {escape(one.offer.file)} nothing here uses {escape(', '.join(one.offer.unused))}.[/]")
+        if one.pixels_by == TOLD:
+            say(f"[dim]{escape(one.offer.file)} takes pixels as the files beside it tell: {scale_name(one.pixels)}.[/]")
+    if any(one.pixels_by == ASSUMED for one in accepted):
+        say("[dim]What nothing tells is assumed: pixels in [-1, 1] go in (--pixels).[/]")
 
 
 def _show(said: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:

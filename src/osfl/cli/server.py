@@ -65,7 +65,7 @@ def server(
     seed: market.Seed = 0,
     image_size: market.ImageSize = None,
     channels: market.Channels = None,
-    pixels: market.Pixels = "symmetric",
+    pixels: market.Pixels = None,
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",

@@ -83,8 +83,9 @@ class Student:
     """Where the server's own model starts; mixed into the Settings of methods that distil one."""
 
     student: str = ""  # architecture of the server's model; empty = the clients', where they share one
-    # average: start from one-round FedAvg of the clients' weights; pretrained: from the file that clients started from
-    init: Literal["random", "average", "pretrained"] = "random"  # where the server's model begins
+    # average: start from one-round FedAvg of the clients' weights; client: from the model of the client with most images, for
+    # models whose weights have nothing in common; pretrained: from the file that clients started from
+    init: Literal["random", "average", "client", "pretrained"] = "random"  # where the server's model begins
 
 
 def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
@@ -129,6 +130,13 @@ def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) 
             )  # fmt: skip
         weights = [float(upload.payload.facts["samples"]) for upload in uploads]
         load_named(model, average([upload.payload.tensors for upload in uploads], weights), "model")
+    if method.settings.init == "client":
+        alike = [upload for upload in uploads if upload.payload.facts["architecture"] == architecture]
+        if not alike:
+            raise UsageError(f"init = 'client' needs a client with the student's architecture {architecture!r}, not {spoken}",
+                             field="init", fix="Use --set init=random.")  # fmt: skip
+        largest = min(alike, key=lambda upload: (-float(upload.payload.facts["samples"]), upload.client))
+        load_named(model, largest.payload.tensors, "model")
     return model, architecture
 
 

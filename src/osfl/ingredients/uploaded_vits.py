@@ -25,7 +25,7 @@ class UploadedVits(Student, VitPixels, Training):
     batch_size: int = 64
     weight_decay: float = 1e-4
     schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
-    init: Literal["random", "average", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
+    init: Literal["random", "average", "client", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
     teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does

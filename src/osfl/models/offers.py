@@ -20,20 +20,33 @@ from osfl.models.answers import SANE, loudest
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
 from osfl.models.checkpoints import described, naming_of, usual_name, usual_names
+from osfl.models.companions import Pixels, check_config, told_pixels
 from osfl.models.naming import ModelError, load_named
-from osfl.models.pretrained import IMAGENET, Weights, check_finite, check_foldable, expect_usual_range, read_weights
+from osfl.models.pretrained import (
+    IMAGENET,
+    SYMMETRIC,
+    Weights,
+    check_finite,
+    check_foldable,
+    expect_usual_range,
+    from_hub,
+    read_weights,
+)
 from osfl.protocol import Limits, Task
 
 Image = tuple[int, int, int]
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
 _HEADS = ("head.weight", "fc.weight", "_fc.weight")
+ASSUMED, TOLD = "assumed", "told beside the file"
+SCALES: Mapping[str, Pixels] = {"symmetric": SYMMETRIC, "imagenet": IMAGENET}
 
 
 @dataclass(frozen=True)
 class Offer:
     """A file that could be read, its tensors under our names."""
 
-    file: str
+    file: str  # as it was offered
+    place: Path  # where it was read
     sha256: str
     size: int  # bytes
     naming: str  # timm, transformers or osfl
@@ -48,8 +61,11 @@ class Offer:
         return self.original.get(tensor, tensor)
 
 
-def read_offer(path: Path) -> Offer:
-    """Read a safetensors file of any naming; `ModelError` for a file that is none, a pickle, or numbers that are none."""
+def read_offer(offered: Path) -> Offer:
+    """Read a safetensors file of any naming; `ModelError` for a file that is none, a pickle, or numbers that are none. Of a hub
+    (`hub:owner/name`) the file alone is fetched."""
+    hub = str(offered).startswith("hub:")
+    path = from_hub(str(offered).removeprefix("hub:"), "models") if hub else offered
     if not path.is_file():
         got, fix = ("a folder", "Name the file in it.") if path.is_dir() else ("nothing", "Check the path.")
         raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got=got, fix=fix)
@@ -74,7 +90,7 @@ def read_offer(path: Path) -> Offer:
     tensors = usual_names(raw, str(path))
     parameters = sum(value.numel() for value in tensors.values() if value.is_floating_point())
     head = next((tuple(tensors[name].shape) for name in _HEADS if name in tensors), ())
-    return Offer(str(path), found, size, naming_of(raw), parameters, head, tensors, original, unused)
+    return Offer(str(offered), path, found, size, naming_of(raw), parameters, head, tensors, original, unused)
 
 
 def _original(names: Iterable[str], file: str) -> dict[str, str]:
@@ -108,15 +124,34 @@ def image_of(offer: Offer, architecture: str) -> Image | None:
     return int(first.shape[1]), side * patch, side * patch
 
 
-def fitted(offer: Offer, architecture: str, task: Task, pixels: str = "symmetric") -> nn.Module:
+def pixels_of(offer: Offer, said: str | None) -> tuple[Pixels, str]:
+    """What the model was trained on, and who says so. What lies beside a file speaks for it; a word that contradicts it is a
+    mistake somewhere, and which one nobody here can tell."""
+    told = told_pixels(offer.place)
+    if said is None:
+        return (told, TOLD) if told else (SYMMETRIC, "as all of ours" if offer.naming == "osfl" else ASSUMED)
+    if told and told != SCALES[said]:
+        raise ModelError(f"--pixels {said} contradicts what lies beside {offer.file}", field="pixels",
+                         expected=f"mean and deviation {SCALES[said]}", got=str(told),
+                         fix="Leave --pixels out: each file that tells is then taken at its word.")  # fmt: skip
+    return SCALES[said], "said"
+
+
+def scale_name(pixels: Pixels) -> str:
+    known = (name for name, scale in SCALES.items() if scale == pixels)
+    return next(known, f"mean {pixels[0]}, deviation {pixels[1]}")
+
+
+def fitted(offer: Offer, architecture: str, task: Task, pixels: Pixels = SYMMETRIC) -> nn.Module:
     """The offer as a classifier of the task that takes pixels in [-1, 1]; `ModelError` with the tensor that is in the way."""
     model = build_model(architecture, task)
     tensors = dict(offer.tensors)
     _check_telling(offer, model.state_dict())
-    if pixels == "imagenet":
+    check_config(offer.place, architecture, task.classes)
+    if pixels != SYMMETRIC:
         check_foldable(tensors, offer.file)
         tensors = {name: value.clone() for name, value in tensors.items()}
-        expect_usual_range(tensors, Weights(architecture, offer.file, offer.sha256, "", "", *IMAGENET))
+        expect_usual_range(tensors, Weights(architecture, offer.file, offer.sha256, "", "", *pixels))
     try:
         load_named(model, {f"{offer.file}/{name}": value for name, value in tensors.items()}, offer.file)
     except ModelError as error:

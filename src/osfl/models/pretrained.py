@@ -33,11 +33,11 @@ class Weights:
     licence: str
     origin: str
     # what the file's own preprocessing does to RGB in [0, 1]; ours gives [-1, 1], i.e. mean and deviation 0.5
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    deviation: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
 
 
-_OURS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # [0, 1] becomes [-1, 1]
+SYMMETRIC = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # [0, 1] becomes [-1, 1]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation that most published networks expect
 
 KNOWN: Mapping[str, Weights] = {
@@ -81,7 +81,7 @@ def weights_path(name: str) -> Path:
 def given_path(weights: str, sha256: str, field: str) -> Path:
     """A user's file: a path, a name in the weights folder, or a file of a hub."""
     if weights.startswith("hub:"):
-        return _from_hub(weights.removeprefix("hub:"), field)
+        return from_hub(weights.removeprefix("hub:"), field)
     for path in (Path(weights), weights_folder() / weights):
         if path.is_file():
             return path
@@ -91,8 +91,8 @@ def given_path(weights: str, sha256: str, field: str) -> Path:
     )  # fmt: skip
 
 
-def _from_hub(address: str, field: str) -> Path:
-    """`owner/name[@revision][:file]`, by huggingface_hub; what arrives is checked against the plan's sha256 like any file."""
+def from_hub(address: str, field: str) -> Path:
+    """`owner/name[@revision][:file]`, by huggingface_hub; what arrives is checked like any file."""
     repository, _, file = address.partition(":")
     repository, _, revision = repository.partition("@")
     try:
@@ -156,7 +156,7 @@ def load_pretrained(model: nn.Module, name: str) -> None:
 
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor], known: Weights, where: str) -> None:
     """Put a file's tensors into a model that takes images in [-1, 1]; the classifier keeps its own first weights."""
-    if (known.mean, known.deviation) != _OURS:
+    if (known.mean, known.deviation) != SYMMETRIC:
         check_foldable(tensors, where)
         expect_usual_range(tensors, known)
     _load(model, tensors, where, own_head=True)
@@ -197,7 +197,8 @@ def _no_safetensors(path: Path, data: bytes, error: SafetensorError) -> ModelErr
             got="what torch.save writes", fix="Its owner can convert it: safetensors.torch.save_file(state_dict, path).",
         )  # fmt: skip
     return ModelError(f"{path} is no safetensors file: {error}", field=path.name,
-                      fix="Fetch it again; a download may have been cut short.")  # fmt: skip
+                      fix="Fetch it again, a download may have been cut short; if it is a pickle, its owner can convert it: "
+                          "safetensors.torch.save_file(state_dict, path).")  # fmt: skip
 
 
 def _load(model: nn.Module, tensors: dict[str, torch.Tensor], prefix: str, own_head: bool) -> None:
@@ -208,7 +209,8 @@ def _load(model: nn.Module, tensors: dict[str, torch.Tensor], prefix: str, own_h
     if isinstance(model, Vit) and "pos_embed" in tensors:
         tensors["pos_embed"] = _positions(tensors["pos_embed"], model, prefix)
     for key in _STEMS:
-        if key in state and key in tensors and state[key].shape[1] == 1 and tensors[key].shape[1] == 3:
+        gray = key in state and key in tensors and state[key].shape[1] == 1
+        if gray and tensors[key].shape == (state[key].shape[0], 3, *state[key].shape[2:]):  # else it is refused as it is
             # exactly the network applied to the gray image repeated three times
             tensors[key] = tensors[key].sum(1, keepdim=True)
     load_named(model, {f"{prefix}/{key}": value for key, value in tensors.items()}, prefix)

@@ -24,6 +24,7 @@ def write_market_report(said: Said, folder: Path) -> Path:
         accepted=[_row(one) for one in said["accepted"]], refused=said["refused"], figures=figure_views(said["figures"]),
         server=[("Time", seconds(server.get("seconds"))), ("Operations", flops(server.get("flops"))),
                 ("Peak memory", size(server.get("peak_bytes")))],
+        cautions=said.get("cautions", ()),
         deviations=said["deviations"], settings=fact_rows(said["settings"]), environment=fact_rows(said["environment"]),
         digests=[(key, said[key]) for key in ("plan_digest", "release_digest")], command=said["command"],
         classes=list(said["task"]["classes"]),
@@ -52,7 +53,13 @@ def _row(one: Mapping[str, Any]) -> dict[str, str]:
         "client": one["client"], "file": one["file"], "sha256": one["sha256"], "naming": one["naming"],
         "parameters": compact(one["parameters"]), "exact": count(one["parameters"]), "bytes": size(one["bytes"]),
         "head": " × ".join(map(str, one["head"])) or "none", "unused": ", ".join(one["unused"]),
+        "pixels": f"{one['pixels']}, {one['pixels_by']}" if "pixels" in one else "", "kinship": _kinship(one),
     }  # fmt: skip
+
+
+def _kinship(one: Mapping[str, Any]) -> str:
+    """Markets of earlier versions did not measure it."""
+    return f"{one['kinship']:.2f}" if "kinship" in one else "–"
 
 
 def write_market_card(said: Said, folder: Path) -> Path:
@@ -79,15 +86,16 @@ def _use(said: Said) -> str:
         "place where it would be used, beside the models that it was made from. It has not been validated for clinical or "
         "other consequential decisions. What the offered models know about their training images, this one may know, too; "
         "their licences bind it.\n"
-    )
+    ) + "".join(f"\n**Caution.** {safe(caution)}.\n" for caution in said.get("cautions", ()))
 
 
 def _made_from(said: Said) -> str:
     rows = [
-        [safe(one["file"]), one["naming"], count(one["parameters"]), code(one["sha256"])] for one in said["accepted"]
+        [safe(one["file"]), one["naming"], _row(one)["pixels"], count(one["parameters"]), code(one["sha256"])]
+        for one in said["accepted"]
     ]
     refused = [f"- {safe(one['file'])}: {safe(one['reason'])}\n" for one in said["refused"]]
-    text = f"## Made from\n\n{table(['File', 'Naming', 'Parameters', 'SHA-256'], rows)}"
+    text = f"## Made from\n\n{table(['File', 'Naming', 'Pixels', 'Parameters', 'SHA-256'], rows)}"
     return text + (f"\nRefused:\n\n{''.join(refused)}" if refused else "")
 
 
