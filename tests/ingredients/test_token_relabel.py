@@ -15,10 +15,10 @@ from osfl.ingredients.sparse_inversion import dropped
 from osfl.ingredients.token_relabel import (
     KD_ONLY,
     Pool,
+    Pools,
     Terms,
     as_vit,
     gradient_norms,
-    joined,
     label_table,
     label_weights,
     lipschitz,
@@ -93,11 +93,15 @@ def test_terms_without_weight_are_not_computed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pools_join_and_part() -> None:
-    found = pool(vit(1))
-    both = joined([found, found])
-    assert len(both) == 10
-    part = both.take(torch.tensor([6]), torch.device("cpu"))
-    assert part.images.dtype == torch.float32 and torch.equal(part.keep[0], found.keep[1])
+    pools = [pool(vit(1), count) for count in (5, 1, 3)]
+    both = Pools(pools)
+    assert len(both) == 9
+    order = torch.tensor([6, 0, 5, 8, 4, 0])
+    part = both.take(order, torch.device("cpu"))
+    for name, value in part.tensors().items():
+        whole = torch.cat([one.tensors()[name] for one in pools])[order]
+        assert torch.equal(value, whole.float() if name == "images" else whole)
+    assert part.images.dtype == torch.float32
 
 
 def test_gradient_norms_are_of_single_images_with_losses_of_equal_weight() -> None:

@@ -86,9 +86,23 @@ class Pool:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def joined(pools: Sequence[Pool]) -> Pool:
-    every = [pool.tensors() for pool in pools]
-    return Pool(**{name: torch.cat([tensors[name] for tensors in every]) for name in every[0]})
+class Pools:
+    """Pools one after the other, as one, without a copy of what may be gigabytes of images."""
+
+    def __init__(self, parts: Sequence[Pool]) -> None:
+        lengths = torch.tensor([len(part) for part in parts])
+        self.parts, self.ends = [part.tensors() for part in parts], lengths.cumsum(0)
+        self.begins = self.ends - lengths
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def take(self, index: torch.Tensor, device: torch.device) -> Pool:
+        """Rows in the order of the index, ready to be learned from."""
+        whose = torch.bucketize(index, self.ends, right=True)
+        rows = [(self.parts[part], row) for part, row in zip(whose.tolist(), (index - self.begins[whose]).tolist(), strict=True)]
+        picked = {field.name: torch.stack([part[field.name][row] for part, row in rows]) for field in fields(Pool)}
+        return Pool(**picked).take(torch.arange(len(index)), device)
 
 
 def relabel_terms(student: Vit, part: Pool, terms: Terms, temperature: float = 1.0) -> torch.Tensor:
@@ -235,7 +249,7 @@ class PatchServer:
         self.losses, self.norms = done.tensors["losses"], done.tensors["norms"]
 
     def _study(self, epoch: int) -> Payload:
-        settings, pool = self.settings, joined(self.pools)
+        settings, pool = self.settings, Pools(self.pools)
         norms = self._probe(self.pools[-1], self.ctx.generator("probe", epoch))
         rate = decay("cosine" if settings.student_cosine else "constant", epoch, settings.server_epochs)
         self.optimizer.param_groups[0]["lr"] = settings.student_lr * rate
@@ -245,11 +259,11 @@ class PatchServer:
         losses = torch.stack([self._step(pool, index) for index in order]).mean(0, keepdim=True)
         check_finite(losses.sum(), "student", "student_lr", settings.student_lr)
         self.student.eval()
-        spend(study_flops(self.student, pool, self.terms, self.task.image) * len(pool) * settings.passes)
+        spend(study_flops(self.student, self.pools[-1], self.terms, self.task.image) * len(pool) * settings.passes)
         state = keep(self.student, self.optimizer, "model")
         return Payload({**state, "losses": torch.cat([self.losses, losses]), "norms": torch.cat([self.norms, norms])})
 
-    def _step(self, pool: Pool, index: torch.Tensor) -> torch.Tensor:
+    def _step(self, pool: Pools, index: torch.Tensor) -> torch.Tensor:
         """One step of SGD on a batch; returns its three terms."""
         parameters = list(self.student.parameters())
 
@@ -284,8 +298,8 @@ class PatchServer:
 
     def samples(self) -> Dataset:
         """The images that the student sees in the end, and what they were made for."""
-        pool = joined(self.pools)
-        return Dataset(to_images(pool.images.float()), pool.labels)
+        images = torch.cat([to_images(pool.images.float()) for pool in self.pools])  # an epoch at a time: floats take much room
+        return Dataset(images, torch.cat([pool.labels for pool in self.pools]))
 
     def show(self) -> None:
         newest, classes = self.pools[-1], self.task.classes
@@ -353,7 +367,7 @@ def norm_figure(norms: torch.Tensor, terms: Terms) -> Json:
         "makes L_Fed the smaller one."
     )
     return {"kind": "histogram", "bins": bins.tolist(), "series": counts, "x_label": "gradient norm", "y_label": "images",
-            "note": note}  # fmt: skip
+            "note": note, "measured": found}  # fmt: skip
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------------
