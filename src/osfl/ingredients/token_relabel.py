@@ -100,7 +100,8 @@ class Pools:
     def take(self, index: torch.Tensor, device: torch.device) -> Pool:
         """Rows in the order of the index, ready to be learned from."""
         whose = torch.bucketize(index, self.ends, right=True)
-        rows = [(self.parts[part], row) for part, row in zip(whose.tolist(), (index - self.begins[whose]).tolist(), strict=True)]
+        places = zip(whose.tolist(), (index - self.begins[whose]).tolist(), strict=True)
+        rows = [(self.parts[part], row) for part, row in places]
         picked = {field.name: torch.stack([part[field.name][row] for part, row in rows]) for field in fields(Pool)}
         return Pool(**picked).take(torch.arange(len(index)), device)
 
