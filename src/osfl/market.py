@@ -19,9 +19,9 @@ from osfl.environment import describe_environment
 from osfl.errors import RoundError, UsageError
 from osfl.models.architectures import parse
 from osfl.models.companions import Pixels
-from osfl.models.kinship import APART, kinship
+from osfl.models.kinship import cosines, families
 from osfl.models.naming import ModelError, named
-from osfl.models.offers import ASSUMED, Image, Offer, fitted, image_of, pixels_of, read_offer, scale_name
+from osfl.models.offers import ASSUMED, CONTRADICTED, Image, Offer, fitted, image_of, pixels_of, read_offer, scale_name
 from osfl.phases import Machine, computing, serve
 from osfl.plan import check_plan, deviations, resolve_settings
 from osfl.protocol import ClientId, Json, Payload, Plan, Progress, Relaying, Release, Task, quiet
@@ -77,7 +77,7 @@ class Accepted:
     payload: Payload
     pixels: Pixels  # that it was trained on, folded into the payload
     pixels_by: str  # who says so
-    kinship: float = 1.0  # cosine between its weights and the mean of the others'
+    family: int = 1  # models of one number have a start in common
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def fuse(
         finished = _finished(round)
         if finished is not None:
             return _drawn(_with_refusals(finished, refused, command, out), out)
-        accepted = [one for one in accepted if one.client in round.present]  # `osfl forget` has the last word
+        accepted = _related([one for one in accepted if one.client in round.present])  # `osfl forget` has the last word
         for one in accepted:
             if one.client not in round.delivered():
                 _hand_in(one, round)
@@ -117,8 +117,8 @@ def fuse(
         published = round.release()
         assert published is not None
         models = _keep(round, *published)
-        said = {**_described(market, plan, method, accepted, refused, found.cautions), "models": models, "command": command,
-                "release_digest": published[1],
+        said = {**_described(market, plan, method, accepted, refused), "models": models,
+                "command": command, "release_digest": published[1],
                 "costs": {"server": round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
                 "environment": describe_environment(machine.device, machine.workers or default_workers()),
                 "figures": round.figures()}  # fmt: skip
@@ -164,25 +164,34 @@ def examine(market: Market) -> Examined:
         why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
         raise RoundError(f"none of {len(refused)} files can be used{why}", field="models",
                          fix="" if refused else "Name at least one file after --models.")  # fmt: skip
-    kin = kinship([one.payload.tensors for one in found.accepted])
-    accepted = [replace(one, kinship=round(near, 3)) for one, near in zip(found.accepted, kin, strict=True)]
+    accepted = _related(found.accepted)
     return replace(found, accepted=accepted, refused=refused, cautions=_cautions(market, accepted))
+
+
+def _related(accepted: Sequence[Accepted]) -> list[Accepted]:
+    """With the number of each model's family: models whose weights have a start in common."""
+    numbers = families(cosines([one.payload.tensors for one in accepted]))
+    return [replace(one, family=number) for one, number in zip(accepted, numbers, strict=True)]
 
 
 def _cautions(market: Market, accepted: Sequence[Accepted]) -> list[str]:
     """What may well be wrong though every file fits, and the words that would set it right."""
     settings, found = resolve_settings(load(market.method), market.preset, market.changes), []
-    strangers = [one for one in accepted if one.kinship < APART]
-    if strangers and (market.method == "fedavg" or getattr(settings, "init", "") == "average"):
-        other = "" if market.method == "fedavg" else ", or begin at one of them with --set init=client"
-        found.append(f"{_files(strangers)}: weights that have little in common with the others' (cosine with their mean "
-                     f"{min(one.kinship for one in strangers):.2f}; near 1 where all were fine-tuned from one file), and "
-                     f"{market.method} begins at the mean of all, which then knows next to nothing. Use --method ensemble"
-                     f"{other}")  # fmt: skip
+    kin = [[one for one in accepted if one.family == number] for number in sorted({one.family for one in accepted})]
+    averaged, begins = market.method == "fedavg", getattr(settings, "init", "") == "average"
+    if len(kin) > 1 and (averaged or begins):
+        other = " or begin at one of them (--set init=client)" if begins else ""
+        found.append(f"the weights are of {len(kin)} starts that have little in common ({'; '.join(map(_files, kin))}), and "
+                     f"{market.method} {'is' if averaged else 'begins at'} a mean of weights, which then knows next to "
+                     f"nothing. Use --method ensemble,{other} or offer models of one start")  # fmt: skip
     foreign = [one for one in accepted if one.pixels_by == ASSUMED]
-    if foreign and market.architecture.startswith("deit_"):
-        found.append(f"{_files(foreign)}: that pixels in [-1, 1] go in is an assumption, and DeiT is published for ImageNet's "
-                     "normalization. Say --pixels imagenet, or --pixels symmetric if it is right")  # fmt: skip
+    if foreign and (usual := parse(market.architecture)[0].pixels):
+        found.append(f"that pixels in [-1, 1] go into {_files(foreign)} is an assumption, and {market.architecture} is "
+                     f"published for others. Say --pixels {usual}, or --pixels symmetric if it is right")  # fmt: skip
+    against = [one for one in accepted if one.pixels_by == CONTRADICTED]
+    if against:
+        found.append(f"what lies beside {_files(against)} tells of other pixels than --pixels {market.pixels}, which is what "
+                     "counts. Leave --pixels out if the files are right")  # fmt: skip
     return found
 
 
@@ -198,7 +207,7 @@ def _judged(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
     """The offers that are models for images of this size, and the others. A model is named after its weights alone: neither
     its file's name nor what else is offered changes what is drawn for it."""
     task = Task("market", tuple(market.classes), image)
-    accepted: dict[str, Accepted] = {}
+    accepted: list[Accepted] = []
     refused: list[Refused] = []
     for offer in offers:
         try:
@@ -209,16 +218,19 @@ def _judged(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
             continue
         payload = Payload(named(model, "model"), {"architecture": market.architecture, "samples": 1})
         digest = payload_digest(payload)
-        about = replace(offer, tensors={})  # the payload has them: large models need not be held twice
-        twin = accepted.setdefault(digest, Accepted(f"model-{digest[:12]}", digest, about, payload, pixels, by))
-        if twin.offer is not about:
+        twin = next((one for one in accepted if digest == one.digest or offer.sha256 == one.offer.sha256), None)
+        if twin is not None:  # also if other files beside it made other weights of it
             refused.append(Refused(offer.file, f"it holds the same weights as {twin.offer.file}", "",
                                    "Offer a model once: twice, it would count double."))  # fmt: skip
-    return Examined(task, sorted(accepted.values(), key=lambda one: one.client), refused)
+            continue
+        about = replace(offer, tensors={})  # the payload has them: large models need not be held twice
+        accepted.append(Accepted(f"model-{digest[:12]}", digest, about, payload, pixels, by))
+    return Examined(task, sorted(accepted, key=lambda one: one.client), refused)
 
 
 def _refusal(file: str, error: ModelError) -> Refused:
-    expected = f" (expected {error.expected}, got {error.got})" if error.expected is not None else ""
+    got = f", got {error.got}" if error.got is not None else ""
+    expected = f" (expected {error.expected}{got})" if error.expected is not None else ""
     tensor = (error.field or "").removeprefix(f"{file}/")
     told = (file, error.reason + expected, "" if tensor == Path(file).name else tensor, error.fix or "")
     return Refused(*("".join(char if char.isprintable() else "?" for char in text) for text in told))  # names are the file's
@@ -251,6 +263,7 @@ def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
         raise UsageError(f"clients of {market.method} do not upload a model of an architecture", field="method",
                          fix=_FUSES)  # fmt: skip
     settings = resolve_settings(method, market.preset, {**market.changes, "architecture": market.architecture})
+    # pixels: as it was said; what a file's own became is in its digest
     data = {"dataset": "none", "models": {one.client: one.digest for one in accepted}, "pixels": market.pixels or "symmetric"}
     plan = Plan(task, market.method, settings, tuple(one.client for one in accepted), seed=market.seed, data=data)
     check_plan(plan)
@@ -309,7 +322,7 @@ def _listed(refused: Sequence[Refused]) -> list[Json]:
 
 
 def _described(
-    market: Market, plan: Plan, method: Any, accepted: Sequence[Accepted], refused: Sequence[Refused], cautions: Sequence[str]
+    market: Market, plan: Plan, method: Any, accepted: Sequence[Accepted], refused: Sequence[Refused]
 ) -> dict[str, Json]:
     described = plan.as_json()
     trained: set[str] = getattr(method, "only_for_clients", set)()
@@ -323,9 +336,9 @@ def _described(
             {"client": one.client, "file": one.offer.file, "sha256": one.offer.sha256, "bytes": one.offer.size,
              "naming": one.offer.naming, "parameters": one.offer.parameters, "head": list(one.offer.head),
              "unused": list(one.offer.unused), "pixels": scale_name(one.pixels), "pixels_by": one.pixels_by,
-             "kinship": one.kinship}
+             "family": one.family}
             for one in accepted
         ],
-        "cautions": list(cautions), "refused": _listed(refused),
+        "cautions": _cautions(market, accepted), "refused": _listed(refused),
         "settings": kept, "deviations": [*_ALREADY_TRAINED, *deviations(method, plan.settings, trained)],
     }  # fmt: skip

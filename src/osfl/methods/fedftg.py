@@ -36,7 +36,7 @@ from osfl.protocol import Context, Payload, Release, Upload
 
 @dataclass(frozen=True)
 class Settings(Student, Training):
-    init: Literal["random", "average"] = "average"  # the paper fine-tunes the average of the clients' models
+    init: Literal["random", "average", "client", "pretrained"] = "average"  # the paper fine-tunes the clients' average
     iterations: int = 10  # I: each trains the generator on every client, then the student
     generator_steps: int = 1  # on each client, in each iteration
     student_steps: int = 5  # in each iteration

@@ -28,10 +28,14 @@ class Architecture:
     layers: tuple[int, ...] = ()  # residual blocks a stage
     bottleneck: bool = False
     layer_scale: bool = False
+    pixels: str = ""  # what it is published for, where that is known and not [-1, 1]
 
 
-def _vit(width: int, heads: int, described: str, patch: int = 16, layer_scale: bool = False) -> Architecture:
-    return Architecture("vit", described, {"p": patch, "w": width, "d": 12, "h": heads}, layer_scale=layer_scale)
+def _vit(
+    width: int, heads: int, described: str, patch: int = 16, layer_scale: bool = False, pixels: str = "",
+) -> Architecture:  # fmt: skip
+    sides = {"p": patch, "w": width, "d": 12, "h": heads}
+    return Architecture("vit", described, sides, layer_scale=layer_scale, pixels=pixels)
 
 
 def _resnet(described: str, layers: tuple[int, ...], bottleneck: bool = False) -> Architecture:
@@ -43,14 +47,14 @@ TABLE: Mapping[str, Architecture] = {
     "resnet18": _resnet("ResNet-18, small-image stem up to 64 px", (2, 2, 2, 2)),
     "resnet50": _resnet("ResNet-50, small-image stem up to 64 px", (3, 4, 6, 3), bottleneck=True),
     "vit": Architecture("vit", "vision transformer for small images", {"p": 4, "w": 64, "d": 4, "h": 4}),
-    "deit_tiny": _vit(192, 3, "DeiT-Tiny/16, 5.7 M parameters, meant for 224 px"),
-    "deit_small": _vit(384, 6, "DeiT-Small/16, 22 M parameters, meant for 224 px"),
-    "deit_base": _vit(768, 12, "DeiT-Base/16, 86 M parameters, meant for 224 px"),
+    "deit_tiny": _vit(192, 3, "DeiT-Tiny/16, 5.7 M parameters, meant for 224 px", pixels="imagenet"),
+    "deit_small": _vit(384, 6, "DeiT-Small/16, 22 M parameters, meant for 224 px", pixels="imagenet"),
+    "deit_base": _vit(768, 12, "DeiT-Base/16, 86 M parameters, meant for 224 px", pixels="imagenet"),
     "vit_tiny": _vit(192, 3, "ViT-Tiny/16, the same module as deit_tiny"),
     "vit_small": _vit(384, 6, "ViT-Small/16, the same module as deit_small"),
     "vit_base": _vit(768, 12, "ViT-Base/16, the same module as deit_base"),
-    "vit_small_dinov2": _vit(384, 6, "ViT-S/14 with LayerScale, laid out as DINOv2", patch=14, layer_scale=True),
-    "vit_base_dinov2": _vit(768, 12, "ViT-B/14 with LayerScale, laid out as DINOv2", patch=14, layer_scale=True),
+    "vit_small_dinov2": _vit(384, 6, "ViT-S/14 with LayerScale, laid out as DINOv2", 14, layer_scale=True, pixels="imagenet"),
+    "vit_base_dinov2": _vit(768, 12, "ViT-B/14 with LayerScale, laid out as DINOv2", 14, layer_scale=True, pixels="imagenet"),
     "efficientnet_lite0": Architecture("efficientnet", "EfficientNet-Lite0, 1,280 features, 3.4 M parameters"),
 }
 

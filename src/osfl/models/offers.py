@@ -20,7 +20,7 @@ from osfl.models.answers import SANE, loudest
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
 from osfl.models.checkpoints import described, naming_of, usual_name, usual_names
-from osfl.models.companions import Pixels, check_config, told_pixels
+from osfl.models.companions import CONFIG, PROCESSOR, Companions, Pixels, check_config, read_companions, told_pixels
 from osfl.models.naming import ModelError, load_named
 from osfl.models.pretrained import (
     IMAGENET,
@@ -37,7 +37,7 @@ from osfl.protocol import Limits, Task
 Image = tuple[int, int, int]
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
 _HEADS = ("head.weight", "fc.weight", "_fc.weight")
-ASSUMED, TOLD = "assumed", "told beside the file"
+ASSUMED, TOLD, CONTRADICTED = "assumed", "told beside the file", "said, against what lies beside the file"
 SCALES: Mapping[str, Pixels] = {"symmetric": SYMMETRIC, "imagenet": IMAGENET}
 
 
@@ -46,7 +46,6 @@ class Offer:
     """A file that could be read, its tensors under our names."""
 
     file: str  # as it was offered
-    place: Path  # where it was read
     sha256: str
     size: int  # bytes
     naming: str  # timm, transformers or osfl
@@ -54,6 +53,7 @@ class Offer:
     head: tuple[int, ...]  # (classes, features) of its last layer; empty where there is none
     tensors: Mapping[str, torch.Tensor]
     original: Mapping[str, str]  # our name -> the file's
+    beside: Companions  # configs in the same folder
     unused: Sequence[str] = ()  # what nothing here has a use for, such as a pooler; left out
 
     def named(self, tensor: str) -> str:
@@ -62,10 +62,10 @@ class Offer:
 
 
 def read_offer(offered: Path) -> Offer:
-    """Read a safetensors file of any naming; `ModelError` for a file that is none, a pickle, or numbers that are none. Of a hub
-    (`hub:owner/name`) the file alone is fetched."""
-    hub = str(offered).startswith("hub:")
-    path = from_hub(str(offered).removeprefix("hub:"), "models") if hub else offered
+    """Read a safetensors file of any naming, also of a hub (`hub:owner/name`); `ModelError` for a file that is none, a pickle,
+    or numbers that are none."""
+    hub, address = str(offered).startswith("hub:"), str(offered).removeprefix("hub:")
+    path = from_hub(address, "", beside=(CONFIG, PROCESSOR)) if hub else offered
     if not path.is_file():
         got, fix = ("a folder", "Name the file in it.") if path.is_dir() else ("nothing", "Check the path.")
         raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got=got, fix=fix)
@@ -90,7 +90,8 @@ def read_offer(offered: Path) -> Offer:
     tensors = usual_names(raw, str(path))
     parameters = sum(value.numel() for value in tensors.values() if value.is_floating_point())
     head = next((tuple(tensors[name].shape) for name in _HEADS if name in tensors), ())
-    return Offer(str(offered), path, found, size, naming_of(raw), parameters, head, tensors, original, unused)
+    beside = read_companions(path, str(offered))
+    return Offer(str(offered), found, size, naming_of(raw), parameters, head, tensors, original, beside, unused)
 
 
 def _original(names: Iterable[str], file: str) -> dict[str, str]:
@@ -125,21 +126,26 @@ def image_of(offer: Offer, architecture: str) -> Image | None:
 
 
 def pixels_of(offer: Offer, said: str | None) -> tuple[Pixels, str]:
-    """What the model was trained on, and who says so. What lies beside a file speaks for it; a word that contradicts it is a
-    mistake somewhere, and which one nobody here can tell."""
-    told = told_pixels(offer.place)
+    """What the model was trained on, and who says so: the user, or else what lies beside the file."""
+    told = told_pixels(offer.beside)
+    told = next((scale for scale in SCALES.values() if told and _alike(told, scale)), told)
     if said is None:
         return (told, TOLD) if told else (SYMMETRIC, "as all of ours" if offer.naming == "osfl" else ASSUMED)
-    if told and told != SCALES[said]:
-        raise ModelError(f"--pixels {said} contradicts what lies beside {offer.file}", field="pixels",
-                         expected=f"mean and deviation {SCALES[said]}", got=str(told),
-                         fix="Leave --pixels out: each file that tells is then taken at its word.")  # fmt: skip
-    return SCALES[said], "said"
+    return SCALES[said], "said" if told in (None, SCALES[said]) else CONTRADICTED
+
+
+def _alike(a: Pixels, b: Pixels) -> bool:
+    """Up to how configs write numbers down."""
+    return all(math.isclose(x, y, rel_tol=1e-4) for x, y in zip((*a[0], *a[1]), (*b[0], *b[1]), strict=True))
 
 
 def scale_name(pixels: Pixels) -> str:
     known = (name for name, scale in SCALES.items() if scale == pixels)
-    return next(known, f"mean {pixels[0]}, deviation {pixels[1]}")
+    return next(known, f"mean {_short(pixels[0])}, deviation {_short(pixels[1])}")
+
+
+def _short(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.4g}" for value in values)
 
 
 def fitted(offer: Offer, architecture: str, task: Task, pixels: Pixels = SYMMETRIC) -> nn.Module:
@@ -147,7 +153,7 @@ def fitted(offer: Offer, architecture: str, task: Task, pixels: Pixels = SYMMETR
     model = build_model(architecture, task)
     tensors = dict(offer.tensors)
     _check_telling(offer, model.state_dict())
-    check_config(offer.place, architecture, task.classes)
+    check_config(offer.beside, architecture, task.classes)
     if pixels != SYMMETRIC:
         check_foldable(tensors, offer.file)
         tensors = {name: value.clone() for name, value in tensors.items()}

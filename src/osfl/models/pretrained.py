@@ -6,9 +6,9 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from safetensors import SafetensorError
@@ -91,8 +91,9 @@ def given_path(weights: str, sha256: str, field: str) -> Path:
     )  # fmt: skip
 
 
-def from_hub(address: str, field: str) -> Path:
-    """`owner/name[@revision][:file]`, by huggingface_hub; what arrives is checked like any file."""
+def from_hub(address: str, field: str, beside: Sequence[str] = ()) -> Path:
+    """`owner/name[@revision][:file]`, by huggingface_hub; what arrives is checked like any file. `beside`: names of files that
+    come along where they exist."""
     repository, _, file = address.partition(":")
     repository, _, revision = repository.partition("@")
     try:
@@ -101,13 +102,27 @@ def from_hub(address: str, field: str) -> Path:
         raise ModelError("weights from a hub need huggingface_hub", field=field,
                          fix="Install it with: pip install 'osfl[hub]'. Or give a local file.") from None  # fmt: skip
     try:
-        return Path(hf_hub_download(repository, file or "model.safetensors", revision=revision or None))
+        file = file or "model.safetensors"
+        for name in beside:
+            try:
+                hf_hub_download(repository, str(PurePosixPath(file).with_name(name)), revision=revision or None)
+            except Exception as error:
+                if not _absent(error):
+                    raise
+        return Path(hf_hub_download(repository, file, revision=revision or None))
     except Exception as error:  # whatever a network, a proxy or the hub may say
         raise ModelError(
             f"the hub did not give {address!r}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             field=field, expected="owner/name[@revision][:file]",
             fix="Check the name and the network, or carry the file here and give its path instead of hub:.",
         ) from None  # fmt: skip
+
+
+def _absent(error: Exception) -> bool:
+    """Whether the hub says that there is no such file; by name, because the classes move between versions of the library. A
+    local one means that nobody was asked."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "EntryNotFoundError" in kinds and "LocalEntryNotFoundError" not in kinds
 
 
 def pin_problems(weights: str, sha256: str, setting: str) -> list[str]:
@@ -237,7 +252,8 @@ def check_foldable(tensors: Mapping[str, torch.Tensor], where: str) -> None:
             f"{where} has no first layer of RGB patches into which its normalization of pixels could be folded",
             field="patch_embed.proj.weight", expected="F32 [width, 3, patch, patch]",
             got="nothing" if weight is None else described(weight),
-            fix="Only vision transformers can take other pixels than [-1, 1].",
+            fix="Only vision transformers for RGB can take other pixels than [-1, 1]. If it was trained on those all the same, "
+                "say so: --pixels symmetric, or the setting pretrained_pixels.",
         )  # fmt: skip
     if bias is None or bias.dtype != torch.float32 or bias.shape != weight.shape[:1]:
         raise ModelError(

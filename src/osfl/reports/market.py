@@ -53,13 +53,8 @@ def _row(one: Mapping[str, Any]) -> dict[str, str]:
         "client": one["client"], "file": one["file"], "sha256": one["sha256"], "naming": one["naming"],
         "parameters": compact(one["parameters"]), "exact": count(one["parameters"]), "bytes": size(one["bytes"]),
         "head": " × ".join(map(str, one["head"])) or "none", "unused": ", ".join(one["unused"]),
-        "pixels": f"{one['pixels']}, {one['pixels_by']}" if "pixels" in one else "", "kinship": _kinship(one),
+        "pixels": f"{one['pixels']}, {one['pixels_by']}" if "pixels" in one else "", "family": str(one.get("family", "–")),
     }  # fmt: skip
-
-
-def _kinship(one: Mapping[str, Any]) -> str:
-    """Markets of earlier versions did not measure it."""
-    return f"{one['kinship']:.2f}" if "kinship" in one else "–"
 
 
 def write_market_card(said: Said, folder: Path) -> Path:
