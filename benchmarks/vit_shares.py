@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -47,7 +48,8 @@ def main(names: list[str]) -> None:
         if rows:
             found[cell] = {**found.get(cell, {}), **rows}
             print(cell, {label: row["mean"] for label, row in found[cell].items()}, flush=True)
-    write_json(RECORD, {"command": "python -m benchmarks.vit_shares", "shares": list(SHARES), "seeds": list(SEEDS),
+    write_json(RECORD, {"command": "python -m benchmarks.vit_shares", "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                        "shares": list(SHARES), "seeds": list(SEEDS),
                         "environment": describe_environment("cpu", default_workers()), "cells": found})  # fmt: skip
 
 
