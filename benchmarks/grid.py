@@ -30,7 +30,7 @@ from osfl.environment import describe_environment
 from osfl.evaluation.comparison import METRICS as ALL
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
-from osfl.ingredients.uploaded_vits import VIT_CPU
+from osfl.ingredients.uploaded_vits import tuned_alike
 from osfl.phases import Machine
 from osfl.result import read_result, write_json
 from osfl.run import compare
@@ -83,6 +83,9 @@ PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_
 # a market has models alone, no class counts; and where the student ended, which methods with generators release
 BARE = tuple(f"{name}{words}" for words in ("@teacher=logits@labels=uniform@balance=0", "@student_share=1")
              for name in ("fedmitr", "deepinversion_vit"))  # fmt: skip
+# what the share of dropped patches and the weights of L_TR do, at the values of the paper's grids
+SWEEP = (*(f"fedmitr@mask={share}" for share in ("0.1", "0.5", "0.7")),
+         *(f"fedmitr@{term}={weight}" for term in ("lambda1", "lambda2") for weight in ("0.25", "0.75", "1")))  # fmt: skip
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
 # SCAFFOLD's control variates need SGD)
 ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optimizer=sgd@lr=0.01")
@@ -131,15 +134,16 @@ WEIGHTLESS = {"encoder": "random", "resolution": 16, "window": 8, "stride": 8}
 
 
 def uploaded_vits(name: str, partition: str, clients: int = 10) -> Simulation:
-    """All clients of all methods fine-tune a file that `benchmarks.pretrain_vit` makes, in the same way. Digits, drawn at 28 px
-    and never mirrored, start from the file of the blood cells, which has seen neither."""
-    start = "blood" if name == "digits" else name
-    made = json.loads((RECORDS / f"pretrain-{start}.json").read_text(encoding="utf-8"))
-    same = {key: VIT_CPU[key] for key in ("architecture", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
-                                          "augment", "clip")}  # fmt: skip
-    same |= {"pretrained": made["file"], "pretrained_sha256": made["sha256"]}
+    """All clients of all methods fine-tune a file that `benchmarks.pretrain_vit` makes, in the same way. Digits are not
+    mirrored and start from drawn signs, as in `osfl demo`; and, drawn larger, from CIFAR's file, which has seen real pictures."""
     if name == "digits":
-        return Simulation("fedmitr", "digits", clients, partition, "cpu", changes={**same, "augment": "none"}, image_size=28,
+        return Simulation("fedmitr", "digits", clients, partition, "cpu",
+                          changes={**tuned_alike(), "augment": "none", "pretrained": "vit_signs"})  # fmt: skip
+    start = "cifar" if name == "digits24" else name
+    made = json.loads((RECORDS / f"pretrain-{start}.json").read_text(encoding="utf-8"))
+    same = {**tuned_alike(), "pretrained": made["file"], "pretrained_sha256": made["sha256"]}
+    if name == "digits24":
+        return Simulation("fedmitr", "digits", clients, partition, "cpu", changes={**same, "augment": "none"}, image_size=24,
                           channels=3)  # fmt: skip
     dataset = {"blood": "bloodcells-28", "cifar": "cifar10-subset"}[name]
     return Simulation("fedmitr", dataset, clients, partition, "cpu", changes=same, samples=4000)
@@ -173,7 +177,8 @@ CELLS: Mapping[str, Simulation] = {
     **{f"{name}-vit-n10-{label}": uploaded_vits(name, partition)
        for name in ("blood", "cifar") for label, partition in _SHARES.items()},
     **{f"blood-vit-n{clients}-a0.1": uploaded_vits("blood", "dirichlet:0.1", clients) for clients in (5, 20)},
-    **{f"digits-vit-n5-{label}": uploaded_vits("digits", partition, 5) for label, partition in _SHARES.items()},
+    **{f"{name}-vit-n5-{label}": uploaded_vits(name, partition, 5)
+       for name in ("digits", "digits24") for label, partition in _SHARES.items()},
 }  # fmt: skip
 # What the papers print for the nearest cell of theirs. FedBiCross, its tables (first version): own accuracy, ResNet-18,
 # official splits and full size, as many clusters as here (3 of 5 clients, 4 of 10).
@@ -283,7 +288,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
     vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
-    vits += BARE if cell in ("blood-vit-n10-a0.1", "blood-vit-n10-c3", "cifar-vit-n10-c3") else ()
+    vits += BARE if cell in ("blood-vit-n10-a0.1", "blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
+    vits += SWEEP if cell == "digits-vit-n5-a0.1" else ()
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet

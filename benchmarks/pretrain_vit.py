@@ -1,23 +1,26 @@
-"""A small ViT for clients to start from, trained on real images of which the task has none.
+"""A small ViT for clients to start from, trained on images of which the task has none.
 
-    python -m benchmarks.pretrain_vit             both files; what is there is not made again
+    python -m benchmarks.pretrain_vit             all files; what is there is not made again
     python -m benchmarks.pretrain_vit cifar       for tasks on cifar10-subset, at 32 px
-    python -m benchmarks.pretrain_vit blood       for tasks on bloodcells-28 and on digits, at 28 px
+    python -m benchmarks.pretrain_vit blood       for tasks on bloodcells-28, at 28 px
+    python -m benchmarks.pretrain_vit signs       for digits, at 16 px; from drawn signs, and a part of the package
 
 FedMITR's clients start from ImageNet. None of its images are here. For CIFAR's pictures, a network that was trained on them
 tells what it sees in pictures of PACS (distilled_start.py). For blood cells this takes the training parts of all other
 datasets, as one task of all their classes; small datasets are drawn more often. One thread and a fixed number of steps: the
 same machine gives the same bytes. Files go to runs/pretrained, what made them and their sha256 to benchmarks/records. One of
-the datasets (skinlesions-28) is for non-commercial use only, and so are the weights for blood cells.
+the datasets (skinlesions-28) is for non-commercial use only, and so are the weights for blood cells. Digits need no file on any
+machine, and nor should their start: it learns drawn signs (signs.py), and is `vit_signs` in `osfl/models/pretrained.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,13 @@ from torch import nn
 
 from benchmarks.bench import RECORDS
 from benchmarks.distilled_start import Distillation, distilled, lessons, said_of_teacher
+from benchmarks.signs import Drawing, drawn_signs
 from osfl.data import open_dataset
 from osfl.environment import describe_environment
 from osfl.ingredients.training import Training, fit
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
+from osfl.models.pretrained import EMBEDDED, KNOWN
 from osfl.protocol import Dataset, Task
 from osfl.result import write_json
 from osfl.seeds import torch_generator
@@ -43,11 +48,12 @@ RECIPE = Training(
     "vit", epochs=6, batch_size=64, optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="cosine", augment="flip+crop",
     clip=1.0,
 )  # fmt: skip
+TELLING_SIGNS = replace(RECIPE, epochs=12, augment="none")  # mirrored, a sign would be another
 
 
 @dataclass(frozen=True)
 class Start:
-    """One file: for images of which side, and from which datasets."""
+    """One file: for images of which side, and from which datasets; from none of them, signs are drawn."""
 
     side: int
     pool: tuple[str, ...]
@@ -59,6 +65,7 @@ STARTS = {
     "blood": Start(
         28, ("cifar10-subset", "skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
     ),
+    "signs": Start(16, ()),
 }
 PICTURES = 227  # side of PACS
 
@@ -100,16 +107,44 @@ def by_teacher(start: Start, recipe: Distillation = Distillation()) -> tuple[nn.
     return model, {"pool": said, "teacher": said_of_teacher(), "recipe": asdict(recipe)}
 
 
+def by_drawings(
+    start: Start, recipe: Training = TELLING_SIGNS, drawing: Drawing = Drawing()
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Trained to tell drawn signs apart; and what the record says."""
+    data = drawn_signs(start.side, drawing)
+    task = Task("signs", tuple(f"sign {number}" for number in range(drawing.signs)), (1, start.side, start.side))
+    model = build_model(recipe.architecture, task, torch_generator(0, "pretrain", "init"))
+    fit(model, data, recipe, torch_generator(0, "pretrain", "fit"), progress=_line)
+    return model, {"pool": {}, "drawing": asdict(drawing), "recipe": asdict(recipe)}
+
+
 def pretrain(name: str, path: Path, *recipe: Any) -> dict[str, Any]:
-    """Train and save; returns what the record says."""
+    """Train and save, in half precision if the name says so; returns what the record says."""
     start, began = STARTS[name], time.process_time()
     with compute_threads(1):
-        model, said = (by_teacher if start.told else by_labels)(start, *recipe)
+        model, said = (by_teacher if start.told else by_labels if start.pool else by_drawings)(start, *recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {key: value.contiguous() for key, value in model.state_dict().items() if not key.startswith("head.")}
+    kind = torch.float16 if path.stem.endswith("-fp16") else torch.float32
+    state = {key: value.to(kind).contiguous() for key, value in model.state_dict().items() if not key.startswith("head.")}
     save_file(state, path)
-    return {"file": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "side": start.side, **said,
+    return {"file": _shown(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "side": start.side, **said,
             "cpu_seconds": round(time.process_time() - began, 1)}  # fmt: skip
+
+
+def path_of(name: str) -> Path:
+    return EMBEDDED / KNOWN["vit_signs"].file if name == "signs" else FOLDER / f"vit-{name}.safetensors"
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def earlier(name: str, sha256: str) -> list[dict[str, Any]]:
+    """Other bytes that the same command made before: another processor rounds in other places. Records of cells name theirs."""
+    path = RECORDS / f"pretrain-{name}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    said = [{key: before[key] for key in ("sha256", "date", "environment", "cpu_seconds")}] if before else []
+    return [one for one in (*before.get("earlier", ()), *said) if one["sha256"] != sha256]
 
 
 def _line(done: int, total: int) -> None:
@@ -120,15 +155,16 @@ def main(names: list[str]) -> None:
     for name in names or list(STARTS):
         if name not in STARTS:
             raise SystemExit(f"there is no start {name!r}; starts: {', '.join(STARTS)}")
-        path = FOLDER / f"vit-{name}.safetensors"
+        path = path_of(name)
         if not path.exists():
             with compute_threads(1):
                 environment = describe_environment("cpu", 1)
             made = {"command": f"python -m benchmarks.pretrain_vit {name}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
                     "environment": environment, **pretrain(name, path)}  # fmt: skip
-            write_json(RECORDS / f"pretrain-{name}.json", made)
+            write_json(RECORDS / f"pretrain-{name}.json", {**made, "earlier": earlier(name, made["sha256"])})
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        print(f"--set architecture={RECIPE.architecture} --set pretrained={path} --set pretrained_sha256={sha256}", flush=True)
+        pinned = "vit_signs" if name == "signs" else f"{path} --set pretrained_sha256={sha256}"
+        print(f"--set architecture={RECIPE.architecture} --set pretrained={pinned}  # {sha256}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ import torch
 
 from benchmarks import pretrain_vit
 from benchmarks.distilled_start import Distillation, Lessons, crop, distilled, lessons
+from benchmarks.signs import STROKES, Drawing, Signs, draw, drawn_signs, invented
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import ModelError
 from osfl.models.pretrained import read_weights, start_from, weights_path
 from osfl.protocol import Dataset, Task
+from osfl.result import write_json
 from osfl.seeds import torch_generator
 
 TINY = replace(pretrain_vit.RECIPE, architecture="vit-p4-w8-d1-h2", epochs=1)
@@ -97,3 +99,65 @@ def test_the_teacher_says_something_of_each_patch() -> None:
     again = lessons(pictures, 16, 4, replace(TOLD, crops=70))
     assert torch.equal(told.places, again.places) and torch.equal(told.whole, again.whole)
     assert float(told.places.float().std()) > 0.1
+
+
+# --- drawn signs ---
+
+STILL = Drawing(thinnest=0.15, thickest=0.15, shake=0, turn=0, slant=0, grow=0, move=0)
+
+
+def _line(*points: tuple[float, float]) -> Signs:
+    """One stroke; the others are not there."""
+    curves = torch.zeros(1, STROKES, 3, 2)
+    curves[0, 0] = torch.tensor(points)
+    return Signs(curves, torch.arange(STROKES)[None] < 1)
+
+
+def test_a_stroke_is_drawn_where_it_goes_and_nothing_else_is() -> None:
+    down = draw(_line((0.125, -0.9), (0.125, 0.0), (0.125, 0.9)), STILL, torch_generator(0, "pen"))[0]
+    assert down.shape == (8, 8) and bool((down[:, 4] > 200).all())  # x = 0.125 is the middle of the fifth column
+    assert int(down[:, :3].max()) == int(down[:, 6:].max()) == 0
+    across = draw(_line((-0.9, 0.125), (0.0, 0.125), (0.9, 0.125)), STILL, torch_generator(0, "pen"))[0]
+    assert torch.equal(across, down.T)  # y goes down, x to the right
+
+
+def test_two_hands_draw_a_sign_differently_and_one_hand_twice_the_same() -> None:
+    sign = _line((-0.5, -0.8), (0.9, 0.0), (-0.5, 0.8))
+    shaken = [draw(sign, Drawing(), torch_generator(0, "hand", hand)) for hand in (1, 2, 1)]
+    assert not torch.equal(shaken[0], shaken[1]) and torch.equal(shaken[0], shaken[2])
+    still = [draw(sign, STILL, torch_generator(0, "hand", hand)) for hand in (1, 2)]
+    assert torch.equal(still[0], still[1])
+
+
+def test_signs_fill_their_box_and_most_strokes_are_joined() -> None:
+    signs = invented(400, torch_generator(0, "signs"))
+    assert signs.there[:, 0].all() and {int(n) for n in signs.there.sum(1)} == {1, 2, 3, 4}
+    reach = signs.points.masked_fill(~signs.there[:, :, None, None], 0).abs().flatten(1, 2).amax(1)
+    assert bool((reach[:, 0] <= 0.6501).all()) and bool((reach[:, 1] <= 0.9501).all()) and float(reach[:, 1].median()) > 0.6
+    joined = (signs.points[:, 1:, 0] - signs.points[:, :-1, 2]).abs().amax(-1) < 1e-6
+    assert 0.65 < float(joined[signs.there[:, 1:]].float().mean()) < 0.85
+
+
+def test_drawn_signs_are_a_dataset_that_can_be_learned(tmp_path: Path) -> None:
+    few = Drawing(signs=6, drawings=32)
+    data = drawn_signs(16, few)
+    assert data.images.shape == (192, 1, 16, 16) and data.images.dtype == torch.uint8
+    assert torch.equal(data.labels.bincount(), torch.full((6,), 32))
+    path = tmp_path / "small-fp16.safetensors"
+    one = pretrain_vit.pretrain("signs", path, replace(TINY, epochs=2), few)
+    assert one["drawing"]["signs"] == 6 and one["pool"] == {}
+    model = build_model("vit-p4-w8-d1-h2", Task("t", ("a", "b"), (1, 16, 16)), torch_generator(0, "init"))
+    start_from(model, str(path), one["sha256"])  # half precision is widened
+    assert torch.equal(model.state_dict()["cls_token"].half().float(), model.state_dict()["cls_token"])
+
+
+def test_what_another_processor_made_before_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain_vit, "RECORDS", tmp_path)
+    assert pretrain_vit.earlier("toy", "b" * 64) == []
+    said = {"date": "2026-01-01", "environment": {"processor": "one"}, "cpu_seconds": 1.0}
+    write_json(tmp_path / "pretrain-toy.json", {"sha256": "a" * 64, **said, "side": 8})
+    before = pretrain_vit.earlier("toy", "b" * 64)
+    assert before == [{"sha256": "a" * 64, **said}]
+    assert pretrain_vit.earlier("toy", "a" * 64) == []  # the same bytes again
+    write_json(tmp_path / "pretrain-toy.json", {"sha256": "b" * 64, **said, "earlier": before})
+    assert [one["sha256"][0] for one in pretrain_vit.earlier("toy", "c" * 64)] == ["a", "b"]

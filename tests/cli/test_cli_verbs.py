@@ -232,6 +232,14 @@ def test_demo_says_what_it_shows(osfl) -> None:
     text = " ".join(said.out.split())
     assert "FederatedFactory, whose sites send generators instead, reaches" in text
     assert "FedAvg in one round" in text and "runs/demo/report/index.html" in text and "centralized" in text
+    assert "FedMITR makes images from the models alone" in text and "runs/demo/transformers/report/index.html" in text
+
+
+def test_a_demo_for_scripts_has_both_tables(osfl) -> None:
+    found = osfl("demo --smoke --out runs/demo --format json").json
+    assert "federated_factory" in found["methods"] and "fedmitr" in found["transformers"]["methods"]
+    rows = found["transformers"]["methods"].values()
+    assert len({row["costs.upload_bytes"]["mean"] for row in rows}) == 3  # nothing; a ViT; a ViT and class counts
 
 
 def test_ctrl_c_stops_at_once(osfl, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from osfl.data import open_dataset
 from osfl.models.build import build_model, to_input
 from osfl.models.naming import ModelError
-from osfl.models.pretrained import KNOWN, expect_usual_range, load_pretrained, load_weights, weights_path
+from osfl.models.pretrained import KNOWN, expect_usual_range, load_pretrained, load_weights, start_from, weights_path
 from osfl.protocol import Task
 from osfl.seeds import torch_generator
 
@@ -46,6 +47,28 @@ def test_half_precision_is_widened_and_pinned(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load_weights(model, path, "0" * 64)
     assert "0" * 64 in str(caught.value) and pin in str(caught.value)
+
+
+def _told_apart(model: torch.nn.Module) -> float:
+    """How many digits a ridge classifier on a ViT's features tells apart, learned from every other one."""
+    data = open_dataset("digits").train.dataset
+    with torch.no_grad():
+        z = model.features(to_input(data.images)).double()
+    z = (z - z.mean(0)) / (z.std(0) + 1e-6)
+    given, asked = z[::2], z[1::2]
+    wanted = torch.nn.functional.one_hot(data.labels[::2], 10).double() - 0.1
+    weights = torch.linalg.solve(given.T @ given + 10 * torch.eye(z.shape[1]), given.T @ wanted)
+    return float(((asked @ weights).argmax(1) == data.labels[1::2]).double().mean())
+
+
+def test_embedded_weights_need_no_data_folder_and_know_strokes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSFL_DATA", "/nowhere")
+    assert hashlib.sha256(weights_path("vit_signs").read_bytes()).hexdigest() == KNOWN["vit_signs"].sha256
+    model = build_model("vit", task(10, 1), torch_generator(0, "init"))
+    head, drawn = model.state_dict()["head.weight"].clone(), _told_apart(model)
+    start_from(model, "vit_signs")
+    assert torch.equal(model.state_dict()["head.weight"], head)  # signs are no classes of anybody's
+    assert _told_apart(model) > 0.92 > 0.8 > drawn
 
 
 def test_another_number_of_classes_is_said_not_guessed(tmp_path: Path) -> None:

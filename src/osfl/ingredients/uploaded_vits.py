@@ -57,6 +57,12 @@ VIT_SMOKE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+def tuned_alike() -> dict[str, Any]:
+    """How clients train in the `cpu` preset: for the other methods of a comparison, so that all have the same uploads."""
+    return {key: VIT_CPU[key] for key in ("architecture", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
+                                          "augment", "clip")}  # fmt: skip
+
+
 def counts_needed(settings: Any) -> bool:
     """Whether clients must say how many images of each class they have."""
     return bool(settings.teacher in COUNTED or settings.labels != "uniform" or settings.balance)

@@ -35,8 +35,10 @@ class Weights:
     # what the file's own preprocessing does to RGB in [0, 1]; ours gives [-1, 1], i.e. mean and deviation 0.5
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
+    embedded: bool = False  # a part of this package, not of the weights folder
 
 
+EMBEDDED = Path(__file__).parent / "embedded"
 SYMMETRIC = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # [0, 1] becomes [-1, 1]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation that most published networks expect
 
@@ -57,6 +59,14 @@ KNOWN: Mapping[str, Weights] = {
         mean=(0.485, 0.456, 0.406),
         deviation=(0.229, 0.224, 0.225),
     ),
+    "vit_signs": Weights(
+        "vit",
+        "vit_signs-fp16.safetensors",
+        "b3f02b02d7de5791ea47fe169b3272fea4ab3542801206a0661a71fef66e8fb1",
+        "Apache-2.0",
+        "a small ViT that learned to tell drawn signs apart, grey, 16 px (benchmarks/pretrain_vit.py)",
+        embedded=True,
+    ),
 }
 
 
@@ -67,7 +77,7 @@ def weights_folder() -> Path:
 
 def weights_path(name: str) -> Path:
     """Where the file of a known set of weights is."""
-    path = weights_folder() / KNOWN[name].file
+    path = (EMBEDDED if KNOWN[name].embedded else weights_folder()) / KNOWN[name].file
     if path.is_file():
         return path
     raise ModelError(
