@@ -135,7 +135,7 @@ WEIGHTLESS = {"encoder": "random", "resolution": 16, "window": 8, "stride": 8}
 
 def uploaded_vits(name: str, partition: str, clients: int = 10) -> Simulation:
     """All clients of all methods fine-tune a file that `benchmarks.pretrain_vit` makes, in the same way. Digits are not
-    mirrored and start from drawn signs, as in `osfl demo`; and, drawn larger, from CIFAR's file, which has seen real pictures."""
+    mirrored and start from drawn signs, as in `osfl demo`; and, drawn larger, from CIFAR's file, made of real pictures."""
     if name == "digits":
         return Simulation("fedmitr", "digits", clients, partition, "cpu",
                           changes={**tuned_alike(), "augment": "none", "pretrained": "vit_signs"})  # fmt: skip

@@ -63,7 +63,7 @@ def demo(
     first = compared(simulation, METHODS, out)
     show_comparison(first, out / "report" / "index.html")
     answers().print("\n" + reading(first["methods"]))
-    say("\nThe same sites fine-tune vision transformers from one start, drawn signs, and send nothing but these.\n")
+    say("\nThe same sites fine-tune vision transformers from one start and send these, with their class counts.\n")
     second = compared(uploaded, TRANSFORMERS, out / "transformers")
     show_comparison(second, out / "transformers" / "report" / "index.html")
     answers().print("\n" + read_transformers(second["methods"]))
