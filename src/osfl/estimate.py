@@ -1,8 +1,9 @@
 """Megabytes, minutes and memory before anything runs.
 
-Bytes are measured: the walk is rehearsed twice on a handful of images with short training, and an upload that grows with
-the images (a reference that pools them) is continued along that line. Minutes are rough: operations of the training, by
-torch's formulas, over the speed that this machine shows in a second of it.
+Bytes are measured: the walk is rehearsed on a handful of images with short training, and once more on fewer where uploads may
+grow with the images (a reference that pools them), to continue along that line. Minutes are rough: operations of the training,
+by torch's formulas, over the speed that this machine shows in a second of it. The server's work is told by methods that know
+it (`Foretelling`); that of the others is left out, and said to be.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from osfl.meter import peak_memory, reset_peak_memory
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import training_flops
 from osfl.phases import Machine, contract_for
-from osfl.protocol import ClientId, Contract, Dataset, Plan, Topology
+from osfl.protocol import ClientId, Contract, Dataset, Foretelling, Plan, Topology
 from osfl.registry import is_reference, load
 from osfl.result import Result
 from osfl.round import contracts_of
@@ -49,8 +50,10 @@ class Estimate:
     exact_bytes: bool  # False: the size depends on data or settings that a rehearsal cannot know
     flops: float | None  # of local training, all clients
     client_seconds: float | None  # summed over clients
-    wall_seconds: float | None  # with the workers of this machine; without what the server learns
-    server_learns: bool  # True: the server trains too, which is not in the seconds
+    wall_seconds: float | None  # with the workers of this machine; with what the server learns, where that is known
+    server_flops: float | None  # of the server phase; None: the settings do not tell
+    server_seconds: float | None  # of all workers together
+    server_learns: bool  # True: the server trains too, for nobody knows how long, which is not in the seconds
     sites_learn_again: bool  # True: sites train on what they are given, too, which is not in the seconds either
     memory_bytes: int
     passes: Sequence[Pass] = ()  # with a contact schedule: what each window carries, each way
@@ -67,7 +70,9 @@ def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bo
         raise UsageError("sealed bundles are planned for contact windows, and there are none", field="sealed",
                          fix="Add --contacts FILE, or leave --sealed out.")  # fmt: skip
     federation = prepare(simulation)
-    few, more = (rehearse(federation, images) for images in (FEW, MORE))
+    more = rehearse(federation, MORE)
+    alike = _fixed(federation.plan) and not _reference(federation.plan)  # the number of images changes no size
+    few = more if alike else rehearse(federation, FEW)
     speed, used = _speed(federation.plan)
     flops = _flops(federation)
     learners = {} if flops is None else flops
@@ -77,6 +82,8 @@ def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bo
     pooled = not phases["client"]["flops"] and not phases["personalize"]["flops"]
     one_shot = not pooled and not _reference(federation.plan)
     wall = sum(seconds.values()) if pooled else max([sum(seconds.values()) / workers, *seconds.values()])
+    method = load(federation.plan.method)(federation.plan.task, federation.plan.settings)
+    server = method.server_flops(federation.plan.clients) if isinstance(method, Foretelling) else None
     return Estimate(
         method=federation.plan.method,
         upload_bytes=_continued(few, more, "upload_bytes_by_client", federation),
@@ -85,8 +92,10 @@ def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bo
         exact_bytes=_fixed(federation.plan),
         flops=sum(learners.values()) if flops is not None else None,
         client_seconds=sum(seconds.values()) if flops is not None else None,
-        wall_seconds=wall if flops is not None else None,
-        server_learns=one_shot and phases["server"]["flops"] > 0,
+        wall_seconds=wall + (server or 0) / speed / workers if flops is not None else None,
+        server_flops=server,
+        server_seconds=None if server is None else server / speed,
+        server_learns=one_shot and server is None and phases["server"]["flops"] > 0,
         sites_learn_again=one_shot and phases["client"]["flops"] > 0 and phases["personalize"]["flops"] > 0,
         memory_bytes=_resident() + workers * used,
         **_meetings(federation.plan, _continued(few, more, "upload_bytes_by_client", federation), sealed),

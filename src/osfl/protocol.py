@@ -372,6 +372,15 @@ class Generative(Protocol):
 
 
 @runtime_checkable
+class Foretelling(Protocol):
+    """Optional, for `osfl estimate`: methods whose server's work is known from the settings."""
+
+    def server_flops(self, clients: Sequence[ClientId]) -> float:
+        """Operations of the server phase, as the meter will count them."""
+        ...
+
+
+@runtime_checkable
 class Tokenizing(Protocol):
     """Optional, for methods that make features instead of images: a simulation compares them with those of real images."""
 

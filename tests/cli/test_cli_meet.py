@@ -150,6 +150,8 @@ def test_an_estimate_says_what_it_leaves_out_and_refuses_meetings_of_nobody(osfl
     assert said.code == 0 and "sites train again on what they are given" in said.out
     found = osfl(f"{words} --method fol,fedavg --topology ring --format json").json
     assert [(one["sites_learn_again"], one["server_learns"]) for one in found] == [(True, False), (False, False)]
+    said = " ".join(osfl("estimate --dataset digits --samples 120 --smoke --clients 2 --method fedmitr,dense").out.split())
+    assert "wait includes what the server does: fedmitr" in said and "+ the server trains too, which is not included" in said
     refused = osfl(f"{words} --method fedavg --topology ring")
     assert refused.code == 2 and "none of these methods has neighbours that meet" in refused.err
 

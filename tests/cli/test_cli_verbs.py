@@ -195,7 +195,7 @@ def test_check_of_a_template(osfl) -> None:
     assert osfl("check plan.toml --format json").json["problems"] == []
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedavg_rounds", "centralized"])
+@pytest.mark.parametrize("method", ["fedavg", "fedavg_rounds", "centralized", "deepinversion_vit"])
 def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osfl.estimate.SECOND", 0.05)
     words = f"--method {method} --clients 3 --partition iid --smoke --samples 150"
@@ -205,6 +205,9 @@ def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: py
     assert guess["download_bytes_total"] == pytest.approx(costs["download_bytes"], abs=64)
     assert guess["messages_per_client"] == costs["messages_per_client"]
     assert guess["wall_seconds"] > 0 and guess["memory_bytes"] > 1e7
+    foretold = method == "deepinversion_vit"
+    assert guess["server_flops"] == (pytest.approx(costs["phases"]["server"]["flops"], rel=1e-3) if foretold else None)
+    assert not guess["server_learns"]
 
 
 def test_lists(osfl) -> None:

@@ -239,9 +239,23 @@ def test_every_pass_of_the_student_is_booked_and_old_images_leave() -> None:
     server.dream(0)
     with measure() as meter:
         server.study(0)
-    assert meter.flops == 3 * 12 * study_flops(server.student, server.pools[0], server.terms, TASK.image)
+    assert meter.flops == 3 * 12 * study_flops(server.student, 11, 5, server.terms, TASK.image)
     server.dream(1)
     assert len(server.pools) == 1 and len(server.samples()) == 12
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"adversarial": 0.0}, {"mask": 0.0}, {"lambda2": 0.0}, {"kd": 0.0, "mask": 0.5}, {"stops": "1:0.3,3:0.5"},
+    {"pool_epochs": 1, "server_epochs": 3, "passes": 2},
+    {"architecture": "a:vit-p2-w16-d2-h2,b:vit-p2-w8-d1-h2", "student": "vit-p2-w8-d2-h2", "init": "random"},
+])  # fmt: skip
+def test_what_the_server_will_do_is_foretold_to_the_operation(change: dict[str, Any]) -> None:
+    settings = replace(SMOKE, probe=0, **change)
+    method, ctx = FedMitr(TASK, settings), context(settings, "ab")
+    server = PatchServer(method, uploads(settings), ctx, "fedmitr", settings.inversion(method.events()), method.terms())
+    with measure() as meter:
+        server.learn()
+    assert method.server_flops("ab") == pytest.approx(meter.flops, rel=1e-12) and meter.flops > 0
 
 
 def test_each_weight_is_that_of_its_term() -> None:

@@ -161,6 +161,10 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
         )  # fmt: skip
     answers().print(table)
     say("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
+    told = [(label, one.server_seconds) for label, one in zip(labels, found, strict=True) if one.server_seconds]
+    if told:
+        work = ", ".join(f"{escape(label)} {seconds(known)}" for label, known in told)
+        say(f"[dim]The wait includes what the server does: {work}, with one worker.[/]")
     if any(one.server_learns for one in found):
         say("[dim]+ the server trains too, which is not included.[/]")
     if any(one.sites_learn_again for one in found):

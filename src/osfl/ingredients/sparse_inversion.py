@@ -110,6 +110,13 @@ def most_attended(attention: torch.Tensor, keep: torch.Tensor, ratio: float) -> 
     return keep.gather(1, attention.topk(count).indices).sort().values
 
 
+def patches_left(patches: int, events: Events) -> int:
+    """How many patches are made to the end."""
+    for _, ratio in events:
+        patches = max(1, kept_count(patches, ratio))
+    return patches
+
+
 def all_patches(images: int, patches: int, device: torch.device | None = None) -> torch.Tensor:
     return torch.arange(patches, device=device).repeat(images, 1)
 

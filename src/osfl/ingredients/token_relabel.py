@@ -25,7 +25,9 @@ from osfl.ingredients.sparse_inversion import (
     SparseInversion,
     dropped,
     invert_sparsely,
+    patches_left,
     pixels_of,
+    sparse_flops,
 )
 from osfl.ingredients.synthesis import (
     check_finite,
@@ -37,12 +39,13 @@ from osfl.ingredients.synthesis import (
 )
 from osfl.ingredients.training import batches, decay
 from osfl.meter import spend
+from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_images
 from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
-from osfl.protocol import Context, Dataset, Json, Payload, Upload
+from osfl.protocol import ClientId, Context, Dataset, Json, Payload, Upload
 
 _SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two cores work and bits stay the same
 
@@ -226,8 +229,7 @@ class PatchServer:
                 x = x.to(self.ctx.device).float()
                 said.append(member(x).cpu())
                 again.append(member(x, away.to(x.device)).cpu() if count else torch.zeros_like(said[-1]))
-            passes = [member, OnSubset(member, count)] if count else [member]
-            spend(sum(forward_flops(network, self.task.image) for network in passes) * len(images))
+            spend(ask_flops(member, count, self.task.image) * len(images))
             return torch.cat(said), torch.cat(again)
 
         answers = self.ctx.map(ask, self.members)
@@ -260,7 +262,9 @@ class PatchServer:
         losses = torch.stack([self._step(pool, index) for index in order]).mean(0, keepdim=True)
         check_finite(losses.sum(), "student", "student_lr", settings.student_lr)
         self.student.eval()
-        spend(study_flops(self.student, self.pools[-1], self.terms, self.task.image) * len(pool) * settings.passes)
+        newest = self.pools[-1]
+        each = study_flops(self.student, newest.keep.shape[1], newest.drop.shape[1], self.terms, self.task.image)
+        spend(each * len(pool) * settings.passes)
         state = keep(self.student, self.optimizer, "model")
         return Payload({**state, "losses": torch.cat([self.losses, losses]), "norms": torch.cat([self.norms, norms])})
 
@@ -388,8 +392,31 @@ def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
     return (counts > 0).double() if how == "seen" else counts.double()
 
 
-def study_flops(student: Vit, pool: Pool, terms: Terms, image: tuple[int, int, int]) -> float:
-    """Of one image in one pass of the student."""
+def study_flops(student: Vit, kept: int, others: int, terms: Terms, image: tuple[int, int, int]) -> float:
+    """Of one image in one pass of the student, with so many patches kept and so many dropped."""
     total = training_flops(student, image) if terms.whole else 0.0
-    subsets = ((terms.kept, pool.keep.shape[1]), (terms.rest, pool.drop.shape[1]))
+    subsets = ((terms.kept, kept), (terms.rest, others))
     return total + sum(training_flops(OnSubset(student, count), image) for weight, count in subsets if weight and count)
+
+
+def ask_flops(member: Vit, others: int, image: tuple[int, int, int]) -> float:
+    """Of asking one client about one image, and once more about its dropped patches where there are any."""
+    return forward_flops(member, image) + (forward_flops(OnSubset(member, others), image) if others else 0.0)
+
+
+def relabel_flops(method: ModelUpload, clients: Sequence[ClientId], inversion: SparseInversion, terms: Terms) -> float:
+    """All operations of Algorithm 1, known before anything runs: what the meter says afterwards."""
+    settings, image = method.settings, method.task.image
+    names = [architecture_for(settings.architecture, client) for client in clients]
+    student = as_vit(build_model(settings.student or min(names), method.task))
+    members = [as_vit(build_model(name, method.task)) for name in names]
+    kept = patches_left(student.patches, inversion.events)
+    asked_again = student.patches - kept if terms.rest else 0
+    new, epochs = settings.images * len(members), settings.server_epochs
+    seen = sum(new * min(epoch + 1, settings.pool_epochs or epochs) for epoch in range(epochs)) * settings.passes
+    total: float = seen * study_flops(student, kept, student.patches - kept, terms, image)
+    for member in members:
+        networks = [member, student] if inversion.js else [member]
+        dreamed = sum(sparse_flops(network, image, inversion) for network in networks) * settings.images
+        total += epochs * (dreamed + new * ask_flops(member, asked_again, image))
+    return total

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.token_relabel import KD_ONLY, PatchServer
+from osfl.ingredients.token_relabel import KD_ONLY, PatchServer, relabel_flops
 from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
-from osfl.protocol import Context, Dataset, Release, Upload
+from osfl.protocol import ClientId, Context, Dataset, Release, Upload
 
 
 class DeepInversionVit(ModelUpload):
@@ -30,6 +30,9 @@ class DeepInversionVit(ModelUpload):
 
     def needs_counts(self) -> bool:
         return counts_needed(self.settings)
+
+    def server_flops(self, clients: Sequence[ClientId]) -> float:
+        return relabel_flops(self, clients, self.settings.inversion(), KD_ONLY)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)

@@ -17,9 +17,9 @@ from osfl.errors import UsageError
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.sparse_inversion import Events, events_of
 from osfl.ingredients.synthesis import out_of_range
-from osfl.ingredients.token_relabel import PatchServer, Terms, lipschitz
+from osfl.ingredients.token_relabel import PatchServer, Terms, lipschitz, relabel_flops
 from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
-from osfl.protocol import Context, Dataset, Json, Payload, Release, Upload
+from osfl.protocol import ClientId, Context, Dataset, Json, Payload, Release, Upload
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ class FedMitr(ModelUpload):
 
     def needs_counts(self) -> bool:
         return counts_needed(self.settings)
+
+    def server_flops(self, clients: Sequence[ClientId]) -> float:
+        return relabel_flops(self, clients, self.settings.inversion(self.events()), self.terms())
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)
