@@ -9,7 +9,7 @@ PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 .PHONY: demo test setup lint bench clean
 .DEFAULT_GOAL := demo
 
-demo: $(READY)          ## the problem that one-shot methods solve, on embedded data, in a minute
+demo: $(READY)          ## the problem that one-shot methods solve, on embedded data, in two minutes
 	$(BIN)/osfl demo --out runs/demo
 
 test: $(READY) lint     ## what CI runs

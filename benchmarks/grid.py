@@ -5,6 +5,7 @@
     python -m benchmarks.grid blood-silos --skip=edm   without the variants that say so; they can follow later
     python -m benchmarks.grid blood-silos --only=edm   these alone, for a record that has the others; elsewhere, too
     python -m benchmarks.grid CELL --seeds=1,2    these seeds alone, for a record that has the others
+    python -m benchmarks.grid CELL --replace      although the record has rows of other images, or from another start, that go
     python -m benchmarks.grid CELL --workers=1    a process a core, each with cells of its own: faster where clients are tiny
     python -m benchmarks.grid brain-a0.5 --audit  attacks FALCON's features, too (osfl audit)
     python -m benchmarks.grid --collect           no runs: records of what is finished so far
@@ -24,7 +25,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.joining import joined
+from benchmarks.joining import joined, lost
 from osfl.audit import audit
 from osfl.environment import describe_environment
 from osfl.evaluation.comparison import METRICS as ALL
@@ -225,7 +226,7 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
 }  # fmt: skip
 
 
-def record(cell: str) -> Path | None:
+def record(cell: str, replaces: bool = False) -> Path | None:
     """Write the record of a cell from its finished runs and from what it says already; fewer seeds are seen by `n`."""
     folder = Path("runs/grid") / cell
     finished = [folder / label / f"seed{seed}" for label in methods_of(cell) for seed in SEEDS]
@@ -260,9 +261,18 @@ def record(cell: str) -> Path | None:
     }  # fmt: skip
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     made = joined(before, made, methods_of(cell))
-    complete = [label for label, row in made["methods"].items() if row[ALWAYS[0]]["n"] == len(SEEDS)]
-    write_json(path, {**made, "missing": [label for label in methods_of(cell) if label not in complete]})
+    wanted = [label for label in lost(before, made) if label in methods_of(cell)]
+    if wanted and not replaces:
+        raise SystemExit(f"{path} has rows that do not go with these runs (other images, settings or start file), and would "
+                         f"lose {', '.join(wanted)}. Run all of the cell's rows first, or say --replace.")  # fmt: skip
+    write_json(path, {**made, "missing": missing(cell, made["methods"])})
     return path
+
+
+def missing(cell: str, rows: Mapping[str, Any]) -> list[str]:
+    """Rows that the cell should have and that are not there, or not with all seeds."""
+    complete = [label for label, row in rows.items() if row[ALWAYS[0]]["n"] == len(SEEDS)]
+    return [label for label in methods_of(cell) if label not in complete]
 
 
 def measured(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +298,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
     vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
-    vits += BARE if cell in ("blood-vit-n10-a0.1", "blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
+    vits += BARE if cell in ("blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
     vits += SWEEP if cell == "digits-vit-n5-a0.1" else ()
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
@@ -318,7 +328,7 @@ def _line(what: str, done: int, total: int) -> None:
         print(f"{time.strftime('%H:%M:%S')} {what} ({done}/{total})", flush=True)
 
 
-_FLAGS = ("--skip=", "--only=", "--seeds=", "--workers=", "--audit", "--collect")
+_FLAGS = ("--skip=", "--only=", "--seeds=", "--workers=", "--replace", "--audit", "--collect")
 
 
 def _given(names: list[str], flag: str) -> list[str]:
@@ -343,7 +353,7 @@ def main(names: list[str]) -> None:
             compare(simulation, wanted, seeds, Path("runs/grid") / cell, machine=Machine(workers=workers), progress=_line)
         if "--audit" in names and CELLS[cell].method == "falcon":
             attacked(cell)
-        print(cell, record(cell) or "has no finished run", flush=True)
+        print(cell, record(cell, "--replace" in names) or "has no finished run", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,13 @@ def joined(old: Mapping[str, Any], new: Mapping[str, Any], labels: Sequence[str]
     return {**new, "methods": rows, "equal_accuracy": kept + list(new["equal_accuracy"])}
 
 
+def lost(old: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
+    """Rows of a committed record of which fewer seeds would be left: what the cell was before it was changed, or from another
+    start. Nothing should go without a word."""
+    seeds = {label: len(row["release_digests"]) for label, row in made["methods"].items()}
+    return [label for label, row in old.get("methods", {}).items() if len(row["release_digests"]) > seeds.get(label, 0)]
+
+
 def _row(old: Row | None, new: Row | None) -> Row:
     if old is None or new is None:
         found = old or new

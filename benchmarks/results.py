@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import claims
 from benchmarks.claims_picture import alone, picture
-from benchmarks.grid import CELLS, RECORDS
+from benchmarks.grid import CELLS, RECORDS, missing
 from osfl.reports.curves import lines as curve
 from osfl.reports.svg import tag
 
@@ -72,9 +72,18 @@ def table(record: dict[str, Any]) -> list[str]:
             own = [f"{100 * statistics.fmean(values):.1f}" for _, values in sorted(row["own_by_encounter"].items())]
             lines += ["", f"{label}, own accuracy after each encounter: {', '.join(own)}."]
     lines += features(record)
-    if record["missing"]:
-        lines += ["", f"Still without all seeds: {', '.join(record['missing'])}."]
+    if starts := started_from(rows):
+        lines += ["", f"Clients start from {' and '.join(starts)}."]
+    if lacking := missing(record["cell"], rows):
+        lines += ["", f"Still without all seeds: {', '.join(lacking)}."]
     return [*lines, ""]
+
+
+def started_from(rows: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The weights that clients fine-tuned, and the first digits of a file's sha256: another processor makes other bytes."""
+    said = [row["settings"] for row in rows.values()]
+    return sorted({f"`{one['pretrained']}`" + (f" ({one['pretrained_sha256'][:12]}…)" if one.get("pretrained_sha256") else "")
+                   for one in said if one.get("pretrained")})  # fmt: skip
 
 
 def _mean(row: dict[str, Any], metric: str) -> float | None:
@@ -180,9 +189,8 @@ def main() -> None:
     lines += over_clients(records)
     for record in records:
         lines += table(record)
-    missing = [cell for cell in CELLS if cell not in there]
-    if missing:
-        lines += [f"Cells still empty: {', '.join(missing)}. `python -m benchmarks.grid CELL` fills one.", ""]
+    if empty := [cell for cell in CELLS if cell not in there]:
+        lines += [f"Cells still empty: {', '.join(empty)}. `python -m benchmarks.grid CELL` fills one.", ""]
     lines += speeds()
     PAGE.write_text("\n".join(lines), encoding="utf-8")
     print(PAGE)

@@ -33,6 +33,6 @@ def test_words_that_are_not_known_start_no_hours_of_work(word: str) -> None:
 def test_single_seeds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, words: list[str], seeds: tuple[int, ...]) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(grid, "compare", lambda simulation, labels, seeds, *_, **__: asked.append((seeds, list(labels))))
-    monkeypatch.setattr(grid, "record", lambda cell: None)
+    monkeypatch.setattr(grid, "record", lambda cell, replaces: None)
     main(["skin-meet-n70-a0.5", "--only=local_only", *words])
     assert asked == [(seeds, ["local_only"])]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.joining import joined
+from benchmarks.joining import joined, lost
 from osfl.evaluation.comparison import over
 
 LABELS = ("local_only", "fol", "fedavg")
@@ -62,3 +62,12 @@ def test_equal_accuracy_is_that_of_the_runs_at_hand_and_else_stays() -> None:
     assert [(pair["method"], pair["ratio"]) for pair in pairs] == [("local_only", 2)]  # fol's accuracy is not what it was
     again = record({"fol": row("2026-02-02", seed0=0.6), "fedavg": row("2026-02-02", seed0=0.2)}, pairs=(("fol", "fedavg", 3),))
     assert [pair["ratio"] for pair in joined(old, again, LABELS)["equal_accuracy"]] == [3]
+
+
+def test_rows_that_would_go_are_named() -> None:
+    old = record({"fol": row(seed0=0.5, seed1=0.6), "fedavg": row(seed0=0.2)})
+    elsewhere = record({"fol": row("2026-02-02", seed0=0.6)}, digest="another start")
+    assert lost(old, joined(old, elsewhere, LABELS)) == ["fol", "fedavg"]
+    assert lost(old, joined(old, record({"local_only": row(seed0=0.3)}), LABELS)) == [] == lost({}, elsewhere)
+    whole = record({"fol": row(seed0=0.6, seed1=0.7), "fedavg": row(seed0=0.1)}, digest="another start")
+    assert lost(old, joined(old, whole, LABELS)) == []

@@ -27,3 +27,10 @@ def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(
     drawn = ElementTree.fromstring((tmp_path / "clients-x-a0.1.svg").read_text())
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"  # else browsers show a file of its own as text
     assert len([one for one in drawn.iter() if one.tag.endswith("polyline")]) == 2
+
+
+def test_a_cell_says_which_bytes_its_clients_started_from() -> None:
+    rows = {"fedavg": {"settings": {"pretrained": "vit_signs"}}, "local_only": {"settings": {"epochs": 1}},
+            "fedmitr": {"settings": {"pretrained": "w.safetensors", "pretrained_sha256": "ab" * 32}}}  # fmt: skip
+    assert results.started_from(rows) == ["`vit_signs`", "`w.safetensors` (abababababab…)"]
+    assert results.started_from({"local_only": rows["local_only"]}) == []

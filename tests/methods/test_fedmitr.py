@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from osfl.errors import TrainingError
 from osfl.ingredients.averaging import average
 from osfl.ingredients.token_relabel import PatchServer, relabel_terms, study_flops, weighted
 from osfl.meter import measure
@@ -256,6 +257,12 @@ def test_what_the_server_will_do_is_foretold_to_the_operation(change: dict[str, 
     with measure() as meter:
         server.learn()
     assert method.server_flops("ab") == pytest.approx(meter.flops, rel=1e-12) and meter.flops > 0
+
+
+def test_pixels_beyond_half_precision_are_not_blamed_on_the_student() -> None:
+    with pytest.raises(TrainingError, match="beyond 16-bit floats") as caught:
+        released(pixel_lr=2e5, clamp=False)
+    assert caught.value.field == "pixel_lr"
 
 
 def test_each_weight_is_that_of_its_term() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from osfl.models.build import build_model
 from osfl.models.naming import ModelError
-from osfl.models.pretrained import IMAGENET, pin_problems, start_from
+from osfl.models.pretrained import IMAGENET, fit_problems, pin_problems, start_from
 from osfl.protocol import Task
 from osfl.seeds import torch_generator
 
@@ -156,6 +156,25 @@ def test_weights_are_pinned_or_known() -> None:
     assert pin_problems("w.safetensors", "a" * 64, "pretrained") == []
     for weights, sha256 in (("w.safetensors", ""), ("", "a" * 64), ("efficientnet_lite0_imagenet", "a" * 64), ("w", "xyz")):
         assert "pretrained_sha256" in pin_problems(weights, sha256, "pretrained")[0]
+    assert "known names that need none: vit_signs" in pin_problems("vit_sign", "", "pretrained")[0]
+    assert "known names" not in pin_problems("w.safetensors", "", "pretrained")[0]
+
+
+def test_known_weights_know_their_architecture_and_their_pixels() -> None:
+    assert fit_problems("vit_signs", "symmetric", ["vit", "vit-p4-w64"]) == []  # written otherwise
+    assert fit_problems("somebody.safetensors", "imagenet", ["vit-h8"]) == []  # a file is checked when it is read
+    (heads,) = fit_problems("vit_signs", "symmetric", ["vit", "vit-h8"])  # whose tensors have the same shapes
+    assert "'vit-h8'" in heads and "--set architecture=vit" in heads
+    (pixels,) = fit_problems("vit_signs", "imagenet", ["vit"])
+    assert pixels.startswith("setting 'pretrained_pixels'")
+
+
+def test_positions_of_another_width_are_told_apart_from_odd_ones(tmp_path: Path) -> None:
+    wider = tensors() | {"pos_embed": torch.zeros(1, 17, 24)}
+    path, pin = saved(tmp_path / "w.safetensors", wider)
+    with pytest.raises(ModelError, match="a network of another width") as caught:
+        start_from(build_model(NAME, task()), path, pin)
+    assert "a width of 24" in str(caught.value) and "distill" not in str(caught.value)
 
 
 KEY = "vit.encoder.layer.0.attention.attention.key.weight"

@@ -26,7 +26,7 @@ INFORMED = "ensemble@combine=class_count"  # each site votes on a class with the
 FACTORY = "federated_factory"
 METHODS = ("local_only", "ensemble", INFORMED, "fedavg", FACTORY, "fedavg_rounds", "centralized")
 # The same sites with vision transformers, which start from one file that is a part of this package: what a server can do with
-# models alone. Written digits are not mirrored.
+# models and class counts. Written digits are not mirrored.
 ODDS, VITS = "ensemble@combine=odds", {"architecture": "vit", "augment": "none", "pretrained": "vit_signs"}
 TRANSFORMERS = ("local_only", ODDS, "fedavg", "deepinversion_vit", "fedmitr")
 
@@ -98,7 +98,7 @@ def read_transformers(methods: Mapping[str, Any]) -> str:
         percent(float(methods[name][ACCURACY]["mean"])) for name in ("fedavg", "deepinversion_vit", "fedmitr", ODDS)
     )
     return (
-        f"Averaged, they reach {averaged}. FedMITR makes images from the models alone, patch by patch, and teaches the average "
-        f"with them: [bold]{relabelled}[/]. Learned from such images without its labels on patches (DeepInversion) it is "
-        f"{distilled}, and all models asked together are right on {together}."
+        f"Averaged, they reach {averaged}. FedMITR's server makes images from the models, patch by patch, and teaches the "
+        f"average with them: [bold]{relabelled}[/]. The same without labels for patches (DeepInversion) reaches {distilled}, and "
+        f"all models asked together are right on {together}."
     )

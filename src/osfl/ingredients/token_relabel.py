@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.errors import UsageError
+from osfl.errors import TrainingError, UsageError
 from osfl.ingredients.averaging import average
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import combine
@@ -209,7 +209,7 @@ class PatchServer:
             labels = draw_labels(self.settings.images, self.wanted[which], rng)
             found = invert_sparsely(self.members[which], labels, self.task.image, self.inversion, rng, server=server,
                                     device=self.ctx.device)  # fmt: skip
-            return found.images.half().cpu().contiguous(), labels, found.keep.cpu()
+            return halved(found.images, self.inversion.lr).cpu().contiguous(), labels, found.keep.cpu()
 
         made = self.ctx.map(make, range(len(self.members)))
         images, labels, kept = (torch.cat(parts) for parts in zip(*made, strict=True))
@@ -383,6 +383,17 @@ def as_vit(model: nn.Module) -> Vit:
         return model
     raise UsageError(f"{type(model).__name__} has no patches to drop: clients and server need vision transformers",
                      field="architecture", fix="Use vit, deit_tiny or another ViT of `osfl ls architectures`.")  # fmt: skip
+
+
+def halved(images: torch.Tensor, lr: float) -> torch.Tensor:
+    """As 16-bit floats; pixels beyond their range would be infinite, and the student's fault when it sees them."""
+    found = images.half()
+    if bool(found.isfinite().all()):
+        return found
+    raise TrainingError(
+        f"inversion gave pixels up to {float(images.abs().max()):.3g}, beyond 16-bit floats", field="pixel_lr", got=lr,
+        fix="Lower it (`--set pixel_lr=...`), or keep pixels in range (`--set clamp=true`).",
+    )  # fmt: skip
 
 
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:

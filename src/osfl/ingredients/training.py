@@ -18,7 +18,7 @@ from osfl.models.flops import forward_flops, training_flops
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
 from osfl.models.norms import norms, settle
-from osfl.models.pretrained import pin_problems, start_from
+from osfl.models.pretrained import fit_problems, pin_problems, start_from
 from osfl.protocol import LATER, Context, Dataset, Payload, Shard, Task, said
 
 Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
@@ -63,7 +63,10 @@ def training_problems(settings: Training, task: Task, *, one: str = "") -> list[
         found.append(f"setting 'lr': expected a positive number, got {settings.lr}")
     found += pin_problems(settings.pretrained, settings.pretrained_sha256, "pretrained")
     one = one or ("one file of weights fits one architecture" if settings.pretrained else "")
-    return found + architecture_problems("architecture", settings.architecture, task, one=one)
+    wrong = architecture_problems("architecture", settings.architecture, task, one=one)
+    if not wrong:
+        found += fit_problems(settings.pretrained, settings.pretrained_pixels, architectures_in(settings.architecture))
+    return found + wrong
 
 
 def too_low(settings: Any, least: Mapping[str, float]) -> list[str]:

@@ -77,8 +77,8 @@ def vit_student_problems(settings: Any, architectures: Sequence[str], events: Ev
     found = out_of_range(settings, POSITIVE, NOT_NEGATIVE, ("student_batch",)) + student_problems(settings, architectures)
     if not 0 < settings.student_share <= 1:
         found.append(f"setting 'student_share': expected a share above 0, at most 1, got {settings.student_share}")
-    elif settings.student_share < 1 and settings.init == "random":
-        found.append("setting 'student_share': part of the way from random weights is no classifier; take it whole (`--set "
+    elif settings.student_share < 1 and settings.init in ("random", "pretrained"):  # a pretrained start has a random head
+        found.append("setting 'student_share': part of the way from a random head is no classifier; take it whole (`--set "
                      "student_share=1`) or start from weights that know something (`--set init=average`)")  # fmt: skip
     return found + vit_pixel_problems(settings, events) + _patch_problems([*architectures, settings.student])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 import os
@@ -15,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
 
+from osfl.errors import UsageError
+from osfl.models.architectures import parse
 from osfl.models.checkpoints import described, usual_names
 from osfl.models.naming import ModelError, load_named, widened
 from osfl.models.vit import Vit, resize_positions
@@ -84,7 +87,8 @@ def weights_path(name: str) -> Path:
         f"the weights '{name}' are not at {path}",
         field=name,
         expected=f"a file with sha256 {KNOWN[name].sha256}",
-        fix=f"They are {KNOWN[name].origin}. Set OSFL_DATA to the folder that holds weights/{KNOWN[name].file}.",
+        fix="They are a part of this package: install it again." if KNOWN[name].embedded else
+            f"They are {KNOWN[name].origin}. Set OSFL_DATA to the folder that holds weights/{KNOWN[name].file}.",
     )
 
 
@@ -142,8 +146,29 @@ def pin_problems(weights: str, sha256: str, setting: str) -> list[str]:
         return [f"setting '{setting}_sha256': {known}; leave it empty"] if sha256 not in ("", _pin(weights)) else []
     if re.fullmatch(r"[0-9a-f]{64}", sha256):
         return []
+    near = difflib.get_close_matches(weights, KNOWN, n=3, cutoff=0.5)
+    meant = f"; known names that need none: {', '.join(near)}" if near else ""
     return [f"setting '{setting}_sha256': {weights!r} must be the same file at every site: expected 64 lower-case hex digits, "
-            f"as `sha256sum` prints them, got {sha256!r}"]  # fmt: skip
+            f"as `sha256sum` prints them, got {sha256!r}{meant}"]  # fmt: skip
+
+
+def fit_problems(weights: str, pixels: str, architectures: Sequence[str]) -> list[str]:
+    """What is wrong with starting these architectures from a known set of weights; files are checked when they are read. Names
+    alone would not do: other heads of attention have tensors of the same shapes."""
+    if weights not in KNOWN:
+        return []
+    known, found = KNOWN[weights], []
+    for name in architectures:
+        try:
+            same = parse(name) == parse(known.architecture)
+        except UsageError:
+            continue  # said already where the architecture was checked
+        if not same:
+            found.append(f"setting 'pretrained': {weights} is for the architecture {known.architecture!r}, not {name!r}; add "
+                         f"--set architecture={known.architecture}")  # fmt: skip
+    if pixels != "symmetric":
+        found.append(f"setting 'pretrained_pixels': {weights} tells itself which pixels it takes; leave it out")
+    return found
 
 
 def _pin(name: str) -> str:
@@ -245,7 +270,13 @@ def _positions(given: torch.Tensor, model: Vit, where: str) -> torch.Tensor:
     """The file's positions at the model's grid: its class token and a square of patches, resized where the grids differ."""
     width = model.pos_embed.shape[-1]
     patches = given.shape[1] - 1 if given.ndim == 3 else -1
-    if patches < 1 or math.isqrt(patches) ** 2 != patches or given.shape[0] != 1 or given.shape[2] != width:
+    if given.ndim == 3 and given.shape[2] != width:
+        raise ModelError(
+            f"tensor '{where}/pos_embed' is for a network of another width", field="pos_embed",
+            expected=f"F32 [1, 1 + n * n, {width}]", got=f"F32 {list(given.shape)}",
+            fix=f"Set the architecture that the file is for (a width of {given.shape[2]}), or take another file.",
+        )  # fmt: skip
+    if patches < 1 or math.isqrt(patches) ** 2 != patches or given.shape[0] != 1:
         raise ModelError(
             f"tensor '{where}/pos_embed' holds no positions of a class token and a square of patches", field="pos_embed",
             expected=f"F32 [1, 1 + n * n, {width}]", got=f"F32 {list(given.shape)}",
