@@ -99,6 +99,6 @@ def read_transformers(methods: Mapping[str, Any]) -> str:
     )
     return (
         f"Averaged, they reach {averaged}. FedMITR's server makes images from the models, patch by patch, and teaches the "
-        f"average with them: [bold]{relabelled}[/]. The same without labels for patches (DeepInversion) reaches {distilled}, and "
-        f"all models asked together are right on {together}."
+        f"average with them: [bold]{relabelled}[/]. The same without labels for patches (DeepInversion) reaches {distilled}, "
+        f"and all models asked together are right on {together}."
     )
