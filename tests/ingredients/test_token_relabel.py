@@ -24,6 +24,7 @@ from osfl.ingredients.token_relabel import (
     lipschitz,
     norm_figure,
     relabel_terms,
+    taken_table,
     weighted,
 )
 from osfl.models.build import build_model
@@ -139,7 +140,8 @@ def test_networks_without_patches_are_refused() -> None:
         as_vit(build_model("cnn-w4", TASK))
 
 
-def test_the_table_counts_what_images_are_taken_for() -> None:
+def test_tables_count_what_images_are_made_and_taken_for() -> None:
     found = replace(pool(vit(1), 3), whole=torch.eye(3)[[1, 1, 2]], makers=torch.tensor([0, 0, 1]))  # made for 0, 1 and 2
-    table = label_table(found, ["north", "south"], TASK.classes)
+    assert label_table(found, ["north", "south"], TASK.classes)["values"] == [[1, 1, 0], [0, 0, 1]]
+    table = taken_table(found, ["north", "south"], TASK.classes)
     assert table["values"] == [[0, 2, 0], [0, 0, 1]] and "67% are what" in table["note"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from osfl.models.vit import OnSubset, Vit
 from osfl.plan import resolve_settings
 from osfl.protocol import Context, Release, Upload, said
 from osfl.reports.figures import figure_views
+from osfl.storage import Shelf
 from osfl.workers import Workers, compute_threads
 
 from .conftest import TASK, context, shard
@@ -158,6 +160,32 @@ def test_norms_are_compared_only_where_patches_were_dropped() -> None:
         assert "gradient_norms" not in released(**change).shared.facts
 
 
+def test_a_server_that_dies_between_images_and_student_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the images of the second epoch were kept: they are not made again, and nor is the first epoch's student."""
+    ctx = replace(context(SMOKE, "ab"), once=Shelf(tmp_path).once)
+    made: list[tuple[str, int]] = []
+    dream, study = PatchServer._dream, PatchServer._study
+
+    def counted(what: str, work: Any, dies: bool) -> Any:
+        def do(server: PatchServer, epoch: int) -> Any:
+            made.append((what, epoch))
+            if dies and (what, epoch) == ("student", 1):
+                raise KeyboardInterrupt
+            return work(server, epoch)
+
+        return do
+
+    for dies in (True, False):
+        monkeypatch.setattr(PatchServer, "_dream", counted("images", dream, dies))
+        monkeypatch.setattr(PatchServer, "_study", counted("student", study, dies))
+        if dies:
+            with pytest.raises(KeyboardInterrupt):
+                released(ctx)
+            assert made == [("images", 0), ("student", 0), ("images", 1), ("student", 1)]
+            made.clear()
+    assert torch.equal(weights(released(ctx)), plain()) and made == [("student", 1)]
+
+
 def test_workers_do_not_change_a_bit() -> None:
     alone = released()
     together = released(replace(context(SMOKE, "ab"), map=Workers(2).map))
@@ -168,7 +196,8 @@ def test_the_report_gets_its_pictures_and_the_theorem() -> None:
     figures: dict[str, Any] = {}
     release = released(replace(context(SMOKE, "ab"), show=figures.__setitem__))
     assert list(figures) == ["Synthetic images", "Kept and dropped patches", "Loss over server epochs",
-                             "Labels of the synthetic images", "Gradient norms of the student"]  # fmt: skip
+                             "Labels of the synthetic images", "What the synthetic images are taken for",
+                             "Gradient norms of the student"]  # fmt: skip
     assert not [view for view in figure_views(figures) if view["problem"]]
     norms = release.shared.facts["gradient_norms"]
     assert norms["images"] == 4 and norms["held"] == (norms["L_Fed"] < norms["L_DI"])

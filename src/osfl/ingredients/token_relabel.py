@@ -315,6 +315,7 @@ class PatchServer:
             self.ctx.show("Kept and dropped patches", self._patches(newest))
         self.ctx.show("Loss over server epochs", loss_curve(self.losses, self.terms))
         self.ctx.show("Labels of the synthetic images", label_table(newest, self.clients, classes))
+        self.ctx.show("What the synthetic images are taken for", taken_table(newest, self.clients, classes))
         if len(self.norms):
             self.ctx.show("Gradient norms of the student", norm_figure(self.norms, self.terms))
 
@@ -337,13 +338,25 @@ def loss_curve(losses: torch.Tensor, terms: Terms) -> Json:
 
 
 def label_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> Json:
+    """What each client's images were made for (Fig. 3)."""
+    note = "Images of the last epoch by the label that they were made for."
+    return _by_client(pool, pool.labels, clients, classes, "made for", note)
+
+
+def taken_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> Json:
     """What all clients together take each client's images for, and how often that is the label they were made for."""
     said = pool.whole.argmax(1)
-    values = [torch.bincount(said[pool.makers == i], minlength=len(classes)).tolist() for i in range(len(clients))]
     agreed = float((said == pool.labels).float().mean())
     note = f"Images of the last epoch by what the clients together take them for; {agreed:.0%} are what they were made for."
+    return _by_client(pool, said, clients, classes, "taken for", note)
+
+
+def _by_client(
+    pool: Pool, labels: torch.Tensor, clients: Sequence[str], classes: Sequence[str], title: str, note: str
+) -> Json:
+    values = [torch.bincount(labels[pool.makers == i], minlength=len(classes)).tolist() for i in range(len(clients))]
     return {"kind": "heatmap", "rows": list(clients), "columns": list(classes), "values": values, "row_title": "made from",
-            "column_title": "taken for", "unit": "images", "note": note}  # fmt: skip
+            "column_title": title, "unit": "images", "note": note}  # fmt: skip
 
 
 def lipschitz(norms: torch.Tensor) -> dict[str, Json]:
