@@ -87,6 +87,11 @@ BARE = tuple(f"{name}{words}" for words in ("@teacher=logits@labels=uniform@bala
 # what the share of dropped patches and the weights of L_TR do, at the values of the paper's grids
 SWEEP = (*(f"fedmitr@mask={share}" for share in ("0.1", "0.5", "0.7")),
          *(f"fedmitr@{term}={weight}" for term in ("lambda1", "lambda2") for weight in ("0.25", "0.75", "1")))  # fmt: skip
+# the paper's server, setting by setting, for as many epochs as the preset has (how many it had was not published)
+AS_PUBLISHED = (
+    "fedmitr@images=64@steps=100@pixel_lr=0.001@clamp=false@scales=1@start=1@adversarial=1@labels=uniform@teacher=logits@votes=1"
+    "@balance=0@student_lr=0.001@student_cosine=false@student_clip=0@student_share=1",
+)
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
 # SCAFFOLD's control variates need SGD)
 ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optimizer=sgd@lr=0.01")
@@ -299,7 +304,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
     vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
     vits += BARE if cell in ("blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
-    vits += SWEEP if cell == "digits-vit-n5-a0.1" else ()
+    vits += (*SWEEP, *AS_PUBLISHED) if cell == "digits-vit-n5-a0.1" else ()
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet

@@ -1,11 +1,13 @@
 """The grid of cells: every row can be asked for, before hours are spent on the rows ahead of it."""
 
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
 from benchmarks import grid
 from benchmarks.grid import CELLS, main, methods_of
+from osfl.ingredients.training import Training
 from osfl.plan import resolve_settings
 from osfl.protocol import Task
 from osfl.registry import load
@@ -21,6 +23,13 @@ def test_every_row_of_a_cell_can_be_asked_for(cell: str) -> None:
         settings = resolve_settings(load(variant.method), variant.preset, changes)
         problems = list(load(variant.method)(task, settings).problems(variant.clients or len(task.classes)))
         assert not problems, f"{label}: {problems}"
+
+
+def test_the_published_server_is_published_in_every_setting() -> None:
+    (variant,) = for_methods(CELLS["digits-vit-n5-a0.1"], grid.AS_PUBLISHED)
+    ours, paper = (asdict(resolve_settings(load("fedmitr"), *words)) for words in (("cpu", variant.changes), ("paper",)))
+    training = {one.name for one in fields(Training)}  # the clients' part
+    assert {name for name in ours if ours[name] != paper[name]} - training == {"server_epochs"}
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "--skipp=dense"])
