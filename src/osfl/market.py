@@ -8,6 +8,7 @@ names all accepted weights by their digest, so the folder is the state as in any
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,19 @@ from osfl.models.architectures import parse
 from osfl.models.companions import Pixels
 from osfl.models.kinship import cosines, families
 from osfl.models.naming import ModelError, named
-from osfl.models.offers import ASSUMED, CONTRADICTED, Image, Offer, fitted, image_of, pixels_of, read_offer, scale_name
+from osfl.models.offers import (
+    ASSUMED,
+    CONTRADICTED,
+    Image,
+    Offer,
+    blank,
+    check_fits,
+    fitted,
+    image_of,
+    pixels_of,
+    read_offer,
+    scale_name,
+)
 from osfl.phases import Machine, computing, serve
 from osfl.plan import check_plan, deviations, resolve_settings
 from osfl.protocol import ClientId, Json, Payload, Plan, Progress, Relaying, Release, Task, quiet
@@ -95,11 +108,12 @@ def fuse(
     """Make one model of those that are offered, in `out`, or continue; what market.json says then. `examined`: the market's
     files, if somebody has looked at them already."""
     started = time.perf_counter()
+    check_words(market)
     found = examined or examine(market)
     accepted, refused = found.accepted, found.refused
-    plan = _plan(market, found.task, accepted)
+    plan = _plan(market, found.task, {one.client: one.digest for one in accepted})
     method = one_shot(plan)
-    _check_fuses(market.method, method, accepted[0])
+    _check_fuses(method, accepted[0])
     key = key or simulated_key(plan.seed, "server")
     enrolled = {one.client: simulated_key(plan.seed, one.client).public_hex for one in accepted}
     with open_round(out, plan, contracts_of(method), enrolled, key) as round:
@@ -158,7 +172,7 @@ def examine(market: Market) -> Examined:
             offers.append(read_offer(path))
         except ModelError as error:
             unread.append(_refusal(str(path), error))
-    found = max((_judged(market, offers, image) for image in _images(market, offers)), key=_most)
+    found = _chosen(market, offers)
     refused = sorted([*unread, *found.refused], key=lambda one: one.file)
     if not found.accepted:
         why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
@@ -199,8 +213,33 @@ def _files(some: Sequence[Accepted]) -> str:
     return ", ".join(one.offer.file for one in some)
 
 
+def _chosen(market: Market, offers: Sequence[Offer]) -> Examined:
+    """The offers at the image size with which most can be used. How many would fit is told by shapes alone; networks, which
+    may be large, are asked for one size, and for the next one only if it can still win."""
+    sizes = sorted(((_fitting(market, offers, image), image) for image in _images(market, offers)), reverse=True)
+    best = _judged(market, offers, sizes[0][1])
+    for most in sizes[1:]:
+        if most < _most(best):
+            break
+        best = max(best, _judged(market, offers, most[1]), key=_most)
+    return best
+
+
 def _most(found: Examined) -> tuple[int, Image]:
     return len(found.accepted), found.task.image
+
+
+def _fitting(market: Market, offers: Sequence[Offer], image: Image) -> int:
+    """How many offers have the names and shapes of a model for such images."""
+    task, found = Task("market", tuple(market.classes), image), 0
+    model = blank(market.architecture, task)
+    for offer in offers:
+        try:
+            check_fits(offer, model, market.architecture, task, pixels_of(offer, market.pixels)[0])
+            found += 1
+        except ModelError:
+            pass  # why is told for the size that wins
+    return found
 
 
 def _judged(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
@@ -229,11 +268,16 @@ def _judged(market: Market, offers: Sequence[Offer], image: Image) -> Examined:
 
 
 def _refusal(file: str, error: ModelError) -> Refused:
-    got = f", got {error.got}" if error.got is not None else ""
+    got = f", got {_cut(str(error.got))}" if error.got is not None else ""
     expected = f" (expected {error.expected}{got})" if error.expected is not None else ""
     tensor = (error.field or "").removeprefix(f"{file}/")
-    told = (file, error.reason + expected, "" if tensor == Path(file).name else tensor, error.fix or "")
+    reason = re.sub(r"[^\s/]{256,}", lambda word: _cut(word[0]), error.reason)  # no part of a path is so long
+    told = (file, reason + expected, "" if tensor == Path(file).name else tensor, error.fix or "")
     return Refused(*("".join(char if char.isprintable() else "?" for char in text) for text in told))  # names are the file's
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:60]}…"
 
 
 def _images(market: Market, offers: Sequence[Offer]) -> set[Image]:
@@ -253,7 +297,26 @@ def _images(market: Market, offers: Sequence[Offer]) -> set[Image]:
 # --- the round ----------------------------------------------------------------------------------------------------------
 
 
-def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
+def check_words(market: Market) -> None:
+    """Refuse what no file could make right, before any is read: method, settings, classes. Where only files know the size of
+    images, two are tried: what is wrong with both of them alike has nothing to do with it."""
+    patch = parse(market.architecture)[1].get("p", 4)
+    sides = [market.image_size] if market.image_size else [16 * patch, 32 * patch]
+    models = {f"model-{number}": "" for number in range(max(1, len(set(market.models))))}  # as many as there can be
+    wrong = []
+    for side in sides:
+        try:
+            plan = _plan(market, Task("market", tuple(market.classes), (market.channels or 3, side, side)), models)
+            _check_serves(market.method, one_shot(plan))
+            return
+        except UsageError as error:
+            wrong.append(error)
+    alike = [problem for problem in wrong[0].problems if problem in wrong[-1].problems]
+    if alike:
+        raise UsageError(alike, field=wrong[0].field, fix=wrong[0].fix)
+
+
+def _plan(market: Market, task: Task, models: Mapping[ClientId, str]) -> Plan:
     """The agreement that nobody else signs: it names all weights by their digest, so that another model is another round."""
     method = load(market.method)
     if "architecture" in market.changes:
@@ -264,16 +327,20 @@ def _plan(market: Market, task: Task, accepted: Sequence[Accepted]) -> Plan:
                          fix=_FUSES)  # fmt: skip
     settings = resolve_settings(method, market.preset, {**market.changes, "architecture": market.architecture})
     # pixels: as it was said; what a file's own became is in its digest
-    data = {"dataset": "none", "models": {one.client: one.digest for one in accepted}, "pixels": market.pixels or "symmetric"}
-    plan = Plan(task, market.method, settings, tuple(one.client for one in accepted), seed=market.seed, data=data)
+    data = {"dataset": "none", "models": dict(models), "pixels": market.pixels or "symmetric"}
+    plan = Plan(task, market.method, settings, tuple(models), seed=market.seed, data=data)
     check_plan(plan)
     return plan
 
 
-def _check_fuses(name: str, method: Any, one: Accepted) -> None:
-    """The method must expect exactly a model from each client, and nothing else; and its server must make something of them."""
+def _check_serves(name: str, method: Any) -> None:
+    """Its server must make something of the models."""
     if isinstance(method, Relaying):
         raise UsageError(f"the server of {name} passes models on and fuses nothing", field="method", fix=_FUSES)
+
+
+def _check_fuses(method: Any, one: Accepted) -> None:
+    """The method must expect exactly a model from each client, and nothing else."""
     architecture = str(one.payload.facts["architecture"])
     promised = method.contract(architecture)
     if set(promised) != set(one.payload.tensors):

@@ -113,6 +113,26 @@ def test_a_mark_before_the_first_class_is_no_part_of_it(osfl: Osfl) -> None:
 def test_a_side_of_nothing_is_refused(osfl: Osfl) -> None:
     assert osfl(f"{WORDS} --method fedavg --smoke --image-size 0").code == 2
     assert osfl(f"{WORDS} --method fedavg --smoke --channels 0").code == 2
+    assert osfl(f"{WORDS} --method fedavg --smoke --image-size 2000").code == 2
+
+
+def test_images_are_gray_or_rgb(osfl: Osfl) -> None:
+    said = osfl(f"{WORDS} --method fedavg --smoke --channels 2")
+    assert said.code == 2 and "'--channels'" in said.err and "expected 1, which is grey, or 3" in " ".join(said.err.split())
+    assert "Refused" not in said.err and osfl(f"{WORDS} --method fedavg --smoke --channels 3").code == 0
+
+
+def test_settings_are_judged_before_files_are_read(osfl: Osfl) -> None:
+    said = osfl(f"{WORDS} bad.safetensors gone.safetensors --smoke --set images=0 --set stops=often")
+    assert said.code == 2 and "'images'" in said.err and "stops" in said.err and "Refused" not in said.err
+
+
+@pytest.mark.parametrize("preset", ["paper", "nosuch", "cpu"])
+def test_smoke_beside_another_preset_is_refused(preset: str, osfl: Osfl) -> None:
+    for words in (f"{WORDS} --method fedavg", "run --method fedavg", "check --method fedavg", "estimate --method fedavg"):
+        said = osfl(f"{words} --preset {preset} --smoke")
+        assert said.code == 2 and f"contradicts --preset {preset}" in " ".join(said.err.split()), words
+    assert osfl(f"{WORDS} --method fedavg --preset smoke --smoke").code == 0
 
 
 def test_report_says_where_the_page_of_a_market_is(osfl: Osfl) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import click
 import typer
 
 from osfl.cli import options
@@ -61,24 +62,25 @@ Seed = Annotated[
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option("--image-size", metavar="PX", min=8, rich_help_panel=MARKET, show_default=False,
+    typer.Option("--image-size", metavar="PX", min=8, max=1024, rich_help_panel=MARKET, show_default=False,
                  help="Side of the images; default: as the positional embeddings say."),
 ]  # fmt: skip
 Channels = Annotated[
     int | None,
-    typer.Option("--channels", metavar="1|3", min=1, max=3, rich_help_panel=MARKET, show_default=False,
+    typer.Option("--channels", metavar="1|3", parser=lambda text: _colors(text), rich_help_panel=MARKET, show_default=False,
                  help="1 is grey, 3 is RGB; default: as the models say."),
 ]  # fmt: skip
 
 
 def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key: Path | None, format: str) -> None:
     """Tell what is accepted and what is not, then fuse. Exit code 1 if a file was refused, though the others were fused."""
-    from osfl.market import examine, fuse
+    from osfl.market import check_words, examine, fuse
     from osfl.wire.signing import SigningKey
 
     signing = SigningKey.load(key) if key else None
     command = market.command(str(classes), str(out)) + machine.words()
     before = (out / "market.json").exists()
+    check_words(market)  # before files are read, which may take a while
     examined = examine(market)
     _complain(examined.refused)  # before hours of work, not after
     for caution in examined.cautions:
@@ -94,6 +96,12 @@ def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key:
         _show(said, out, finished_before=before)
     if said["refused"]:
         raise typer.Exit(1)
+
+
+def _colors(text: str) -> int:
+    if str(text) not in ("1", "3"):
+        raise click.BadParameter(f"{text!r} is not possible; expected 1, which is grey, or 3, which is RGB.")
+    return int(text)
 
 
 def read_classes(path: Path) -> list[str]:

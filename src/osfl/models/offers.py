@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from osfl.models.answers import SANE, loudest
+from osfl.models.answers import SANE, indifferent, largest, on_noise
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
 from osfl.models.checkpoints import described, naming_of, usual_name, usual_names
@@ -36,6 +36,9 @@ from osfl.protocol import Limits, Task
 
 Image = tuple[int, int, int]
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
+LARGEST = 1024  # pixels a side, as for images of any dataset
+FINEST = 80  # patches a side: 1024 px in patches of 14 are 73, and what a network costs grows with their fourth power
+_LONGEST = 200  # characters of a tensor's name; those of published networks have less than half of it
 _HEADS = ("head.weight", "fc.weight", "_fc.weight")
 ASSUMED, TOLD, CONTRADICTED = "assumed", "told beside the file", "said, against what lies beside the file"
 SCALES: Mapping[str, Pixels] = {"symmetric": SYMMETRIC, "imagenet": IMAGENET}
@@ -81,10 +84,14 @@ def read_offer(offered: Path) -> Offer:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         raw = read_weights(path, found)
+        _check_names(raw, path)
+        check_finite(raw, str(path))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", field=path.name,
                          fix="Check its permissions and the disk.") from None  # fmt: skip
-    check_finite(raw, str(path))
+    except RuntimeError as error:  # torch's, of which the file's tensors are the only cause here: 65 sides are too many for it
+        raise ModelError(f"{path} holds tensors that cannot be used: {error}", field=path.name,
+                         fix="Save the checkpoint again, or offer another.") from None  # fmt: skip
     original = _original(raw, str(path))  # first: of two tensors that are one, neither is used
     unused = sorted(name for name in raw if not usual_name(name))
     tensors = usual_names(raw, str(path))
@@ -92,6 +99,14 @@ def read_offer(offered: Path) -> Offer:
     head = next((tuple(tensors[name].shape) for name in _HEADS if name in tensors), ())
     beside = read_companions(path, str(offered))
     return Offer(str(offered), found, size, naming_of(raw), parameters, head, tensors, original, beside, unused)
+
+
+def _check_names(names: Iterable[str], path: Path) -> None:
+    """First of all: from here on a name may be told whole."""
+    if (long := max(names, key=len, default="")) and len(long) > _LONGEST:
+        raise ModelError(f"a tensor of {path} has a name without end, '{long[:60]}…'", field=f"{long[:60]}…",
+                         expected=f"at most {_LONGEST} characters", got=f"{len(long):,}",
+                         fix="No program for training names tensors like that: save the checkpoint again.")  # fmt: skip
 
 
 def _original(names: Iterable[str], file: str) -> dict[str, str]:
@@ -114,7 +129,17 @@ def _original(names: Iterable[str], file: str) -> dict[str, str]:
 
 
 def image_of(offer: Offer, architecture: str) -> Image | None:
-    """The images that a transformer was trained for, told by its patches and positions; None where they do not tell."""
+    """The images that a transformer was trained for, told by its patches and positions; None where they do not tell, or tell
+    of images that nobody has."""
+    told = _told_image(offer, architecture)
+    return None if told is None or told[0] not in (1, 3) or _vast(told, architecture) else told
+
+
+def _vast(image: Image, architecture: str) -> bool:
+    return image[1] > min(LARGEST, FINEST * parse(architecture)[1]["p"])
+
+
+def _told_image(offer: Offer, architecture: str) -> Image | None:
     patch = parse(architecture)[1].get("p")
     first, positions = offer.tensors.get(PATCHES), offer.tensors.get(POSITIONS)
     if patch is None or first is None or positions is None or first.ndim != 4 or positions.ndim != 3:
@@ -148,25 +173,59 @@ def _short(values: Sequence[float]) -> str:
     return " ".join(f"{value:.4g}" for value in values)
 
 
-def fitted(offer: Offer, architecture: str, task: Task, pixels: Pixels = SYMMETRIC) -> nn.Module:
-    """The offer as a classifier of the task that takes pixels in [-1, 1]; `ModelError` with the tensor that is in the way."""
-    model = build_model(architecture, task)
-    tensors = dict(offer.tensors)
+def blank(architecture: str, task: Task) -> nn.Module:
+    """The network without its numbers: names and shapes alone, whatever its size."""
+    with torch.device("meta"):
+        return build_model(architecture, task)
+
+
+def check_fits(offer: Offer, model: nn.Module, architecture: str, task: Task, pixels: Pixels = SYMMETRIC) -> None:
+    """`ModelError` with what is in the way of the offer being this `blank` model; nothing is computed, whatever is offered."""
+    _check_size(offer, architecture)
     _check_telling(offer, model.state_dict())
     check_config(offer.beside, architecture, task.classes)
     if pixels != SYMMETRIC:
-        check_foldable(tensors, offer.file)
-        tensors = {name: value.clone() for name, value in tensors.items()}
-        expect_usual_range(tensors, Weights(architecture, offer.file, offer.sha256, "", "", *pixels))
+        check_foldable(offer.tensors, offer.file)
     try:
-        load_named(model, {f"{offer.file}/{name}": value for name, value in tensors.items()}, offer.file)
+        load_named(model, {f"{offer.file}/{name}": value for name, value in offer.tensors.items()}, offer.file)
     except ModelError as error:
         error.fix = "It is another architecture, or not all of it, or more: `osfl ls architectures` lists what is known here."
         raise
-    if not (most := loudest(model.eval(), task.image)) < SANE:
-        raise ModelError(f"{offer.file} answers noise with numbers beyond all bounds", expected=f"below {SANE:g}",
-                         got=f"{most:.3g}", fix="Its weights are not those of a trained model: offer another checkpoint.")
+
+
+def fitted(offer: Offer, architecture: str, task: Task, pixels: Pixels = SYMMETRIC) -> nn.Module:
+    """The offer as a classifier of the task that takes pixels in [-1, 1]; `ModelError` with the tensor that is in the way, or
+    with what it answers."""
+    check_fits(offer, blank(architecture, task), architecture, task, pixels)
+    model, tensors = build_model(architecture, task), dict(offer.tensors)
+    if pixels != SYMMETRIC:
+        tensors = {name: value.clone() for name, value in tensors.items()}
+        expect_usual_range(tensors, Weights(architecture, offer.file, offer.sha256, "", "", *pixels))
+    load_named(model, {f"{offer.file}/{name}": value for name, value in tensors.items()}, offer.file)
+    _check_answers(model.eval(), offer.file, task.image)
     return model
+
+
+def _check_answers(model: nn.Module, file: str, image: Image) -> None:
+    """A network that is let in has been asked once."""
+    said = on_noise(model, image)
+    if not (most := largest(said)) < SANE:
+        raise ModelError(f"{file} answers noise with numbers beyond all bounds", expected=f"below {SANE:g}",
+                         got=f"{most:.3g}", fix="Its weights are not those of a trained model: offer another checkpoint.")
+    if indifferent(model, image, said):
+        raise ModelError(f"{file} answers every image alike", expected="answers that differ between noise, black and white",
+                         got="the same numbers for all", fix="Its weights are not those of a trained model, its head may be "
+                         "all zeros: offer another checkpoint.")  # fmt: skip
+
+
+def _check_size(offer: Offer, architecture: str) -> None:
+    """Before anything is built for images that nobody has."""
+    told = _told_image(offer, architecture)
+    if told is not None and _vast(told, architecture):
+        name, patches = offer.named(POSITIONS), math.isqrt(offer.tensors[POSITIONS].shape[1])
+        raise ModelError(f"tensor '{name}' of {offer.file} is for images that are too large", field=name,
+                         expected=f"at most {LARGEST} px and {FINEST} patches a side", got=f"{told[1]} px, {patches} patches",
+                         fix="Offer a model that was trained for smaller images.")  # fmt: skip
 
 
 def _check_telling(offer: Offer, state: Mapping[str, torch.Tensor]) -> None:
@@ -193,7 +252,9 @@ def _why(name: str, expected: torch.Tensor, found: torch.Tensor, offer: Offer) -
     if found.dtype != expected.dtype:
         return "Its numbers are no floats, as in a quantised network: offer it as it was before."
     if name == POSITIONS and any(tensor.endswith(("dist_token", "distillation_token")) for tensor in offer.tensors):
-        return "It is a distilled DeiT, which has one token more: offer the version without distillation."
+        return _DISTILLED
+    if name in _HEADS and POSITIONS in offer.tensors and found.shape[1] == 2 * expected.shape[1]:
+        return _DOUBLE
     differs = next(i for i, (ours, its) in enumerate(zip(expected.shape, found.shape, strict=True)) if ours != its)
     sides = _SIDES.get(name, ("It answers for another number of classes than the list names.",
                               "Its head reads another number of features than the class token has."))  # fmt: skip
@@ -209,6 +270,12 @@ def _why_missing(name: str, offer: Offer) -> str:
 
 
 _WIDTH = "It has another width: name the architecture it has; `osfl ls architectures` lists them."
+_DISTILLED = ("It is a distilled DeiT, which has one token more. In timm, offer a model without `distilled` in its name; in "
+              "transformers a ViTForImageClassification, as which undistilled DeiTs are saved: DeiTForImageClassification "
+              "always has that token.")  # fmt: skip
+_DOUBLE = ("Its head reads another number of features than the class token has: twice as many, the mean of all patches beside "
+           "it, as in transformers' Dinov2ForImageClassification. Offer a model whose head reads the class token alone, such "
+           "as a ViTForImageClassification.")  # fmt: skip
 _SIDES = {
     PATCHES: (_WIDTH, "It takes images with another number of colors: offer models of one kind.",
               "Its patches have another side: name the architecture it has, such as -p16."),
