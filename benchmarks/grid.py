@@ -184,6 +184,7 @@ CELLS: Mapping[str, Simulation] = {
        for name in ("blood", "cifar") for label, partition in _SHARES.items()},
     **{f"blood-vit-n{clients}-a0.1": uploaded_vits("blood", "dirichlet:0.1", clients) for clients in (5, 20)},
     **{f"digits-vit-n5-{label}": uploaded_vits("digits", partition, 5) for label, partition in _SHARES.items()},
+    **{f"digits-vit-n{clients}-a0.1": uploaded_vits("digits", "dirichlet:0.1", clients) for clients in (10, 20)},
     **{f"digits28-vit-n5-{label}": uploaded_vits("digits28", _SHARES[label], 5) for label in ("a0.1", "c3")},
 }  # fmt: skip
 # What the papers print for the nearest cell of theirs. FedBiCross, its tables (first version): own accuracy, ResNet-18,

@@ -280,8 +280,8 @@ def _positions(given: torch.Tensor, model: Vit, where: str) -> torch.Tensor:
         raise ModelError(
             f"tensor '{where}/pos_embed' holds no positions of a class token and a square of patches", field="pos_embed",
             expected=f"F32 [1, 1 + n * n, {width}]", got=f"F32 {list(given.shape)}",
-            fix="A distilled DeiT (in transformers every DeiTForImageClassification) has one token more: take one without, which "
-                "transformers saves as ViTForImageClassification. Registers are not supported.",
+            fix="A distilled DeiT (in transformers every DeiTForImageClassification) has one token more: take one without it, "
+                "which transformers saves as ViTForImageClassification. Registers are not supported.",
         )  # fmt: skip
     return resize_positions(given, model.grid)
 
