@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
-from osfl.models.pretrained import KNOWN, load_pretrained
+from osfl.models.pretrained import load_pretrained
 from osfl.models.vit import Vit
+from osfl.models.weights_table import KNOWN
 from osfl.protocol import Task
 from osfl.seeds import torch_generator
 

@@ -10,7 +10,7 @@ tells what it sees in pictures of PACS (distilled_start.py). For blood cells thi
 datasets, as one task of all their classes; small datasets are drawn more often. One thread and a fixed number of steps: the
 same machine gives the same bytes. Files go to runs/pretrained, what made them and their sha256 to benchmarks/records. One of
 the datasets (skinlesions-28) is for non-commercial use only, and so are the weights for blood cells. Digits need no file on any
-machine, and nor should their start: it learns drawn signs (signs.py), and is `vit_signs` in `osfl/models/pretrained.py`.
+machine, and nor should their start: it learns drawn signs (signs.py), and is `vit_signs` of `osfl ls weights`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from osfl.environment import describe_environment
 from osfl.ingredients.training import Training, fit
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
-from osfl.models.pretrained import EMBEDDED, KNOWN
+from osfl.models.weights_table import KNOWN
 from osfl.protocol import Dataset, Task
 from osfl.result import write_json
 from osfl.seeds import torch_generator
@@ -132,7 +132,7 @@ def pretrain(name: str, path: Path, *recipe: Any) -> dict[str, Any]:
 
 
 def path_of(name: str) -> Path:
-    return EMBEDDED / KNOWN["vit_signs"].file if name == "signs" else FOLDER / f"vit-{name}.safetensors"
+    return KNOWN["vit_signs"].path() if name == "signs" else FOLDER / f"vit-{name}.safetensors"
 
 
 def _shown(path: Path) -> str:

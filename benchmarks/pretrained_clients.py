@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from osfl.models.pretrained import KNOWN
+from osfl.models.weights_table import KNOWN
 from osfl.result import read_result
 from osfl.run import compare
 from osfl.simulation import Simulation

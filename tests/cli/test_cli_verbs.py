@@ -211,13 +211,16 @@ def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: py
 
 
 def test_lists(osfl) -> None:
-    for what in ("methods", "datasets", "architectures", "encoders", "partitions", "presets"):
+    for what in ("methods", "datasets", "architectures", "encoders", "weights", "partitions", "presets"):
         rows = osfl(f"ls {what} --format json").json
         text = osfl(f"ls {what}").out
         assert rows and all(row["description"] for row in rows) and rows[0]["name"] in text
     digits = osfl("ls datasets --format json").json[0]
     assert digits["name"] == "digits" and digits["available"] == "yes" and digits["licence"]
-    assert set(osfl("ls --format json").json) == {"methods", "datasets", "architectures", "encoders", "partitions", "presets"}
+    every = {"methods", "datasets", "architectures", "encoders", "weights", "partitions", "presets"}
+    assert set(osfl("ls --format json").json) == every
+    (signs,) = (row for row in osfl("ls weights --format json").json if row["name"] == "vit_signs")
+    assert signs["available"] == "yes" and signs["architecture"] == "vit"
 
 
 def test_doctor(osfl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ from osfl.models.checkpoints import usual_names
 from osfl.models.encoder_table import ENCODERS
 from osfl.models.encoders import encoder_problems, encoder_width, load_encoder
 from osfl.models.naming import ModelError, named
-from osfl.models.pretrained import IMAGENET, weights_path
+from osfl.models.pretrained import weights_path
+from osfl.models.weights_table import IMAGENET
 from osfl.protocol import Payload, Task, Upload
 from osfl.seeds import torch_generator
 from osfl.workers import compute_threads

@@ -14,7 +14,8 @@ from osfl.ingredients.training import Training, first_model, local_model
 from osfl.methods import dense, fedprox
 from osfl.methods.fedavg import Settings
 from osfl.models.build import build_model
-from osfl.models.pretrained import KNOWN, read_weights, weights_folder
+from osfl.models.pretrained import read_weights
+from osfl.models.weights_table import KNOWN, weights_folder
 from osfl.plan import check_plan, read_plan, write_plan
 from osfl.protocol import Plan, Task
 from osfl.registry import load, names

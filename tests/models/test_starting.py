@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from osfl.models.build import build_model
 from osfl.models.naming import ModelError
-from osfl.models.pretrained import IMAGENET, fit_problems, pin_problems, start_from
+from osfl.models.pretrained import fit_problems, pin_problems, start_from
+from osfl.models.weights_table import IMAGENET
 from osfl.protocol import Task
 from osfl.seeds import torch_generator
 

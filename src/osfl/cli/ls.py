@@ -11,7 +11,7 @@ from osfl.cli import options
 from osfl.cli.terminal import answers, escape, put_json, say
 
 EXAMPLES = ("osfl ls", "osfl ls methods", "osfl ls datasets --format json")
-What: TypeAlias = Literal["methods", "datasets", "architectures", "encoders", "partitions", "presets"]
+What: TypeAlias = Literal["methods", "datasets", "architectures", "encoders", "weights", "partitions", "presets"]
 Rows: TypeAlias = list[dict[str, Any]]
 
 PARTITIONS = {
@@ -34,7 +34,7 @@ def ls(
     what: Annotated[What | None, typer.Argument(help="One list; all of them if left out.", show_default=False)] = None,
     format: options.Format = "text",
 ) -> None:
-    """List methods, datasets, architectures, encoders, partitions and presets."""
+    """List methods, datasets, architectures, encoders, weights to start from, partitions and presets."""
     listed = {name: rows() for name, rows in _LISTS.items() if what in (None, name)}
     if format == "json":
         put_json(listed[what] if what else listed)
@@ -67,6 +67,18 @@ def _encoders() -> Rows:
     return [{"name": name, "description": sheet.description, "width": sheet.width} for name, sheet in ENCODERS.items()]
 
 
+def _weights() -> Rows:
+    from osfl.models.weights_table import KNOWN
+
+    return [
+        {"name": name, "architecture": one.architecture, "sha256": one.sha256, "licence": one.licence,
+         "available": "yes" if one.path().is_file() else "no",
+         "description": f"{one.origin}; architecture {one.architecture}, {one.licence}"
+                        + ("" if one.path().is_file() else f"; not here: {one.path()}")}
+        for name, one in KNOWN.items()
+    ]  # fmt: skip
+
+
 def _datasets() -> Rows:
     from osfl.data.catalog import sheets
 
@@ -94,6 +106,7 @@ _LISTS: Mapping[What, Callable[[], Rows]] = {
     "datasets": _datasets,
     "architectures": _architectures,
     "encoders": _encoders,
+    "weights": _weights,
     "partitions": lambda: _described(PARTITIONS),
     "presets": lambda: _described(PRESETS),
 }

@@ -15,7 +15,7 @@ class EncoderSheet:
     description: str
     width: int  # d, numbers that describe an image; 0: as many as the architecture has
     architecture: str = ""  # empty: needs no weights
-    weights: str = ""  # a name in pretrained.KNOWN; empty: the plan gives a file and its sha256
+    weights: str = ""  # a name in weights_table.KNOWN; empty: the plan gives a file and its sha256
     multiple: int = 1  # sides of the input must be a multiple
 
 

@@ -1,6 +1,6 @@
 """Frozen encoders: an image in, a vector out. Named in the plan, pinned by sha256, the same at every site.
 
-`random` needs no weights at all. The others read a safetensors file that the plan pins: one of `KNOWN` (see pretrained.py),
+`random` needs no weights at all. The others read a safetensors file that the plan pins: one of `KNOWN` (see weights_table.py),
 a file of the user's in timm's or transformers' naming, or one fetched from a hub (`hub:facebook/dinov2-base`). Any architecture
 of ours is an encoder with such a file: what its classifier would see is the vector.
 """
@@ -23,9 +23,10 @@ from osfl.models.checkpoints import usual_names
 from osfl.models.efficientnet import EfficientNetLite
 from osfl.models.encoder_table import ENCODERS, sheet
 from osfl.models.folding import freeze
-from osfl.models.pretrained import IMAGENET, KNOWN, Weights, fill, given_path, read_weights, weights_path
+from osfl.models.pretrained import fill, given_path, read_weights, weights_path
 from osfl.models.random_features import RandomFeatures
 from osfl.models.vit import Vit
+from osfl.models.weights_table import IMAGENET, KNOWN, Weights
 from osfl.protocol import Task, digest_of
 from osfl.seeds import torch_generator
 

@@ -23,15 +23,13 @@ from osfl.models.checkpoints import described, naming_of, usual_name, usual_name
 from osfl.models.companions import CONFIG, PROCESSOR, Companions, Pixels, check_config, read_companions, told_pixels
 from osfl.models.naming import ModelError, load_named
 from osfl.models.pretrained import (
-    IMAGENET,
-    SYMMETRIC,
-    Weights,
     check_finite,
     check_foldable,
     expect_usual_range,
     from_hub,
     read_weights,
 )
+from osfl.models.weights_table import IMAGENET, SYMMETRIC, Weights
 from osfl.protocol import Limits, Task
 
 Image = tuple[int, int, int]
