@@ -183,7 +183,8 @@ CELLS: Mapping[str, Simulation] = {
     **{f"{name}-vit-n10-{label}": uploaded_vits(name, partition)
        for name in ("blood", "cifar") for label, partition in _SHARES.items()},
     **{f"blood-vit-n{clients}-a0.1": uploaded_vits("blood", "dirichlet:0.1", clients) for clients in (5, 20)},
-    **{f"digits-vit-n5-{label}": uploaded_vits("digits", partition, 5) for label, partition in _SHARES.items()},
+    **{f"digits-vit-n5-{label}": uploaded_vits("digits", _SHARES[label], 5) for label in ("a0.05", "a0.1", "a0.3", "c3")},
+    "digits-vit-n10-c1": uploaded_vits("digits", "classes:1"),  # five clients of one class each would leave five to nobody
     **{f"digits-vit-n{clients}-a0.1": uploaded_vits("digits", "dirichlet:0.1", clients) for clients in (10, 20)},
     **{f"digits28-vit-n5-{label}": uploaded_vits("digits28", _SHARES[label], 5) for label in ("a0.1", "c3")},
 }  # fmt: skip

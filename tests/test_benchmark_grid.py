@@ -11,7 +11,7 @@ from osfl.ingredients.training import Training
 from osfl.plan import resolve_settings
 from osfl.protocol import Task
 from osfl.registry import load
-from osfl.simulation import for_methods
+from osfl.simulation import for_methods, prepare
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -23,6 +23,11 @@ def test_every_row_of_a_cell_can_be_asked_for(cell: str) -> None:
         settings = resolve_settings(load(variant.method), variant.preset, changes)
         problems = list(load(variant.method)(task, settings).problems(variant.clients or len(task.classes)))
         assert not problems, f"{label}: {problems}"
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if CELLS[cell].dataset == "digits"])
+def test_every_partition_of_the_embedded_images_can_be_made(cell: str) -> None:
+    assert len(prepare(CELLS[cell]).shards) == (CELLS[cell].clients or 10)
 
 
 def test_the_published_server_is_published_in_every_setting() -> None:
