@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from safetensors.torch import save_file
 
 from osfl.errors import RoundError, UsageError
 from osfl.market import Market, check_words, examine, fuse
-from osfl.models.answers import indifferent, on_noise
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
-from osfl.models.vit import Vit
 from osfl.phases import Machine
 from osfl.protocol import Limits, Task
 from osfl.run import load_model
@@ -42,15 +39,19 @@ def offered(path: Path, given: Tensors) -> Path:
     return path
 
 
-@pytest.fixture
-def stall(tmp_path: Path) -> list[Path]:
-    """Three models: timm's words, transformers' words, and half precision."""
+def three_models(tmp_path: Path) -> list[Path]:
+    """In timm's words, in transformers' words, and in half precision."""
     half = {name: value.half() for name, value in tensors(2).items()}
     return [
         offered(tmp_path / "north" / "model.safetensors", tensors(0)),
         offered(tmp_path / "south" / "model.safetensors", in_transformers_words(tensors(1))),
         offered(tmp_path / "half.safetensors", half),
     ]
+
+
+@pytest.fixture
+def stall(tmp_path: Path) -> list[Path]:
+    return three_models(tmp_path)
 
 
 def market(models: list[Path], **words: Any) -> Market:
@@ -133,104 +134,6 @@ def test_files_that_do_not_fit_have_no_vote_on_the_image_size(stall: list[Path],
     with pytest.raises(RoundError, match="none of 1 files can be used") as caught:
         examine(market([alone]))
     assert "alone.safetensors" in str(caught.value)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The images of every call of a vision transformer."""
-    shapes: list[tuple[int, ...]] = []
-
-    def noting(self: Vit, x: torch.Tensor) -> torch.Tensor:
-        shapes.append(tuple(x.shape))
-        return plain(self, x)
-
-    plain = Vit.forward
-    monkeypatch.setattr(Vit, "forward", noting)
-    return shapes
-
-
-def test_networks_are_asked_once_and_only_at_the_size_that_won(
-    stall: list[Path], tmp_path: Path, asked: list[tuple[int, ...]]
-) -> None:
-    large = [offered(tmp_path / f"large-{seed}.safetensors", tensors(seed, side=32)) for seed in (7, 8)]
-    found = examine(market([*stall, *large]))
-    assert len(found.accepted) == 3 and asked == [(2, 3, 16, 16)] * 3
-
-
-def test_sizes_whose_models_explode_or_are_twins_do_not_win(stall: list[Path], tmp_path: Path) -> None:
-    loud = [tensors(seed, side=32) for seed in (4, 5, 6)]
-    for given in loud:
-        given["head.weight"] *= 1e20
-    bad = [offered(tmp_path / f"loud-{i}.safetensors", given) for i, given in enumerate(loud)]
-    twins = [offered(tmp_path / f"twin-{i}.safetensors", tensors(7, side=64)) for i in range(3)]
-    found = examine(market([*stall[:2], *bad, *twins]))
-    assert found.task.image == (3, 16, 16) and len(found.accepted) == 2 and len(found.refused) == 6
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "got"),
-    [(NAME, 250 * 250 + 1, "got 1000 px, 250 patches"), (NAME, 81 * 81 + 1, "got 324 px, 81 patches"),
-     ("vit-p64-w16-d1-h2", 17 * 17 + 1, "got 1088 px, 17 patches")],
-)  # fmt: skip
-def test_positions_for_images_that_nobody_has_cost_nothing(
-    name: str, tokens: int, got: str, tmp_path: Path, asked: list[tuple[int, ...]]
-) -> None:
-    vast = tensors(0, name, side=128) | {"pos_embed": torch.zeros(1, tokens, 16)}
-    path = offered(tmp_path / "vast.safetensors", vast)
-    with pytest.raises(RoundError) as caught:
-        examine(replace(market([path]), architecture=name))
-    said = str(caught.value)
-    assert f"'pos_embed' of {path} is for images that are too large (expected at most 1024 px" in said and got in said
-    assert "Offer a model that was trained for smaller images" in said and not asked
-    good = offered(tmp_path / "good.safetensors", tensors(1, name, side=128))
-    found = examine(replace(market([path, good]), architecture=name))
-    assert found.task.image == (3, 128, 128) and [one.tensor for one in found.refused] == ["pos_embed"]
-
-
-def test_models_for_two_colors_do_not_outvote_the_others(stall: list[Path], tmp_path: Path) -> None:
-    odd = [tensors(seed) for seed in range(4, 8)]
-    for given in odd:
-        given["patch_embed.proj.weight"] = given["patch_embed.proj.weight"][:, :2]
-    files = [offered(tmp_path / f"odd-{i}.safetensors", given) for i, given in enumerate(odd)]
-    found = examine(market([*stall, *files]))
-    assert found.task.image == (3, 16, 16) and len(found.accepted) == 3
-    assert all("another number of colors" in one.fix for one in found.refused)
-
-
-def emptied(given: Tensors, *names: str) -> Tensors:
-    return {name: torch.zeros_like(value) if not names or name in names else value for name, value in given.items()}
-
-
-@pytest.mark.parametrize("names", [(), ("head.weight",), ("patch_embed.proj.weight",)])
-def test_a_model_that_answers_everything_alike_is_refused(names: tuple[str, ...], stall: list[Path], tmp_path: Path) -> None:
-    numb = emptied(tensors(9), *names) | {"head.bias": torch.tensor([0.5, 2.0, -1.0])}
-    path = offered(tmp_path / "numb.safetensors", numb)
-    found = examine(market([*stall, path]))
-    assert len(found.accepted) == 3 and [one.file for one in found.refused] == [str(path)]
-    assert f"{path} answers every image alike (expected answers that differ" in found.refused[0].reason
-    assert "offer another checkpoint" in found.refused[0].fix
-
-
-def test_a_convolutional_model_of_zeros_is_refused_and_a_new_one_is_not(tmp_path: Path) -> None:
-    files = [offered(tmp_path / "numb.safetensors", emptied(tensors(0, "cnn-w4"))),
-             offered(tmp_path / "new.safetensors", tensors(1, "cnn-w4"))]  # fmt: skip
-    found = examine(Market(files, "cnn-w4", CLASSES, image_size=16))
-    assert [Path(one.offer.file).name for one in found.accepted] == ["new.safetensors"]
-    assert "answers every image alike" in found.refused[0].reason
-
-
-class Bright(torch.nn.Module):
-    """Only light counts for it: all noise is one."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        bright = (x.mean((1, 2, 3)) > 0.5).float()
-        return torch.stack([bright, 1 - bright], 1)
-
-
-def test_a_model_to_which_all_noise_is_one_is_asked_more() -> None:
-    image, model = (3, 16, 16), Bright()
-    noise = on_noise(model, image)
-    assert torch.equal(noise[0], noise[1]) and not indifferent(model, image, noise)
 
 
 @pytest.mark.parametrize("bias", [None, torch.zeros(5), torch.zeros(16, dtype=torch.int32)])
@@ -460,38 +363,6 @@ def test_a_part_of_a_checkpoint_is_no_checkpoint(name: str, stall: list[Path], t
 def test_names_in_a_file_do_not_break_lines(stall: list[Path], tmp_path: Path) -> None:
     refused = examine(market([*stall, offered(tmp_path / "odd.safetensors", tensors(9) | {"a\nb": torch.zeros(1)})])).refused
     assert "\n" not in refused[0].reason and "a?b" in refused[0].reason
-
-
-@pytest.mark.parametrize("name", ["a" * 3000, "a b/" * 750, "module." * 2000 + "head.weight", "pooler." + "a" * 3000])
-def test_a_name_without_end_is_cut(name: str, stall: list[Path], tmp_path: Path) -> None:
-    path = offered(tmp_path / "odd.safetensors", tensors(9) | {name: torch.zeros(1)})
-    [refused] = examine(market([*stall, path])).refused
-    assert f"'{name[:60]}…' (expected at most 200 characters, got {len(name):,})" in refused.reason
-    assert refused.file == str(path) and len(refused.reason) < 400 + len(str(path)) and len(refused.tensor) < 100
-
-
-def written(path: Path, name: str, **about: Any) -> Path:
-    """A safetensors file of one tensor, as no program would write it."""
-    header = json.dumps({name: about}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(about["data_offsets"][1]))
-    return path
-
-
-@pytest.mark.parametrize(("kind", "size"), [("F32", 4), ("F16", 2)])
-def test_a_tensor_of_more_sides_than_torch_can_take_is_refused(kind: str, size: int, stall: list[Path], tmp_path: Path) -> None:
-    path = written(tmp_path / "deep.safetensors", "norm.bias", dtype=kind, shape=[1] * 65, data_offsets=[0, size])
-    found = examine(market([*stall, path]))
-    assert len(found.accepted) == 3 and [one.file for one in found.refused] == [str(path)]
-    assert f"{path} holds tensors that cannot be used: only tensors with up to 64 dims" in found.refused[0].reason
-
-
-def test_a_shape_without_end_and_what_safetensors_says_are_cut(stall: list[Path], tmp_path: Path) -> None:
-    deep = offered(tmp_path / "deep.safetensors", tensors(9) | {"norm.bias": torch.zeros([1] * 60)})
-    broken = written(tmp_path / "broken.safetensors", "a" * 3000, dtype="F32", shape=[1], data_offsets=[4, 8])
-    refused = examine(market([*stall, deep, broken])).refused
-    assert [one.file for one in refused] == [str(broken), str(deep)]
-    assert "is no safetensors file" in refused[0].reason and "expected F32 [16], got F32 [1, 1" in refused[1].reason
-    assert all(len(one.reason) < 400 + 3 * len(one.file) for one in refused)
 
 
 def test_what_nothing_uses_is_left_out_and_named(stall: list[Path], tmp_path: Path) -> None:

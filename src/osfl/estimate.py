@@ -52,7 +52,7 @@ class Estimate:
     client_seconds: float | None  # summed over clients
     wall_seconds: float | None  # with the workers of this machine; with what the server learns, where that is known
     server_flops: float | None  # of the server phase; None: the settings do not tell
-    server_seconds: float | None  # of all workers together
+    server_seconds: float | None  # with one worker
     server_learns: bool  # True: the server trains too, for nobody knows how long, which is not in the seconds
     sites_learn_again: bool  # True: sites train on what they are given, too, which is not in the seconds either
     memory_bytes: int

@@ -20,7 +20,7 @@ from osfl.methods.fedmitr import FedMitr, Settings
 from osfl.models.flops import forward_flops
 from osfl.models.vit import OnSubset, Vit
 from osfl.plan import resolve_settings
-from osfl.protocol import Context, Release, Upload, said
+from osfl.protocol import Context, Release, Task, Upload, said
 from osfl.reports.figures import figure_views
 from osfl.storage import Shelf
 from osfl.workers import Workers, compute_threads
@@ -286,6 +286,14 @@ def test_what_the_server_will_do_is_foretold_to_the_operation(change: dict[str, 
     with measure() as meter:
         server.learn()
     assert method.server_flops("ab") == pytest.approx(meter.flops, rel=1e-12) and meter.flops > 0
+
+
+@pytest.mark.parametrize(("preset", "petaflops"), [("paper", 38.7), ("smi", 324.3)])
+def test_the_published_work_is_as_the_card_says(preset: str, petaflops: float) -> None:
+    """DeiT-Tiny at 224 px, ten clients."""
+    task = Task("ten classes", tuple("abcdefghij"), (3, 224, 224))
+    method = FedMitr(task, resolve_settings(FedMitr, preset))
+    assert method.server_flops([f"client-{i}" for i in range(10)]) / 1e15 == pytest.approx(petaflops, abs=0.1)
 
 
 def test_pixels_beyond_half_precision_are_not_blamed_on_the_student() -> None:

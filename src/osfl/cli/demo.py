@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ import typer
 from osfl.cli import options
 from osfl.cli.progress import by_run, telling
 from osfl.cli.summary import show_comparison
-from osfl.cli.terminal import answers, say
+from osfl.cli.terminal import answers, put_json, say
 
 EXAMPLES = (
     "osfl demo",
@@ -57,7 +55,7 @@ def demo(
 
     if format == "json":
         found = {**compared(simulation, METHODS, out), "transformers": compared(uploaded, TRANSFORMERS, out / "transformers")}
-        sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        put_json(found)
         return
     say("Five sites hold digits, unevenly (Dirichlet 0.1), and each may speak once.\n")
     first = compared(simulation, METHODS, out)

@@ -60,6 +60,14 @@ Changes = Annotated[
 Seed = Annotated[
     int, typer.Option("--seed", "-s", metavar="S", rich_help_panel=MARKET, help="All randomness is derived from it.")
 ]
+
+
+def _colors(text: str) -> int:
+    if str(text) not in ("1", "3"):
+        raise click.BadParameter(f"{text!r} is not possible; expected 1, which is grey, or 3, which is RGB.")
+    return int(text)
+
+
 ImageSize = Annotated[
     int | None,
     typer.Option("--image-size", metavar="PX", min=8, max=1024, rich_help_panel=MARKET, show_default=False,
@@ -67,7 +75,7 @@ ImageSize = Annotated[
 ]  # fmt: skip
 Channels = Annotated[
     int | None,
-    typer.Option("--channels", metavar="1|3", parser=lambda text: _colors(text), rich_help_panel=MARKET, show_default=False,
+    typer.Option("--channels", metavar="1|3", parser=_colors, rich_help_panel=MARKET, show_default=False,
                  help="1 is grey, 3 is RGB; default: as the models say."),
 ]  # fmt: skip
 
@@ -96,12 +104,6 @@ def fuse_models(market: Market, classes: Path, out: Path, machine: Machine, key:
         _show(said, out, finished_before=before)
     if said["refused"]:
         raise typer.Exit(1)
-
-
-def _colors(text: str) -> int:
-    if str(text) not in ("1", "3"):
-        raise click.BadParameter(f"{text!r} is not possible; expected 1, which is grey, or 3, which is RGB.")
-    return int(text)
 
 
 def read_classes(path: Path) -> list[str]:

@@ -164,17 +164,18 @@ ModelOut = Annotated[
 # --- what was said, and where to write ----------------------------------------------------------------------------------
 
 
+def spoken() -> list[click.Parameter]:
+    """What was given on the command line of the running verb, and not filled in."""
+    context = click.get_current_context(silent=True)
+    given = context.command.params if context else []
+    return [one for one in given if context and context.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
+
+
 def refuse_beside_plan(plan: str) -> None:
     """A plan says what is simulated; words that say it again would be ignored, so they are refused."""
-    context = click.get_current_context()
-    said = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if isinstance(parameter, click.Option)
-        and getattr(parameter, "rich_help_panel", None) == WHAT
-        and parameter.name not in (None, "plan")
-        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-    ]
+    said = [one.opts[0] for one in spoken()
+            if isinstance(one, click.Option) and getattr(one, "rich_help_panel", None) == WHAT
+            and one.name not in (None, "plan")]  # fmt: skip
     if said:
         raise UsageError(f"{plan} says what is simulated; {', '.join(said)} would contradict it", field="plan",
                          fix="Leave that out, or change the plan.")  # fmt: skip

@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
-from click.core import ParameterSource
 
 from osfl.cli import market, options
 from osfl.cli.progress import telling
@@ -127,13 +125,7 @@ def _asked(words: Mapping[str, str | Path | None]) -> dict[str, str | Path]:
 
 def _refuse_market_words() -> None:
     """A round's plan says how its uploads are fused; words that say it again would be ignored, so they are refused."""
-    context = click.get_current_context()
-    said = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if getattr(parameter, "rich_help_panel", None) == market.MARKET
-        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-    ]
+    said = [one.opts[0] for one in options.spoken() if getattr(one, "rich_help_panel", None) == market.MARKET]
     if said:
         raise UsageError(f"{', '.join(said)} belong to a market of models: the round's plan says how uploads are fused",
                          field="models", fix="Add --models FILE..., or leave that out.")  # fmt: skip

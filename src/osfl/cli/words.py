@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
-from click.core import ParameterSource
-
+from osfl.cli import options
 from osfl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -238,9 +236,7 @@ def default_out(simulation: Simulation) -> Path:
 
 def with_smoke(preset: str, smoke: bool) -> str:
     """The preset that was asked for; `--smoke` beside another one contradicts it."""
-    context = click.get_current_context(silent=True)
-    said = context is not None and context.get_parameter_source("preset") is ParameterSource.COMMANDLINE
-    if smoke and said and preset != "smoke":
+    if smoke and preset != "smoke" and any(one.name == "preset" for one in options.spoken()):
         raise UsageError(f"--smoke is --preset smoke, which contradicts --preset {preset}", field="preset",
                          fix="Leave one of them out.")  # fmt: skip
     return "smoke" if smoke else preset

@@ -432,8 +432,8 @@ def relabel_flops(method: ModelUpload, clients: Sequence[ClientId], inversion: S
     """All operations of Algorithm 1, known before anything runs: what the meter says afterwards."""
     settings, image = method.settings, method.task.image
     names = [architecture_for(settings.architecture, client) for client in clients]
-    student = as_vit(build_model(settings.student or min(names), method.task))
-    members = [as_vit(build_model(name, method.task)) for name in names]
+    built = {name: as_vit(build_model(name, method.task)) for name in {*names, settings.student or min(names)}}
+    student, members = built[settings.student or min(names)], [built[name] for name in names]
     kept = patches_left(student.patches, inversion.events)
     asked_again = student.patches - kept if terms.rest else 0
     new, epochs = settings.images * len(members), settings.server_epochs

@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
 
-from osfl.errors import UsageError
 from osfl.models.architectures import parse
 from osfl.models.checkpoints import described, usual_names
 from osfl.models.naming import ModelError, load_named, widened
@@ -106,11 +105,7 @@ def fit_problems(weights: str, pixels: str, architectures: Sequence[str]) -> lis
         return []
     known, found = KNOWN[weights], []
     for name in architectures:
-        try:
-            same = parse(name) == parse(known.architecture)
-        except UsageError:
-            continue  # said already where the architecture was checked
-        if not same:
+        if parse(name) != parse(known.architecture):
             found.append(f"setting 'pretrained': {weights} is for the architecture {known.architecture!r}, not {name!r}; add "
                          f"--set architecture={known.architecture}")  # fmt: skip
     if pixels != "symmetric":
