@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from osfl.errors import Rejected, UsageError
+from osfl.errors import Rejected
 from osfl.wire.atomic import replace_in_pieces
+from osfl.wire.points import PRIME
 from osfl.wire.signing import SigningKey, VerifyKey
 from osfl.wire.source import Source, opened
 
@@ -28,7 +29,6 @@ MAGIC = b"osfl sealed 001\n"
 PIECE = 1 << 16
 _TAG, _KEY = 16, 32
 _HEAD = len(MAGIC) + 2 * _KEY
-_PRIME = 2**255 - 19
 
 
 def is_sealed(path: Path) -> bool:
@@ -99,11 +99,10 @@ def _nonce(number: int, last: bool) -> bytes:
 
 
 def _for_exchange(public_hex: str) -> bytes:
-    """The Ed25519 point with height y as the X25519 one: u = (1 + y) / (1 - y)."""
+    """The Ed25519 point with height y as the X25519 one: u = (1 + y) / (1 - y). Keys of low order, which would give no secret
+    (y = 1 not even a u), are refused by `VerifyKey`."""
     y = int.from_bytes(bytes.fromhex(public_hex), "little") & (2**255 - 1)
-    if y == 1:
-        raise UsageError("nobody can have this public key", field="key", fix="Ask its owner for the .pub file.")
-    return ((1 + y) * pow(1 - y, -1, _PRIME) % _PRIME).to_bytes(_KEY, "little")
+    return ((1 + y) * pow(1 - y, -1, PRIME) % PRIME).to_bytes(_KEY, "little")
 
 
 def _own(key: SigningKey) -> X25519PrivateKey:

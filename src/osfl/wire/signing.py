@@ -12,14 +12,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from osfl.errors import UsageError
 from osfl.wire.names import shown
+from osfl.wire.points import weakness
 
 SIGNATURE_DIGITS = 128
 _KEY = re.compile(r"[0-9a-f]{64}")
+_OTHER_KEY = "`osfl keys` never makes such a key: ask its owner for another one, and by which program it was made."
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")  # one spelling only: upper-case digits would be a second one
 
 
 class VerifyKey:
-    """The public half, known to everyone who must recognise the signer."""
+    """The public half, known to everyone who must recognise the signer.
+
+    Keys for which a signature can be made without a private key are refused here, and so everywhere (see osfl.wire.points).
+    """
 
     def __init__(self, public_hex: str) -> None:
         if not isinstance(public_hex, str) or not _KEY.fullmatch(public_hex):
@@ -28,6 +33,8 @@ class VerifyKey:
                 field="key",
                 fix="A public key is 64 lower-case hex digits, as printed by `osfl keys`.",
             )
+        if problem := weakness(bytes.fromhex(public_hex)):
+            raise UsageError(f"the public key {public_hex} is refused: {problem}", field="key", fix=_OTHER_KEY)
         self.hex = public_hex
         self._key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_hex))
 
@@ -132,6 +139,8 @@ def read_public(path: Path) -> str:
     if not _KEY.fullmatch(word):
         raise _key_error(path, f"holds no public key: expected 64 lower-case hex digits, got {shown(word, 40)}",
                          "Ask its owner for the .pub file that `osfl keys` wrote.")  # fmt: skip
+    if problem := weakness(bytes.fromhex(word)):
+        raise _key_error(path, f"holds a public key that is refused: {problem}", _OTHER_KEY)
     return VerifyKey(word).hex
 
 
