@@ -152,7 +152,8 @@ def _release(folder: Path) -> Bundle | None:
     path = folder / "release.safetensors"
     if not path.exists():
         return None
-    return verify_release(path, read_json(folder / "enrolled.json")["server"], standing_desk(folder).plan)
+    desk = standing_desk(folder)
+    return verify_release(path, desk.server, desk.plan, withdrawn=desk.withdrawn)
 
 
 def serve(

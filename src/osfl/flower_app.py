@@ -22,6 +22,7 @@ from osfl.transports.collecting import Collector, Counter, Manner
 from osfl.transports.flower import GridPost, answering_app, require_flower
 from osfl.wire.agreed import alone, read_json, standing_desk, unfinished
 from osfl.wire.atomic import locked
+from osfl.wire.gate import read_manifest
 from osfl.wire.inbox import Inbox
 from osfl.wire.names import check_client_id
 from osfl.wire.sealing import sealed_size
@@ -132,6 +133,8 @@ def released(folder: Path, client: ClientId) -> dict[str, Path] | None:
     shared, own = folder / "release.safetensors", folder / "personal" / f"{client}.safetensors"
     if not shared.exists() or unfinished(folder) is not None:
         return None
+    if standing_desk(folder).withdrawn.of(read_manifest(shared)) is not None:
+        return None  # somebody put an old release back; the server phase says so
     return {"release": shared, **({"personal": own} if client and own.exists() else {})}
 
 

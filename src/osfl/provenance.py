@@ -5,7 +5,7 @@ Anybody can ask, without a private key. What could not be checked, for want of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -14,9 +14,12 @@ from osfl.errors import Rejected
 from osfl.protocol import ClientId
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
-from osfl.wire.gate import RELEASE_LIMITS, Desk, open_standing, verify_release
+from osfl.wire.gate import RELEASE_LIMITS, Desk, open_standing, open_upload, read_manifest, verify_release
 from osfl.wire.source import opened
 from osfl.wire.window import of_unknown_kind
+from osfl.wire.withdrawn import Withdrawal, Withdrawn
+
+VALID = "not withdrawn by a certificate of forgetting"
 
 Answer: TypeAlias = Literal["yes", "no", "not checked"]
 
@@ -54,14 +57,19 @@ class Known:
     server: str = ""  # public key; without it releases cannot be believed
     desk: Desk | None = None  # keys and contracts; without it uploads cannot be believed
     others: Mapping[str, str] = field(default_factory=dict)  # "upload/north" -> digest, from a round folder
+    withdrawn: Withdrawn | None = None  # what certificates of forgetting took back; None: nobody knows of any certificates
+    standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
 
 
 def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
     """Each file by itself, then what they say about each other."""
     believed: dict[Path, Bundle] = {}
     alone = {path: _believe(path, known, believed) for path in files}
-    digests = {**known.others, **{_name(bundle): bundle.digest for bundle in believed.values() if bundle.kind != "release"}}
-    releases = [bundle for bundle in believed.values() if bundle.kind == "release"]
+    gone = {path: found for path, bundle in believed.items() if (found := _withdrawal(path, bundle, known))}
+    valid = [bundle for path, bundle in believed.items() if path not in gone]
+    digests = {**known.others, **{_name(bundle): bundle.digest for bundle in valid if bundle.kind != "release"}}
+    releases = [bundle for bundle in valid if bundle.kind == "release"]
+    named = {*known.standing.values(), *(digest for release in releases for digest in release.made_from.values())}
     verdicts = []
     for path, check in alone.items():
         bundle = believed.get(path)
@@ -69,8 +77,26 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
             verdicts.append(Verdict(path, checks=[check]))
             continue
         origin = _traced(bundle, digests) if bundle.kind == "release" else _named(bundle, releases)
-        verdicts.append(Verdict(path, bundle.kind, bundle.client, bundle.digest, [check, *origin]))
+        forgotten = _forgotten(bundle, gone.get(path), known, named)
+        verdicts.append(Verdict(path, bundle.kind, bundle.client, bundle.digest, [check, *origin, forgotten]))
     return verdicts
+
+
+def _withdrawal(path: Path, bundle: Bundle, known: Known) -> Withdrawal | None:
+    """Why an upload or a release must not be used any more."""
+    return None if known.withdrawn is None or bundle.kind == "personal" else known.withdrawn.of(read_manifest(path))
+
+
+def _forgotten(bundle: Bundle, why: Withdrawal | None, known: Known, named: Collection[str]) -> Check:
+    """Whether a certificate took it back. Personal parts that a valid release names are valid: not every one changes."""
+    question = VALID
+    if known.withdrawn is None:
+        return Check(question, "not checked", "no certificates are at hand: give --round or --certificates")
+    if bundle.kind == "personal" and bundle.digest not in named:
+        why = known.withdrawn.personal.get(bundle.digest)
+    if why is not None:
+        return Check(question, "no", f"{why}. Its signature is good, and it must not be used: delete this copy")
+    return Check(question, "yes", f"certificates read: {known.withdrawn.certificates}")
 
 
 def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
@@ -80,7 +106,7 @@ def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
         if kind == "upload":
             if known.desk is None:
                 return Check(question, "not checked", "the clients' keys are not known: give --round or --keys")
-            believed[path] = open_standing(path, known.desk, client)[0]
+            believed[path] = _upload(path, known, client)
         else:
             if not known.server:
                 return Check(question, "not checked", "the server's key is not known: give --server")
@@ -88,6 +114,14 @@ def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
     except Rejected as no:
         return Check(question, "no", str(no))
     return Check(question, "yes")
+
+
+def _upload(path: Path, known: Known, client: ClientId) -> Bundle:
+    """An upload that is valid, or that was when its client signed it."""
+    assert known.desk is not None
+    if known.withdrawn is not None and known.withdrawn.of(read_manifest(path)) is not None:
+        return open_upload(path, known.desk)[0]
+    return open_standing(path, known.desk, client)[0]
 
 
 def _said(path: Path) -> tuple[str, ClientId]:

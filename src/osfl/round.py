@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shlex
 import shutil
 import time
 import weakref
@@ -31,7 +30,7 @@ from osfl.meter import book
 from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
 from osfl.result import Result, read_result
 from osfl.storage import load_model_of, load_payload, payload_of, save_model, save_payload, to_raw
-from osfl.wire.agreed import INTENT, alone, check_key, read_json, standing_desk, unfinished
+from osfl.wire.agreed import alone, check_key, check_whole, read_json, standing_desk
 from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import Desk, verify_release
@@ -94,7 +93,7 @@ class Round:
                     made_from=made_from)  # fmt: skip
 
     def _verified(self, data: bytes | Path) -> Bundle:
-        return verify_release(data, self.server, self.plan.digest)
+        return verify_release(data, self.server, self.plan.digest, withdrawn=self.desk.withdrawn)
 
     def release(self) -> tuple[Release, str] | None:
         """The published release and its digest, or None before the server phase has finished."""
@@ -104,7 +103,8 @@ class Round:
         try:
             shared = self._verified(path)
         except Rejected as no:
-            raise RoundError(f"release.safetensors is damaged: {no.reason}", field="release",
+            problem = no.reason if no.field == "certificate" else f"it is damaged: {no.reason}"
+            raise RoundError(f"release.safetensors cannot be used: {problem}", field="release",
                              fix="Delete it and run the same command again.") from None  # fmt: skip
         personal = {}
         for name, digest in shared.made_from.items():
@@ -277,21 +277,6 @@ def _standing(folder: Path, plan: Plan, server_key: SigningKey | None = None) ->
     check_whole(folder)
     desk = standing_desk(folder)
     return Round(folder, plan, desk, desk.server, server_key)
-
-
-def check_whole(folder: Path) -> None:
-    """Half a forgetting is no state to work in or to read from."""
-    intent = unfinished(folder)
-    if intent is not None:
-        raise RoundError(f"{folder} is in the middle of forgetting {asked_words(intent)}", field="round",
-                         expected="a round that nothing is being removed from", got=INTENT,
-                         fix=f"Finish it first: osfl forget {folder} {asked_words(intent)}")  # fmt: skip
-
-
-def asked_words(entry: Mapping[str, Any]) -> str:
-    """What a certificate or an intent was asked for, as words of `osfl forget`."""
-    words = [word for client in entry["asked"]["clients"] for word in ("--client", client)]
-    return shlex.join(words + (["--class", entry["asked"]["class"]] if entry["asked"]["class"] else []))
 
 
 def _same_plan(folder: Path, plan: Plan) -> None:

@@ -52,7 +52,7 @@ from osfl.simulation import Federation, Simulation, for_methods, prepare
 from osfl.storage import load_model_of, load_payload
 from osfl.topology import all_encounters, is_last
 from osfl.transports.memory import deliver
-from osfl.wire.agreed import read_json
+from osfl.wire.agreed import read_json, standing_desk
 from osfl.workers import default_workers
 
 
@@ -331,9 +331,23 @@ def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.M
     if client is not None and client not in plan.clients:
         raise RoundError(f"{client!r} took no part in this round", field="client", expected=" or ".join(plan.clients),
                          got=client, fix="Leave --client out where all share one model.")  # fmt: skip
+    _check_withdrawn(folder)
     payload = load_payload(folder / "model.safetensors") or _joint_model(folder, method, client)
     payload = payload or _finished_model(folder, plan, client)
     return method.build(payload).eval(), plan.task
+
+
+def _check_withdrawn(folder: Path) -> None:
+    """Refuse models that were made of a release which was withdrawn, where this is a round's folder and knows of it."""
+    if not (folder / "enrolled.json").exists():
+        return
+    withdrawn = standing_desk(folder).withdrawn
+    for path in [folder / "model.safetensors", *sorted((folder / "models").glob("*.safetensors"))] if withdrawn.digests else []:
+        kept = load_model_of(path)
+        why = withdrawn.digests.get(kept[1]) if kept is not None else None
+        if why is not None:
+            raise RoundError(f"{path.relative_to(folder)} was made of a release that was {why}", field="run",
+                             fix=f"Delete {path}.")  # fmt: skip
 
 
 def _joint_model(folder: Path, method: Any, client: ClientId | None) -> Payload | None:

@@ -27,6 +27,7 @@ from osfl.wire.atomic import append_line, replace_atomically
 from osfl.wire.bundle import Bundle
 from osfl.wire.gate import Desk, accept, verify_release
 from osfl.wire.signing import SigningKey
+from osfl.wire.withdrawn import NOTHING, Withdrawn
 
 _ELSEWHERE = "Wait for it, or choose another --work."
 
@@ -82,13 +83,15 @@ def _check_kept(path: Path, desk: Desk, client: ClientId) -> None:
 def take_release(
     plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, work: Path, *,
     data: Path | None = None, machine: Machine = Machine(), progress: Progress = quiet, spare: bool = False,
+    withdrawn: Withdrawn = NOTHING,
 ) -> Path:  # fmt: skip
     """The site's model of the round: the release, verified with the server's public key, and made the site's own.
 
     `personal` is the part that was made for this site, where the method makes one; one that the release does not name is
-    refused, or left alone if it may lie there unasked (`spare`). Most methods need no data here.
+    refused, or left alone if it may lie there unasked (`spare`). Most methods need no data here. `withdrawn` is what the
+    certificates of forgetting that are at hand took back.
     """
-    whole, digest = read_release(plan, client, release, personal, server, spare)
+    whole, digest = read_release(plan, client, release, personal, server, spare, withdrawn)
     with at_work(plan, client, work, machine, progress) as ctx:
         return make_model(whole, digest, plan, client, work, data, ctx)
 
@@ -148,10 +151,11 @@ def previous_model(plan: Plan, client: ClientId, work: Path) -> Payload | None:
 
 
 def read_release(
-    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, spare: bool = False
-) -> tuple[Release, str]:
+    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, spare: bool = False,
+    withdrawn: Withdrawn = NOTHING,
+) -> tuple[Release, str]:  # fmt: skip
     """What the server gave back to this site, and the release's digest; refused unless the server signed both parts."""
-    shared = verify_release(release, server, plan.digest)
+    shared = verify_release(release, server, plan.digest, withdrawn=withdrawn)
     if shared.kind != "release":
         raise UsageError(f"{release} is a personal part, not the release itself", field="release",
                          fix="Give release.safetensors first, and this file as --personal.")  # fmt: skip

@@ -149,6 +149,11 @@ Data = Annotated[
     typer.Option("--data", metavar="PATH", rich_help_panel=SITE, show_default=False,
                  help="This site's images: a folder or zip of class/*, a .csv or an .npz."),
 ]  # fmt: skip
+Certificates = Annotated[
+    Path | None,
+    typer.Option("--certificates", metavar="PATH", show_default=False,
+                 help="Certificates of forgetting (a file, or a folder of copies) that were kept elsewhere."),
+]  # fmt: skip
 Work = Annotated[
     Path,
     typer.Option("--work", metavar="DIR", parser=lambda text: new_folder(text), rich_help_panel=SITE,

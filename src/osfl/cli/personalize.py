@@ -43,23 +43,33 @@ def personalize(
     server: Server,
     personal: Personal = None,
     data: options.Data = None,
+    certificates: options.Certificates = None,
     work: options.Work = Path("work"),
     out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
     format: options.Format = "text",
 ) -> None:
-    """Verify the release with the server's public key and make this site's model of it. Some learn once more: --data."""
+    """Verify the release with the server's public key and make this site's model of it. Some learn once more: --data.
+
+    A release that was withdrawn is refused where a certificate of forgetting is at hand: --certificates, or beside the release.
+    """
     from osfl.phases import Machine
     from osfl.plan import read_plan
     from osfl.site import take_release
     from osfl.storage import load_payload
+    from osfl.wire.agreed import beside, certificates_at
     from osfl.wire.signing import read_public
+    from osfl.wire.withdrawn import withdrawn_by
 
     agreed, public = read_plan(plan), read_public(server)
+    places = [place for place in (certificates, beside(release)) if place is not None]
+    known = [entry for place in places for entry in certificates_at(place, public, agreed.digest)]
+    withdrawn = withdrawn_by(sorted(known, key=lambda entry: int(entry["number"])))
     with telling(format == "json") as progress:
         model = take_release(agreed, name, release, personal, public, work, data=data,
-                             machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
+                             machine=Machine(threads=threads, device=device), progress=progress,
+                             withdrawn=withdrawn)  # fmt: skip
     folder = placed(model, out)
     kept = load_payload(model)
     digest = str(kept.facts["release"]) if kept else ""

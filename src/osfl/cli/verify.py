@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from osfl.cli import options
 from osfl.cli.enrol import gather
 from osfl.cli.terminal import escape, put_json, say
-from osfl.errors import RoundError, UsageError
+from osfl.errors import Rejected, RoundError, UsageError
+from osfl.protocol import canonical
 
 if TYPE_CHECKING:
     from osfl.provenance import Known, Verdict
@@ -45,17 +47,21 @@ Keys = Annotated[
 
 def verify(
     files: Files = None, plan: PlanFile = None, server: Server = None, round: Round = None, keys: Keys = None,
-    format: options.Format = "text",
+    certificates: options.Certificates = None, format: options.Format = "text",
 ) -> None:  # fmt: skip
-    """Say what can be believed of each file, and what could not be checked. Exit code 1 unless every signature is good."""
+    """Say what can be believed of each file, and what could not be checked.
+
+    Exit code 1 unless every signature is good and nothing was withdrawn by a certificate of forgetting.
+    """
     from osfl.provenance import examine
 
     if plan is None and round is None:
         raise UsageError("which round?", field="plan", fix="Give --plan plan.toml, or --round with the round's folder.")
     if not files and round is None:
         raise UsageError("there is no file to verify", field="file", fix="Name bundles, or a round's folder with --round.")
-    known = _known(plan, server, round, keys)
-    verdicts = examine(files or _files_of(round or Path()), known)
+    paths = files or _files_of(round or Path())
+    known = _with_certificates(_known(plan, server, round, keys), paths, round, certificates)
+    verdicts = examine(paths, known)
     good = bool(verdicts) and all(verdict.good for verdict in verdicts)
     if format == "json":
         put_json({"round": known.plan, "good": good, "files": [_facts(verdict) for verdict in verdicts]})
@@ -67,7 +73,7 @@ def verify(
 
 def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Path | None) -> Known:
     from osfl.provenance import Known
-    from osfl.wire.agreed import read_json, standing_desk
+    from osfl.wire.agreed import check_whole, standing_desk
     from osfl.wire.inbox import Inbox
     from osfl.wire.signing import read_public
 
@@ -78,6 +84,7 @@ def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Pat
         assert plan is not None
         desk = _desk(plan, keys)
         return Known(desk.plan, public, desk if keys is not None else None)
+    check_whole(round)
     desk = standing_desk(round)
     if plan is not None and (asked := _desk(plan, None).plan) != desk.plan:
         raise RoundError(f"{round} holds another round than {plan}", field="plan", expected=asked, got=desk.plan,
@@ -88,8 +95,61 @@ def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Pat
                              expected=own, got=enrolled, client=client,
                              fix="Somebody may have posed as this site: ask it for its key on another way.")  # fmt: skip
     # digests of uploads whose every byte was checked again
-    others = {f"upload/{receipt.client}": receipt.digest for receipt in Inbox(round / "inbox", desk).uploads()}
-    return Known(desk.plan, public or read_json(round / "enrolled.json")["server"], desk, others)
+    inbox = Inbox(round / "inbox", desk)
+    valid = [client for client in inbox.delivered() if inbox.digest(client) not in desk.withdrawn.digests]
+    others = {f"upload/{client}": inbox.bundle(client).digest for client in valid}
+    return Known(desk.plan, public or desk.server, desk, others)
+
+
+def _with_certificates(known: Known, files: Sequence[Path], round: Path | None, copies: Path | None) -> Known:
+    """What was forgotten, from the round's folder, the folder in which a file lies, and copies that were kept elsewhere."""
+    from osfl.wire.agreed import CERTIFICATES, beside, certificates, certificates_at, struck
+    from osfl.wire.withdrawn import withdrawn_by
+
+    near = list(dict.fromkeys(place for path in files if round is None and (place := beside(path)) is not None))
+    if copies is None and round is None and not (near and known.server):
+        return known
+    if not known.server:
+        raise UsageError("certificates of forgetting can be believed with the server's key only", field="server",
+                         fix="Give --server server.pub.")  # fmt: skip
+    own = certificates(round, known.server) if round else []
+    kept = [entry for place in [*near, *filter(None, [copies])] for entry in certificates_at(place, known.server, known.plan)]
+    if round is not None:
+        _check_complete(round / CERTIFICATES, own, kept, known.plan)
+        known = replace(known, standing=_standing(round, known))
+    every = {canonical(entry): entry for entry in [*own, *kept]}.values()
+    if known.desk is not None and round is not None and not every:
+        return replace(known, withdrawn=known.desk.withdrawn)  # perhaps of the first encounter
+    ordered = sorted(every, key=lambda entry: int(entry["number"]))
+    desk = replace(known.desk, server=known.server, forgotten=struck(ordered)) if known.desk is not None else None
+    return replace(known, desk=desk, withdrawn=withdrawn_by(ordered))
+
+
+def _check_complete(place: Path, own: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]], plan: str) -> None:
+    """A certificate of another round, or one that is gone. That the last ones are gone shows in copies only."""
+    from osfl.wire.withdrawn import missing_numbers
+
+    strange = [entry["number"] for entry in own if entry["plan"] != plan]
+    if strange:
+        raise RoundError(f"{place} holds certificates of another round", field="certificate", expected=plan,
+                         got=f"number {', '.join(map(str, strange))}", fix="Somebody put them there: remove them.")  # fmt: skip
+    there = {entry["number"] for entry in own}
+    missing = sorted({*missing_numbers(own), *(entry["number"] for entry in kept if entry["number"] not in there)})
+    if missing:
+        raise RoundError(f"{place} lacks certificates of forgetting that the server signed", field="certificate",
+                         expected=f"number {', '.join(map(str, missing))}", got=f"{len(own)} certificate(s)",
+                         fix="Somebody deleted them: restore them from a copy, and do not use this folder before.")  # fmt: skip
+
+
+def _standing(round: Path, known: Known) -> Mapping[str, str]:
+    """What the round's own release names, if there is one that is valid."""
+    from osfl.wire.gate import verify_release
+
+    assert known.desk is not None
+    try:
+        return verify_release(round / "release.safetensors", known.server, known.plan, withdrawn=known.desk.withdrawn).made_from
+    except Rejected:  # it is judged as a file, if somebody asks for it
+        return {}
 
 
 def _desk(plan: Path, keys: Path | None) -> Desk:
@@ -120,6 +180,8 @@ def _facts(verdict: Verdict) -> dict[str, object]:
 
 
 def _show(verdicts: Sequence[Verdict], good: bool) -> None:
+    from osfl.provenance import VALID
+
     for verdict in verdicts:
         who = f"{verdict.kind} {verdict.client}".strip() or "a file"
         say(f"[bold]{escape(str(verdict.path))}[/]: {who}{f', {verdict.digest}' if verdict.digest else ''}")
@@ -128,4 +190,7 @@ def _show(verdicts: Sequence[Verdict], good: bool) -> None:
                 + (f": {escape(check.why)}" if check.why else ""))  # fmt: skip
     open_questions = sum(check.answer == "not checked" for verdict in verdicts for check in verdict.checks)
     rest = f" Not checked: {open_questions}." if open_questions else ""
-    say(f"[green]Every signature is good.[/]{rest}" if good else f"[bold red]Not everything can be believed.[/]{rest}")
+    asked = all(check.answer == "yes" for verdict in verdicts for check in verdict.checks if check.question == VALID)
+    withdrawn = " Nothing was withdrawn." if asked else ""
+    words = f"[green]Every signature is good.{withdrawn}[/]" if good else "[bold red]Not everything can be believed.[/]"
+    say(f"{words}{rest}")

@@ -26,13 +26,24 @@ from osfl.phases import Machine, computing, serve
 from osfl.plan import plan_from
 from osfl.protocol import ClientId, Plan, Progress, canonical, quiet
 from osfl.registry import load
-from osfl.round import Round, asked_words, check_server_key, first_encounter, simulated_key
+from osfl.round import Round, check_server_key, first_encounter, simulated_key
 from osfl.traces import search
-from osfl.wire.agreed import CERTIFICATES, INTENT, alone, certificates, read_json, standing_desk, struck, unfinished
+from osfl.wire.agreed import (
+    CERTIFICATES,
+    INTENT,
+    alone,
+    asked_words,
+    certificates,
+    read_json,
+    standing_desk,
+    struck,
+    unfinished,
+)
 from osfl.wire.atomic import make_folder, replace_atomically, sync_folder
 from osfl.wire.gate import verify_release
 from osfl.wire.inbox import JOURNAL
 from osfl.wire.signing import SigningKey
+from osfl.wire.withdrawn import withdrawn_by
 from osfl.workers import default_workers
 
 STILL_NAMED = {
@@ -157,8 +168,8 @@ def _reduce(round: Round, client: ClientId, after: str, label: int) -> None:
     """Put what is left of an upload in its place: one atomic step, after which the class is not on the disk."""
     path = round.inbox.path(client)
     if round.inbox.digest(client) != after:
-        known = struck(certificates(round.folder, round.server))  # how the upload that stands was signed
-        before = replace(round, desk=replace(round.desk, forgotten=known))
+        known = certificates(round.folder, round.server)  # how the upload that stands was signed
+        before = replace(round, desk=replace(round.desk, forgotten=struck(known), withdrawn=withdrawn_by(known)))
         rest = reduced(before, load(round.plan.method)(round.plan.task, round.plan.settings), client, label)
         assert rest is not None
         replace_atomically(path, rest)

@@ -15,8 +15,8 @@ from osfl.phases import Machine, computing
 from osfl.plan import plan_from
 from osfl.protocol import ClientId, Plan, Progress, quiet
 from osfl.registry import is_reference, load
-from osfl.round import Round, check_whole, first_encounter
-from osfl.wire.agreed import CERTIFICATES, certificates, read_json, standing_desk
+from osfl.round import Round, first_encounter
+from osfl.wire.agreed import CERTIFICATES, certificates, check_whole, read_json, standing_desk
 from osfl.wire.gate import verify_release
 from osfl.wire.signing import SigningKey
 

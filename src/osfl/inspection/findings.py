@@ -93,6 +93,14 @@ def _round(m: Material) -> Iterator[Finding]:
         yield Finding("serious", "Sender", f"{m.seen.bundle.client!r} is no client of this round.")
 
 
+def _withdrawn(m: Material) -> Iterator[Finding]:
+    why = m.known.withdrawal_of(m.seen)
+    if why is not None:
+        yield Finding("serious", "Forgotten", f"It was {why}.", "Do not use it; delete this copy.")
+    elif m.known.withdrawn.certificates:
+        yield Finding("good", "Forgotten", f"No certificate of forgetting ({m.known.withdrawn.certificates} read) withdrew it.")
+
+
 def _contract(m: Material) -> Iterator[Finding]:
     """Only uploads have a contract; a release is what the server made."""
     if m.known.plan is None or not m.known.contracts or m.seen.bundle.kind != "upload":
@@ -232,8 +240,8 @@ def _origin(m: Material) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
-    _signature, _integrity, _round, _contract, _pictures, _class_counts, _samples, _statistics, _features, _labels, _finite,
-    _facts, _size, _origin,
+    _signature, _integrity, _round, _withdrawn, _contract, _pictures, _class_counts, _samples, _statistics, _features, _labels,
+    _finite, _facts, _size, _origin,
 )  # fmt: skip
 
 

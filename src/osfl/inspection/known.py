@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from osfl.errors import UsageError
+from osfl.errors import Rejected, UsageError
 from osfl.protocol import Contract, Json, Limits, Plan, digest_of
 from osfl.wire.agreed import read_json, standing_desk
 from osfl.wire.bundle import Bundle
+from osfl.wire.gate import verify_release
 from osfl.wire.signing import read_public
+from osfl.wire.window import Seen
+from osfl.wire.withdrawn import NOTHING, Withdrawal, Withdrawn
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,9 @@ class Known:
     server: str = ""  # public key
     given: str = ""  # a public key that the reader named; it then is the one that must have signed
     where: str = ""  # who says so: a path, or nothing where that is plain
+    withdrawn: Withdrawn = NOTHING  # what the round's certificates of forgetting took back
+    standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names
+    enrolled: Mapping[str, str] = field(default_factory=dict)  # client -> the key it signed with before a class was forgotten
 
     @property
     def round(self) -> str:
@@ -49,8 +56,16 @@ class Known:
         if self.given:
             return self.given, "the key that you named"
         if bundle.kind == "upload":
-            return self.clients.get(bundle.client, ""), f"the key of {bundle.client!r} that is enrolled {self.place}"
+            keys = self.enrolled if bundle.digest in self.withdrawn.digests else self.clients
+            return keys.get(bundle.client, ""), f"the key of {bundle.client!r} that is enrolled {self.place}"
         return self.server, f"the server's key that is enrolled {self.place}"
+
+    def withdrawal_of(self, seen: Seen) -> Withdrawal | None:
+        """Why this bundle must not be used any more, where certificates of forgetting say so."""
+        bundle = seen.bundle
+        if bundle.kind == "personal":
+            return None if bundle.digest in self.standing.values() else self.withdrawn.personal.get(bundle.digest)
+        return self.withdrawn.of(seen.envelope.manifest)
 
     def whole_plan(self) -> Plan | None:
         """The plan with its method's settings; this is where torch comes in."""
@@ -62,9 +77,15 @@ class Known:
 def from_round(folder: Path) -> Known:
     """All that a round folder says; no torch."""
     desk = standing_desk(folder)
+    standing: Mapping[str, str] = {}
+    if desk.withdrawn.personal:
+        with suppress(Rejected):
+            release = folder / "release.safetensors"
+            standing = verify_release(release, desk.server, desk.plan, withdrawn=desk.withdrawn).made_from
     # What is left of an upload after a class was forgotten is signed by the server.
     keys = {client: desk.server if desk.forgotten.get(client) else key for client, key in desk.enrolled.items()}
-    return Known(read_json(folder / "plan.json"), desk.contracts, keys, desk.server, where=str(folder))
+    return Known(read_json(folder / "plan.json"), desk.contracts, keys, desk.server, where=str(folder),
+                 withdrawn=desk.withdrawn, standing=standing, enrolled=desk.enrolled)  # fmt: skip
 
 
 def from_plan(path: Path) -> Known:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from osfl.protocol import ClientId, Contract, Field, Limits, canonical, digest_o
 from osfl.wire.atomic import locked
 from osfl.wire.gate import Desk
 from osfl.wire.signing import SigningKey, VerifyKey
+from osfl.wire.withdrawn import withdrawn_by
 
 CERTIFICATES, INTENT = "forgotten", "forgetting.json"
 
@@ -39,8 +41,10 @@ def standing_desk(folder: Path) -> Desk:
         contracts = {name: _contract(lines) for name, lines in read_json(folder / "contract.json").items()}
         classes, limits = len(plan["task"]["classes"]), Limits(**plan["limits"])
         server = enrolled["server"]
-        forgotten = struck([*certificates(folder, server), *filter(None, [unfinished(folder)])])
-        return Desk(digest_of(plan), dict(enrolled["clients"]), contracts, classes, limits, server, forgotten)
+        known, intent = certificates(folder, server), unfinished(folder)
+        forgotten = struck([*known, *filter(None, [intent])])
+        withdrawn = withdrawn_by(known or _first_encounter(folder, server), intent)
+        return Desk(digest_of(plan), dict(enrolled["clients"]), contracts, classes, limits, server, forgotten, withdrawn)
     except (AttributeError, KeyError, TypeError) as error:
         raise RoundError(f"{folder} is not a whole round folder: {error!r}", field="round",
                          fix="Open the round again with `osfl enrol`, in a new folder.") from None  # fmt: skip
@@ -56,9 +60,35 @@ def check_key(server: str, key: SigningKey) -> None:
 
 
 def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
-    """What was forgotten here, oldest first; refused unless the server signed every one."""
+    """What was forgotten in this round, oldest first; refused unless the server signed every one."""
+    return read_certificates(sorted((folder / CERTIFICATES).glob("*.json")), server)
+
+
+def _first_encounter(folder: Path, server: str) -> list[dict[str, Any]]:
+    """Where clients meet several times, what was forgotten in the first encounter is forgotten in all."""
+    return certificates(folder / "encounters" / "1", server)
+
+
+def certificates_at(place: Path, server: str, plan: str) -> list[dict[str, Any]]:
+    """Certificates of a round (the digest of its plan) in a file or a folder of copies, oldest first."""
+    if not place.exists():
+        raise UsageError(f"there are no certificates at {place}", field="certificates",
+                         fix=f"Name a certificate, or the {CERTIFICATES}/ folder of a round or a copy of it.")  # fmt: skip
+    paths = sorted(place.glob("*.json")) if place.is_dir() else [place]
+    found = [entry for entry in read_certificates(paths, server) if entry["plan"] == plan]
+    return sorted(found, key=lambda entry: int(entry["number"]))
+
+
+def beside(bundle: Path) -> Path | None:
+    """The certificates of the round folder in which this file lies, or a copy of them beside it."""
+    places = (bundle.parent, bundle.parent.parent) if bundle.parent.name in ("inbox", "personal") else (bundle.parent,)
+    return next((place / CERTIFICATES for place in places if (place / CERTIFICATES).is_dir()), None)
+
+
+def read_certificates(paths: Iterable[Path], server: str) -> list[dict[str, Any]]:
+    """These certificates; refused unless the server signed every one."""
     found = []
-    for path in sorted((folder / CERTIFICATES).glob("*.json")):
+    for path in paths:
         content = read_json(path)
         try:
             good = VerifyKey(server).verify(canonical(content["certificate"]), content["signature"])
@@ -66,7 +96,7 @@ def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
         except (AttributeError, KeyError, TypeError, ValueError):
             good = False
         if not good:
-            raise RoundError(f"{CERTIFICATES}/{path.name} is not what the server signed", field="certificate",
+            raise RoundError(f"{path.parent.name}/{path.name} is not what the server signed", field="certificate",
                              expected=f"a signature by {server}",
                              fix="It was edited or damaged: restore it from a copy.")  # fmt: skip
     return found
@@ -78,6 +108,21 @@ def unfinished(folder: Path) -> dict[str, Any] | None:
         return None
     intent: dict[str, Any] = read_json(folder / INTENT)
     return intent
+
+
+def check_whole(folder: Path) -> None:
+    """Half a forgetting is no state to work in or to read from."""
+    intent = unfinished(folder)
+    if intent is not None:
+        raise RoundError(f"{folder} is in the middle of forgetting {asked_words(intent)}", field="round",
+                         expected="a round that nothing is being removed from", got=INTENT,
+                         fix=f"Finish it first: osfl forget {folder} {asked_words(intent)}")  # fmt: skip
+
+
+def asked_words(entry: Mapping[str, Any]) -> str:
+    """What a certificate or an intent was asked for, as words of `osfl forget`."""
+    words = [word for client in entry["asked"]["clients"] for word in ("--client", client)]
+    return shlex.join(words + (["--class", entry["asked"]["class"]] if entry["asked"]["class"] else []))
 
 
 def struck(entries: Iterable[Mapping[str, Any]]) -> dict[ClientId, str]:

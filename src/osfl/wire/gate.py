@@ -24,6 +24,7 @@ from osfl.wire.names import check_client_id, is_client_id, is_digest, shown
 from osfl.wire.signing import VerifyKey
 from osfl.wire.source import BytesLike, opened
 from osfl.wire.values import check_hashes, check_values
+from osfl.wire.withdrawn import NOTHING, Withdrawn
 
 UNKNOWN = "unknown sender"
 RELEASE_LIMITS = Limits(upload_bytes=1 << 40, header_bytes=64 << 20, facts_bytes=16 << 20)  # may hold every upload
@@ -47,6 +48,7 @@ class Desk:
     limits: Limits = field(default_factory=Limits)
     server: str = ""  # public key that signs releases, and what is left of an upload after a class was forgotten
     forgotten: Mapping[ClientId, str] = field(default_factory=dict)  # client -> digest of what is left of its upload, or ""
+    withdrawn: Withdrawn = NOTHING  # what the round's certificates took back
 
     @property
     def gone(self) -> list[ClientId]:
@@ -91,6 +93,8 @@ def open_upload(source: BytesLike | Path, desk: Desk, signer: str = "") -> tuple
 
 def open_standing(source: BytesLike | Path, desk: Desk, client: ClientId) -> tuple[Bundle, memoryview]:
     """An upload that was received: signed by its client, or, where a class of it was forgotten, by the server."""
+    with _blaming(client):
+        desk.withdrawn.check(read_manifest(source, desk.limits))
     left = desk.forgotten.get(client)
     bundle, data = open_upload(source, desk, desk.server if left else "")
     if left and bundle.digest != left:
@@ -105,8 +109,12 @@ def verify_release(
     plan: str,
     client: ClientId | None = None,
     limits: Limits = RELEASE_LIMITS,
+    withdrawn: Withdrawn = NOTHING,
 ) -> Bundle:
-    """A release, or the personal part of `client`, if the server signed it for this round; else `ReleaseRejected`."""
+    """A release, or the personal part of `client`, if the server signed it for this round; else `ReleaseRejected`.
+
+    `withdrawn`: what certificates of forgetting took back, where they are at hand.
+    """
     try:
         with _blaming("server"), opened(source) as file:
             envelope = read_envelope(file, limits)
@@ -118,11 +126,18 @@ def verify_release(
             tensors = _check_tensors(file.whole(), envelope, lines, {})
             check_facts(manifest["facts"], limits.facts_bytes)
             check_canonical(envelope, lines)
+            withdrawn.check(manifest)
             return bundle_of(envelope, tensors)
     except Rejected as no:
         raise ReleaseRejected(
             no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=release_fix(no)
         ) from None
+
+
+def read_manifest(source: BytesLike | Path, limits: Limits = RELEASE_LIMITS) -> Json:
+    """What a bundle's header says; nothing of it is checked."""
+    with opened(source) as file:
+        return read_envelope(file, limits).manifest
 
 
 @contextlib.contextmanager
