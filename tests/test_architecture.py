@@ -30,7 +30,8 @@ ALLOWED = {
     "contacts": {"errors", "protocol", "wire"},
     "topology": {"contacts", "errors", "protocol", "registry"},
     "plan": {"errors", "protocol", "registry", "topology", "wire"},
-    "outgoing": {"errors", "protocol", "storage"},
+    "exposure": {"protocol"},
+    "outgoing": {"errors", "exposure", "protocol", "storage"},
     "round": {"errors", "meter", "protocol", "result", "storage", "wire"},
     "phases": {
         "contacts", "environment", "errors", "meter", "models", "outgoing", "protocol", "round", "storage", "wire", "workers",

@@ -33,9 +33,11 @@ APART: Mapping[str, Mapping[str, Any]] = {"fedcgs": {"by_class": True}, "falcon"
 
 
 @lru_cache(maxsize=64)
-def small_federation(method: str, partition: str = "dirichlet:0.5", clients: int | None = 3, seed: int = 0) -> Federation:
-    """Three clients with some forty images of 8 x 8 pixels each."""
-    return prepare(Simulation(method, "digits", clients, partition, "smoke", seed, samples=120, image_size=8))
+def small_federation(
+    method: str, partition: str = "dirichlet:0.5", clients: int | None = 3, seed: int = 0, samples: int = 120
+) -> Federation:
+    """Three clients with some forty images of 8 x 8 pixels each, unless `samples` asks for more."""
+    return prepare(Simulation(method, "digits", clients, partition, "smoke", seed, samples=samples, image_size=8))
 
 
 def _walk(federation: Federation, out: Path, **options: Any) -> Result:

@@ -6,11 +6,13 @@ The gate at the other end checks the same contract, but a site must not rely on 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 
 from osfl.errors import Withheld
-from osfl.protocol import Contract, Field, Limits, Payload, Shard, Task, canonical
+from osfl.exposure import BOUND, attack
+from osfl.protocol import Context, Contract, Exposing, Field, Limits, Payload, Shard, Task, canonical
 from osfl.storage import to_raw
 
 MODELS_ONLY = "This is a mistake in the method, not in your data; please report it."
@@ -28,6 +30,24 @@ def check_outgoing(payload: Payload, contract: Contract, shard: Shard, task: Tas
             raise Withheld(f"tensor {name!r} is missing", client=shard.client, field=name, fix=MODELS_ONLY)
     _check_size(payload, shard, limits)
     check_no_image(payload, shard, task)
+
+
+def check_exposure(method: Any, payload: Payload, shard: Shard, task: Task, ctx: Context) -> None:
+    """Attack what a generator, statistics or synthetic data show (osfl.exposure); raise Withheld where an image shows."""
+    if not isinstance(method, Exposing):
+        return
+    exposed = list(method.exposed(payload, shard, ctx))
+    worst = min(attack(exposed), key=lambda found: found.ratio, default=None)
+    if worst is None or worst.ratio >= BOUND:
+        return
+    setting = next(one.setting for one in exposed if one.label == worst.label)
+    raise Withheld(
+        f"class {task.classes[worst.label]!r}: a {worst.what} in the upload is much nearer to one of your training images "
+        "than to images that were not used", client=shard.client, field=setting,
+        expected=f"a distance ratio of at least {BOUND}", got=f"{worst.ratio:.2f}",
+        fix=f"Agree on a larger {setting!r} in the plan (`--set {setting}=20`), or leave this class out at your site. "
+            "Several images of one person or object in a class are a usual cause.",
+    )  # fmt: skip
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, field: Field, shard: Shard) -> None:

@@ -17,7 +17,7 @@ from osfl.environment import device_named
 from osfl.errors import Withheld
 from osfl.meter import Meter, measure, reset_peak_memory
 from osfl.models.build import architecture_for
-from osfl.outgoing import check_outgoing
+from osfl.outgoing import check_exposure, check_outgoing
 from osfl.protocol import ClientId, Context, Contract, Payload, Plan, Progress, Release, Shard, unscored, unseen
 from osfl.round import Round
 from osfl.storage import Shelf, to_raw
@@ -72,6 +72,8 @@ def speak(
         payload = method.client_phase(shard, ctx)
     contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
     check_outgoing(payload, contract, shard, plan.task, plan.limits)
+    with measure():  # what the check computes is no cost of the method
+        check_exposure(method, payload, shard, plan.task, ctx)
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
     check_windows(plan, shard.client, len(bundle), contract)
     return bundle, meter

@@ -340,6 +340,29 @@ class Previewing(Protocol):
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]: ...
 
 
+@dataclass(frozen=True)
+class Exposed:
+    """What of one class can be read out of an upload, beside the site's own images of that class; rows of pixels or features.
+
+    The egress check compares them (osfl.exposure).
+    """
+
+    label: int
+    candidates: Mapping[str, torch.Tensor]  # by kind, (m, d): each row might be one image
+    train: torch.Tensor  # (n, d): what it was computed from
+    held_out: torch.Tensor  # (m, d): images of the class that were not used
+    mean: torch.Tensor | None = None  # (1, d), with `directions` (k, d): combinations of them might be images
+    directions: torch.Tensor | None = None
+    setting: str = "least"  # what to raise where a candidate is too near
+
+
+@runtime_checkable
+class Exposing(Protocol):
+    """For methods that send generators, statistics or synthetic data: what the egress check and `osfl inspect` attack."""
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterable[Exposed]: ...
+
+
 @runtime_checkable
 class Separable(Protocol):
     """Optional, for methods whose uploads hold a part of their own for each class: single classes can be forgotten, too.

@@ -206,7 +206,7 @@ def test_a_class_that_was_forgotten(rounds: Any, tmp_path: Path, verify: Verify)
 
 
 def test_personal_parts_of_an_old_release(tmp_path: Path, verify: Verify) -> None:
-    federation = small_federation("federated_factory")
+    federation = small_federation("federated_factory", samples=400)
     peers = replace(federation, plan=replace(federation.plan, settings=replace(federation.plan.settings, mode="peer")))
     walk(peers, folder := tmp_path / "round", ABOUT, machine=ONE)
     old = Path(shutil.copytree(folder, tmp_path / "old"))

@@ -25,7 +25,7 @@ from osfl.workers import Workers, compute_threads
 
 from .conftest import TASK, context, shard
 
-SMALL = replace(resolve_settings(FederatedFactory, "smoke"), images_per_class=12, mixture_dims=6, mixture_components=2)
+SMALL = replace(resolve_settings(FederatedFactory, "smoke"), images_per_class=12, mixture_dims=6, mixture_components=2, least=3)
 
 
 @pytest.fixture(autouse=True)

@@ -49,15 +49,20 @@ def test_every_shape_makes_a_release(shape: str) -> None:
     assert bool(one.server_phase(said, ctx(federation)).shared.tensors["head/weight"].isfinite().all())
 
 
-def test_a_class_of_one_image_is_kept() -> None:
+@pytest.mark.parametrize(("images", "sent"), [(1, False), (2, False), (3, True)])
+def test_a_class_of_few_images_is_not_sent(images: int, sent: bool) -> None:
+    """The mean of one image is its features."""
     federation = small_federation("fedpft")
     shard = federation.shards[0]
     label = int(shard.train.labels[0])
     keep = (shard.train.labels != label).nonzero().flatten()
-    few = replace(shard, train=shard.train.subset(torch.cat([torch.tensor([0]), keep])))
+    some = (shard.train.labels == label).nonzero().flatten()[:images]
+    few = replace(shard, train=shard.train.subset(torch.cat([some, keep])))
     payload = method(federation).client_phase(few, ctx(federation))
-    assert payload.tensors[f"class-{label}/means"].shape[0] == 1
-    assert float(payload.tensors[f"class-{label}/spread"].min()) > 0  # not rounded to zero
+    assert payload.facts["class_counts"][label] == (images if sent else 0)
+    assert (f"class-{label}/means" in payload.tensors) is sent
+    if sent:
+        assert float(payload.tensors[f"class-{label}/spread"].min()) > 0  # not rounded to zero
 
 
 def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from osfl.errors import TrainingError
+from osfl.ingredients.support import Readable, Support
 from osfl.ingredients.symmetries import turned
 from osfl.meter import spend
 from osfl.models.initial import initialize
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VaeSettings:
+class VaeSettings(Support):
     """How an autoencoder learns. None of this is in the paper, whose generators are diffusion models."""
 
     vae_latent: int = 16  # numbers that describe an image
@@ -81,10 +82,18 @@ class Vae:
         return {name.removeprefix("net/"): value for name, value in named(decoder, "net").items()}
 
     @torch.no_grad()
-    def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor:
-        """`count` images as uint8."""
+    def readable(self, tensors: Tensors) -> Readable:
+        return Readable({"center": self._loaded(tensors)(torch.zeros(1, self.settings.vae_latent))})
+
+    def _loaded(self, tensors: Tensors) -> nn.Sequential:
         decoder = self._decoder(None)
         load_named(decoder, {f"net/{name}": value for name, value in tensors.items()}, "net")
+        return decoder
+
+    @torch.no_grad()
+    def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor:
+        """`count` images as uint8."""
+        decoder = self._loaded(tensors)
         z = torch.randn((count, self.settings.vae_latent), generator=rng)
         spend(2.0 * count * sum(p.numel() for p in decoder.parameters()), makes=count)
         return to_images(decoder(z).reshape(-1, *self.image))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.errors import TrainingError
-from osfl.ingredients.mixtures import principal
+from osfl.ingredients.support import Readable, Support, supported_directions
 from osfl.ingredients.symmetries import orbit, turned
 from osfl.meter import spend
 from osfl.models.flops import forward_flops, training_flops
@@ -43,7 +43,7 @@ _CHECK = 32  # steps between two looks at the loss
 
 
 @dataclass(frozen=True)
-class DiffusionSettings:
+class DiffusionSettings(Support):
     """Defaults: 32 px in the paper; for 128 px it has unet = w64-m1.2.2.2-b3-a16.8 and edm_batch = 1024."""
 
     unet: str = "w128-m1.2.2.2-b3-a16.8"  # width, multiples by level, blocks a level, sides with attention, -s2 folds pixels
@@ -93,7 +93,8 @@ class Diffusion:
         steps = max(1, math.ceil(s.edm_images / batch))
         net = self._build(rng)
         if isinstance(net.knows, Gaussian):
-            moments(self._pad(to_input(orbit(images, self.symmetry))), net.knows, len(images) - 1)
+            different = torch.unique(images, dim=0)
+            moments(self._pad(to_input(orbit(different, self.symmetry))), net.knows, s.least, len(different))
         spend(training_flops(_AtOneLevel(net), self.padded) * steps * batch)
         average = copy.deepcopy(net)
         noise = _on(self.device, rng)
@@ -132,6 +133,13 @@ class Diffusion:
             first = net.knows.noised(noise, self.settings.edm_start)
             made.append(to_images(self._cut(heun(net, first, self.settings.edm_steps, self.settings.edm_start)).cpu()))
         return torch.cat(made) if made else torch.empty((0, *self.image), dtype=torch.uint8)
+
+    def readable(self, tensors: Tensors) -> Readable:
+        if not self.settings.edm_directions:
+            return Readable({})
+        known = (tensors[f"knows.{name}"].reshape(-1, *self.padded) for name in ("mean", "basis"))
+        mean, directions = (self._cut(rows).flatten(1) for rows in known)
+        return Readable({}, mean, directions)
 
     def _pad(self, x: torch.Tensor) -> torch.Tensor:
         down, right = self.padded[1] - self.image[1], self.padded[2] - self.image[2]
@@ -176,12 +184,12 @@ def diffusion_loss(net: Denoiser, x: torch.Tensor, mean: float, std: float, rng:
     return loss
 
 
-def moments(x: torch.Tensor, known: Gaussian, most: int) -> None:
-    """Mean and covariance of a class, as far as its images can tell: at most `most` directions."""
+def moments(x: torch.Tensor, known: Gaussian, least: int, images: int) -> None:
+    """Mean and covariance of a class, as far as so many different images can tell without one of them showing."""
     flat = x.flatten(1).double().cpu()
     mean = flat.mean(0, keepdim=True)
     off = flat - mean
-    basis = principal(off, min(len(known.basis), most))
+    basis = supported_directions(off, len(known.basis), least, images)
     spread, others = (off @ basis.T).square().mean(0), flat.shape[1] - len(basis)
     rest = (off.square().sum() / len(flat) - spread.sum()) / max(others, 1)
     rest = rest.clamp_min(_LEAST_STD**2)

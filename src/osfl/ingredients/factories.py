@@ -7,21 +7,28 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
+from torch.nn import functional
 
 from osfl.errors import FilesError, TrainingError, UsageError
 from osfl.ingredients.autoencoders import Vae, VaeSettings
 from osfl.ingredients.cells import Cell, prefix
 from osfl.ingredients.diffusion import LAST_LEVEL, LOST, SAMPLING, Diffusion, DiffusionSettings
 from osfl.ingredients.mixtures import Mixture, MixtureSettings
-from osfl.ingredients.symmetries import Symmetry
+from osfl.ingredients.support import Readable
+from osfl.ingredients.symmetries import Symmetry, orbit
 from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import measure
+from osfl.models.inputs import to_input
 from osfl.models.unet import parse_unet
-from osfl.protocol import Context, Contract, Field, Json, Payload, Shard, Task
+from osfl.protocol import Context, Contract, Exposed, Field, Json, Payload, Shard, Task
 from osfl.storage import payload_digest
 
 if TYPE_CHECKING:
     from osfl.protocol import Tensors
+
+
+SIDE = 32  # pixels at which the egress check compares images
+ATTACKED = 64  # samples that it draws of a generator
 
 
 class Factory(Protocol):
@@ -32,6 +39,7 @@ class Factory(Protocol):
         self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]
     ) -> dict[str, torch.Tensor]: ...
     def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor: ...
+    def readable(self, tensors: Tensors) -> Readable: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,6 @@ class FactorySettings(MixtureSettings, VaeSettings, DiffusionSettings):
 
     factory: Literal["edm", "mixture", "vae"] = "edm"  # edm: the paper's diffusion model
     symmetry: Symmetry = "flip"  # what a generator may assume: flip, a mirror (paper); none, for letters; dihedral, turns too
-    least: int = 3  # different images a class needs; a generator of one is that image, and two can be computed from theirs
 
 
 _KINDS: Mapping[str, tuple[Callable[..., Factory], type]] = {
@@ -89,7 +96,7 @@ def factory_key(settings: FactorySettings, task: Task, ctx: Context) -> dict[str
     _, own = _KINDS[settings.factory]
     recipe = {field.name: getattr(settings, field.name) for field in fields(own)}
     key: dict[str, Json] = {"factory": settings.factory, "symmetry": settings.symmetry, "recipe": recipe,
-                            "task": asdict(task), "seed": ctx.plan.seed}  # fmt: skip
+                            "least": settings.least, "task": asdict(task), "seed": ctx.plan.seed}  # fmt: skip
     if ctx.device.type != "cpu":  # another device gives other bits
         key["device"] = ctx.device.type
     return key
@@ -149,6 +156,33 @@ def train_factories(shard: Shard, settings: FactorySettings, task: Task, ctx: Co
     made = ctx.map(lambda label: train_factory(shard, label, settings, task, ctx), held)
     tensors = {prefix(label) + name: value for label, one in zip(held, made, strict=True) for name, value in one.items()}
     return Payload(tensors, {"class_counts": counts, "samples": len(shard.train)})
+
+
+def exposed_class(
+    tensors: Tensors, label: int, shard: Shard, settings: FactorySettings, task: Task, ctx: Context
+) -> Exposed:
+    """What can be read out of a class' generator: what it holds, turned and mirrored as in its training, and samples."""
+    factory = factory_for(settings, task, ctx.device)
+    read = factory.readable(tensors)
+    drawn = to_input(factory.sample(tensors, ATTACKED, ctx.generator("egress check", shard.client, label)))
+    kinds = {what: rows.reshape(-1, *task.image) for what, rows in read.candidates.items()} | {"sample": drawn}
+    train, held_out = (to_input(part.images[part.labels == label]) for part in (shard.train, shard.val))
+
+    def small(images: torch.Tensor) -> torch.Tensor:
+        return thumbnails(images.reshape(-1, *task.image))
+
+    return Exposed(
+        label, {what: small(orbit(images, settings.symmetry)) for what, images in kinds.items()}, small(train), small(held_out),
+        None if read.mean is None else small(read.mean), None if read.directions is None else small(read.directions),
+    )
+
+
+def thumbnails(images: torch.Tensor) -> torch.Tensor:
+    """Rows of pixels (n, channels * height * width), after averaging to at most `SIDE` pixels a side."""
+    height, width = images.shape[-2:]
+    if len(images) and max(height, width) > SIDE:
+        images = functional.interpolate(images, (min(height, SIDE), min(width, SIDE)), mode="area")
+    return images.flatten(1)
 
 
 def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, ctx: Context) -> torch.Tensor:

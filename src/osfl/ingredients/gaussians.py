@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from osfl.ingredients.clustering import kmeans
+from osfl.ingredients.support import effective_images
 from osfl.meter import spend
 
 Covariance = Literal["total", "within"]
@@ -176,9 +177,24 @@ def components_for(count: int, most: int) -> int:
 
 
 def fit_mixture(
-    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, *, tolerance: float = 1e-3, iterations: int = 200
-) -> FeatureMixture:
-    """Expectation maximisation from a k-means start, on features (n, d) in float64; variances are at least FLOOR.
+    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, *, least: int = 1, tolerance: float = 1e-3,
+    iterations: int = 200,
+) -> FeatureMixture:  # fmt: skip
+    """At most k Gaussians for features (n, d), fitted anew with fewer until each rests on at least `least` samples."""
+    while True:
+        found, owned = _fitted(x, k, shape, rng, tolerance, iterations)
+        rests_on = torch.minimum(effective_images(owned.T, len(x)), owned.sum(1))
+        enough = int((rests_on >= least - 1e-6).sum())
+        if least <= 1 or k == 1 or enough == k:
+            return found
+        k = max(1, min(enough, k - 1))
+
+
+def _fitted(
+    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, tolerance: float, iterations: int
+) -> tuple[FeatureMixture, torch.Tensor]:
+    """Expectation maximization from a k-means start, on features (n, d) in float64; variances are at least FLOOR. Also the
+    shares (K, n) of the samples that the components were computed from.
 
     Sums and densities are matrix products with x and its squares side by side (see `_powers`), so no (n, K, d) array is made.
     Shares lie by component, (K, n): products with so few rows are twice as fast as with so few columns.
@@ -189,6 +205,7 @@ def fit_mixture(
     owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).T.double()
     before = -math.inf
     for _ in range(iterations):
+        used = owned
         weights, means, spread = _maximized(powers, owned, shape)
         logs = _log_density(powers, means, spread).add_(weights.log()[:, None])
         spend(4.0 * powers.numel() * k * (x.shape[1] if shape == "full" else 1))
@@ -197,7 +214,7 @@ def fit_mixture(
         if abs(likelihood - before) < tolerance:
             break
         before = likelihood
-    return FeatureMixture(weights, means + center, spread)
+    return FeatureMixture(weights, means + center, spread), used
 
 
 def _powers(x: torch.Tensor, shape: Shape) -> torch.Tensor:

@@ -7,7 +7,7 @@ pixels, row by row, the last ones aligned to the border. Small images (R <= W) h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -209,6 +209,30 @@ class TokenMethod(OneShot):
         """What goes with every upload: the encoder's identity, and how many images of each class stand behind it."""
         counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
         return {"encoder": self.tokenizer().digest, "class_counts": counts, "samples": len(shard.train)}
+
+    def features_of(self, shard: Shard, ctx: Context) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of features of one class: of the site's training images, and of those that it held out."""
+        parts = [(self.encode(part.images, ctx).flatten(1) if len(part) else None, part.labels)
+                 for part in (shard.train, shard.val)]  # fmt: skip
+
+        def of_class(label: int) -> tuple[torch.Tensor, torch.Tensor]:
+            width = next(rows.shape[1] for rows, _ in parts if rows is not None)
+            train, held_out = (torch.zeros(0, width) if rows is None else rows[labels == label] for rows, labels in parts)
+            return train, held_out
+
+        return of_class
+
+
+def with_enough(shard: Shard, least: int) -> Shard:
+    """The shard without classes that have fewer than `least` training images: a sum over few shows each of them."""
+    highest = int(torch.cat([shard.train.labels, shard.val.labels]).max())
+    counts = torch.bincount(shard.train.labels, minlength=highest + 1)
+    kept, held_out = (part.subset(counts[part.labels] >= least) for part in (shard.train, shard.val))
+    if not len(kept):
+        raise TrainingError("no class has enough images to be sent", client=shard.client, field="least",
+                            expected=f"a class of at least {least} images", got=int(counts.max()),
+                            fix="Add images, or leave this site out of the round.")  # fmt: skip
+    return replace(shard, train=kept, val=held_out)
 
 
 def same_encoder(uploads: Sequence[Upload], settings: Encoding) -> None:

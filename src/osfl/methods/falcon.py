@@ -8,9 +8,9 @@ classifier on all sequences with (1 - alpha) CE + alpha T^2 KL(mean of the clien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -28,13 +28,16 @@ from osfl.ingredients.token_training import (
     fit_generator,
     train_on_tokens,
 )
-from osfl.ingredients.tokens import Encoding, OnTokens, TokenMethod, same_encoder
+from osfl.ingredients.tokens import Encoding, OnTokens, TokenMethod, same_encoder, with_enough
 from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import not_positive, too_low
 from osfl.models.initial import initialize
 from osfl.models.naming import contract_of, load_named, named
 from osfl.models.token_models import AttentionPool, TokenGenerator
-from osfl.protocol import LATER, Context, Contract, Field, Payload, Release, Shard, Upload
+from osfl.protocol import LATER, Context, Contract, Exposed, Field, Json, Payload, Release, Shard, Upload
+
+if TYPE_CHECKING:
+    from osfl.protocol import Tensors
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Generating:
     components: int = 20  # K, Gaussians at each position; fewer where a client has few images
     standardize: bool = True  # z-score each dimension with the client's own statistics, undone before upload
     whiten: bool = field(default=False, metadata=LATER)  # instead: less the mean of their class, covariance divided out
+    least: int = 3  # images that a class needs: the generator learns no smaller ones, and nothing is drawn of them
     generator_patience: int = field(default=0, metadata=LATER)  # epochs without gain on own held-out images; 0: train all
 
 
@@ -69,6 +73,9 @@ class Settings(Encoding, Generating, Classifying):
     server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
 
 
+ATTACKED = 256  # sequences of a class that the egress check compares with images
+
+
 class Falcon(TokenMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
@@ -84,13 +91,14 @@ class Falcon(TokenMethod):
     DEVIATIONS = (
         "log variances are clamped to [-7, 7] and tokens standardized: the likelihood of few samples is unbounded otherwise",
         "a client with few images has fewer components: one for every ten images",
+        "generators learn classes with at least `least` images; a sequence of a smaller class would be one of its images",
         "the last epoch is used; the public code selects by accuracy on pooled real validation tokens",
     )
     inseparable = "the classifiers that came with the sequences were trained on the class, too"
 
     def problems(self, clients: int) -> list[str]:
         s = self.settings
-        found = too_low(s, {"generator_epochs": 1, "depth": 1, "heads": 1, "components": 1, "generator_batch": 2,
+        found = too_low(s, {"generator_epochs": 1, "depth": 1, "heads": 1, "components": 1, "generator_batch": 2, "least": 1,
                             "generator_patience": 0, "generator_width": 0, "noise": 0})  # fmt: skip
         found += not_positive(s, "generator_lr", "per_image", "temperature", "temperature_sampling")
         found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
@@ -119,23 +127,42 @@ class Falcon(TokenMethod):
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
-        tokens, facts = self.encoded(shard.train, shard, ctx), self.facts(shard)
-        key = {"client": shard.client, "data": shard.digest, "seed": ctx.plan.seed, "encoding": _part(self.settings, Encoding),
-               "classes": len(self.task.classes), "device": ctx.device.type}  # fmt: skip
-        classifier = ctx.once({**key, "what": "token classifier", **_part(self.settings, Classifying)},
-                              lambda: Payload(named(self._fitted(tokens, shard, ctx), "classifier")))  # fmt: skip
+        tokens = self.encoded(shard.train, shard, ctx)
         if self.settings.server == "average":
-            return Payload(classifier.tensors, facts)
-        generator = ctx.once({**key, "what": "token generator", **_part(self.settings, Generating)},
-                             lambda: self._generated(tokens, shard, ctx))  # fmt: skip
+            return Payload(self._local(tokens, shard, ctx), self.facts(shard))
+        kept = with_enough(shard, self.settings.least)
+        generator = ctx.once({**self._key(shard, ctx), "what": "token generator", **_part(self.settings, Generating)},
+                             lambda: self._generated(self.encoded(kept.train, shard, ctx), kept, ctx))  # fmt: skip
+        facts = self.facts(kept)
         sequences = self._sequences(generator, shard.client, facts["class_counts"], ctx)
-        return Payload({**classifier.tensors, **self._smaller(generator, sequences)}, facts)
+        return Payload({**self._local(tokens, shard, ctx), **self._smaller(generator, sequences)}, facts)
+
+    def _key(self, shard: Shard, ctx: Context) -> dict[str, Json]:
+        """What names a client's finished work."""
+        return {"client": shard.client, "data": shard.digest, "seed": ctx.plan.seed, "encoding": _part(self.settings, Encoding),
+                "classes": len(self.task.classes), "device": ctx.device.type}  # fmt: skip
+
+    def _local(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> Tensors:
+        """The client's classifier."""
+        key = {**self._key(shard, ctx), "what": "token classifier", **_part(self.settings, Classifying)}
+        return ctx.once(key, lambda: Payload(named(self._fitted(tokens, shard, ctx), "classifier"))).tensors
 
     def _smaller(self, generator: Payload, sequences: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sizes = [sum(t.numel() * t.element_size() for t in each.values()) for each in (sequences, generator.tensors)]
         wanted = self.settings.send
         send_sequences = wanted == "sequences" or (wanted == "smaller" and sizes[0] <= sizes[1])
         return sequences if send_sequences else dict(generator.tensors)
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
+        """The sequences of each class, sent or drawn from the generator, beside the tokens of the site's images."""
+        if self.settings.server == "average":
+            return
+        features, pool = self.features_of(shard, ctx), self._pool(Upload(shard.client, "", payload), ctx)
+        for c in sorted(set(pool["labels"].tolist())):
+            kinds = {"sequence": pool["sequences"][pool["labels"] == c][:ATTACKED].flatten(1)}
+            if self.settings.whiten and "statistics" in payload.tensors:
+                kinds["mean"] = payload.tensors["statistics"][c : c + 1]
+            yield Exposed(c, kinds, *features(c))
 
     # --- the client's two models ---
 

@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.ingredients.gaussians import Covariance, Statistics, linear_classifier, packed, statistics, summed, unpacked
-from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoders
+from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoders, with_enough
 from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import batches, not_positive, step, too_low
 from osfl.models.naming import load_named, named
-from osfl.protocol import ClientId, Context, Contract, Facts, Field, Payload, Release, Shard, Upload
+from osfl.protocol import ClientId, Context, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Settings(Encoding):
     tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
     covariance: Covariance = "total"  # of all samples (public code), or within classes (linear discriminant analysis)
     ridge: float = 1e-4  # on the covariance's diagonal, times its mean variance; the public code has none and may be singular
+    least: int = 3  # images that a class needs to be in the sums; the sum over one image is that image's features
     by_class: bool = False  # send B class by class: then a class can be forgotten, and the upload grows with the classes
     precision: Literal["float32", "float64"] = "float32"  # on the wire; sums are taken in float64
     personal: bool = False  # fit a map of the features at each client, after the round
@@ -46,10 +47,14 @@ class FedCGS(TokenMethod):
                 "precision": "float64", "ridge": 1e-2},
         "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8},
     }  # fmt: skip
-    DEVIATIONS = ("a ridge keeps the covariance invertible", "all methods here share FALCON's encoder")
+    DEVIATIONS = (
+        "a ridge keeps the covariance invertible",
+        "classes with fewer than `least` images are in no sum",
+        "all methods here share FALCON's encoder",
+    )
 
     def problems(self, clients: int) -> list[str]:
-        found = too_low(self.settings, {"ridge": 0, "personal_epochs": 0, "alignment": 0})
+        found = too_low(self.settings, {"ridge": 0, "personal_epochs": 0, "alignment": 0, "least": 1})
         return [*super().problems(clients), *found, *not_positive(self.settings, "personal_lr")]
 
     def width(self) -> int:
@@ -64,6 +69,7 @@ class FedCGS(TokenMethod):
         return {"sums": Field(kind, (classes, d)), **(gram if self.settings.by_class else {"gram": Field(kind, triangle)})}
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        shard = with_enough(shard, self.settings.least)
         x, y = self._features(self.encoded(shard.train, shard, ctx)), shard.train.labels
         classes = len(self.task.classes)
         kind = torch.float64 if self.settings.precision == "float64" else torch.float32
@@ -75,6 +81,13 @@ class FedCGS(TokenMethod):
             total = statistics(x, y, classes)
             tensors = {"gram": packed(total.gram).to(kind)}
         return Payload({"sums": total.sums.to(kind), **tensors}, self.facts(shard))
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
+        """The mean features of each class, beside the features of the site's images. See the card about the matrix B."""
+        features, counts = self.features_of(shard, ctx), told_counts(payload.facts, shard.client)
+        for c, count in enumerate(counts):
+            if count:
+                yield Exposed(c, {"mean": payload.tensors["sums"][c : c + 1].float() / count}, *features(c))
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         """Sums are added one upload at a time, and only the total is unfolded: memory does not grow with the clients."""
@@ -141,6 +154,9 @@ class FedCGS(TokenMethod):
             head = _Mapped(head)
             load_named(head.map, payload.tensors, "map")
         return OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval()
+
+    def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+        return self._features(super().encode(images, ctx))
 
     def _linear(self, payload: Payload) -> nn.Linear:
         linear = nn.Linear(self.width(), len(self.task.classes))

@@ -9,7 +9,7 @@ Forgetting is exact: a cell taken out leaves the bytes of a round that never had
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from osfl.ingredients.factories import (
     FactorySettings,
     contract_of_factories,
     enough,
+    exposed_class,
     factory_problems,
     kept_factory,
     sample_cell,
@@ -42,7 +43,7 @@ from osfl.ingredients.training import (
 )
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
-from osfl.protocol import ClientId, Context, Contract, Dataset, Json, OneShot, Payload, Release, Shard, Upload
+from osfl.protocol import ClientId, Context, Contract, Dataset, Exposed, Json, OneShot, Payload, Release, Shard, Upload
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class FederatedFactory(OneShot):
         "every cell is sampled from a seed of its own: forgetting is exact",
         "both protocols train with the augmentation that the plan says (the public code augments in peer mode only)",
         "generators learn from images and their mirrors; the public code also crops, turns or shears before it stores them",
-        "a class with fewer than `least` different images gets no generator: one or two could be computed from theirs",
+        "nothing that travels rests on fewer than `least` different images: smaller classes get no generator, components are "
+        "fitted anew with fewer, directions are left out; an upload from which an image could be read is not sent",
         "images whose side the U-Net cannot halve are padded by their border (28 px become 32)",
         "the last iterate is used; nothing is held out of the synthetic images",
     )
@@ -122,6 +124,12 @@ class FederatedFactory(OneShot):
     def without_class(self, payload: Payload, label: int) -> Payload:
         tensors = {name: value for name, value in payload.tensors.items() if not name.startswith(prefix(label))}
         return Payload(tensors, facts_without(payload.facts, label))
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
+        """Each generator in an upload, beside the site's images of its class."""
+        for label in range(len(self.task.classes)):
+            if tensors := under(payload.tensors, prefix(label)):
+                yield exposed_class(tensors, label, shard, self.settings, self.task, ctx)
 
     # --- A: one classifier at the server ---
 

@@ -6,7 +6,7 @@ have K components with diagonal (or spherical, or full) covariances and travel a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,11 +16,11 @@ from torch import nn
 from osfl.errors import RoundError
 from osfl.ingredients.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
 from osfl.ingredients.token_training import linear_head
-from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder
+from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder, with_enough
 from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import not_positive, too_low
 from osfl.models.naming import load_named, named
-from osfl.protocol import Context, Contract, Field, Payload, Release, Shard, Upload
+from osfl.protocol import Context, Contract, Exposed, Field, Payload, Release, Shard, Upload
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Settings(Encoding):
     resolution: int = 224  # R; the paper takes one vector an image
     tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
     components: int = 20  # K, Gaussians a class; fewer for classes with few images
+    least: int = 3  # images that a class and a component rest on; smaller classes are not sent
     shape: Shape = "diag"  # of the covariances
     tolerance: float = 1e-12  # EM stops when the mean log-likelihood changes by less
     iterations: int = 1000  # of EM, at most
@@ -50,6 +51,7 @@ class FedPFT(TokenMethod):
     }  # fmt: skip
     DEVIATIONS = (
         "classes with few images get fewer components; the public code drops them",
+        "every component rests on at least `least` images, and classes with fewer are not sent",
         f"variances are at least {FLOOR}: smaller ones are zero as 16-bit floats",
         "the head's learning rate falls by a cosine",
         "all methods here share FALCON's encoder",
@@ -57,7 +59,7 @@ class FedPFT(TokenMethod):
 
     def problems(self, clients: int) -> list[str]:
         s = self.settings
-        found = too_low(s, {"components": 1, "iterations": 1, "epochs": 1, "batch_size": 1, "tolerance": 0})
+        found = too_low(s, {"components": 1, "least": 1, "iterations": 1, "epochs": 1, "batch_size": 1, "tolerance": 0})
         return [*super().problems(clients), *found, *not_positive(s, "lr", "samples")]
 
     def contract(self, architecture: str) -> Contract:
@@ -73,18 +75,27 @@ class FedPFT(TokenMethod):
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
-        s = self.settings
+        s, shard = self.settings, with_enough(shard, self.settings.least)
         x, y = pooled(self.encoded(shard.train, shard, ctx), s.tokens), shard.train.labels
 
         def fitted(c: int) -> dict[str, torch.Tensor]:
             mine = x[y == c]
             k, rng = components_for(len(mine), s.components), ctx.generator("mixture", shard.client, c)
-            found = fit_mixture(mine, k, s.shape, rng, tolerance=s.tolerance, iterations=s.iterations)
+            found = fit_mixture(mine, k, s.shape, rng, least=s.least, tolerance=s.tolerance, iterations=s.iterations)
             spread = packed(found.spread) if s.shape == "full" else found.spread
             return {f"class-{c}/weights": found.weights, f"class-{c}/means": found.means, f"class-{c}/spread": spread}
 
         tensors = {name: value.half() for c in sorted(set(y.tolist())) for name, value in fitted(c).items()}
         return Payload(tensors, self.facts(shard))
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
+        """The components of each class and features drawn from them, beside the features of the site's images."""
+        features = self.features_of(shard, ctx)
+        for c in range(len(self.task.classes)):
+            if f"class-{c}/weights" in payload.tensors:
+                mixture = self.mixture(payload, c)
+                drawn = mixture.sample(64, ctx.generator("egress check", shard.client, c))
+                yield Exposed(c, {"component": mixture.means, "sample": drawn}, *features(c))
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         same_encoder(uploads, self.settings)
