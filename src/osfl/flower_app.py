@@ -162,7 +162,7 @@ def open_site(config: Mapping[str, Any]) -> Answers:
     def make(plan: str) -> Path:
         from osfl.site import make_upload
 
-        return make_upload(agreed(plan, plans), client, data, key, work, progress=_progress, sealed=True)
+        return make_upload(agreed(plan, plans), client, data, key, work, progress=_progress, sealed=True, notice=tell)
 
     def take(plan: str, release: Path, personal: Path | None) -> Path:
         from osfl.site import take_release

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from osfl.data import summarize
 from osfl.evaluation.course import course_of
 from osfl.evaluation.generators import judge
 from osfl.evaluation.planes import model_plane
@@ -137,7 +138,9 @@ def _data(federation: Federation) -> dict[str, Any]:
     sheet = federation.source.sheet
     about = {"title": sheet.title, "source": sheet.source, "licence": sheet.licence} if sheet else {}
     images = sum(len(shard.train) + len(shard.val) for shard in federation.shards)
-    return {**federation.said, **federation.plan.data, **about, "train_images": images, "test_images": len(federation.test)}
+    noticed = summarize(federation.source.problems)
+    return {**federation.said, **federation.plan.data, **about, "train_images": images, "test_images": len(federation.test),
+            **({"noticed": noticed} if noticed else {})}  # fmt: skip
 
 
 def _costs(traffic: Traffic, round: Round) -> Costs:

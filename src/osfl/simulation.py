@@ -99,7 +99,7 @@ def prepare(simulation: Simulation) -> Federation:
     clients = simulation.clients
     if clients is None and partition.kind not in ("silos", "domains"):
         clients = 5
-    assignment = assign(partition, train.labels, clients, simulation.seed, train.domains)
+    assignment = assign(partition, train.labels, clients, simulation.seed, train.domains, groups=train.groups)
     shards = make_shards(used, assignment, seed=simulation.seed)
     task = Task(source.name, source.classes, source.image)
     data: dict[str, Any] = {"dataset": source.name, "digest": used.digest, "partition": simulation.partition,

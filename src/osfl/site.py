@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from osfl.data.site import open_site
+from osfl.data.source import summarize
 from osfl.data.views import make_shard
 from osfl.errors import Rejected, RoundError, UsageError
 from osfl.phases import Machine, check_sealed, computing, settle, speak
@@ -29,6 +30,7 @@ from osfl.wire.gate import Desk, accept, verify_release
 from osfl.wire.signing import SigningKey
 from osfl.wire.withdrawn import NOTHING, Withdrawn
 
+Notice: TypeAlias = Callable[[str], None]
 _ELSEWHERE = "Wait for it, or choose another --work."
 
 
@@ -37,14 +39,22 @@ def work_folder(plan: Plan, client: ClientId, work: Path) -> Path:
     return work / plan.digest[:16] / client
 
 
-def open_shard(plan: Plan, client: ClientId, data: Path, progress: Progress = quiet) -> Shard:
-    """The site's images as the round's method gets them, split into training and validation as in a simulation."""
-    return make_shard(open_site(data, plan.task, progress).train, client, seed=plan.seed)
+def open_shard(
+    plan: Plan, client: ClientId, data: Path, progress: Progress = quiet, notice: Notice = lambda line: None
+) -> Shard:
+    """The site's images as the round's method gets them, split into training and validation as in a simulation.
+
+    `notice` gets a line for each kind of thing that is wrong with the files.
+    """
+    found = open_site(data, plan.task, progress)
+    for line in summarize(found.problems):
+        notice(line)
+    return make_shard(found.train, client, seed=plan.seed)
 
 
 def make_upload(
     plan: Plan, client: ClientId, data: Path, key: SigningKey, work: Path, *,
-    machine: Machine = Machine(), progress: Progress = quiet, sealed: bool = False,
+    machine: Machine = Machine(), progress: Progress = quiet, sealed: bool = False, notice: Notice = lambda line: None,
 ) -> Path:  # fmt: skip
     """The one bundle of this site. Once it is finished it stands: asked again, the same file is given.
 
@@ -58,7 +68,7 @@ def make_upload(
         if path.exists():
             _check_kept(path, desk, client)
         else:
-            shard = open_shard(plan, client, data, progress)
+            shard = open_shard(plan, client, data, progress, notice)
             with computing(plan, machine, progress, folder / "scratch") as ctx:
                 own = replace(ctx, previous=previous_model(plan, client, work))
                 bundle, meter = speak(method, shard, plan, contracts, key, own)

@@ -69,12 +69,13 @@ def client(
     kept = (work_folder(agreed, name, work) / "upload.safetensors").exists()
     if data is None and not kept:
         raise UsageError("--data is missing", field="data", fix="Name the folder that holds one folder a class.")
+    noticed: list[str] = []
     with telling(format == "json") as progress:
         bundle = make_upload(agreed, name, data or Path(), signing, work, machine=Machine(threads=threads, device=device),
-                             progress=progress, sealed=bool(addressee))  # fmt: skip
+                             progress=progress, sealed=bool(addressee), notice=noticed.append)  # fmt: skip
     if out is not None:
         _carry_out(bundle, out, addressee)
-    facts = {**_facts(bundle, out, kept, addressee), "heard_by": heard_by(agreed, name)}
+    facts = {**_facts(bundle, out, kept, addressee), "heard_by": heard_by(agreed, name), "noticed": noticed}
     if format == "json":
         put_json(facts)
     else:
@@ -124,6 +125,8 @@ def _show(facts: dict[str, Any]) -> None:
     for name, value in facts["facts"].items():
         say(f"  {escape(name)}: {escape(str(value))}")
     say(f"  digest {facts['digest']}")
+    for line in facts["noticed"]:
+        say(f"  [yellow]Data: {escape(line)}[/]")
     say(f"Bundle  {escape(facts['path'])}")
     inside = facts["kept"] if facts["sealed_to"] else facts["path"]
     say(f"Look inside it with `osfl inspect {escape(inside)}`. {_what_next(facts['heard_by'], bool(facts['sealed_to']))}")

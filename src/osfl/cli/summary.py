@@ -36,6 +36,8 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     answers().print(table)
     for warning in result["generators"]["warnings"] if "generators" in result else ():
         say(f"[yellow]{escape(warning)}[/]")
+    for line in data.get("noticed", ()):
+        say(f"[yellow]Data: {escape(str(line))}[/]")
     if empty := unseen_classes(result):
         say(f"[yellow]No client has an image of {escape(', '.join(empty))}: nothing can be learned about that.[/]")
     say()

@@ -20,13 +20,23 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 LARGEST_FILE = 32 << 30  # bytes after decompression; the largest official file holds 16 GB
 MOST_CLASSES = 10_000
 TEST_SHARE = 0.2
+WANTED = tuple(f"{part}_{what}" for part in ("train", "val", "test") for what in ("images", "labels"))
 
 
 def open_npz(
     path: Path, sheet: Sheet | None, size: int | None, channels: int | None, problems: Iterable[Problem] = ()
 ) -> Source:
     """Open one `.npz`; every mistake in it is named in one error."""
-    return from_arrays(path.stem, read_npz(path), sheet, size, channels, problems)
+    arrays = read_npz(path)
+    return from_arrays(path.stem, arrays, sheet, size, channels, [*problems, *unknown_arrays(path)])
+
+
+def unknown_arrays(path: Path) -> list[Problem]:
+    """Arrays that nobody reads, such as patients: they would not be missed."""
+    with zipfile.ZipFile(path) as archive:
+        names = {member.removesuffix(".npy") for member in archive.namelist()}
+    done = "not used; images of one person are kept together only if a CSV table or folders say so"
+    return [Problem(path.stem, f"unknown array '{key}'", done) for key in sorted(names - set(WANTED))]
 
 
 def open_npz_parts(path: Path, classes: int, size: int, channels: int) -> dict[str, Part]:
@@ -44,8 +54,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         if total > LARGEST_FILE:
             raise DataError(f"'{path.name}' holds {total:,} bytes", field="file", expected=f"at most {LARGEST_FILE:,}")
         with np.load(path, allow_pickle=False) as arrays:
-            wanted = [f"{part}_{what}" for part in ("train", "val", "test") for what in ("images", "labels")]
-            return {key: arrays[key] for key in wanted if key in arrays.files}
+            return {key: arrays[key] for key in WANTED if key in arrays.files}
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"'{path.name}' cannot be read as .npz: {error}", field="file", fix="Download or export the file again."

@@ -43,7 +43,7 @@ def open_images(
 
 
 def open_table(path: Path, size: int | None, channels: int | None, progress: Progress) -> Source:
-    """A CSV of `path,label[,split][,domain][,group]`; paths are relative to the CSV's folder."""
+    """A CSV of `path,label[,split][,domain][,patient]`; paths are relative to the CSV's folder."""
     return _source(path.stem, collect(path, None, *_geometry(None, size, channels), progress), None, [])
 
 
@@ -89,6 +89,7 @@ def _collected(
     problems += _doubles(items, pictures) + _shapes(items, pictures, channels)
     classes = classes or class_names(items)
     whole, parts = _whole([items[i] for i in use], pictures, use, classes)
+    problems += _shared_people(whole, parts)
     return Collection(classes, whole, parts, problems, tuple(sorted({i.label for i in items} - known)))
 
 
@@ -146,6 +147,20 @@ def _doubles(items: list[Item], pictures: Gallery) -> list[Problem]:
             elsewhere += [(other.name, "part") for other in same if other.part != item.part and item.part != "test"]
             for name, kind in elsewhere[:1]:
                 problems.append(Problem(item.name, f"the same image as {name}, another {kind}", "kept"))
+    return problems
+
+
+def _shared_people(whole: Part, parts: Names) -> list[Problem]:
+    """People whom the user's own parts have in training (or validation) and in test: scores will be too good."""
+    if whole.groups is None:
+        return []
+    problems = []
+    for one, other in (("train", "test"), ("val", "test"), ("train", "val")):
+        both = sorted(set(whole.groups[np.isin(parts, ("", one))].tolist()) & set(whole.groups[parts == other].tolist()))
+        if both:
+            some = ", ".join(both[:5]) + (", …" if len(both) > 5 else "")
+            what = f"{len(both)} people (patients, groups) have the same name in {one} and in {other}: {some}"
+            problems.append(Problem("(all)", what, "kept as the parts say; if they are the same people, scores are too good"))
     return problems
 
 

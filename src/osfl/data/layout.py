@@ -23,6 +23,10 @@ PARTS = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 SKIPPED = "left out"
+COLUMNS = ("path", "label", "split", "domain")  # of a table; besides, one that says whom an image shows
+WHOM = ("patient", "subject", "case", "group", "person")
+_WHOM = re.compile(rf"(id)?({'|'.join(WHOM)})s?(id|ids|uid|no|nr|number|code|key|name|index)?")
+FEW_PEOPLE = 4  # a column with so few values is perhaps a diagnosis, an arm of a study or a yes and no
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def arrange(names: Iterable[str], group_pattern: str = "") -> tuple[list[Item], 
         part = PARTS[outer[0].lower()] if splits else ""
         items.append(Item(name, folders[-1], part, folders[0] if depth == 2 else ""))
     if depth == 2 and not _shared(items):
-        items = [replace(item, label=item.domain, domain="", group=f"{item.domain}/{item.label}") for item in items]
+        items = [replace(item, label=item.domain, domain="", group=item.label) for item in items]
         problems.append(Problem("(all)", "inner folders differ from class to class", "taken as groups, e.g. patients"))
     return [with_group(item, group_pattern) for item in items], problems
 
@@ -112,23 +116,67 @@ def with_group(item: Item, pattern: str) -> Item:
 
 
 def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
-    """Rows of `path,label[,split][,domain][,group]`; a bad row is a problem, a bad header an error."""
+    """Rows of `path,label[,split][,domain][,patient]`; a bad row is a problem, a bad header an error."""
     reader = csv.DictReader(StringIO(text.lstrip("\ufeff")))
     header = [column.strip().lower() for column in reader.fieldnames or []]
+    if twice := sorted({column for column in header if column and header.count(column) > 1}):
+        raise DataError(f"'{where}' has the column '{twice[0]}' more than once", field="header", expected="each column once",
+                        got=",".join(header), fix="Rename or remove one of them.")  # fmt: skip
     if not {"path", "label"} <= set(header):
         raise DataError(
             f"'{where}' lacks the columns 'path' and 'label'",
             field="header",
-            expected="path,label[,split][,domain][,group]",
+            expected="path,label[,split][,domain][,patient]",
             got=",".join(header) or "an empty file",
         )
     reader.fieldnames = header
-    items, problems = [], []
-    for number, row in enumerate(_rows(reader, where), start=2):
-        item, problem = _row(row, f"{where}:{number}")
+    rows = list(_rows(reader, where))
+    whom = _whom(header, rows, where)
+    problems = _columns(header, rows, whom, where)
+    items: list[Item] = []
+    for number, row in enumerate(rows, start=2):
+        item, problem = _row(row, whom, f"{where}:{number}")
         items += [item] if item else []
         problems += [problem] if problem else []
     return _once(items, problems), problems
+
+
+def says_whom(column: str) -> bool:
+    """Whether a column says whom an image shows: patient, Patient ID, subject-no, case, group, ..."""
+    return _WHOM.fullmatch(re.sub(r"[^a-z0-9]", "", column.lower())) is not None
+
+
+def _whom(header: Sequence[str], rows: Sequence[Mapping[str, str]], where: str) -> str:
+    """The column that says whom an image shows; empty if there is none. Two that disagree are for the user to decide."""
+    found = [column for column in header if says_whom(column)]
+    for other in found[1:]:
+        values = [(row.get(found[0], ""), row.get(other, "")) for row in rows]
+        sides = {len({value[side] for value in values}) for side in (0, 1)}
+        if sides != {len(set(values))}:
+            raise DataError(
+                f"'{where}' has two columns that say whom an image shows, and they group the images differently",
+                field="header", expected="one such column", got=f"'{found[0]}' and '{other}'",
+                fix="Rename the one that must not decide, for example to 'note': images of one person must not be in "
+                    "training and test, nor at two sites.",
+            )  # fmt: skip
+    return found[0] if found else ""
+
+
+def _columns(header: Sequence[str], rows: Sequence[Mapping[str, str]], whom: str, where: str) -> list[Problem]:
+    """What is used of the columns, and what is not."""
+    done = f"not used; a column that says whom an image shows is called {', '.join(WHOM[:-1])} or {WHOM[-1]}"
+    unknown = [column for column in header if column and column not in COLUMNS and not says_whom(column)]
+    problems = [Problem(where, f"unknown column '{column}'", done) for column in unknown]
+    if not whom:
+        return problems
+    values = [row.get(whom, "") for row in rows]
+    people = len(set(values) - {""})
+    what = f"the column '{whom}' says whom an image shows: {people} in {len(rows)} rows"
+    what += ", which is few: is it a person?" if people <= FEW_PEOPLE else ""
+    problems.append(Problem(where, what, "never split between training, validation and test, nor between sites"))
+    if "" in values:
+        problems.append(Problem(where, f"{values.count('')} rows with nothing in '{whom}'", "each taken as somebody else"))
+    return problems
 
 
 def _rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
@@ -139,13 +187,13 @@ def _rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
         raise DataError(f"'{where}' cannot be read as CSV: {error}", field="file", fix="Export it again.") from None
 
 
-def _row(values: Mapping[str, str], where: str) -> tuple[Item | None, Problem | None]:
+def _row(values: Mapping[str, str], whom: str, where: str) -> tuple[Item | None, Problem | None]:
     path, label, split = values.get("path", ""), values.get("label", ""), values.get("split", "").lower()
     if not path or not label:
         return None, Problem(where, "no path" if not path else "no label", SKIPPED)
     if split and split not in PARTS:
         return None, Problem(where, f"unknown split '{split}'", SKIPPED)
-    return Item(path, label, PARTS.get(split, ""), values.get("domain", ""), values.get("group", "")), None
+    return Item(path, label, PARTS.get(split, ""), values.get("domain", ""), values.get(whom, "")), None
 
 
 def _once(items: Sequence[Item], problems: list[Problem]) -> list[Item]:

@@ -117,18 +117,55 @@ def assign(
     seed: int,
     domains: Names | None = None,
     *,
+    groups: Names | None = None,
     min_size: int = MIN_SIZE,
     balance_cap: bool = False,
 ) -> dict[ClientId, Indices]:
-    """Sorted indices into the training part for each client. No image twice, no client empty."""
+    """Sorted indices into the training part for each client. No image twice, no client empty.
+
+    With `groups` (patients) whole groups are drawn instead of images, each with its most frequent class and domain.
+    """
     plan = parse_partition(spec) if isinstance(spec, str) else spec
     labels = np.asarray(labels, dtype=np.int64)
+    if groups is not None:
+        return _whole_groups(plan, labels, clients, seed, domains, groups, min_size, balance_cap)
     if plan.kind == "domains":
         return _by_domain(domains, clients)
     n = _count_clients(plan, labels, clients)
     least = max(1, min(min_size, len(labels) // (2 * n)))  # of small data at most half an equal share is asked for
     parts = _draw(plan, labels, n, numpy_generator(seed, "partition", str(plan), n), least, balance_cap)
     return {name: np.sort(part) for name, part in zip(client_names(n), parts, strict=True)}
+
+
+def _whole_groups(
+    plan: Partition, labels: Indices, clients: int | None, seed: int, domains: Names | None, groups: Names, min_size: int,
+    balance_cap: bool,
+) -> dict[ClientId, Indices]:  # fmt: skip
+    """The same draw with a group in place of an image; where every image is a group of its own, the same result."""
+    _, first, codes = np.unique(groups, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))  # groups in the order in which they appear, as images are
+    owner = rank[codes]  # (images,) the number of each image's group
+    members = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+    unit_labels = np.array([_most(labels[own]) for own in members], dtype=np.int64)
+    unit_domains = None if domains is None else np.array([_most(domains[own]) for own in members], dtype=np.str_)
+    if plan.kind == "silos" and (lost := sorted(set(labels.tolist()) - set(unit_labels.tolist()))):
+        raise DataError(f"whoever shows class number {lost[0]} shows another one more often, so no client can have it",
+                        field="partition", expected="somebody who mostly shows it",
+                        fix="A person is at one site only. Choose another partition, for example dirichlet:0.1.")  # fmt: skip
+    if clients is not None and clients > len(members):
+        raise DataError(f"{len(members)} people (groups) cannot be shared by {clients} clients", field="clients",
+                        fix="A person is at one site only: ask for fewer clients.")  # fmt: skip
+    least = max(1, -(-min_size * len(members) // len(labels)))  # so many people have about `min_size` images
+    drawn = assign(plan, unit_labels, clients, seed, unit_domains, min_size=least, balance_cap=balance_cap)
+    return {client: np.sort(np.concatenate([members[unit] for unit in units])) for client, units in drawn.items()}
+
+
+def _most(values: Indices | Names) -> int | str:
+    """The most frequent value; of several the smallest."""
+    found, counts = np.unique(values, return_counts=True)
+    most: int | str = found[int(counts.argmax())].item()
+    return most
 
 
 def _count_clients(plan: Partition, labels: Indices, clients: int | None) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from osfl.data.arrays import open_npz_parts
+from osfl.data.arrays import open_npz_parts, unknown_arrays
 from osfl.data.catalog import nearest
 from osfl.data.folders import collect
 from osfl.data.source import Part, Problem, together
@@ -33,7 +33,7 @@ def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
     if path.suffix.lower() == ".npz" and not path.is_dir():
         parts = open_npz_parts(path, len(task.classes), height, channels)
         train = [parts[key] for key in ("train", "val") if key in parts]
-        return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), ())
+        return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), unknown_arrays(path))
     found = collect(path, task.classes, height, channels, progress)
     _refuse_unknown(found.unknown, task)
     test = np.flatnonzero(found.parts == "test")
