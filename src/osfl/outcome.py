@@ -14,6 +14,7 @@ from osfl.evaluation.generators import judge
 from osfl.evaluation.planes import model_plane
 from osfl.evaluation.scores import score
 from osfl.evaluation.tokens import features_by_kind, judge_tokens
+from osfl.inputs import describe_inputs
 from osfl.meter import measure, reset_peak_memory
 from osfl.plan import deviations
 from osfl.protocol import ClientId, Context, Exchange, Generative, Joint, Payload, Reviewing, Tokenizing, digest_of
@@ -82,6 +83,7 @@ def outcome(
         "scores": scores,
         "costs": {**_costs(traffic, round), **exchanged},  # type: ignore[typeddict-item]
         "environment": {},
+        "inputs": describe_inputs(plan.settings, plan.task.image[1], federation.source.native),
         "figures": round.figures() | (dict(method.review(payloads)) if isinstance(method, Reviewing) else {}),
     }
     if judged is not None:

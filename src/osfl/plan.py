@@ -27,7 +27,10 @@ _LARGEST = 1e30  # single precision ends soon after, and torch stops there with 
 
 
 def resolve_settings(method: type[Any], preset: str, changes: Mapping[str, Any] | None = None) -> Any:
-    """The method's Settings: paper defaults, then the preset, then the user's changes (text or values)."""
+    """The method's Settings: paper defaults, then the preset, then the user's changes (text or values).
+
+    Settings with a method `resolved` choose there what follows from other settings, so that the plan names it.
+    """
     if preset not in method.PRESETS:
         raise UsageError(f"there is no preset {preset!r}.{nearest(preset, list(method.PRESETS))}", field="preset",
                          fix=f"Presets: {', '.join(method.PRESETS)}.")  # fmt: skip
@@ -45,7 +48,8 @@ def resolve_settings(method: type[Any], preset: str, changes: Mapping[str, Any] 
             problems.append(f"setting {name!r}: expected {_spell(known[name])}, got {value!r}{_because(error)}")
     if problems:
         raise UsageError(problems, field="settings", fix=f"Settings: {', '.join(known)}.")
-    return method.Settings(**values)
+    settings = method.Settings(**values)
+    return settings.resolved() if hasattr(settings, "resolved") else settings
 
 
 def parse_changes(words: Sequence[str]) -> dict[str, str]:

@@ -111,6 +111,17 @@ class Gains(TypedDict):
     values: dict[str, float]  # client -> gain
 
 
+class Inputs(TypedDict):
+    """What networks got to see of the images (see osfl.inputs)."""
+
+    native: int  # median side of the files, in pixels; 0: not known
+    opened: int  # side of the images that everybody had
+    network: int  # side that a frozen encoder resizes them to, or that published weights were trained at; 0: as opened
+    pixels: str  # symmetric ([-1, 1]) or imagenet, for networks with published weights; else empty
+    lines: list[str]  # the same as sentences
+    cautions: list[str]  # what costs accuracy, and what to do
+
+
 class ClientRow(TypedDict):
     client: str
     train: int  # images it trains on
@@ -232,6 +243,7 @@ class Result(TypedDict):
     scores: Scores
     costs: Costs
     environment: dict[str, Any]  # versions, device, workers, threads, processor
+    inputs: NotRequired[Inputs]  # absent in results of earlier versions
     figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
     course: NotRequired[Course]  # only for methods whose server learns step by step, and for many rounds
     generators: NotRequired[Generators]  # only for methods that offer `samples`

@@ -28,6 +28,7 @@ from osfl.data.site import open_site
 from osfl.data.source import Part, finish, together
 from osfl.data.views import with_train
 from osfl.errors import DataError, UsageError
+from osfl.inputs import encoder_side
 from osfl.plan import check_plan, resolve_settings
 from osfl.protocol import ClientId, Dataset, Limits, Plan, Relaying, Shard, Task, Topology
 from osfl.registry import load, nearest
@@ -89,7 +90,7 @@ def prepare(simulation: Simulation) -> Federation:
     """From words to shards. Settings are checked first, so that a typing mistake costs no decoding of images."""
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
     partition = parse_partition(simulation.partition)
-    source = open_source(simulation.dataset, simulation.image_size, simulation.channels)
+    source = _opened(simulation, settings)
     train, judged = evaluation_part(source, simulation.evaluate_on)
     if simulation.samples is not None:
         train = take_stratified(train, simulation.samples)
@@ -123,6 +124,15 @@ def prepare(simulation: Simulation) -> Federation:
     return Federation(plan, shards, judged.dataset, counts, domains, source)
 
 
+def _opened(simulation: Simulation, settings: Any) -> Source:
+    """The dataset; for a frozen encoder at the size that it works at, where the files have it and the user named none."""
+    source = open_source(simulation.dataset, simulation.image_size, simulation.channels)
+    side = min(encoder_side(settings), source.native)
+    if simulation.image_size is None and side > source.image[1]:
+        return open_source(simulation.dataset, side, simulation.channels)
+    return source
+
+
 def _judges(part: Part, count: int) -> Part:
     """So many images to judge by, of every class and domain that there is: who has only a class without any would get 0."""
     fewer = take_stratified(part, count)
@@ -146,7 +156,8 @@ def rehearsal(plan: Plan, sites: Path) -> Federation:
     counts = {c: class_counts(data.train.labels, len(plan.task.classes)).tolist() for c, data in found.items()}
     problems = [replace(problem, path=f"{c}/{problem.path}") for c, data in found.items() for problem in data.problems]
     train = together([data.train.dataset for data in found.values()])
-    source = finish(plan.task.name, plan.task.classes, Part(train), None, Part(judged), None, problems)
+    source = finish(plan.task.name, plan.task.classes, Part(train), None, Part(judged), None, problems,
+                    int(np.median([data.native for data in found.values()])))  # fmt: skip
     said = {"dataset": plan.task.name, "digest": source.digest, "partition": "sites"}
     return Federation(plan, shards, judged, counts, None, source, {**said, "evaluated_on": "test" if tested else "val"})
 

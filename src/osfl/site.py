@@ -17,6 +17,7 @@ from osfl.data.site import open_site
 from osfl.data.source import summarize
 from osfl.data.views import make_shard
 from osfl.errors import Rejected, RoundError, UsageError
+from osfl.inputs import describe_inputs
 from osfl.phases import Machine, check_sealed, computing, settle, speak
 from osfl.protocol import ClientId, Context, OneShot, Payload, Plan, Progress, Release, Shard, digest_of, quiet
 from osfl.registry import one_shot
@@ -44,10 +45,11 @@ def open_shard(
 ) -> Shard:
     """The site's images as the round's method gets them, split into training and validation as in a simulation.
 
-    `notice` gets a line for each kind of thing that is wrong with the files.
+    `notice` gets a line for each thing to know about them: how they are resized, which pixels networks get, what is wrong.
     """
     found = open_site(data, plan.task, progress)
-    for line in summarize(found.problems):
+    inputs = describe_inputs(plan.settings, plan.task.image[1], found.native)
+    for line in [*inputs["lines"], *inputs["cautions"], *summarize(found.problems)]:
         notice(line)
     return make_shard(found.train, client, seed=plan.seed)
 

@@ -17,7 +17,9 @@ from osfl.errors import OsflError, UsageError
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from osfl.data.source import Problem
     from osfl.protocol import Plan
+    from osfl.result import Inputs
     from osfl.simulation import Federation
 
 EXAMPLES = (
@@ -106,6 +108,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
     """One site's images against the plan. What keeps it from taking part is a failure: exit 1."""
     from osfl.data.site import open_site
     from osfl.data.views import class_counts, make_shard
+    from osfl.inputs import describe_inputs
     from osfl.plan import read_plan
     from osfl.site import method_for
 
@@ -123,11 +126,13 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
         found = open_site(data, agreed.task, progress)
     shard = make_shard(found.train, client, seed=agreed.seed)
     counts = class_counts(found.train.labels, len(agreed.task.classes)).tolist()
-    problems = [{"path": p.path, "what": p.what, "done": p.done} for p in found.problems]
+    inputs = describe_inputs(agreed.settings, agreed.task.image[1], found.native)
+    problems = _listed(found.problems, inputs)
     facts = {
         "plan": agreed.digest, "client": client, "classes": list(agreed.task.classes), "image": list(agreed.task.image),
         "counts": counts, "train_images": len(shard.train), "val_images": len(shard.val),
-        "test_images": len(found.test) if found.test else 0, "problems": problems,
+        "test_images": len(found.test) if found.test else 0, "inputs": inputs,
+        "problems": problems,
     }  # fmt: skip
     if format == "json":
         put_json(facts)
@@ -135,6 +140,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
     unused = f", {facts['test_images']:,} in a test part that the round leaves alone" if found.test else ""
     say(f"[bold]{escape(client)}[/] in round {agreed.digest[:12]}: {len(shard.train):,} images to learn from, "
         f"{len(shard.val):,} held out for validation{unused}\n")  # fmt: skip
+    _lines(inputs)
     _heat_map(agreed.task.classes, {client: counts})
     _problems(problems)
 
@@ -148,8 +154,17 @@ def _show_template(plan: Plan, path: Path, format: str) -> None:
     say("It says nothing about data, so there are no labels to show.")
 
 
+def _listed(problems: Sequence[Problem], inputs: Inputs) -> list[dict[str, str]]:
+    """What is wrong with the files, and what is wrong with how they are opened."""
+    cautions = [{"path": "(all)", "what": caution, "done": "used as they are"} for caution in inputs["cautions"]]
+    return [*cautions, *({"path": p.path, "what": p.what, "done": p.done} for p in problems)]
+
+
 def _facts(federation: Federation) -> dict[str, Any]:
+    from osfl.inputs import describe_inputs
+
     source = federation.source
+    inputs = describe_inputs(federation.plan.settings, source.image[1], source.native)
     return {
         "plan": federation.plan.digest,
         "dataset": source.name,
@@ -158,7 +173,8 @@ def _facts(federation: Federation) -> dict[str, Any]:
         "train_images": sum(map(sum, federation.counts.values())),
         "test_images": len(federation.test),
         "clients": {client: list(counts) for client, counts in federation.counts.items()},
-        "problems": [{"path": p.path, "what": p.what, "done": p.done} for p in source.problems],
+        "inputs": inputs,
+        "problems": _listed(source.problems, inputs),
     }
 
 
@@ -174,8 +190,17 @@ def _show(federation: Federation) -> None:
     if sheet is not None:
         say(f"[dim]{escape(sheet.licence)} · {escape(sheet.source)}[/]")
     say()
+    _lines(facts["inputs"])
     _heat_map(facts["classes"], facts["clients"])
     _problems(facts["problems"])
+
+
+def _lines(inputs: Inputs) -> None:
+    """What a network gets to see of the images, where that is not what is in the files."""
+    for line in inputs["lines"]:
+        say(escape(line))
+    if inputs["lines"]:
+        say()
 
 
 def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> None:

@@ -199,14 +199,15 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
 
 def _template(simulation: Simulation, classes: str | None, clients: Sequence[str]) -> Plan:
     from osfl.data.partition import client_names
+    from osfl.inputs import encoder_side
     from osfl.plan import check_plan, resolve_settings
     from osfl.protocol import Plan, Task
     from osfl.registry import load
 
     names = tuple(name.strip() for name in classes.split(",")) if classes else PLACEHOLDERS
-    side = simulation.image_size or 32
-    task = Task("my-task", names, (simulation.channels or 3, side, side))
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
+    side = simulation.image_size or encoder_side(settings) or 32  # an encoder should not get images that were shrunk before
+    task = Task("my-task", names, (simulation.channels or 3, side, side))
     plan = Plan(task, simulation.method, settings, tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
                 seed=simulation.seed, topology=simulation.topology)  # fmt: skip
     check_plan(plan)

@@ -36,6 +36,11 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     answers().print(table)
     for warning in result["generators"]["warnings"] if "generators" in result else ():
         say(f"[yellow]{escape(warning)}[/]")
+    inputs = result.get("inputs")
+    for line in inputs["lines"] if inputs else ():
+        say(f"[dim]{escape(line)}[/]")
+    for line in inputs["cautions"] if inputs else ():
+        say(f"[yellow]{escape(line)}[/]")
     for line in data.get("noticed", ()):
         say(f"[yellow]Data: {escape(str(line))}[/]")
     if empty := unseen_classes(result):

@@ -83,7 +83,7 @@ def from_arrays(
     classes = sheet.classes if sheet else _class_names(parts)
     problems += absent_classes(name, classes, parts["train"])
     name = sheet.name if sheet else name
-    return finish(name, classes, parts["train"], parts.get("val"), parts["test"], sheet, problems)
+    return finish(name, classes, parts["train"], parts.get("val"), parts["test"], sheet, problems, min(height, width))
 
 
 def cut_test(part: Part, name: str) -> tuple[Part, Part]:

@@ -38,6 +38,7 @@ class Decoded:
     color: bool
     oblong: bool
     notes: tuple[tuple[str, str], ...]  # (what, done)
+    side: int  # of the file, in pixels; the shorter one
 
 
 class Unusable(Exception):
@@ -93,7 +94,7 @@ def _pixels(picture: Image.Image, notes: list[tuple[str, str]], size: int, chann
     upright = upright.convert({1: "L", 3: "RGB", None: upright.mode}[channels])
     array = np.asarray(_resized(upright, size), dtype=np.uint8)
     planes = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return Decoded(np.ascontiguousarray(planes), False, color, oblong, tuple(notes))
+    return Decoded(np.ascontiguousarray(planes), False, color, oblong, tuple(notes), min(width, height))
 
 
 def _flat(picture: Image.Image) -> Image.Image:
@@ -116,12 +117,12 @@ def _grey_if_equal(picture: Image.Image) -> Image.Image:
 
 def _deep(picture: Image.Image, notes: list[tuple[str, str]], size: int, channels: int | None, oblong: bool) -> Decoded:
     """More than 8 bits: kept as float32 until the range of the whole dataset is known."""
-    values = np.asarray(picture, dtype=np.float32)
+    side, values = min(picture.size), np.asarray(picture, dtype=np.float32)
     if not np.isfinite(values).all() or values.min() < 0:
         raise Unusable("values below 0 or not finite (scanner units?): export a window of 0..255 first")
     plane = np.clip(np.asarray(_resized(Image.fromarray(values), size), dtype=np.float32), 0, None)
     notes.append(("more than 8 bits", "scaled to 8 bits by the range of all such files"))
-    return Decoded(np.repeat(plane[None], channels or 1, axis=0), True, False, oblong, tuple(notes))
+    return Decoded(np.repeat(plane[None], channels or 1, axis=0), True, False, oblong, tuple(notes), side)
 
 
 def _resized(picture: Image.Image, size: int) -> Image.Image:

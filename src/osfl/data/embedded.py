@@ -20,4 +20,4 @@ def open_digits(sheet: Sheet, size: int | None, channels: int | None) -> Source:
     images = reshape(grey, size or sheet.size, channels or sheet.channels)
     held = hold_out_mask(labels, 0.25, 0, "test", sheet.name)
     train, test = part_of(images[~held], labels[~held]), part_of(images[held], labels[held])
-    return finish(sheet.name, sheet.classes, train, None, test, sheet)
+    return finish(sheet.name, sheet.classes, train, None, test, sheet, native=8)

@@ -31,6 +31,7 @@ class Collection:
     parts: Names  # "", train, val or test
     problems: list[Problem]
     unknown: tuple[str, ...] = ()  # labels that are no class of ours; their images are left out
+    native: int = 0  # median side of the files, in pixels
 
 
 def open_images(
@@ -90,13 +91,14 @@ def _collected(
     classes = classes or class_names(items)
     whole, parts = _whole([items[i] for i in use], pictures, use, classes)
     problems += _shared_people(whole, parts)
-    return Collection(classes, whole, parts, problems, tuple(sorted({i.label for i in items} - known)))
+    return Collection(classes, whole, parts, problems, tuple(sorted({i.label for i in items} - known)),
+                      int(np.median(pictures.sides[use])))  # fmt: skip
 
 
 def _source(name: str, found: Collection, sheet: Sheet | None, doubts: Sequence[Problem]) -> Source:
     train, val, test = _parts(name, found.whole, found.parts)
     problems = [*doubts, *found.problems, *absent_classes(name, found.classes, train)]
-    return finish(sheet.name if sheet else name, found.classes, train, val, test, sheet, problems)
+    return finish(sheet.name if sheet else name, found.classes, train, val, test, sheet, problems, found.native)
 
 
 def _nothing(name: str, problems: Sequence[Problem]) -> DataError:

@@ -26,7 +26,8 @@ from osfl.data.layout import SKIPPED
 from osfl.data.source import Indices, Pixels, Problem
 from osfl.protocol import Progress, digest_of
 
-VERSION = 1  # of what decoding does; a change makes old caches unused
+VERSION = 2  # of what decoding does; a change makes old caches unused
+_ARRAYS = ("images", "kept", "content", "color", "oblong", "sides")
 THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -39,6 +40,7 @@ class Gallery:
     content: npt.NDArray[np.uint8]  # (n, 32) sha256 of the file, to find the same picture under two names
     color: npt.NDArray[np.bool_]
     oblong: npt.NDArray[np.bool_]
+    sides: Indices  # (n,) shorter side of each file, in pixels
     problems: tuple[Problem, ...]
 
 
@@ -99,6 +101,7 @@ def _assemble(
         np.array([list(content) for _, content, _ in good], dtype=np.uint8).reshape(len(good), 32),
         np.array([decoded.color for _, _, decoded in good], dtype=np.bool_),
         np.array([decoded.oblong for _, _, decoded in good], dtype=np.bool_),
+        np.array([decoded.side for _, _, decoded in good], dtype=np.int64),
         tuple(problems),
     )
 
@@ -106,7 +109,7 @@ def _assemble(
 def _save(store: Path, found: Gallery) -> None:
     """A cache that cannot be written is no reason to stop."""
     text = json.dumps([[p.path, p.what, p.done] for p in found.problems])
-    arrays = {key: getattr(found, key) for key in ("images", "kept", "content", "color", "oblong")}
+    arrays = {key: getattr(found, key) for key in _ARRAYS}
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".", dir=store.parent)
@@ -126,9 +129,9 @@ def _load(store: Path) -> Gallery | None:
     try:
         with np.load(io.BytesIO(store.read_bytes()), allow_pickle=False) as arrays:
             problems = tuple(Problem(*row) for row in json.loads(arrays["problems"].tobytes()))
-            images, *rest = (arrays[key] for key in ("images", "kept", "content", "color", "oblong"))
+            images, *rest = (arrays[key] for key in _ARRAYS)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    kept, content, color, oblong = rest
+    kept, content, color, oblong, sides = rest
     whole = {len(images)} == {len(column) for column in rest}
-    return Gallery(images, kept, content, color, oblong, problems) if whole else None
+    return Gallery(images, kept, content, color, oblong, sides, problems) if whole else None

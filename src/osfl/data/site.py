@@ -23,6 +23,7 @@ class SiteData:
     train: Part  # training and validation images; the walk holds out its share
     test: Part | None
     problems: Sequence[Problem]
+    native: int = 0  # median side of the images as they were given, in pixels; 0: not known
 
 
 def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
@@ -40,7 +41,7 @@ def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
     rest = np.flatnonzero(found.parts != "test")
     if not len(rest):
         raise DataError(f"'{path.name}' holds test images only", field="data", fix="Put training images in train/class/*.")
-    return SiteData(found.whole.subset(rest), found.whole.subset(test) if len(test) else None, found.problems)
+    return SiteData(found.whole.subset(rest), found.whole.subset(test) if len(test) else None, found.problems, found.native)
 
 
 def _refuse_unknown(labels: Sequence[str], task: Task) -> None:

@@ -70,6 +70,7 @@ class Source:
     digest: str = ""  # of geometry, pixels, labels, domains and groups
     sheet: Sheet | None = None
     problems: tuple[Problem, ...] = ()
+    native: int = 0  # median side of the images as they were given, in pixels; 0: not known
 
 
 def together(datasets: Iterable[Dataset]) -> Dataset:
@@ -129,9 +130,10 @@ def finish(
     test: Part,
     sheet: Sheet | None = None,
     problems: Iterable[Problem] = (),
+    native: int = 0,
 ) -> Source:
     """A source with its digest taken."""
     _, channels, height, width = train.dataset.images.shape
     digest = source_digest(classes, (train, val, test))
     image = (int(channels), int(height), int(width))
-    return Source(name, tuple(classes), image, train, test, val, digest, sheet, tuple(problems))
+    return Source(name, tuple(classes), image, train, test, val, digest, sheet, tuple(problems), native)

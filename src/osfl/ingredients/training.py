@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
@@ -18,7 +18,8 @@ from osfl.models.flops import forward_flops, training_flops
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
 from osfl.models.norms import norms, settle
-from osfl.models.pretrained import fit_problems, pin_problems, start_from
+from osfl.models.pretrained import fit_problems, pin_problems, pixels_for, start_from
+from osfl.models.weights_table import KNOWN
 from osfl.protocol import LATER, Context, Dataset, Payload, Shard, Task, said
 
 Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
@@ -42,8 +43,19 @@ class Training:
     clip: float = 0.0  # largest gradient norm; 0 = do not clip
     pretrained: str = field(default="", metadata=LATER)  # weights to start from: a known name, a safetensors file, hub:name
     pretrained_sha256: str = field(default="", metadata=LATER)  # what that file must hash to, at every site
-    pretrained_pixels: Literal["symmetric", "imagenet"] = field(default="symmetric", metadata=LATER)  # symmetric: [-1, 1]
+    pretrained_pixels: Literal["table", "symmetric", "imagenet"] = field(default="table", metadata=LATER)  # symmetric: [-1, 1]
     settle_local: bool = field(default=False, metadata=LATER)  # take BN statistics afresh when training ends; small clients lag
+
+    def resolved(self) -> Self:
+        """The same settings, with the pixels of a file named where the table has others than [-1, 1]: the plan says them."""
+        if self.pretrained_pixels != "table" or not self.pretrained or self.pretrained in KNOWN:
+            return self
+        try:
+            names = architectures_in(self.architecture)
+            found = {pixels_for(self.pretrained, "table", name) for name in names}
+        except UsageError:  # named among the problems of these settings
+            return self
+        return replace(self, pretrained_pixels="imagenet") if found == {"imagenet"} else self
 
 
 # A small network for two cores: 28 px, a few thousand images, half a minute for five clients.
@@ -239,7 +251,8 @@ def first_model(settings: Training, architecture: str, task: Task, rng: torch.Ge
     """A model before it learns: every weight drawn from `rng`, or all but the head taken from a file."""
     model = build_model(architecture, task, rng)
     if settings.pretrained:
-        start_from(model, settings.pretrained, settings.pretrained_sha256, settings.pretrained_pixels)
+        pixels = pixels_for(settings.pretrained, settings.pretrained_pixels, architecture)
+        start_from(model, settings.pretrained, settings.pretrained_sha256, pixels)
     return model
 
 

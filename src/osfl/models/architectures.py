@@ -29,13 +29,14 @@ class Architecture:
     bottleneck: bool = False
     layer_scale: bool = False
     pixels: str = ""  # what it is published for, where that is known and not [-1, 1]
+    side: int = 0  # of the images that it is published for, in pixels, where that is known
 
 
 def _vit(
-    width: int, heads: int, described: str, patch: int = 16, layer_scale: bool = False, pixels: str = "",
+    width: int, heads: int, described: str, patch: int = 16, layer_scale: bool = False, pixels: str = "", side: int = 0,
 ) -> Architecture:  # fmt: skip
     sides = {"p": patch, "w": width, "d": 12, "h": heads}
-    return Architecture("vit", described, sides, layer_scale=layer_scale, pixels=pixels)
+    return Architecture("vit", described, sides, layer_scale=layer_scale, pixels=pixels, side=side)
 
 
 def _resnet(described: str, layers: tuple[int, ...], bottleneck: bool = False) -> Architecture:
@@ -47,9 +48,9 @@ TABLE: Mapping[str, Architecture] = {
     "resnet18": _resnet("ResNet-18, small-image stem up to 64 px", (2, 2, 2, 2)),
     "resnet50": _resnet("ResNet-50, small-image stem up to 64 px", (3, 4, 6, 3), bottleneck=True),
     "vit": Architecture("vit", "vision transformer for small images", {"p": 4, "w": 64, "d": 4, "h": 4}),
-    "deit_tiny": _vit(192, 3, "DeiT-Tiny/16, 5.7 M parameters, meant for 224 px", pixels="imagenet"),
-    "deit_small": _vit(384, 6, "DeiT-Small/16, 22 M parameters, meant for 224 px", pixels="imagenet"),
-    "deit_base": _vit(768, 12, "DeiT-Base/16, 86 M parameters, meant for 224 px", pixels="imagenet"),
+    "deit_tiny": _vit(192, 3, "DeiT-Tiny/16, 5.7 M parameters, meant for 224 px", pixels="imagenet", side=224),
+    "deit_small": _vit(384, 6, "DeiT-Small/16, 22 M parameters, meant for 224 px", pixels="imagenet", side=224),
+    "deit_base": _vit(768, 12, "DeiT-Base/16, 86 M parameters, meant for 224 px", pixels="imagenet", side=224),
     "vit_tiny": _vit(192, 3, "ViT-Tiny/16, the same module as deit_tiny"),
     "vit_small": _vit(384, 6, "ViT-Small/16, the same module as deit_small"),
     "vit_base": _vit(768, 12, "ViT-Base/16, the same module as deit_base"),

@@ -108,13 +108,22 @@ def fit_problems(weights: str, pixels: str, architectures: Sequence[str]) -> lis
         if parse(name) != parse(known.architecture):
             found.append(f"setting 'pretrained': {weights} is for the architecture {known.architecture!r}, not {name!r}; add "
                          f"--set architecture={known.architecture}")  # fmt: skip
-    if pixels != "symmetric":
+    if pixels == "imagenet":
         found.append(f"setting 'pretrained_pixels': {weights} tells itself which pixels it takes; leave it out")
     return found
 
 
 def _pin(name: str) -> str:
     return KNOWN[name].sha256 if name in KNOWN else ""
+
+
+def pixels_for(weights: str, pixels: str, architecture: str) -> str:
+    """`symmetric` ([-1, 1]) or `imagenet`: what a file takes. `table`: as the tables of weights and architectures say."""
+    if pixels != "table":
+        return pixels
+    if weights in KNOWN:
+        return "symmetric" if (KNOWN[weights].mean, KNOWN[weights].deviation) == SYMMETRIC else "imagenet"
+    return parse(architecture)[0].pixels or "symmetric"
 
 
 def start_from(model: nn.Module, weights: str, sha256: str = "", pixels: str = "symmetric") -> None:

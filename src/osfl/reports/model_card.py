@@ -60,6 +60,8 @@ def _data(result: Result) -> str:
         if licence
         else "licence: not recorded; ask the provider of the data before sharing the model"
     )
+    if "inputs" in result:
+        lines += [safe(line) for line in (*result["inputs"]["lines"], *result["inputs"]["cautions"])]
     rows = [[safe(row["client"]), count(row["train"]), count(row["val"])] for row in result["clients"]]
     return f"## Data\n\n{_bullets(lines)}\n{table(['Client', 'Train', 'Validation'], rows)}"
 

@@ -46,7 +46,14 @@ def _head(result: Result) -> dict[str, Any]:
         chips.append(("samples", str(data["samples"])))
     chips += [(key, str(value)) for key, value in result.get("topology", {}).items()]
     heading = f"{result['method']} on {data.get('dataset', result['task'].get('name', 'unnamed data'))}"
-    return {"heading": heading, "lede": _lede(result), "chips": chips, "tiles": _tiles(result)}
+    return {"heading": heading, "lede": _lede(result), "chips": chips, "tiles": _tiles(result),
+            "cautions": _cautions(result)}  # fmt: skip
+
+
+def _cautions(result: Result) -> list[str]:
+    """What a reader should know before any number."""
+    noticed = [f"Data: {line}" for line in result["data"].get("noticed", ())]
+    return [*(result["inputs"]["cautions"] if "inputs" in result else ()), *noticed]
 
 
 def _lede(result: Result) -> str:
@@ -110,6 +117,8 @@ def _costs(result: Result) -> dict[str, Any]:
 
 def _record(result: Result, references: Sequence[Result]) -> dict[str, Any]:
     facts = {key: value for key, value in result["data"].items() if value is not None}
+    if "inputs" in result:
+        facts |= {"inputs": " ".join(result["inputs"]["lines"]) or "images as they are in the files"}
     task = {f"task {key}": value for key, value in result["task"].items()}
     digests = [(key, result[key]) for key in ("plan_digest", "release_digest", "models_digest")]
     figures = {**course_figures(result, references), **result.get("figures", {})}
