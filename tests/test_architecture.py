@@ -32,11 +32,12 @@ ALLOWED = {
     "plan": {"errors", "protocol", "registry", "topology", "wire"},
     "exposure": {"protocol"},
     "outgoing": {"errors", "exposure", "protocol", "storage"},
+    "inputs": {"models", "result"},
     "round": {"errors", "meter", "protocol", "result", "storage", "wire"},
     "phases": {
         "contacts", "environment", "errors", "meter", "models", "outgoing", "protocol", "round", "storage", "wire", "workers",
     },
-    "site": {"data", "errors", "meter", "phases", "protocol", "registry", "round", "storage", "topology", "wire"},
+    "site": {"data", "errors", "inputs", "meter", "phases", "protocol", "registry", "round", "storage", "topology", "wire"},
     "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},
     "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
     "provenance": {"errors", "protocol", "wire"},
@@ -58,9 +59,10 @@ ALLOWED = {
     "audit": {
         "errors", "evaluation", "phases", "protocol", "registry", "reports", "result", "round", "simulation",
     },
-    "simulation": {"data", "errors", "plan", "protocol", "registry", "topology"},
+    "simulation": {"data", "errors", "inputs", "plan", "protocol", "registry", "topology"},
     "outcome": {
-        "evaluation", "meter", "plan", "protocol", "registry", "result", "round", "simulation", "storage", "topology", "wire",
+        "data", "evaluation", "inputs", "meter", "plan", "protocol", "registry", "result", "round", "simulation", "storage",
+        "topology", "wire",
     },
     "run": {
         "cluster", "encounters", "environment", "errors", "evaluation", "meter", "outcome", "phases", "plan", "protocol",

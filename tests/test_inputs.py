@@ -14,10 +14,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from osfl.cli.main import answer
+from osfl.data.site import open_site
 from osfl.ingredients.training import Training, first_model
 from osfl.inputs import describe_inputs
 from osfl.models.build import build_model
-from osfl.models.pretrained import start_from
+from osfl.models.pretrained import fit_problems, start_from
 from osfl.plan import plan_from, resolve_settings
 from osfl.protocol import Plan, Task, said
 from osfl.registry import load
@@ -98,6 +99,36 @@ def test_pixels_are_described() -> None:
     assert pixels("falcon", **own) == "imagenet" and pixels("falcon", encoder_pixels="symmetric", **own) == "symmetric"
 
 
+def test_pixels_against_the_table_are_a_caution_or_refused() -> None:
+    def cautions(method: str, **changes: str) -> list[str]:
+        return describe_inputs(resolve_settings(load(method), "smoke", changes), 64, 0)["cautions"]
+
+    deit = {"pretrained_sha256": "a" * 64, "pretrained": "hub:some/deit", "architecture": "deit_tiny"}
+    (caution,) = cautions("fedmitr", pretrained_pixels="symmetric", **deit)
+    assert "pretrained_pixels=symmetric contradicts the table" in caution and "Leave it out" in caution
+    assert cautions("fedmitr", **deit) == cautions("fedmitr", pretrained_pixels="imagenet", **deit) == []
+    dino = {"encoder": "dinov2_small", "encoder_weights": "hub:a/b", "encoder_sha256": "a" * 64}
+    (caution,) = cautions("falcon", encoder_pixels="symmetric", **dino)
+    assert "encoder_pixels=symmetric contradicts the table" in caution and cautions("falcon", **dino) == []
+    saliency, own = "vit_small_patch14_dinov2_saliency", ["vit_small_dinov2"]
+    (refused,) = fit_problems(saliency, "symmetric", own)
+    assert "pretrained_pixels" in refused and "takes imagenet pixels, got symmetric" in refused
+    assert fit_problems(saliency, "table", own) == fit_problems(saliency, "imagenet", own) == []
+
+
+def test_where_the_table_is_silent_the_pixels_are_called_an_assumption() -> None:
+    pin = {"pretrained_sha256": "a" * 64, "pretrained": "some.safetensors"}
+
+    def line(architecture: str, **more: str) -> str:
+        settings = resolve_settings(load("fedmitr"), "smoke", {"architecture": architecture, **{**pin, **more}})
+        return describe_inputs(settings, 64, 64)["lines"][0]
+
+    assert "an assumption" in line("vit_small") and "pretrained_pixels" in line("vit_small")
+    assert "assumption" not in line("vit_small", pretrained_pixels="symmetric")
+    assert "from the table of architectures" in line("deit_tiny")
+    assert "from the table of weights" in line("vit", pretrained="vit_signs", pretrained_sha256="")
+
+
 # --- resolution -------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +162,7 @@ def test_an_encoder_gets_the_detail_that_the_files_have(xrays: Path) -> None:
     assert opened("fedcgs", **{**TOKENS, "resolution": "448", "window": "224", "stride": "224"}) == (120, 120)
     assert opened("falcon", 16, **TOKENS) == (16, 120)
     assert opened("falcon", **{**TOKENS, "resolution": "32", "window": "16", "stride": "16"}) == (64, 120)
+    assert opened("falcon", **{**TOKENS, "resolution": "32", "window": "104", "stride": "104"}) == (104, 120)  # the whole image
     assert opened("local_only") == (64, 120)
 
 
@@ -144,7 +176,7 @@ def printed(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_change_of_resolution_is_named_by_check_run_and_report(xrays: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = ["--method", "falcon", "--dataset", str(xrays), "--clients", "2", "--partition", "iid", "--smoke", *WORDS]
     good = printed(capfd, "check", *data)
-    assert "Images of 120 px are opened at 96 px (shrunk)." in good and "For the encoder random they have 96 px" in good
+    assert "Images of 120 px are opened at 96 px (reduced)." in good and "For the encoder random they have 96 px" in good
     assert "--image-size" not in good
     small = printed(capfd, "check", *data, "--image-size", "16")
     assert "opened at 16 px, but the encoder random works at 96 px" in small and "--image-size 96" in small
@@ -170,6 +202,11 @@ def test_sites_are_warned_and_templates_have_the_encoders_size(xrays: Path, capf
     assert "the encoder random works at 96 px" in printed(capfd, "check", "small.toml", *site)
     assert "the encoder random works at 96 px" in printed(capfd, "client", "small.toml", *site, "--key", "keys/north.key")
     assert "works at" not in printed(capfd, "check", "plan.toml", *site)
+
+
+def test_the_size_of_a_sites_arrays_is_known_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", train_images=np.zeros((4, 40, 40), np.uint8), train_labels=np.arange(4) % 2)
+    assert open_site(tmp_path / "a.npz", Task("t", ("a", "b"), (1, 16, 16))).native == 40
 
 
 def test_a_published_deit_at_few_pixels_is_cautioned_against() -> None:

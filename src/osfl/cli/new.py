@@ -206,7 +206,7 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
 
     names = tuple(name.strip() for name in classes.split(",")) if classes else PLACEHOLDERS
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
-    side = simulation.image_size or encoder_side(settings) or 32  # an encoder should not get images that were shrunk before
+    side = simulation.image_size or encoder_side(settings) or 32  # an encoder gets the detail that files have
     task = Task("my-task", names, (simulation.channels or 3, side, side))
     plan = Plan(task, simulation.method, settings, tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
                 seed=simulation.seed, topology=simulation.topology)  # fmt: skip

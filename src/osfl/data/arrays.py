@@ -39,11 +39,12 @@ def unknown_arrays(path: Path) -> list[Problem]:
     return [Problem(path.stem, f"unknown array '{key}'", done) for key in sorted(names - set(WANTED))]
 
 
-def open_npz_parts(path: Path, classes: int, size: int, channels: int) -> dict[str, Part]:
-    """The parts that the file names, in this geometry; nothing is cut."""
+def open_npz_parts(path: Path, classes: int, size: int, channels: int) -> tuple[dict[str, Part], int]:
+    """The parts that the file names, in this geometry, and the shorter side of its images; nothing is cut."""
     arrays = read_npz(path)
     _check(path.stem, arrays, classes)
-    return {key: _part(arrays, key, size, channels) for key in ("train", "val", "test") if f"{key}_images" in arrays}
+    parts = {key: _part(arrays, key, size, channels) for key in ("train", "val", "test") if f"{key}_images" in arrays}
+    return parts, min(arrays["train_images"].shape[1:3])
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:

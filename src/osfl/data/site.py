@@ -32,9 +32,9 @@ def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
         raise DataError(f"there is no data at {path}", field="data", fix="Name the folder that holds one folder a class.")
     channels, height, _ = task.image
     if path.suffix.lower() == ".npz" and not path.is_dir():
-        parts = open_npz_parts(path, len(task.classes), height, channels)
+        parts, native = open_npz_parts(path, len(task.classes), height, channels)
         train = [parts[key] for key in ("train", "val") if key in parts]
-        return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), unknown_arrays(path))
+        return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), unknown_arrays(path), native)
     found = collect(path, task.classes, height, channels, progress)
     _refuse_unknown(found.unknown, task)
     test = np.flatnonzero(found.parts == "test")

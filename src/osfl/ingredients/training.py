@@ -43,6 +43,7 @@ class Training:
     clip: float = 0.0  # largest gradient norm; 0 = do not clip
     pretrained: str = field(default="", metadata=LATER)  # weights to start from: a known name, a safetensors file, hub:name
     pretrained_sha256: str = field(default="", metadata=LATER)  # what that file must hash to, at every site
+    # table: what the weights or the architecture are published for
     pretrained_pixels: Literal["table", "symmetric", "imagenet"] = field(default="table", metadata=LATER)  # symmetric: [-1, 1]
     settle_local: bool = field(default=False, metadata=LATER)  # take BN statistics afresh when training ends; small clients lag
 

@@ -108,8 +108,8 @@ def fit_problems(weights: str, pixels: str, architectures: Sequence[str]) -> lis
         if parse(name) != parse(known.architecture):
             found.append(f"setting 'pretrained': {weights} is for the architecture {known.architecture!r}, not {name!r}; add "
                          f"--set architecture={known.architecture}")  # fmt: skip
-    if pixels == "imagenet":
-        found.append(f"setting 'pretrained_pixels': {weights} tells itself which pixels it takes; leave it out")
+    if pixels != (table := pixels_for(weights, "table", known.architecture)) and pixels != "table":
+        found.append(f"setting 'pretrained_pixels': {weights} takes {table} pixels, got {pixels}; leave it out")
     return found
 
 
