@@ -214,6 +214,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "evaluated_on": _Kind("'test' or 'val'", lambda value: value in ("test", "val")),
         "samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
         "test_samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
+        "groups": _Kind("'whole': a person's images are at one site", lambda value: value in (None, "whole")),
     },
     "round": {
         "quorum": _Kind("a whole number, 0 for all clients", lambda value: _whole(value) and value >= 0),

@@ -236,7 +236,7 @@ class Result(TypedDict):
     release_digest: str  # of the release manifest: equal digests mean equal bytes
     models_digest: str  # of all final models, after personalisation
     task: dict[str, Any]  # name, classes, image
-    data: dict[str, Any]  # dataset, digest, partition, samples, test_samples, evaluated_on, train_images, test_images, ...
+    data: dict[str, Any]  # dataset, digest, partition, groups, samples, test_samples, evaluated_on, train_images, ...
     clients: list[ClientRow]
     settings: dict[str, Any]  # every setting of the method, resolved
     deviations: list[str]  # where this run departs from the paper, a sentence each

@@ -109,6 +109,8 @@ def prepare(simulation: Simulation) -> Federation:
         data["samples"] = simulation.samples
     if simulation.test_samples is not None:
         data["test_samples"] = simulation.test_samples
+    if train.groups is not None and len(set(train.groups.tolist())) < len(train):  # plans of other draws have other digests
+        data["groups"] = "whole"
     plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), simulation.limits, simulation.seed, data,
                 topology=simulation.topology)  # fmt: skip
     check_plan(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,17 @@ import pytest
 from PIL import Image
 
 from osfl.cli.main import answer
+from osfl.cli.words import same_plan
 from osfl.data import assign, make_shard, open_dataset
 from osfl.data.layout import says_whom
 from osfl.data.site import open_site
 from osfl.data.source import Part, Source, part_of
 from osfl.data.split import hold_out_mask
 from osfl.data.views import hold_out
-from osfl.errors import DataError
-from osfl.protocol import Task
-from osfl.simulation import Simulation, prepare
+from osfl.errors import DataError, UsageError
+from osfl.plan import plan_from
+from osfl.protocol import Plan, Task
+from osfl.simulation import Simulation, open_source, prepare
 
 Table = Callable[..., Path]
 PEOPLE, EACH = 30, 4
@@ -115,6 +118,25 @@ def test_a_simulation_does_it_too(table: Table) -> None:
             sides = [shown(images) for s in federation.shards for images in (s.train.images, s.val.images) if len(images)]
             sides.append(shown(federation.test.images))
             assert max(Counter(person for side in sides for person in side).values()) == 1, (seed, evaluate_on)
+
+
+def test_plans_name_that_people_are_drawn_whole(table: Table) -> None:
+    """Sites were drawn otherwise before: a plan of that time must not pass for this one."""
+
+    def plan(rows: Callable[[int], str]) -> Plan:
+        open_source.cache_clear()  # the file is written anew
+        return prepare(Simulation("local_only", str(table("patient", rows)), 3, "iid", "smoke", image_size=8)).plan
+
+    people = plan(lambda i: f"p{i // EACH}")
+    assert people.data["groups"] == "whole" and plan_from(people.as_json(), "plan.json").digest == people.digest
+    assert "groups" not in plan(lambda i: f"p{i}").data  # one image each: the same draw as ever
+    by_hand = replace(people, data={key: value for key, value in people.data.items() if key not in ("digest", "groups")})
+    same_plan(by_hand, people, Path("plan.toml"))  # names no data of its own
+    before = replace(people, data={key: value for key, value in people.data.items() if key != "groups"})
+    with pytest.raises(UsageError, match="the data here give"):
+        same_plan(before, people, Path("plan.toml"))
+    with pytest.raises(UsageError, match="groups"):
+        plan_from({**people.as_json(), "data": {**people.data, "groups": "split"}}, "plan.json")
 
 
 def test_where_everybody_has_one_image_nothing_changes(source: Source) -> None:

@@ -9,7 +9,7 @@ from osfl.result import Gains, Result
 
 ALONE = "local_only"  # what a client has without anybody else
 _STARTS = ("pretrained", "pretrained_sha256", "pretrained_pixels")  # settings that are said only where they are used
-_DATA = ("dataset", "digest", "partition", "samples", "test_samples", "evaluated_on")
+_DATA = ("dataset", "digest", "partition", "samples", "test_samples", "evaluated_on", "groups")
 
 
 def gains_over(result: Result, alone: Result) -> Gains:
