@@ -51,7 +51,9 @@ ALLOWED = {
     "flower_door": set(),
     "cluster": {"errors", "meter", "phases", "plan", "protocol", "registry", "round"},
     "deployment": {"certificates", "coordinator", "errors", "plan", "protocol", "wire"},
-    "inspection": {"errors", "models", "outgoing", "plan", "protocol", "registry", "round", "site", "storage", "wire"},
+    "inspection": {
+        "errors", "exposure", "models", "outgoing", "plan", "protocol", "registry", "round", "site", "storage", "wire",
+    },
     "desk": {"coordinator", "errors", "inspection", "phases", "protocol", "reports", "round", "wire"},
     "evaluation": {"data", "errors", "meter", "models", "protocol", "result"},
     "reports": {"errors", "result"},

@@ -26,11 +26,20 @@ def ratios(one: Exposed) -> dict[str, float]:
 
 
 def test_ratios_by_hand() -> None:
-    """Distances 1 and 4 to training images and 2 to a held-out one: 1 / 4, and 1 / 2 over what held-out images have."""
-    train, held_out, row = torch.tensor([[1.0], [-4.0]]), torch.tensor([[2.0]]), torch.zeros(1, 1)
-    assert float(nearest_ratios(row, train, held_out, null=0)) == pytest.approx(0.25)
-    assert float(nearest_ratios(row, train, held_out, null=4.0)) == pytest.approx(0.125)
-    assert float(nearest_ratios(row, train, held_out, null=0.5)) == pytest.approx(0.25)
+    """Distances 1 and 4 to training images, 2 to a held-out one; the nearest training image's third neighbor is 30 away."""
+    train, held_out, row = torch.tensor([[1.0], [-4.0], [21.0], [31.0], [90.0]]), torch.tensor([[2.0]]), torch.zeros(1, 1)
+    assert float(nearest_ratios(row, train, held_out, null=0)) == pytest.approx(1 / 4)
+    assert float(nearest_ratios(row, train, held_out, null=4.0)) == pytest.approx(1 / (2 * 4))
+    assert float(nearest_ratios(row, train, held_out, null=0.5)) == pytest.approx(1 / 4)
+    assert float(nearest_ratios(row, train, held_out, null=100.0)) == pytest.approx(1 / 30)
+
+
+def test_samples_of_a_rare_kind_that_nobody_held_out_are_no_copies() -> None:
+    """Eight bright images, of which none is held out: what lies between them is near to them and far from held-out images."""
+    train = torch.cat([images(100), images(8, 2) + 20])
+    sample = train[-8:].mean(0, keepdim=True)
+    assert ratios(Exposed(0, {"sample": sample}, train, images(20, 1)))["sample"] > 0.5
+    assert ratios(Exposed(0, {"sample": train[-1:] + 0.01}, train, images(20, 1)))["sample"] < BOUND
 
 
 @pytest.mark.parametrize("held_out", [0, 20])

@@ -4,8 +4,8 @@ A site knows the images that it trained on and images of the same classes that i
 the upload is compared with both:
 
 - a candidate (a component's center, a class mean, a mean plus or minus a direction, a drawn sample): its distance to the
-  nearest training image, over its distance to the second nearest, and over its distance to the nearest held-out image.
-  Held-out images have a ratio, too, because there are fewer of them; the second is divided by their median;
+  nearest training image, over its distance to the second nearest, and over its distance to the nearest held-out image, times
+  what that ratio is for held-out images themselves (below 1, because there are fewer of them);
 - a set of directions: the residual of the training image that a least-squares combination of them comes nearest to, over
   the same of the held-out images, or, where there are fewer than five, over that of training images left out one by one.
 
@@ -28,6 +28,7 @@ from osfl.protocol import Exposed
 
 BOUND = 0.2  # a smaller ratio stops the upload
 FEW = 5  # held-out images, below which nothing is compared with them
+_NEIGHBORS = 3  # images that a rare kind has, of which none may be held out
 _NULL = 256  # held-out images whose own ratios are computed
 _LEFT_OUT = 50  # training images that are left out one by one
 
@@ -70,14 +71,21 @@ def _attack_class(one: Exposed) -> list[Ratio]:
 
 
 def nearest_ratios(rows: torch.Tensor, train: torch.Tensor, held_out: torch.Tensor, null: float) -> torch.Tensor:
-    """For each candidate (m, d) the smaller of two ratios, (m,): nearest over second nearest training image, and nearest
-    training image over nearest held-out image, divided by `null`, what that is for held-out images themselves."""
+    """For each candidate (m, d) the smaller of two ratios, (m,): its distance to the nearest training image over that to the
+    second nearest, and over that to the nearest held-out image times `null`, what held-out images themselves have.
+
+    A rare kind of image may have no held-out one: the latter is at most how far the training image's third neighbor is.
+    """
     if len(train) < 2:  # what was computed from one image is that image
         return torch.zeros(len(rows))
-    first, second = torch.cdist(rows, train).topk(2, largest=False).values.unbind(1)
+    nearest = torch.cdist(rows, train).topk(2, largest=False)
+    first, second = nearest.values.unbind(1)
     ratios = first / second.clamp_min(1e-12)
     if null > 0:
-        ratios = torch.minimum(ratios, first / torch.cdist(rows, held_out).amin(1).clamp_min(1e-12) / null)
+        among = torch.cdist(train[nearest.indices[:, 0]], train)
+        far = among.topk(min(1 + _NEIGHBORS, len(train)), largest=False).values[:, -1]
+        reference = torch.minimum(torch.cdist(rows, held_out).amin(1) * null, far)
+        ratios = torch.minimum(ratios, first / reference.clamp_min(1e-12))
     return ratios
 
 

@@ -6,6 +6,7 @@ The gate at the other end checks the same contract, but a site must not rely on 
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import torch
@@ -81,14 +82,18 @@ def _check_size(payload: Payload, shard: Shard, limits: Limits) -> None:
         )  # fmt: skip
 
 
+def image_rows(payload: Payload, task: Task) -> dict[str, torch.Tensor]:
+    """The tensors whose rows are as long as an image, as rows (n, pixels); a vector of that length is one row."""
+    pixels = math.prod(task.image)
+    found = {name: tensor[None] if tensor.ndim == 1 else tensor for name, tensor in payload.tensors.items()}
+    return {name: rows.flatten(1) for name, rows in found.items() if rows.ndim > 1 and len(rows) and rows[0].numel() == pixels}
+
+
 def check_no_image(payload: Payload, shard: Shard, task: Task) -> None:
     """No row of any tensor may be a training image, whatever its scale: compared after standardising each row."""
-    pixels = task.image[0] * task.image[1] * task.image[2]
-    known: set[bytes] | None = None
-    for name, tensor in payload.tensors.items():
-        if tensor.ndim < 2 or tensor.numel() == 0 or tensor[0].numel() != pixels:
-            continue
-        known = known if known is not None else _prints(shard.train.images) | _prints(shard.val.images)
+    rows = image_rows(payload, task)
+    known = _prints(shard.train.images) | _prints(shard.val.images) if rows else set()
+    for name, tensor in rows.items():
         if known & _prints(tensor):
             raise Withheld(f"tensor {name!r} contains an image of yours", client=shard.client, field=name,
                            expected="no raw sample in an upload", got="a training image", fix=MODELS_ONLY)  # fmt: skip

@@ -147,7 +147,11 @@ def test_a_training_image_inside_is_serious(tmp_path: Path) -> None:
     stolen = np.asarray(Image.open(tmp_path / "basophil" / "1.png"), "<f4") / 255
     leak = {"model/head.weight": RawTensor("F32", (1, 1, 8, 8), stolen.tobytes())}
     assert said(seen(leak, data=tmp_path), "Your images")[0][0] == "serious"
-    assert said(seen(data=tmp_path), "Your images") == [("good", "None of your 6 images is inside as it is.")]
+    other = {"model/head.weight": floats(1, 64)}
+    assert said(seen(other, data=tmp_path), "Your images") == [
+        ("good", "None of the 1 rows that are as long as an image is a copy of one of your 6 images.")]  # fmt: skip
+    assert said(seen(data=tmp_path), "Your images") == [
+        ("note", "No tensor has rows as long as an image: no copy of your 6 images was looked for.")]  # fmt: skip
 
 
 def test_the_method_draws_only_what_its_round_would_accept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,6 +95,7 @@ def _show(seen: Look, html: Path | None) -> None:
         color = COLORS[str(finding["severity"])]
         todo = f" [dim]{escape(finding['todo'])}[/]" if finding["todo"] else ""
         say(f"  [{color}]{finding['severity']:<8}[/] {escape(finding['check'])}: {escape(finding['words'])}{todo}")
+    _ratios(seen)
     say("\n[bold]What was not checked[/]")
     for sentence in seen["not_checked"]:
         say(f"  {escape(sentence)}")
@@ -102,6 +103,19 @@ def _show(seen: Look, html: Path | None) -> None:
     _tensors(seen)
     if html is not None:
         say(f"\nWith pictures: {escape(str(html))}")
+
+
+def _ratios(seen: Look) -> None:
+    """What the reconstruction attack found, a line a class."""
+    classes: dict[int, list[dict[str, Any]]] = {}
+    for row in seen["ratios"]:
+        classes.setdefault(int(row["class"]), []).append(row)
+    if classes:
+        say("\n[bold]Distance ratios[/] of what can be read out, the least of each kind (0: a copy of a training image)")
+    for label, rows in sorted(classes.items()):
+        found = ", ".join(f"{row['what']} {row['ratio']:.2f}" for row in rows)
+        images = f"{rows[0]['train']:,} training, {rows[0]['held_out']:,} held-out images"
+        say(f"  class {label}: {escape(found)} [dim]({images})[/]")
 
 
 def _facts(seen: Look) -> None:

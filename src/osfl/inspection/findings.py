@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -17,6 +18,7 @@ from osfl.protocol import Json
 from osfl.wire.bundle import Line
 from osfl.wire.contract import check_contract
 from osfl.wire.facts import architecture_of, check_well_known
+from osfl.wire.values import FLOATS
 from osfl.wire.window import Seen
 
 Severity: TypeAlias = Literal["serious", "caution", "note", "good"]
@@ -50,6 +52,13 @@ class Material:
 
     def named(self, kind: str) -> list[str]:
         return [name for name, role in self.roles.items() if role.kind == kind]
+
+    def image_long(self) -> list[str]:
+        """Tensors of floats, other than pictures, with rows as long as an image of the round."""
+        pixels, pictures = math.prod(self.known.image), set(self.named("pictures"))
+        floats = {name: raw.shape for name, raw in self.seen.bundle.tensors.items() if raw.dtype in FLOATS and raw.shape}
+        return [name for name, shape in floats.items() if self.known.image and name not in pictures
+                and pixels in (shape[-1], math.prod(shape[1:]))]  # fmt: skip
 
 
 def findings(material: Material) -> list[Finding]:
@@ -127,8 +136,16 @@ def _pictures(m: Material) -> Iterator[Finding]:
         many = sum(m.seen.bundle.tensors[name].shape[0] for name in names)
         yield Finding("caution", "Pictures", f"{many:,} pictures are inside, in {_listed(names)}. They should be synthetic.",
                       "Look at them below: nobody should be recognizable.")  # fmt: skip
-    elif m.known.image:
-        yield Finding("good", "Pictures", "No tensor has the shape of the round's images.")
+    elif m.known.image and not m.image_long():
+        yield Finding("good", "Pictures", "No tensor has the shape of the round's images, or rows as long as one.")
+
+
+def _image_long(m: Material) -> Iterator[Finding]:
+    """Means and directions of generators have a number for each pixel: what rests on few images can be one of them."""
+    if names := m.image_long():
+        yield Finding("note", "Image-long rows", f"{_listed(names)}: a number for each pixel of an image. Averages over many "
+                      "images look like this, and so does a single image.",
+                      "Give --data to compare them with your images.")  # fmt: skip
 
 
 def _class_counts(m: Material) -> Iterator[Finding]:
@@ -240,28 +257,33 @@ def _origin(m: Material) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
-    _signature, _integrity, _round, _withdrawn, _contract, _pictures, _class_counts, _samples, _statistics, _features, _labels,
-    _finite, _facts, _size, _origin,
+    _signature, _integrity, _round, _withdrawn, _contract, _pictures, _image_long, _class_counts, _samples, _statistics,
+    _features, _labels, _finite, _facts, _size, _origin,
 )  # fmt: skip
 
 
 # --- what nobody looked at ---------------------------------------------------------------------------------------------
 
 
-def not_checked(m: Material, data_checked: bool) -> list[str]:
+def not_checked(m: Material, data_checked: bool, attacked: bool) -> list[str]:
     """As important as the findings: a page without findings is not a proof."""
     found = []
     if m.known.plan is None:
         found.append("Whether it belongs to your round and holds what its method announces: no plan was given (option --plan).")
     if not data_checked:
-        found.append("Whether a training image is inside as it is: no images were given to compare with (option --data).")
+        found.append("Whether a training image is inside or can be read out: no images were given to compare with (option "
+                     "--data).")  # fmt: skip
     else:
         found.append("Whether a training image is inside in disguise: cropped, turned, compressed, or spread over tensors. "
                      "Copies were looked for up to brightness and contrast, where rows have the size of an image.")  # fmt: skip
+    found.append(
+        "Whether images can be reconstructed in other ways: only what stands in the figures was compared with your images."
+        if attacked else "Whether images can be reconstructed from these numbers: no attack was tried."
+    )  # fmt: skip
     return [
         *found,
-        "Whether somebody could find out that a certain person's image was used (membership), guess something about that "
-        "person (attributes), or reconstruct images from these numbers in part. This needs attacks, which were not tried.",
+        "Whether somebody could find out that a certain person's image was used (membership), or guess something about that "
+        "person (attributes). This needs attacks, which were not tried.",
         "Whether a message is hidden in the numbers, or whether they were chosen to do harm.",
     ]
 

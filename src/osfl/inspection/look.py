@@ -9,7 +9,8 @@ from typing import TypedDict
 from osfl.inspection.findings import SEVERITIES, Finding, Material, findings, not_checked
 from osfl.inspection.known import Known
 from osfl.inspection.numbers import numbers_of
-from osfl.inspection.pictures import galleries, histograms, previews, training_images_inside
+from osfl.inspection.own_images import compare, ratio_chart
+from osfl.inspection.pictures import galleries, histograms, previews
 from osfl.inspection.roles import owner_of, role_of
 from osfl.protocol import Json
 from osfl.wire.bundle import Bundle
@@ -43,6 +44,7 @@ class Look(TypedDict):
     made_from: dict[str, str]
     findings: list[dict[str, Json]]
     not_checked: list[str]
+    ratios: list[dict[str, Json]]  # what the reconstruction attack found in each class (osfl.exposure)
     figures: dict[str, Json]  # as osfl.reports.figures describes
 
 
@@ -52,13 +54,15 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
     bundle = seen.bundle
     roles = {n: role_of(n, raw.dtype, raw.shape, known.image) for n, raw in bundle.tensors.items()}
     material = Material(seen, known, roles, {n: numbers_of(raw) for n, raw in bundle.tensors.items()})
-    found, unknown = findings(material), not_checked(material, data is not None)
-    figures: dict[str, Json] = {}
+    found = findings(material)
     plan = known.whole_plan() if data is not None or draw else None
-    if plan is not None and data is not None:
-        found.append(training_images_inside(bundle, plan, data))
+    compared = compare(bundle, plan, data, attacks=_keeps_its_word(found)) if plan is not None and data is not None else None
+    found += compared.findings if compared else []
+    attacked = compared.ratios if compared else []
+    unknown = (compared.problems if compared else []) + not_checked(material, data is not None, bool(attacked))
+    figures: dict[str, Json] = {}
     if draw:
-        figures = galleries(material)
+        figures = ratio_chart(attacked, known.classes) | galleries(material)
         if plan is not None and _keeps_its_word(found):
             drawn, problems = previews(bundle, plan)
             figures, unknown = {**drawn, **figures}, problems + unknown
@@ -73,7 +77,8 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
         "round": bundle.plan, "method": method, "description": _description(method),
         "words": _words(bundle, groups, material), "groups": groups, "tensors": _tensors(material),
         "facts": _facts(material), "made_from": dict(bundle.made_from),
-        "findings": [finding.as_json() for finding in found], "not_checked": unknown, "figures": figures,
+        "findings": [finding.as_json() for finding in found], "not_checked": unknown,
+        "ratios": [ratio.as_json() for ratio in attacked], "figures": figures,
     }  # fmt: skip
 
 
@@ -114,8 +119,10 @@ def _words(bundle: Bundle, groups: Sequence[dict[str, Json]], m: Material) -> li
 def _about_images(m: Material) -> str:
     if m.named("pictures"):
         return "There are pictures in it; see below."
+    if m.image_long():
+        return "It holds no tensor of pictures, but rows as long as an image of this round, which can be images; see below."
     if m.known.image:
-        return "It holds no picture: no tensor has the shape of an image of this round."
+        return "It holds no picture: no tensor has the shape of an image of this round, or rows as long as one."
     return "Whether it holds pictures cannot be told without the plan, which says how large the images are."
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from osfl.inspection.findings import Finding, Material
+from osfl.inspection.findings import Material
 from osfl.inspection.numbers import chunks, histogram
 from osfl.protocol import Context, Json, Payload, Previewing
 from osfl.wire.bundle import Bundle, RawTensor
@@ -105,19 +105,3 @@ def previews(bundle: Bundle, plan: Plan) -> tuple[Figures, list[str]]:
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # strange values, well formed
         return {}, [f"What the method can make of it: drawing failed ({type(error).__name__}: {error})."]
     return dict(drawn), []
-
-
-def training_images_inside(bundle: Bundle, plan: Plan, data: Any) -> Finding:
-    """Whether a row of any tensor is one of the reader's own images."""
-    from osfl.errors import Withheld
-    from osfl.outgoing import check_no_image
-    from osfl.site import open_shard
-
-    shard = open_shard(plan, bundle.client or "reader", data)
-    many = len(shard.train) + len(shard.val)
-    try:
-        check_no_image(payload_of(bundle), shard, plan.task)
-    except Withheld as no:
-        return Finding("serious", "Your images", f"ONE OF YOUR IMAGES IS INSIDE, in {no.field!r}.",
-                       "Do not send it. This is a mistake in the method; please report it.")  # fmt: skip
-    return Finding("good", "Your images", f"None of your {many:,} images is inside as it is.")

@@ -1,0 +1,108 @@
+"""A bundle beside the reader's own images: copies of them, and what the egress check's attack reads out of an upload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osfl.errors import OsflError, Withheld
+from osfl.inspection.findings import Finding
+from osfl.inspection.pictures import payload_of
+from osfl.protocol import Exposing, Json, Plan, Shard
+from osfl.wire.bundle import Bundle
+
+if TYPE_CHECKING:
+    from osfl.exposure import Ratio
+
+_CHECK = "Reconstruction"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What comparing with the reader's images gave."""
+
+    findings: list[Finding]
+    ratios: list[Ratio] = field(default_factory=list)  # none: the attack was not made
+    problems: list[str] = field(default_factory=list)  # why it could not be made
+
+
+def compare(bundle: Bundle, plan: Plan, data: Path, *, attacks: bool) -> Compared:
+    """`attacks`: ask the method's own code what can be read out, as the egress check does; only for a sound bundle."""
+    from osfl.site import open_shard
+
+    shard = open_shard(plan, bundle.client or "reader", data)
+    copies = _copies(bundle, plan, shard)
+    if not attacks or copies.severity == "serious" or bundle.kind != "upload":
+        return Compared([copies])
+    try:
+        ratios = _ratios(bundle, plan, shard)
+    except (OsflError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # strange, but well formed
+        return Compared([copies], problems=[f"The reconstruction attack failed ({type(error).__name__}: {error})."])
+    return Compared([copies, *_judged(ratios, plan)], ratios)
+
+
+def _copies(bundle: Bundle, plan: Plan, shard: Shard) -> Finding:
+    """Whether a row that is as long as an image is one of the reader's own images."""
+    from osfl.outgoing import check_no_image, image_rows
+
+    payload, many = payload_of(bundle), len(shard.train) + len(shard.val)
+    try:
+        check_no_image(payload, shard, plan.task)
+    except Withheld as no:
+        return Finding("serious", "Your images", f"ONE OF YOUR IMAGES IS INSIDE, in {no.field!r}.",
+                       "Do not send it. This is a mistake in the method; please report it.")  # fmt: skip
+    rows = sum(len(tensor) for tensor in image_rows(payload, plan.task).values())
+    if not rows:
+        return Finding("note", "Your images", f"No tensor has rows as long as an image: no copy of your {many:,} images was "
+                       "looked for.")  # fmt: skip
+    return Finding("good", "Your images", f"None of the {rows:,} rows that are as long as an image is a copy of one of your "
+                   f"{many:,} images.")  # fmt: skip
+
+
+def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
+    import torch
+
+    from osfl.exposure import attack
+    from osfl.protocol import Context
+    from osfl.registry import load
+
+    method = load(plan.method)(plan.task, plan.settings)
+    if not isinstance(method, Exposing):
+        return []
+    return attack(method.exposed(payload_of(bundle), shard, Context(plan, torch.device("cpu"))))
+
+
+def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
+    """The least ratio in words; nothing where nothing was tried."""
+    from osfl.exposure import BOUND
+
+    if not ratios:
+        return []
+    worst = min(ratios, key=lambda ratio: ratio.ratio)
+    which = f"a {worst.what} of class {plan.task.classes[worst.label]!r}"
+    if worst.ratio < BOUND:
+        return [Finding("serious", _CHECK, f"ONE OF YOUR IMAGES CAN BE READ OUT: {which} is much nearer to a training image "
+                        f"than to images that were not used (distance ratio {worst.ratio:.2f}, bound {BOUND}).",
+                        "Do not send it. Agree on a larger `least` in the plan.")]  # fmt: skip
+    tried = sum(ratio.tried for ratio in ratios)
+    return [Finding("good", _CHECK, f"{tried:,} candidates of {len({ratio.label for ratio in ratios})} classes were compared "
+                    f"with your images. The most suspicious, {which}, has a distance ratio of {worst.ratio:.2f} (0 is a copy, "
+                    f"1 is as near as to images that were not used, below {BOUND} nothing is sent).")]  # fmt: skip
+
+
+def ratio_chart(ratios: Sequence[Ratio], classes: Sequence[str]) -> dict[str, Json]:
+    """The least ratio in each class, of the kinds of candidates that every class has."""
+    found: dict[int, dict[str, float]] = {}
+    for ratio in ratios:
+        found.setdefault(ratio.label, {})[ratio.what] = round(ratio.ratio, 2)
+    kinds = sorted(set.intersection(*(set(row) for row in found.values()))) if found else []
+    if not kinds:
+        return {}
+    return {"What the reconstruction attack found": {
+        "kind": "heatmap", "rows": [classes[label] for label in sorted(found)], "columns": list(kinds),
+        "values": [[found[label][kind] for kind in kinds] for label in sorted(found)],
+        "row_title": "class", "column_title": "read out of", "unit": "distance ratio",
+        "note": "Distance to the nearest training image over the distance to images that were not used: 0 is a copy.",
+    }}  # fmt: skip
