@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from difflib import get_close_matches
+from typing import Annotated, Any
 
-import click
 import typer
 
 from osfl.cli import (
@@ -39,7 +39,7 @@ from osfl.cli import (
     show,
     verify,
 )
-from osfl.cli.options import examples
+from osfl.cli.options import Verb, examples
 from osfl.cli.terminal import INTERRUPTED, complain, wants_json
 from osfl.errors import FilesError, OsflError
 
@@ -103,7 +103,12 @@ _OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 _ORDER = list(_OWNER)
 for verb in sorted(VERBS, key=lambda verb: _ORDER.index(verb) if verb in _ORDER else len(_ORDER)):
     function, shown = VERBS[verb]
-    app.command(verb, epilog=examples(shown), rich_help_panel=_OWNER.get(verb, "Anybody"))(function)
+    app.command(verb, cls=Verb, epilog=examples(shown), rich_help_panel=_OWNER.get(verb, "Anybody"))(function)
+
+
+# The base of all the parser's own errors. It is click's class or typer's copy of it, depending on typer's version, so it is
+# looked up and not imported.
+PARSER_ERROR: type[Any] = next(base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message"))
 
 
 def main(words: list[str] | None = None) -> None:
@@ -115,8 +120,8 @@ def answer(words: list[str]) -> int:
     as_json = wants_json(words)
     try:
         code = app(args=words, prog_name="osfl", standalone_mode=False)
-    except click.ClickException as error:
-        return _misused(error, as_json)
+    except PARSER_ERROR as error:
+        return _misused(error, words, as_json)
     except OsflError as error:
         complain(str(error), error.as_json(), as_json)
         return error.exit_code
@@ -126,7 +131,7 @@ def answer(words: list[str]) -> int:
         refused = _refused(error)
         complain(str(refused), refused.as_json(), as_json)
         return refused.exit_code
-    if code == 130:  # click's name for Ctrl-C
+    if code == 130:  # the parser's code for Ctrl-C
         complain(INTERRUPTED, {"error": "Interrupted", "reason": INTERRUPTED}, as_json)
     return int(code or 0)
 
@@ -147,16 +152,25 @@ def _refused(error: OSError) -> FilesError:
     return FilesError(f"{path}{error.strerror}", field="path", fix=REMEDIES[error.errno or 0])
 
 
-def _misused(error: click.ClickException, as_json: bool) -> int:
-    """Words that the parser does not know; click has suggestions already."""
+def _misused(error: Any, words: list[str], as_json: bool) -> int:
+    """Words that the parser does not know."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "osfl"
     if type(error).__name__ == "NoArgsIsHelpError":  # `osfl` alone: the help has been printed
         print(error.format_message())
-        return error.exit_code
-    reason, fix = error.format_message(), f"See `{command} --help`."
+        return int(error.exit_code)
+    reason, fix = _unknown_verb(words) or str(error.format_message()), f"See `{command} --help`."
     complain(f"Cannot start: {reason}\n{fix}", {"error": "UsageError", "reason": reason, "fix": fix}, as_json)
-    return error.exit_code
+    return int(error.exit_code)
+
+
+def _unknown_verb(words: list[str]) -> str:
+    """Our own sentence for a misspelt verb: whether the parser names the nearest ones depends on its version."""
+    verb = next((word for word in words if not word.startswith("-")), None)
+    if verb is None or verb in VERBS:
+        return ""
+    near = [repr(name) for name in get_close_matches(verb, VERBS)]
+    return f"No such command {verb!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
 import typer
 
 from osfl.cli import options
@@ -64,7 +63,7 @@ Seed = Annotated[
 
 def _colors(text: str) -> int:
     if str(text) not in ("1", "3"):
-        raise click.BadParameter(f"{text!r} is not possible; expected 1, which is grey, or 3, which is RGB.")
+        raise typer.BadParameter(f"{text!r} is not possible; expected 1, which is grey, or 3, which is RGB.")
     return int(text)
 
 

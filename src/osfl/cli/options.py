@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-import click
 import typer
-from click.core import ParameterSource
+from typer.core import TyperCommand
 
 from osfl.errors import UsageError
 
@@ -169,17 +169,32 @@ ModelOut = Annotated[
 # --- what was said, and where to write ----------------------------------------------------------------------------------
 
 
-def spoken() -> list[click.Parameter]:
-    """What was given on the command line of the running verb, and not filled in."""
-    context = click.get_current_context(silent=True)
+_RUNNING: ContextVar[Any] = ContextVar("the context of the running verb", default=None)
+
+
+class Verb(TyperCommand):
+    """A verb that keeps its context while it runs. Typer has no function that returns it; click has one, but newer versions of
+    typer no longer depend on click."""
+
+    def invoke(self, ctx: Any) -> Any:
+        token = _RUNNING.set(ctx)
+        try:
+            return super().invoke(ctx)
+        finally:
+            _RUNNING.reset(token)
+
+
+def spoken() -> list[Any]:
+    """The parameters given on the command line of the running verb, without those filled in by default."""
+    context = _RUNNING.get()
     given = context.command.params if context else []
-    return [one for one in given if context and context.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
+    return [one for one in given if getattr(context.get_parameter_source(str(one.name)), "name", None) == "COMMANDLINE"]
 
 
 def refuse_beside_plan(plan: str) -> None:
     """A plan says what is simulated; words that say it again would be ignored, so they are refused."""
     said = [one.opts[0] for one in spoken()
-            if isinstance(one, click.Option) and getattr(one, "rich_help_panel", None) == WHAT
+            if one.param_type_name == "option" and getattr(one, "rich_help_panel", None) == WHAT
             and one.name not in (None, "plan")]  # fmt: skip
     if said:
         raise UsageError(f"{plan} says what is simulated; {', '.join(said)} would contradict it", field="plan",
@@ -190,7 +205,7 @@ def new_folder(text: str | Path) -> Path:
     """The value of `--out DIR`: a folder, or a place where one can be made."""
     path = new_place(text, "a folder, such as runs/first")
     if path.is_file():
-        raise click.BadParameter(f"{path} is a file, and results need a folder of their own.")
+        raise typer.BadParameter(f"{path} is a file, and results need a folder of their own.")
     return path
 
 
@@ -198,18 +213,18 @@ def new_file(text: str | Path, example: str = "plan.toml") -> Path:
     """The value of `--out FILE`."""
     path = new_place(text, f"a file, such as {example}")
     if path.is_dir():
-        raise click.BadParameter(f"{path} is a folder; name the file in it, such as {path / example}.")
+        raise typer.BadParameter(f"{path} is a folder; name the file in it, such as {path / example}.")
     return path
 
 
 def new_place(text: str | Path, expected: str = "a file, such as north.safetensors") -> Path:
     """A place where something can be written; what is there already is the verb's to judge."""
     if not str(text).strip():
-        raise click.BadParameter(f"it is empty; expected {expected}.")
+        raise typer.BadParameter(f"it is empty; expected {expected}.")
     path = Path(text)
     above = next((parent for parent in path.parents if os.path.lexists(parent)), None)
     if above is not None and not above.is_dir():
-        raise click.BadParameter(f"{path} cannot be made, because {above} is not a folder.")
+        raise typer.BadParameter(f"{path} cannot be made, because {above} is not a folder.")
     return path
 
 
