@@ -6,18 +6,21 @@ READY  := $(VENV)/.ready
 # one more than there are cores: some tests mostly wait for programs that they started
 PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: demo test setup lint bench clean
+.PHONY: demo test wheel-check setup lint bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)          ## the problem that one-shot methods solve, on embedded data, in two minutes
 	$(BIN)/osfl demo --out runs/demo
 
-test: $(READY) lint     ## what CI runs
+test: $(READY) lint     ## what CI runs, with wheel-check
 	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
+
+wheel-check:            ## what a user gets: the wheel in an empty environment, without constraints
+	PYTHON=$(PYTHON) .ci/wheel
 
 bench: $(READY)         ## the long evidence; writes benchmarks/records/
 	$(BIN)/python -m benchmarks.bench
