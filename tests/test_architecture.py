@@ -49,6 +49,7 @@ ALLOWED = {
     "flower_app": {"coordinator", "errors", "plan", "protocol", "site", "transports", "wire"},
     "certificates": set(),
     "flower_door": set(),
+    "flower_tasks": set(),
     "cluster": {"errors", "meter", "phases", "plan", "protocol", "registry", "round"},
     "deployment": {"certificates", "coordinator", "errors", "plan", "protocol", "wire"},
     "inspection": {

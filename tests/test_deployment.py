@@ -156,7 +156,7 @@ def test_a_round_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     for program in ("flower-supernode", "flwr"):
         (tmp_path / "bin" / program).symlink_to("/bin/true")
     said = subprocess.run([tmp_path / "out" / "coordinator" / "run.sh", "nosuch"], capture_output=True, text=True,
-                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=60)  # fmt: skip
+                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=600)  # fmt: skip
     assert said.returncode == 2 and "no round nosuch" in said.stderr and named.round in said.stderr
 
 
@@ -170,7 +170,7 @@ def test_what_the_superlink_says_is_told_once(tmp_path: Path) -> None:
                     'echo "certificate has expired"\nexit 1\n')  # fmt: skip
     flwr.chmod(0o755)
     said = subprocess.run([tmp_path / "out" / "coordinator" / "run.sh", "--register"], capture_output=True, text=True,
-                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=60)  # fmt: skip
+                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=600)  # fmt: skip
     assert said.returncode == 0 and said.stderr.count("certificate has expired") == 1
     assert len(list((tmp_path / "out" / "coordinator" / "link").glob("registered-*"))) == len(CLIENTS)
 

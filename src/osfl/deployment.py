@@ -215,6 +215,8 @@ def _write_app(folder: Path, round: str, settings: Mapping[str, float]) -> None:
 _ENVIRONMENT = """\
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5
 command -v flower-supernode > /dev/null || { echo "Flower is not installed here: pip install 'osfl[flower]'" >&2; exit 1; }
+python="$(dirname "$(command -v flower-supernode)")/python"
+[ -x "$python" ] || python=python3
 umask 077
 """
 _COORDINATOR = Template("""\
@@ -236,14 +238,14 @@ END
 _START = Template("""\
 #!/bin/sh
 # The SuperLink of the round, always on: stop it and start it again whenever you like, nothing is lost.
-# It listens on this machine alone; sites come in through the door, which leads nowhere else (osfl.flower_door).
+# It listens on this machine alone; sites come in through the door, which leads nowhere else (osfl.flower_door). The programs of
+# runs are started by osfl.flower_tasks, which ends with the SuperLink, as the door does.
 cd "$$(dirname "$$0")" && . ./environment.sh || exit 1
-python="$$(dirname "$$(command -v flower-superlink)")/python"
-[ -x "$$python" ] || python=python3
 "$$python" -m osfl.flower_door --host "$${OSFL_BIND:-$bind}" --port "$$port" --inner "$$inner" --tls tls &
+"$$python" -m osfl.flower_tasks --runtime-api-address "127.0.0.1:$$inner" --root-certificates tls/ca.crt --parent-pid $$$$ &
 exec flower-superlink --ssl-ca-certfile tls/ca.crt --ssl-certfile tls/server.pem --ssl-keyfile tls/server.key \\
     --enable-supernode-auth --host 127.0.0.1 --port "$$inner" --database link/state.db \\
-    --disable-runtime-dependency-installation
+    --isolation process --disable-runtime-dependency-installation
 """)
 _RUN = Template("""\
 #!/bin/sh
@@ -294,9 +296,14 @@ work = "$$PWD/work"
 plans = "$$PWD/plans"
 server = "$server"
 END
+port="$${OSFL_NODE_PORT:-9094}"            # of this machine alone
+trap 'kill $$node 2> /dev/null; wait; exit 130' INT TERM
 while :; do
-    flower-supernode --root-certificates ca.crt --superlink "$${OSFL_SUPERLINK:-$address}" \\
-        --auth-supernode-private-key node.key --port "$${OSFL_NODE_PORT:-9094}" --node-config node.toml && exit 0
+    flower-supernode --root-certificates ca.crt --superlink "$${OSFL_SUPERLINK:-$address}" --isolation process \\
+        --auth-supernode-private-key node.key --port "$$port" --node-config node.toml &
+    node=$$!
+    "$$python" -m osfl.flower_tasks --insecure --runtime-api-address "127.0.0.1:$$port" --parent-pid "$$node" &
+    wait "$$node" && exit 0
     # After a crash the SuperLink believes for about a minute that the old process is still there, and refuses the new one.
     echo "the SuperNode ended; started again in $${OSFL_AGAIN:-15} s" >&2
     sleep "$${OSFL_AGAIN:-15}"
