@@ -81,11 +81,11 @@ def test_two_processes_cannot_share_a_round(finished: Path) -> None:
 
     def stay(what: str, done: int, total: int) -> None:
         inside.set()
-        leave.wait(20)
+        leave.wait(600)
 
     first = threading.Thread(target=lambda: run(SMALL, finished.parent / "shared", progress=stay))
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(600)
     try:
         run(SMALL, finished.parent / "shared")
     except RoundError as error:

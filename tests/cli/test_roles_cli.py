@@ -40,7 +40,7 @@ def started(words: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> Said:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=1800)
     return Said(process.returncode, out, err)
 
 

@@ -90,7 +90,7 @@ class Browser:
     def run(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 60) -> None:
+    def until(self, expression: str, seconds: float = 600) -> None:
         end = time.monotonic() + seconds
         while not self._holds(expression):
             assert time.monotonic() < end, f"never true: {expression}\n{self.run('document.body.innerText')}"

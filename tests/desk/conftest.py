@@ -67,7 +67,7 @@ class Visitor:
         return f"127.0.0.1:{self.server.keeper.guard.port}"
 
     def ask(self, verb: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.keeper.guard.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.keeper.guard.port, timeout=600)
         try:
             connection.request(verb, path, body=body, headers={key.replace("_", "-"): value for key, value in headers.items()})
             answer = connection.getresponse()

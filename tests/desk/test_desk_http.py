@@ -154,7 +154,7 @@ def test_every_answer_carries_its_guards(open_desk: OpenDesk) -> None:
 def test_too_large_is_refused_before_it_is_read(open_desk: OpenDesk) -> None:
     desk = open_desk()
     most = desk.server.keeper.most_bytes
-    with socket.create_connection(("127.0.0.1", desk.server.keeper.guard.port), timeout=20) as wire:
+    with socket.create_connection(("127.0.0.1", desk.server.keeper.guard.port), timeout=600) as wire:
         wire.sendall(_head(desk, "/bundles", f"Content-Length: {most + 1}"))
         assert b" 413 " in wire.recv(4096)
     assert spool(desk) == []
@@ -164,14 +164,14 @@ def test_too_large_is_refused_before_it_is_read(open_desk: OpenDesk) -> None:
 @pytest.mark.parametrize("length", ["", "Content-Length: -1", "Content-Length: 1e9", "Transfer-Encoding: chunked"])
 def test_a_body_must_say_how_long_it_is(open_desk: OpenDesk, length: str) -> None:
     desk = open_desk()
-    with socket.create_connection(("127.0.0.1", desk.server.keeper.guard.port), timeout=20) as wire:
+    with socket.create_connection(("127.0.0.1", desk.server.keeper.guard.port), timeout=600) as wire:
         wire.sendall(_head(desk, "/bundles", length))
         assert b" 411 " in wire.recv(4096)
 
 
 def test_a_transfer_that_breaks_off_leaves_nothing(open_desk: OpenDesk, world: World) -> None:
     desk, data = open_desk(), world.bundles["north"].read_bytes()
-    with socket.create_connection(("127.0.0.1", desk.server.keeper.guard.port), timeout=20) as wire:
+    with socket.create_connection(("127.0.0.1", desk.server.keeper.guard.port), timeout=600) as wire:
         wire.sendall(_head(desk, "/bundles", f"Content-Length: {len(data)}") + data[: len(data) // 2])
         wire.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: wire.recv(65536), b""))

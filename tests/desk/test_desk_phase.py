@@ -19,7 +19,7 @@ def deliver(desk: Visitor, world: World) -> None:
         assert desk.post("/bundles", world.bundles[client].read_bytes()).status == 200
 
 
-def until(desk: Visitor, state: str, seconds: float = 120) -> dict[str, object]:
+def until(desk: Visitor, state: str, seconds: float = 600) -> dict[str, object]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = desk.state()

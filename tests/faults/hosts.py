@@ -84,7 +84,7 @@ def round_between_hosts(folder: Path, clients: Sequence[str] = CLIENTS[:2]) -> d
                 script = net.folder / "sites" / client / "start.sh"
                 net.start(client, found.inside(number, script, net.data / f"{client}.npz"))
             reached = {port: _reaches(found, port) for port in (PORT, INNER)}
-            net.wait_for("the release everywhere", (round / "everyone-has-it").exists, 600)
+            net.wait_for("the release everywhere", (round / "everyone-has-it").exists)
         finally:
             net.stop()
         models = list((net.folder / "sites").glob("*/work/*/*/model.safetensors"))

@@ -17,6 +17,7 @@ from osfl.deployment import deploy
 from osfl.plan import resolve_settings
 from osfl.protocol import Plan, Task
 from osfl.registry import load
+from tests.faults.progress import PATIENCE, signs, wait_until
 
 CLIENTS = ("north", "south", "west")
 CLASSES = ("bright", "dark")
@@ -61,6 +62,7 @@ class Machines:
     inner: int = 0  # the SuperLink's own port
     again: int = 4  # seconds until scripts start something once more
     heartbeat: int = 15  # Flower's, in seconds; see hasty/
+    slow: float = 0.0  # seconds that the programs of tasks take to start; see hasty/
     groups: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -77,6 +79,7 @@ class Machines:
         quiet |= {"OSFL_INNER": str(self.inner)} if self.inner else {}
         paths = [str(Path(__file__).parent / "hasty"), *filter(None, [os.environ.get("PYTHONPATH")])]
         quiet |= {"PYTHONPATH": os.pathsep.join(paths), "OSFL_HEARTBEAT": str(self.heartbeat)}
+        quiet |= {"OSFL_SLOW_START": str(self.slow)} if self.slow else {}
         return {**os.environ, "PATH": path, "OSFL_AGAIN": str(self.again), **quiet, **more}
 
     def start(self, name: str, command: Sequence[str | Path], **environment: str) -> subprocess.Popen[bytes]:
@@ -100,7 +103,7 @@ class Machines:
     def wait_registered(self) -> None:
         """Until the SuperLink knows all nodes; one that is started earlier is refused, and tries again."""
         nodes, marks = len(list((self.coordinator / "nodes").glob("*.pub"))), self.coordinator / "link"
-        self.wait_for("registered nodes", lambda: len(list(marks.glob("registered-*"))) == nodes, 240)
+        self.wait_for("registered nodes", lambda: len(list(marks.glob("registered-*"))) == nodes)
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
@@ -109,14 +112,16 @@ class Machines:
     def round(self, name: str) -> Path:
         return self.coordinator / "rounds" / name
 
-    def wait_for(self, what: str, true: Callable[[], bool], seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not true():
-            if time.monotonic() > until:
-                tails = "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}"
-                                  for path in sorted(self.folder.glob("*.log")))  # fmt: skip
-                raise TimeoutError(f"{what}: not within {seconds} s\n{tails}")
-            time.sleep(0.1)
+    def wait_for(self, what: str, true: Callable[[], bool], patience: float = PATIENCE) -> None:
+        wait_until(what, true, self._seen, self._explain, patience)
+
+    def _seen(self) -> frozenset[str]:
+        places = ("coordinator/link/registered-*", "coordinator/rounds/**/*", "sites/*/work/**/*", "**/flwr/apps/*/*")
+        return signs(self.folder.glob("*.log"), (path for place in places for path in self.folder.glob(place)))
+
+    def _explain(self) -> str:
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in logs)
 
     def kill(self, program: str, client: str = "") -> int:
         """kill -9 the processes of this program (of one site, or the coordinator's); how many there were."""

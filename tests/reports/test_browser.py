@@ -97,7 +97,7 @@ def _frame(title: str, width: int, text: str) -> str:
 def _dump(page: Path, folder: Path) -> str:
     assert CHROMIUM
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     found = re.search(r'<pre id="out">(.*?)</pre>', dom, re.DOTALL)
     assert found and found[1], "the page was not measured"
     return html.unescape(found[1])

@@ -2,12 +2,15 @@
 
 A process that died is missed after two heartbeats: a minute as Flower comes. OSFL_HEARTBEAT says how many seconds one takes
 here (10, the least that Flower allows, or more). Nothing else is changed: what is noticed is the same, only sooner.
+
+OSFL_SLOW_START: seconds that the programs of tasks need to start, as on a busy machine.
 """
 
 import importlib.abc
 import importlib.machinery
 import os
 import sys
+import time
 
 
 class _Hasty(importlib.abc.MetaPathFinder):
@@ -26,5 +29,7 @@ class _Hasty(importlib.abc.MetaPathFinder):
         return spec
 
 
+if "OSFL_SLOW_START" in os.environ and any(word.endswith(("/flwr-serverapp", "/flwr-clientapp")) for word in sys.orig_argv):
+    time.sleep(float(os.environ["OSFL_SLOW_START"]))
 if "OSFL_HEARTBEAT" in os.environ:
     sys.meta_path.insert(0, _Hasty())
