@@ -103,13 +103,17 @@ def test_programs_that_start_slowly_keep_their_tasks(tmp_path: Path) -> None:
     with machines(tmp_path, ["fedavg"], ("north", "south"), {"chunk": 1 << 20}) as (net, (plan,)):
         net.heartbeat, net.slow = 10, 15.0
         inbox = net.round(name_of(plan)) / "inbox"
+
+        def lost() -> bool:
+            return any("token authentication failed" in net.log(name) for name in ("link", "north"))
+
         net.link()
         net.run(name_of(plan))
         net.wait_registered()
         net.site("north")
-        net.wait_for("an upload", lambda: any(inbox.glob("*.safetensors")), patience=120.0)
+        net.wait_for("an upload, or a lost task", lambda: any(inbox.glob("*.safetensors")) or lost())
+        assert not lost(), "a program that starts slowly keeps its task"
         assert net.log("run").count("Start `flwr-serverapp` process") == 1, "no second one was started"
-        assert "token authentication failed" not in net.log("link")
 
 
 def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
