@@ -11,6 +11,7 @@ import pytest
 # name: (words, exit code, pieces of the message)
 MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "unknown verb": ("rum", 2, ("No such command 'rum'", "Did you mean", "'run'", "See `osfl --help`")),
+    "unknown option before the verb": ("--forma json run", 2, ("No such option", "--forma")),
     "unknown option": ("run --clinets 3", 2, ("No such option", "--clinets", "--clients", "See `osfl run --help`")),
     "not a number": ("run --method fedavg --clients many", 2, ("--clients", "integer")),
     "no clients": ("run --method fedavg --clients 0", 2, ("--clients", "1")),

@@ -159,16 +159,16 @@ def _misused(error: Any, words: list[str], as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # `osfl` alone: the help has been printed
         print(error.format_message())
         return int(error.exit_code)
-    reason, fix = _unknown_verb(words) or str(error.format_message()), f"See `{command} --help`."
+    reason, fix = _nearest_verb(str(error.format_message()), words), f"See `{command} --help`."
     complain(f"Cannot start: {reason}\n{fix}", {"error": "UsageError", "reason": reason, "fix": fix}, as_json)
     return int(error.exit_code)
 
 
-def _unknown_verb(words: list[str]) -> str:
+def _nearest_verb(reason: str, words: list[str]) -> str:
     """Our own sentence for a misspelt verb: whether the parser names the nearest ones depends on its version."""
-    verb = next((word for word in words if not word.startswith("-")), None)
-    if verb is None or verb in VERBS:
-        return ""
+    verb = next((word for word in words if not word.startswith("-")), "")
+    if not reason.startswith("No such command"):
+        return reason
     near = [repr(name) for name in get_close_matches(verb, VERBS)]
     return f"No such command {verb!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
 
