@@ -1,0 +1,90 @@
+"""The egress check's attack (osfl.exposure) on what each method sends, with and without its safeguards.
+
+    python -m benchmarks.egress_attack
+
+Sites learn as in a round, and their uploads are attacked instead of sent. A row counts the classes of all sites, those with a
+distance ratio below the bound (an upload with one does not leave), and the least ratio of each kind of candidate. Rows with
+`least=1` or `least=2` are without safeguards. A case that is in the record is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.grid import CELLS
+from osfl.exposure import BOUND, Ratio, attack
+from osfl.protocol import Context, Exposing
+from osfl.registry import load
+from osfl.result import write_json
+from osfl.simulation import Simulation, prepare
+
+RECORD = Path(__file__).parent / "records" / "egress_attack.json"
+SKEWED = {"dirichlet:0.1": 5, "dirichlet:0.3": 20, "dirichlet:0.5": 50}  # partition -> sites
+IMAGES = {"digits": None, "bloodcells-28": 4000, "retinamnist": None, "cifar10-subset": 4000, "pneumoniamnist": None,
+          "skinlesions-28": 4000}  # dataset -> images, None: all  # fmt: skip
+OPEN = {"mixture": {"least": 2, "mixture_prior": 1.0}, "vae": {"least": 2}}  # without safeguards: the least that a plan allows
+
+
+def cases() -> Iterator[tuple[str, Simulation]]:
+    for data, samples in IMAGES.items():
+        for partition, sites in SKEWED.items():
+            yield from _both("mixture", Simulation("federated_factory", data, sites, partition, "cpu", samples=samples))
+    for data in ("digits", "retinamnist"):
+        for kind in ("vae", "edm"):
+            yield f"{kind}, {data}, silos", Simulation("federated_factory", data, None, "silos", "cpu",
+                                                       changes={"factory": kind})  # fmt: skip
+    yield from _both("vae", Simulation("federated_factory", "digits", 5, "dirichlet:0.1", "cpu", changes={"factory": "vae"}))
+    for cell in ("digits-tokens", "brain-a0.1"):
+        for method in ("fedcgs", "fedpft", "falcon"):
+            yield from _both(method, replace(CELLS[cell], method=method, changes=_known(method, CELLS[cell].changes)))
+
+
+def _both(kind: str, simulation: Simulation) -> Iterator[tuple[str, Simulation]]:
+    """With the safeguards of the preset, and without."""
+    name = f"{kind}, {simulation.dataset}, {simulation.clients} sites, {simulation.partition}"
+    yield name, simulation
+    without = OPEN.get(kind, {"least": 1})
+    yield f"{name}, least={without['least']}", replace(simulation, changes={**simulation.changes, **without})
+
+
+def _known(method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's settings that the method has, too."""
+    return {name: value for name, value in changes.items() if name in {field.name for field in fields(load(method).Settings)}}
+
+
+def attacked(simulation: Simulation) -> list[list[Ratio]]:
+    """For each site the ratios of its upload."""
+    federation = prepare(simulation)
+    plan = federation.plan
+    method, ctx = load(plan.method)(plan.task, plan.settings), Context(plan, torch.device("cpu"))
+    assert isinstance(method, Exposing)
+    return [attack(method.exposed(method.client_phase(shard, ctx), shard, ctx)) for shard in federation.shards]
+
+
+def summary(sites: Sequence[Sequence[Ratio]]) -> dict[str, Any]:
+    """How many classes there are at all sites, in how many an image can be read out, and the least ratio of each kind."""
+    worst = [min(ratio.ratio for ratio in site if ratio.label == label)
+             for site in sites for label in sorted({ratio.label for ratio in site})]  # fmt: skip
+    kinds = sorted({ratio.what for site in sites for ratio in site})
+    least = {kind: round(min(ratio.ratio for site in sites for ratio in site if ratio.what == kind), 3) for kind in kinds}
+    return {"classes": len(worst), "below_bound": sum(ratio < BOUND for ratio in worst), "least_ratio": least}
+
+
+def main() -> None:
+    rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"] if RECORD.exists() else {}
+    for name, simulation in cases():
+        if name not in rows:
+            rows[name] = summary(attacked(simulation))
+            print(f"{time.strftime('%H:%M:%S')} {name}: {rows[name]}", flush=True)
+            write_json(RECORD, {"bound": BOUND, "date": time.strftime("%Y-%m-%d", time.gmtime()), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
