@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from osfl.contacts import check_windows, least_bytes, windows
 from osfl.environment import device_named
 from osfl.errors import Withheld
@@ -67,7 +69,8 @@ def speak(
     method: Any, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
 ) -> tuple[bytes, Meter]:
     """All that a client says in the round, checked by itself first and signed; and what it cost."""
-    check_promised(plan, shard.client, contracts)  # before it trains in vain
+    check_claim(plan, shard)  # both before it trains in vain
+    check_promised(plan, shard.client, contracts)
     with measure() as meter:
         payload = method.client_phase(shard, ctx)
     contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
@@ -77,6 +80,16 @@ def speak(
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
     check_windows(plan, shard.client, len(bundle), contract)
     return bundle, meter
+
+
+def check_claim(plan: Plan, shard: Shard) -> None:
+    """Refuse more images than the plan lets a site claim, in all or of a class: the gate would refuse the upload."""
+    most_of_a_class = int(torch.bincount(shard.train.labels).max()) if len(shard.train) else 0
+    for limit, images, what in (("samples", len(shard.train), ""), ("class_samples", most_of_a_class, " of one class")):
+        if images > (most := getattr(plan.limits, limit)):
+            raise Withheld(f"it has more images{what} than the plan allows a site", client=shard.client,
+                           field=f"limits.{limit}", expected=f"at most {most}", got=images,
+                           fix=f"Agree on a plan with limits.{limit} = {images} or more, or learn from fewer.")  # fmt: skip
 
 
 def check_promised(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> None:

@@ -187,6 +187,8 @@ def _texts(value: Any) -> bool:
 _TABLE = _Kind("a table of keys and values", lambda value: isinstance(value, Mapping))
 _TEXT = _Kind("text", lambda value: isinstance(value, str))
 _POSITIVE = _Kind("a positive whole number", _positive)
+_SHARE = _Kind("a share above 0, at most 1", lambda value: (_whole(value) and value == 1) or (
+    isinstance(value, float) and 0 < value <= 1))  # fmt: skip
 _KEYS = {
     "version": _Kind(f"{VERSION}; other versions are not supported", lambda value: _whole(value) and value == VERSION),
     "task": _TABLE,
@@ -206,7 +208,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "image": _Kind("three positive whole numbers, [channels, height, width]",
                        lambda value: isinstance(value, list) and len(value) == 3 and all(map(_positive, value))),
     },
-    "limits": {field.name: _POSITIVE for field in dataclasses.fields(Limits)},
+    "limits": {**{field.name: _POSITIVE for field in dataclasses.fields(Limits)}, "share": _SHARE},
     "data": {
         "dataset": _TEXT,
         "digest": _TEXT,
@@ -308,6 +310,9 @@ def comments_of(settings: type[Any]) -> dict[str, str]:
     return found | {name: f"{' | '.join(map(str, options))}: {found.get(name, '')}" for name, options in choices.items()}
 
 
+_LIMITS = comments_of(Limits)
+
+
 def write_plan(plan: Plan) -> str:
     """A commented plan.toml; `read_plan` of it gives the same digest."""
     data = plan.as_json()
@@ -328,8 +333,8 @@ def write_plan(plan: Plan) -> str:
         *(f"{key} = {_toml(value)}{_comment(explained.get(key))}" for key, value in data["settings"].items()
           if value is not None),
         "",
-        "[limits]                         # what the receiving desk accepts at most",
-        *(f"{key} = {value}" for key, value in data["limits"].items()),
+        "[limits]                         # what is accepted at most, and how far claimed counts are relied on",
+        *(f"{key} = {_toml(value)}{_comment(_LIMITS[key])}" for key, value in dataclasses.asdict(plan.limits).items()),
         "",
         "[round]                          # when the server phase may begin",
         f"quorum = {plan.quorum}                       # so many uploads are needed; 0: one of each client",

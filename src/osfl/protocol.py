@@ -67,11 +67,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiving desk accepts at most; checked before anything is read into memory."""
+    """What a receiving desk accepts at most, and how far a round relies on what sites claim."""
 
-    upload_bytes: int = 2 << 30
-    header_bytes: int = 1 << 20
-    facts_bytes: int = 64 << 10
+    upload_bytes: int = 2 << 30  # of one upload
+    header_bytes: int = 1 << 20  # of its header
+    facts_bytes: int = 64 << 10  # of its facts
+    samples: int = field(default=1_000_000, metadata=LATER)  # images that a site may claim; `osfl check` finds a closer bound
+    class_samples: int = field(default=1_000_000, metadata=LATER)  # images of one class that a site may claim
+    # No more than half. Less than half by default: with exactly half, one site ties with all others together.
+    share: float = field(default=0.4, metadata=LATER)  # of any weight by claimed counts, what one site has at most
+    drawn_bytes: int = field(default=1 << 30, metadata=LATER)  # of features or sequences drawn for claimed counts, all sites
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Plan:
             "method": self.method,
             "settings": said(self.settings),
             "clients": list(self.clients),
-            "limits": asdict(self.limits),
+            "limits": said(self.limits),
             "seed": self.seed,
             "data": dict(self.data),
             **({"round": waiting} if any(waiting.values()) else {}),
@@ -230,6 +235,11 @@ class Field:
     shape: tuple[int | str, ...]
     required: bool = True
     below: int | None = None  # integer values must be in [0, below)
+    group: str = field(default="", metadata=LATER)  # tensors of one group come together or not at all
+    choice: str = field(default="", metadata=LATER)  # of the tensors that name the same choice at least one is there
+    low: float | None = field(default=None, metadata=LATER)  # no value is below
+    positive_sum: bool = field(default=False, metadata=LATER)  # the values add up to more than zero
+    needs: tuple[str, ...] = field(default=(), metadata=LATER)  # facts without which the tensor cannot be used
 
 
 Contract: TypeAlias = Mapping[str, Field]  # tensor name -> field: exactly what an upload may hold
@@ -471,6 +481,12 @@ class Configured:
 
 class OneShot(Configured):
     """The usual one-shot method: one architecture, and the client uses the release as it is."""
+
+    NEEDS: ClassVar[Sequence[str]] = ()  # facts without which an upload cannot be used
+
+    def needs(self) -> Sequence[str]:
+        """The facts that the gate asks of every upload."""
+        return self.NEEDS
 
     def architectures(self) -> Sequence[str]:
         return (getattr(self.settings, "architecture", ""),)

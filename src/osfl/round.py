@@ -21,13 +21,13 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
 from osfl.errors import Rejected, RoundError
 from osfl.meter import book
-from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical
+from osfl.protocol import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical, said
 from osfl.result import Result, read_result
 from osfl.storage import load_model_of, load_payload, payload_of, save_model, save_payload, to_raw
 from osfl.wire.agreed import alone, check_key, check_whole, read_json, standing_desk
@@ -244,7 +244,7 @@ def agree(
 ) -> None:
     """Write down what the round is about, once; a folder that holds another round is refused."""
     agreed = {
-        "contract.json": {name: {t: asdict(f) for t, f in contract.items()} for name, contract in contracts.items()},
+        "contract.json": {name: {t: said(f) for t, f in contract.items()} for name, contract in contracts.items()},
         "enrolled.json": {"clients": dict(enrolled), "server": server},
         "plan.json": plan.as_json(),  # last: a folder with a plan is a round
     }
@@ -312,4 +312,5 @@ def simulated_key(seed: int, who: str) -> SigningKey:
 def contracts_of(method: Any) -> dict[str, Contract]:
     """What an upload may hold, for each architecture that the plan allows; worked out once, when the round opens."""
     names: Sequence[str] = method.architectures()
-    return {name: method.contract(name) for name in names}
+    needs = tuple(method.needs()) if hasattr(method, "needs") else ()
+    return {name: {t: replace(f, needs=needs) for t, f in method.contract(name).items()} for name in names}

@@ -248,7 +248,9 @@ bad("boolean of two", "mask.values", holds(mask=RawTensor("BOOL", (4,), bytes([0
 
 bad("no samples", "facts.samples", says(samples=0))
 bad("negative samples", "facts.samples", says(samples=-1))
-bad("a billion and one samples", "facts.samples", says(samples=10**9 + 1))
+bad("a million and one samples", "facts.samples", says(samples=10**6 + 1))
+bad("a million and one images of a class", "facts.class_counts", says(class_counts=[0, 10**6 + 1, 0]))
+bad("a million and one images of all classes", "facts.class_counts", says(class_counts=[10**6, 1, 0]))
 bad("samples is true", "facts.samples", says(samples=True))
 bad("samples is a float", "facts.samples", says(samples=4.0))
 bad("samples is null", "facts.samples", lie("facts", "samples", to=None))

@@ -82,7 +82,8 @@ def _facts_fit(facts: dict[str, Any], desk: Desk) -> bool:
     return (
         len(text) <= desk.limits.facts_bytes
         and _depth(facts) <= 4
-        and all(type(number) is int and 0 <= number <= 10**9 for number in numbers)
+        and all(type(number) is int and 0 <= number <= desk.limits.samples for number in numbers)
+        and sum(counts) <= desk.limits.samples
         and numbers[0] >= 1
         and type(counts) is list
         and len(counts) == desk.classes

@@ -109,6 +109,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
     from osfl.data.site import open_site
     from osfl.data.views import class_counts, make_shard
     from osfl.inputs import describe_inputs
+    from osfl.phases import check_claim
     from osfl.plan import read_plan
     from osfl.site import method_for
 
@@ -125,6 +126,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
     with telling(format == "json") as progress:
         found = open_site(data, agreed.task, progress)
     shard = make_shard(found.train, client, seed=agreed.seed)
+    check_claim(agreed, shard)
     counts = class_counts(found.train.labels, len(agreed.task.classes)).tolist()
     inputs = describe_inputs(agreed.settings, agreed.task.image[1], found.native)
     problems = _listed(found.problems, inputs)
@@ -132,7 +134,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
         "plan": agreed.digest, "client": client, "classes": list(agreed.task.classes), "image": list(agreed.task.image),
         "counts": counts, "train_images": len(shard.train), "val_images": len(shard.val),
         "test_images": len(found.test) if found.test else 0, "inputs": inputs,
-        "problems": problems,
+        "problems": problems, **_claims({client: counts}, agreed),
     }  # fmt: skip
     if format == "json":
         put_json(facts)
@@ -142,6 +144,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
         f"{len(shard.val):,} held out for validation{unused}\n")  # fmt: skip
     _lines(inputs)
     _heat_map(agreed.task.classes, {client: counts})
+    _show_claims(facts)
     _problems(problems)
 
 
@@ -175,7 +178,19 @@ def _facts(federation: Federation) -> dict[str, Any]:
         "clients": {client: list(counts) for client, counts in federation.counts.items()},
         "inputs": inputs,
         "problems": _listed(source.problems, inputs),
+        **_claims(federation.counts, federation.plan),
     }
+
+
+def _claims(counts: Mapping[str, Sequence[int]], plan: Plan) -> dict[str, Any]:
+    """The largest site, what the plan lets a site claim, and whose weight by counts the plan's cap lowers."""
+    images = {client: sum(row) for client, row in counts.items()}
+    share = max(plan.limits.share, 1 / len(images))
+    over = [client for client, n in images.items() if n > share * sum(images.values())]
+    most = {"samples": max(images.values()), "class_samples": max(max(row) for row in counts.values())}
+    allowed = {name: getattr(plan.limits, name) for name in most}
+    return {"claims": {"found": most, "allowed": allowed, "closer": {name: 2 * n for name, n in most.items()},
+                       "share": plan.limits.share, "capped": over}}  # fmt: skip
 
 
 # --- in the terminal ---------------------------------------------------------------------------------------------------
@@ -192,6 +207,7 @@ def _show(federation: Federation) -> None:
     say()
     _lines(facts["inputs"])
     _heat_map(facts["classes"], facts["clients"])
+    _show_claims(facts)
     _problems(facts["problems"])
 
 
@@ -201,6 +217,20 @@ def _lines(inputs: Inputs) -> None:
         say(escape(line))
     if inputs["lines"]:
         say()
+
+
+def _show_claims(facts: Mapping[str, Any]) -> None:
+    """How far the plan relies on what sites claim, against what is there."""
+    claims = facts["claims"]
+    found, allowed, closer = claims["found"], claims["allowed"], claims["closer"]
+    say(f"\nThe largest site has {found['samples']:,} images, at most {found['class_samples']:,} of one class; the plan lets a "
+        f"site claim {allowed['samples']:,} and {allowed['class_samples']:,}.")  # fmt: skip
+    if any(allowed[name] > 10 * closer[name] for name in found):
+        lines = ", ".join(f"{name} = {n}" for name, n in closer.items())
+        say(f"[dim]A closer bound for the plan, in its table limits: {lines} (twice what is here).[/]")
+    for client in claims["capped"]:
+        say(f"[yellow]{escape(client)}[/] has more than {claims['share']:.0%} of all images: where sites weigh by their "
+            "counts, it gets no more than that (limits.share).")  # fmt: skip
 
 
 def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> None:

@@ -14,7 +14,7 @@ from osfl.errors import Rejected
 from osfl.inspection.known import Known
 from osfl.inspection.numbers import Numbers
 from osfl.inspection.roles import Role
-from osfl.protocol import Json
+from osfl.protocol import Json, Limits
 from osfl.wire.bundle import Line
 from osfl.wire.contract import check_contract
 from osfl.wire.facts import architecture_of, check_well_known
@@ -118,7 +118,7 @@ def _contract(m: Material) -> Iterator[Finding]:
         facts = dict(m.seen.bundle.facts)
         lines = {name: Line(raw.dtype, raw.shape, "") for name, raw in m.seen.bundle.tensors.items()}
         check_contract(lines, m.known.contracts[architecture_of(facts, m.known.contracts)])
-        check_well_known(facts, len(m.known.classes))
+        check_well_known(facts, len(m.known.classes), m.known.limits or Limits())
     except Rejected as no:
         yield Finding("serious", "Contents", f"It holds something else than the method announces: {no.reason} (expected "
                       f"{no.expected}, got {no.got}).", no.fix or "")  # fmt: skip

@@ -131,7 +131,8 @@ def struck(entries: Iterable[Mapping[str, Any]]) -> dict[ClientId, str]:
 
 
 def _contract(lines: Any) -> Contract:
-    return {name: Field(**{**line, "shape": tuple(line["shape"])}) for name, line in lines.items()}
+    return {name: Field(**{**line, "shape": tuple(line["shape"]), "needs": tuple(line.get("needs", ()))})
+            for name, line in lines.items()}  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -50,9 +50,24 @@ def check_contract(lines: Mapping[str, Line], contract: Contract) -> None:
     for name in sorted(lines):
         if name not in contract:
             raise _broken(name, f"tensor '{name}' is not part of the contract", f"only {_names(contract)}", name)
+    _check_together(lines, contract)
     free: dict[str, tuple[int, str]] = {}
     for name, line in sorted(lines.items()):
         _check_line(name, line, contract[name], free)
+
+
+def _check_together(lines: Mapping[str, Line], contract: Contract) -> None:
+    """Groups are whole, and of each choice something is there."""
+    groups = {contract[name].group: name for name in sorted(lines, reverse=True) if contract[name].group}
+    for name, promised in sorted(contract.items()):
+        if promised.group in groups and name not in lines:
+            reason = f"tensor '{name}' is missing, which comes together with tensor '{groups[promised.group]}'"
+            raise _broken(name, reason, _described(promised), "nothing")
+    made = {contract[name].choice for name in lines}
+    for name, promised in sorted(contract.items()):
+        if promised.choice and promised.choice not in made:
+            offered = {other: line for other, line in contract.items() if line.choice == promised.choice}
+            raise _broken(name, f"nothing of '{promised.choice}' is there", f"one of {_names(offered)}", "nothing")
 
 
 def _check_line(name: str, line: Line, promised: Field, free: dict[str, tuple[int, str]]) -> None:

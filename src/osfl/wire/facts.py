@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from osfl.errors import Rejected
-from osfl.protocol import Json, canonical
+from osfl.protocol import Contract, Json, Limits, canonical
 from osfl.wire import strict_json
 from osfl.wire.bundle import FACTS_DEPTH
 from osfl.wire.names import shown
 
-MOST_SAMPLES = 10**9
 _FIX = "Facts are small and readable; train again with `osfl client plan.toml` and this version of osfl."
 
 
@@ -26,16 +25,37 @@ def check_facts(facts: Json, most_bytes: int) -> None:
         raise _wrong("facts", f"the facts cannot be used: {error}", f"at most {FACTS_DEPTH} levels", facts) from None
 
 
-def check_well_known(facts: dict[str, Json], classes: int) -> None:
-    """Facts that mean the same for every method; others are the method's own business."""
+def check_well_known(facts: dict[str, Json], classes: int, limits: Limits) -> None:
+    """Facts that mean the same for every method, within the plan's limits; others are the method's own business."""
     samples = facts.get("samples", 1)
     if not _is_count(samples) or samples == 0:
-        raise _wrong("facts.samples", "the number of samples is wrong", f"1 to {MOST_SAMPLES}", samples)
+        raise _wrong("facts.samples", "the number of samples is wrong", f"1 to {limits.samples}", samples)
     counts = facts.get("class_counts", [1] * classes)
     if not isinstance(counts, list) or len(counts) != classes or not all(map(_is_count, counts)):
         raise _wrong("facts.class_counts", "the class counts are wrong", f"{classes} counts, one a class", counts)
     if counts and not any(counts):  # shares of nothing would be no numbers
         raise _wrong("facts.class_counts", "the class counts are all zero", "an image of some class", counts)
+    counts = counts if "class_counts" in facts else []
+    _check_claim("samples", "samples", samples, limits.samples)
+    _check_claim("class_counts", "samples", sum(counts), limits.samples)
+    _check_claim("class_counts", "class_samples", max(counts, default=0), limits.class_samples)
+
+
+def _check_claim(field: str, limit: str, claimed: int, most: int) -> None:
+    if claimed > most:
+        of = " of one class" if limit == "class_samples" else ""
+        raise Rejected(f"it claims more images{of} than the plan allows a site", field=f"facts.{field}",
+                       expected=f"at most {most}", got=claimed,
+                       fix=f"If the site has so many, open a round whose plan has a larger limits.{limit}; otherwise train "
+                           "again.")  # fmt: skip
+
+
+def check_needed(facts: dict[str, Json], tensors: Collection[str], contract: Contract) -> None:
+    """The facts without which these tensors cannot be used."""
+    needed = sorted({name for tensor in tensors for name in contract[tensor].needs})
+    for name in needed:
+        if name not in facts:
+            raise _wrong(f"facts.{name}", f"the facts lack '{name}'", f"facts with {', '.join(needed)}", sorted(facts))
 
 
 def architecture_of(facts: Json, known: Collection[str]) -> str:
@@ -50,7 +70,7 @@ def architecture_of(facts: Json, known: Collection[str]) -> str:
 
 
 def _is_count(value: Json) -> bool:
-    return type(value) is int and 0 <= value <= MOST_SAMPLES  # type(), because True is an int
+    return type(value) is int and value >= 0  # type(), because True is an int
 
 
 def _wrong(field: str, reason: str, expected: object, got: object) -> Rejected:

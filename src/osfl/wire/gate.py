@@ -19,7 +19,7 @@ from osfl.wire.advice import release_fix
 from osfl.wire.bundle import FORMAT, WIDTH, Bundle, Line, RawTensor
 from osfl.wire.contract import REPACK, check_contract, read_lines
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
-from osfl.wire.facts import architecture_of, check_facts, check_well_known
+from osfl.wire.facts import architecture_of, check_facts, check_needed, check_well_known
 from osfl.wire.names import check_client_id, is_client_id, is_digest, shown
 from osfl.wire.signing import VerifyKey
 from osfl.wire.source import BytesLike, opened
@@ -82,11 +82,12 @@ def open_upload(source: BytesLike | Path, desk: Desk, signer: str = "") -> tuple
             contract = desk.contracts[architecture_of(manifest["facts"], desk.contracts)]
             lines = read_lines(manifest["tensors"])
             check_contract(lines, contract)
+            check_needed(manifest["facts"], lines, contract)
             check_layout(envelope, lines)
             data = file.whole()
             tensors = _check_tensors(data, envelope, lines, contract)
             check_facts(manifest["facts"], desk.limits.facts_bytes)
-            check_well_known(manifest["facts"], desk.classes)
+            check_well_known(manifest["facts"], desk.classes, desk.limits)
             check_canonical(envelope, lines)
             return bundle_of(envelope, tensors), data
 

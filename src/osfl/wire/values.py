@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from osfl.errors import Rejected
-from osfl.protocol import Contract
+from osfl.protocol import Contract, Field
 from osfl.wire.bundle import Line, RawTensor
 
 # numpy has no bfloat16; its bits are enough to see what is not finite. A bool is read as the byte that it is.
@@ -37,10 +37,11 @@ def check_hashes(tensors: Mapping[str, RawTensor], lines: Mapping[str, Line]) ->
 def check_values(tensors: Mapping[str, RawTensor], contract: Contract) -> None:
     """All numbers finite, booleans 0 or 1, and labels below their bound; `contract` may be empty."""
     for name, tensor in tensors.items():
+        field = contract.get(name)
         if tensor.dtype in FLOATS:
             _check_finite(name, tensor)
+            _check_bounds(name, tensor, field)
             continue
-        field = contract.get(name)
         below = 2 if tensor.dtype == "BOOL" else field.below if field else None
         if below is not None:
             _check_range(name, tensor, below)
@@ -58,6 +59,24 @@ def _check_finite(name: str, tensor: RawTensor) -> None:
                 field=f"{name}.values", expected="finite numbers", got="NaN or infinity",
                 fix="Training diverged; lower the learning rate and train again with `osfl client plan.toml`.",
             )  # fmt: skip
+
+
+def _check_bounds(name: str, tensor: RawTensor, field: Field | None) -> None:
+    """What the contract says about values: none below a bound, or a sum that can be divided by."""
+    if field is None or (field.low is None and not field.positive_sum):
+        return
+    total = 0.0
+    for chunk in _chunks(tensor):
+        if field.low is not None and float(chunk.min()) < field.low:
+            raise _out_of_bounds(name, f"no value below {field.low:g}", f"{float(chunk.min()):g}")
+        total += float(chunk.astype(np.float64).sum())
+    if field.positive_sum and not total > 0:
+        raise _out_of_bounds(name, "values that add up to more than zero", f"{total:g}")
+
+
+def _out_of_bounds(name: str, expected: str, got: str) -> Rejected:
+    return Rejected(f"tensor '{name}' holds values out of range", field=f"{name}.values", expected=expected, got=got,
+                    fix="Train again with `osfl client plan.toml` and this version of osfl.")  # fmt: skip
 
 
 def _check_range(name: str, tensor: RawTensor, below: int) -> None:
