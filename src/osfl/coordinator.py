@@ -7,23 +7,28 @@ the state (see osfl.round).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import time
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osfl.errors import RoundError, UsageError
-from osfl.protocol import ClientId, Json, Plan, Progress
+from osfl.errors import UNUSABLE, OsflError, RoundError, UsageError, go_on_without
+from osfl.protocol import ClientId, Json, Plan, Progress, Upload
 from osfl.wire.agreed import check_key, read_json, standing_desk, unfinished
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
 from osfl.wire.source import BytesLike
 
 if TYPE_CHECKING:
     from osfl.phases import Machine
+    from osfl.round import Round
     from osfl.wire.bundle import Bundle
     from osfl.wire.signing import SigningKey
+
+FAILED, LEFT_OUT = "server failed", "left out"  # notes in journal.jsonl
 
 
 def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
@@ -91,29 +96,36 @@ class Status:
     release: str = ""  # its digest, once it is there
     personal: Sequence[ClientId] = ()  # for whom the release has a part of its own
     forgotten: Sequence[ClientId] = ()  # nobody waits for them
+    left_out: Sequence[ClientId] = ()  # delivered, but the coordinator made the release without them
+    failed: Mapping[str, Json] | None = None  # the last server phase, if it failed: time, client, reason, fix
 
 
-def status(folder: Path, now: datetime | None = None) -> Status:
-    """The state of the round, read from its folder."""
+def status(folder: Path, now: datetime | None = None, without: Collection[ClientId] = ()) -> Status:
+    """The state of the round, read from its folder; `without`: as if these clients were no part of it."""
     desk, plan = standing_desk(folder), read_json(folder / "plan.json")
     inbox = Inbox(folder / "inbox", desk)
     delivered = inbox.delivered()
     waiting = plan.get("round", {})
     present = [client for client in plan["clients"] if client not in desk.gone]
-    quorum = waiting.get("quorum", 0) or max(1, len(present))
+    quorum = waiting.get("quorum", 0) or max(1, len(set(present).difference(without)))
     deadline = datetime.fromisoformat(waiting["deadline"]) if waiting.get("deadline") else None
-    why = _waits_for(len(delivered), len(present), quorum, deadline, now or datetime.now(UTC))
+    here, all_of_them = (len(set(clients).difference(without)) for clients in (delivered, present))
+    why = _waits_for(here, all_of_them, quorum, deadline, now or datetime.now(UTC))
     half = unfinished(folder) is not None
     why = "a forgetting has begun and not ended: repeat that command" if half else why
     release = None if half else _release(folder)
     made_from = release.made_from if release else {}
+    missed, notes = _without(release, delivered), list(_lines(folder / "journal.jsonl"))
+    left_out = [client for client in missed if any(n.get("phase") == LEFT_OUT and n.get("client") == client for n in notes)]
+    failed = [note for note in notes if note.get("phase") == FAILED]
     return Status(
         desk.plan, plan["method"], delivered, [client for client in present if client not in delivered],
         list(refusals(folder)), quorum, deadline, not why, why, release is not None,
-        _without(release, delivered),
+        [client for client in missed if client not in left_out],
         {client: inbox.digest(client) for client in delivered}, release.digest if release else "",
         [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
-        [client for client in plan["clients"] if client not in present],
+        [client for client in plan["clients"] if client not in present], left_out,
+        failed[-1] if failed and release is None else None,
     )  # fmt: skip
 
 
@@ -137,7 +149,10 @@ def _waits_for(delivered: int, clients: int, quorum: int, deadline: datetime | N
 
 def refusals(folder: Path) -> Iterator[Mapping[str, Json]]:
     """What was refused and why, oldest first; a line torn by a crash is passed over."""
-    path = folder / JOURNAL
+    return _lines(folder / JOURNAL)
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Json]]:
     for line in path.read_bytes().splitlines() if path.exists() else []:
         with suppress(json.JSONDecodeError, UnicodeDecodeError):
             entry = json.loads(line)
@@ -158,9 +173,12 @@ def _release(folder: Path) -> Bundle | None:
 
 def serve(
     folder: Path, server_key: SigningKey, *, machine: Machine | None = None, progress: Progress | None = None,
-    now: datetime | None = None,
+    now: datetime | None = None, without: Collection[ClientId] = (),
 ) -> str:  # fmt: skip
-    """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands."""
+    """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands.
+
+    `without`: leave the uploads of these clients out, which stay in the inbox; the release does not name them.
+    """
     from osfl.phases import Machine, computing
     from osfl.phases import serve as serve_phase
     from osfl.protocol import quiet
@@ -172,20 +190,71 @@ def serve(
         published = round.release()
         if published is not None:
             return published[1]
-        found = status(folder, now)
+        found = status(folder, now, without)
+        _check_without(without, found)
         if not found.ready:
             raise RoundError(f"the server phase cannot begin: {found.waits_for}", field="round",
                              expected=f"uploads from {', '.join(found.missing)}",
                              got=f"uploads from {', '.join(found.delivered) or 'nobody'}",
                              fix="Receive what is missing with `osfl receive`; `osfl show` lists it.")  # fmt: skip
         method = load(plan.method)(plan.task, plan.settings)
-        _check_settings(method, len(found.delivered))
-        with computing(plan, machine or Machine(), progress or quiet, round.scratch, show=round.show) as ctx:
-            serve_phase(method, round, ctx)
+        among = [client for client in found.delivered if client not in without]
+        _check_settings(method, len(among))
+        with (
+            _recorded(round, among),
+            computing(plan, machine or Machine(), progress or quiet, round.scratch, show=round.show) as ctx,
+        ):
+            serve_phase(method, round, ctx, among)
+        for client in sorted(without):
+            round.note(LEFT_OUT, {}, client)
         round.tidy()
         published = round.release()
     assert published is not None
     return published[1]
+
+
+def _check_without(without: Collection[ClientId], found: Status) -> None:
+    strange = sorted(set(without) - set(found.delivered))
+    if strange:
+        raise UsageError([f"there is no upload of {client!r} to leave out" for client in strange], field="without",
+                         fix=f"Uploads are here from {', '.join(found.delivered) or 'nobody'}.")  # fmt: skip
+
+
+@contextmanager
+def _recorded(round: Round, among: Sequence[ClientId]) -> Iterator[None]:
+    """A server phase that fails leaves a note of why, which `status` shows, and never ends in a traceback."""
+    try:
+        yield
+    except OsflError as error:
+        if error.client is not None and error.client in among and "--without" not in (error.fix or ""):
+            error.fix = f"{error.fix or ''} {go_on_without(error.client)}".strip()
+        _note_failure(round, error)
+        raise
+    except UNUSABLE as error:
+        last = _last_upload(error)
+        known = f", last at work on the upload of {last!r}" if last else ""
+        failure = RoundError(f"the server phase failed{known}: {type(error).__name__}: {str(error)[:300]}", client=last,
+                             field="server phase", expected=f"a release made of the uploads of {', '.join(among)}",
+                             fix=f"{go_on_without(last or 'NAME')} The whole error is in journal.jsonl; without a fault in "
+                                 "an upload it is one of the method.")  # fmt: skip
+        _note_failure(round, failure, "".join(traceback.format_exception(error))[-4000:])
+        raise failure from error
+
+
+def _note_failure(round: Round, error: OsflError, trace: str = "") -> None:
+    facts = {key: value for key, value in error.as_json().items() if key != "client"}
+    more = {"time": float(f"{time.time():.3f}"), **({"traceback": trace} if trace else {})}
+    with suppress(OSError):  # a full disk must not hide the error itself
+        round.note(FAILED, {**facts, **more}, error.client or "")
+
+
+def _last_upload(error: BaseException) -> ClientId | None:
+    """Whose upload the code held that raised this, seen from the innermost call outwards."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        held = [value.client for value in frame.f_locals.values() if isinstance(value, Upload)]
+        if held:
+            return held[-1]
+    return None
 
 
 def standing_plan(folder: Path) -> Plan:

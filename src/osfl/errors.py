@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# What code raises that works with contents nobody expected; never a user's own exception, nor a disk's.
+UNUSABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+
 
 class OsflError(Exception):
     """A user's mistake or a refused input: shown without a traceback, exit code 1."""
@@ -95,3 +98,8 @@ class FilesError(OsflError):
     """The file system said no: not ours to write, of the wrong kind, or full."""
 
     title = "Files"
+
+
+def go_on_without(client: str) -> str:
+    """What a coordinator does about an upload that cannot be used."""
+    return f"Go on without it: `osfl server ROUND --without {client}`."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,6 +45,11 @@ Key = Annotated[
     typer.Option("--key", "-k", metavar="server.key", show_default=False,
                  help="The server's private key: it signs the release."),
 ]  # fmt: skip
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", metavar="SITE", show_default=False,
+                 help="Leave this site's upload out, as one that the server phase failed at; repeat it for more."),
+]  # fmt: skip
 Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until the server phase may begin.")]
 
 
@@ -52,6 +57,7 @@ def server(
     places: Places = None,
     key: Key = None,
     wait: Wait = False,
+    without: Without = None,
     models: market.Models = None,
     architecture: market.Architecture = None,
     classes: market.Classes = None,
@@ -72,6 +78,7 @@ def server(
     """Make the release once all have delivered, or the plan's quorum has and its deadline, if any, is over (by this clock).
 
     Otherwise say who is missing: exit code 1. Killed, the same command continues; a release that is there stands.
+    A server phase that fails names the upload that it failed at, where that is known: go on with --without.
     With --models there is no round to wait for: the files are checked, refused ones are named (exit code 1), the others fused.
     """
     from osfl.phases import Machine
@@ -90,25 +97,28 @@ def server(
         return
     _refuse_market_words()
     asked = _asked({"ROUND": places[0] if places and len(places) == 1 else None, "--key": key})
-    _serve_round(Path(asked["ROUND"]), Path(asked["--key"]), wait, machine, format)
+    _serve_round(Path(asked["ROUND"]), Path(asked["--key"]), wait, without or [], machine, format)
 
 
-def _serve_round(round: Path, key: Path, wait: bool, machine: Machine, format: str) -> None:
+def _serve_round(round: Path, key: Path, wait: bool, without: Sequence[str], machine: Machine, format: str) -> None:
     from osfl.coordinator import serve, status
     from osfl.wire.signing import SigningKey
 
     signing = SigningKey.load(key)
     if wait:
-        until_ready(lambda: status(round))
+        until_ready(lambda: status(round, without=without))
     with telling(format == "json") as progress:
-        digest = serve(round, signing, machine=machine, progress=progress)
+        digest = serve(round, signing, machine=machine, progress=progress, without=without)
     found = status(round)
     if format == "json":
         put_json({"round": found.plan, "release": digest, "path": str(round / "release.safetensors"),
-                  "personal": list(found.personal), "late": list(found.late)})  # fmt: skip
+                  "personal": list(found.personal), "late": list(found.late),
+                  "left_out": list(found.left_out)})  # fmt: skip
         return
     say(f"Release  {digest}")
-    say(f"         made from {len(found.delivered) - len(found.late)} of {len(found.delivered) + len(found.missing)} uploads")
+    made_from = len(found.delivered) - len(found.late) - len(found.left_out)
+    left_out = f", without {', '.join(found.left_out)}" if found.left_out else ""
+    say(f"         made from {made_from} of {len(found.delivered) + len(found.missing)} uploads{left_out}")
     parts = f" and, to each site, its own file of {escape(str(round / 'personal'))}" if found.personal else ""
     say(f"Give {escape(str(round / 'release.safetensors'))} to every site{parts}; they run `osfl personalize`.")
 

@@ -37,11 +37,13 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
         "round": found.plan,
         "method": found.method,
         "delivered": [
-            {"client": c, "bytes": size, "digest": found.digests[c], "late": c in found.late}
+            {"client": c, "bytes": size, "digest": found.digests[c], "late": c in found.late,
+             "left_out": c in found.left_out}
             for c, size in found.delivered.items()
         ],
         "missing": list(found.missing),
         "forgotten": list(found.forgotten),
+        "failed": dict(found.failed) if found.failed else None,
         "refused": [dict(entry) for entry in found.refused],
         "quorum": found.quorum,
         "deadline": found.deadline.isoformat() if found.deadline else None,
@@ -61,6 +63,7 @@ def _show(round: Path, found: Status, now: datetime) -> None:
     for client in sorted([] if unheard else clients):
         if client in found.delivered:
             late = "  [yellow]too late for the release[/]" if client in found.late else ""
+            late = "  [yellow]left out of the release[/]" if client in found.left_out else late
             say(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
         else:
             say(f"  [yellow]missing[/]    {client}")
@@ -74,6 +77,8 @@ def _show(round: Path, found: Status, now: datetime) -> None:
         say(f"Needed     {found.quorum} uploads")
     if found.deadline:
         say(f"Deadline   {found.deadline.isoformat()} (this clock says {now.isoformat(timespec='seconds')})")
+    if found.failed:
+        say(f"[red]Failed[/]     the server phase: {_failure(found.failed)}")
     if found.released:
         say(f"Release    {found.release}  {escape(str(round / 'release.safetensors'))}")
         if found.personal:
@@ -84,11 +89,20 @@ def _show(round: Path, found: Status, now: datetime) -> None:
         say(f"Next       waiting: {escape(found.waits_for)}.")
 
 
+def _failure(note: Mapping[str, Any]) -> str:
+    """Why the last server phase failed, and how to go on."""
+    who = f"{note['client']}: " if note.get("client") else ""
+    return escape(f"{_stamp(note)}  {who}{note.get('reason', '')}. {note.get('fix', '')}".replace("\n", " "))
+
+
+def _stamp(entry: Mapping[str, Any]) -> str:
+    when = entry.get("time")
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if isinstance(when, (int, float)) else ""
+
+
 def _refusal(entry: Mapping[str, Any]) -> str:
     """One line of rejected.jsonl; whatever a stranger managed to put there is shown as text."""
-    when = entry.get("time")
-    stamp = datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if isinstance(when, (int, float)) else ""
     against = f" (expected {entry['expected']}, got {entry.get('got', '')})" if "expected" in entry else ""
     said = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}
-    text = f"{stamp}  {said['client']}  {said['field']}: {said['reason']}{against}. {said['fix']}"
+    text = f"{_stamp(entry)}  {said['client']}  {said['field']}: {said['reason']}{against}. {said['fix']}"
     return escape(text.replace("\n", " "))

@@ -143,7 +143,8 @@ def _clear(round: Round, intent: Mapping[str, Any]) -> None:
     for path in doomed(folder, uploads):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         sync_folder(path.parent)
-    _rewrite(folder / "journal.jsonl", lambda note: note["client"] not in gone and note["phase"] in ("client", "shelf"))
+    kept = ("client", "shelf", "left out")
+    _rewrite(folder / "journal.jsonl", lambda note: note["client"] not in gone and note["phase"] in kept)
     _rewrite(folder / JOURNAL, lambda entry: entry.get("client") not in gone)
     for client, upload in uploads.items():
         if upload["after"]:
