@@ -21,7 +21,7 @@ RECORDS = Path(__file__).parent / "records"
 PARTS = (
     "walk_speed", "ensemble_forward", "inversion_speed", "sparse_inversion_speed", "synthesis_speed", "factory_speed",
     "token_speed", "slimming_speed", "wire_faults", "walk_faults", "roles_faults", "forgetting", "flower_faults",
-    "three_ways", "pretrained_clients",
+    "three_ways", "pretrained_clients", "lying_counts",
 )  # fmt: skip
 
 

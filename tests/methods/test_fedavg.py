@@ -41,8 +41,10 @@ def test_weights_are_shares_of_samples() -> None:
     def upload(client: str, value: float, samples: int) -> Upload:
         return Upload(client, "", Payload({"model/w": torch.full((2,), value)}, {"samples": samples}))
 
-    uploads = [upload("a", 1.0, 30), upload("b", 5.0, 10)]
-    assert torch.equal(release_of(uploads)["model/w"], torch.full((2,), 2.0))
+    uploads = [upload("a", 1.0, 12), upload("b", 5.0, 10), upload("c", 3.0, 10)]
+    assert torch.equal(release_of(uploads)["model/w"], torch.full((2,), 2.875))
+    lying = [upload("a", 1.0, 10**6), *uploads[1:]]  # no more than the plan's share
+    torch.testing.assert_close(release_of(lying)["model/w"], torch.full((2,), 0.4 * 1 + 0.3 * 5 + 0.3 * 3))
     uniform = Settings(weighting="uniform")
     assert torch.equal(release_of(uploads, uniform)["model/w"], torch.full((2,), 3.0))
 

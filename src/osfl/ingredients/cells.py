@@ -7,10 +7,13 @@ taken out leaves exactly the pool of a round that never had it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import torch
+
+from osfl.ingredients.claimed_counts import whole_counts
 from osfl.protocol import ClientId, Upload
 
 if TYPE_CHECKING:
@@ -69,13 +72,25 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
     return whole
 
 
-def quotas(cells: Iterable[Cell], per_class: int, prior: Prior = "balanced") -> dict[Place, int]:
-    """Q_{c,k} = N_c n_{c,k} / sum_j n_{c,j}, in whole images that sum to N_c exactly.
+def believed(cells: Sequence[Cell], share: float) -> list[Cell]:
+    """The same cells with counts of which no client has more than `share`, in all and of a class (`claimed_counts`)."""
+    clients, labels = sorted({cell.client for cell in cells}), sorted({cell.label for cell in cells})
+    claimed = {cell.place: cell.seen for cell in cells}
+    table = torch.tensor([[claimed.get((label, client), 0) for label in labels] for client in clients], dtype=torch.float64)
+    counts = whole_counts(table.reshape(len(clients), len(labels)), share)
+    found = {(label, client): counts[i][j] for i, client in enumerate(clients) for j, label in enumerate(labels)}
+    return [replace(cell, seen=found[cell.place]) for cell in cells]
+
+
+def quotas(
+    cells: Iterable[Cell], per_class: int, prior: Prior = "balanced", share: float = 1.0
+) -> dict[Place, int]:
+    """Q_{c,k} = N_c n_{c,k} / sum_j n_{c,j}, in whole images that sum to N_c exactly; n as `believed`.
 
     balanced: N_c = `per_class` for every class that anybody can make. empirical: the same total, by the classes' sizes.
     """
     rows: dict[int, list[Cell]] = {}
-    for cell in cells:
+    for cell in believed(list(cells), share):
         rows.setdefault(cell.label, []).append(cell)
     labels = sorted(rows)
     sizes = [sum(cell.seen for cell in rows[label]) for label in labels]

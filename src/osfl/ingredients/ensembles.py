@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from osfl.errors import TrainingError, UsageError
+from osfl.ingredients.claimed_counts import capped
 from osfl.ingredients.odds import odds
 from osfl.meter import spend
 from osfl.models.flops import forward_flops
@@ -49,18 +50,21 @@ def weights_for(mode: str, counts: torch.Tensor) -> torch.Tensor:
 class Ensemble(nn.Module):
     """Members of any architectures; `forward` gives logits (modes `logits` and `odds`), or log-probabilities.
 
-    `weights` has one number a member, or one a member and class; only their proportions over the members matter.
+    `weights` has one number a member, or one a member and class; only their proportions over the members matter. Those that
+    come from claimed counts are capped: no member has more than `share`, in all or of a class.
     """
 
     weights: torch.Tensor
     voted: torch.Tensor | None
 
-    def __init__(self, members: Sequence[nn.Module], mode: str = "logits", weights: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, members: Sequence[nn.Module], mode: str = "logits", weights: torch.Tensor | None = None, share: float = 1.0
+    ) -> None:
         super().__init__()
         check_mode(mode)
-        self.mode = mode
+        self.mode, self.share = mode, share
         self.members = nn.ModuleList(members)  # a plain list would escape eval(), to() and modules()
-        self.register_buffer("weights", _shares(mode, weights, len(members)))
+        self.register_buffer("weights", _shares(mode, weights, len(members), share))
         # known beforehand, not asked of the weights in each pass: operations are counted without any values
         self.register_buffer("voted", _voted(self.weights), persistent=False)
 
@@ -68,35 +72,40 @@ class Ensemble(nn.Module):
         return self.mode  # two modes are two networks: they cost different operations
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _combine(torch.stack([member(x) for member in self.members]), self.mode, self.weights, self.voted)
+        logits = torch.stack([member(x) for member in self.members])
+        return _combine(logits, self.mode, self.weights, self.voted, share=self.share)
 
 
 def combine(
-    logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None, louder: torch.Tensor | None = None
-) -> torch.Tensor:
+    logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None, louder: torch.Tensor | None = None,
+    share: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
     """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite.
 
-    `louder` (members,), for odds alone, whose weights are counts: how much each member counts besides.
+    `louder` (members,), for odds alone, whose weights are counts: how much each member counts besides. `share`: the cap of
+    weights that come from claimed counts.
     """
     check_mode(mode)
-    shares = _shares(mode, weights, len(logits))
-    return _combine(logits, mode, shares, _voted(shares), louder)
+    shares = _shares(mode, weights, len(logits), share)
+    return _combine(logits, mode, shares, _voted(shares), louder, share)
 
 
 def _combine(
-    logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None, louder: torch.Tensor | None = None
-) -> torch.Tensor:
+    logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None, louder: torch.Tensor | None = None,
+    share: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
     voted = None if voted is None else voted.to(logits.device)
     if mode == "odds":
-        return _only(odds(logits, shares.to(logits), None if louder is None else louder.to(logits)), voted)
+        return _only(odds(logits, shares.to(logits), None if louder is None else louder.to(logits), share), voted)
     shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
     if mode == "logits":
         return (shares * logits).sum(0)
     return _mix(logits.log_softmax(-1), shares, voted)
 
 
-def _shares(mode: str, weights: torch.Tensor | None, members: int) -> torch.Tensor:
-    """Weights as shares of one over the members (a class that nobody has keeps zeros); for odds, the counts as they are."""
+def _shares(mode: str, weights: torch.Tensor | None, members: int, share: float = 1.0) -> torch.Tensor:
+    """Weights as shares of one over the members (a class that nobody has keeps zeros), capped; for odds, the counts as they
+    are: there the votes made of them are capped."""
     if weights is None:
         if mode in ("size", *COUNTED):
             raise TrainingError(f"the ensemble mode '{mode}' needs weights", field="weights", fix="Pass label counts.")
@@ -111,7 +120,11 @@ def _shares(mode: str, weights: torch.Tensor | None, members: int) -> torch.Tens
             expected="finite, not negative, not all zero, one row a member",
             fix="Check the sample counts that the clients reported.",
         )
-    return (weights if mode == "odds" else weights / total.where(total > 0, 1.0)).to(torch.float32)
+    if mode == "odds":
+        return weights.to(torch.float32)
+    weights = capped(weights, share)
+    total = weights.sum(0)
+    return (weights / total.where(total > 0, 1.0)).to(torch.float32)
 
 
 def _voted(shares: torch.Tensor) -> torch.Tensor | None:

@@ -14,13 +14,14 @@ from osfl.ingredients.autoencoders import Vae, VaeSettings
 from osfl.ingredients.cells import Cell, prefix
 from osfl.ingredients.diffusion import LAST_LEVEL, LOST, SAMPLING, Diffusion, DiffusionSettings
 from osfl.ingredients.mixtures import Mixture, MixtureSettings
+from osfl.ingredients.one_upload import working_on
 from osfl.ingredients.support import Readable
 from osfl.ingredients.symmetries import Symmetry, orbit
 from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import measure
 from osfl.models.inputs import to_input
 from osfl.models.unet import parse_unet
-from osfl.protocol import Context, Contract, Exposed, Field, Json, Payload, Shard, Task
+from osfl.protocol import Context, Contract, Exposed, Json, Payload, Shard, Task
 from osfl.storage import payload_digest
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def contract_of_factories(settings: FactorySettings, task: Task) -> Contract:
     """Every class may have a generator, none must."""
     lines = factory_for(settings, task).contract()
     return {
-        prefix(label) + name: Field(line.dtype, line.shape, required=False)
+        prefix(label) + name: replace(line, required=False, group=prefix(label))  # part of a generator is none
         for label in range(len(task.classes))
         for name, line in lines.items()
     }
@@ -192,8 +193,9 @@ def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, c
     """
 
     def sample() -> Payload:
-        factory = factory_for(settings, task, ctx.device)
-        images = factory.sample(cell.tensors, count, ctx.generator("sample", cell.label, cell.client))
+        with working_on(cell.client):
+            factory = factory_for(settings, task, ctx.device)
+            images = factory.sample(cell.tensors, count, ctx.generator("sample", cell.label, cell.client))
         return Payload({"images": images})
 
     key = {**factory_key(settings, task, ctx), "what": "sample", "cell": list(cell.place), "count": count,

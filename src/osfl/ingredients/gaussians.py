@@ -34,6 +34,13 @@ class Statistics:
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(self.sums + other.sums, self.gram + other.gram, self.counts + other.counts)
 
+    def means(self) -> torch.Tensor:
+        """mu_c, (classes, d); zeros where there is nothing. Counts may be fractions, where the weight of a site was capped."""
+        return self.sums / torch.where(self.counts > 0, self.counts, 1.0)[:, None]
+
+    def __mul__(self, factor: float) -> Statistics:
+        return self if factor == 1 else Statistics(self.sums * factor, self.gram * factor, self.counts * factor)
+
     def __sub__(self, other: Statistics) -> Statistics:
         return Statistics(self.sums - other.sums, self.gram - other.gram, self.counts - other.counts)
 
@@ -59,7 +66,7 @@ def linear_classifier(total: Statistics, covariance: Covariance, ridge: float) -
     """
     n, d = float(total.counts.sum()), total.gram.shape[0]
     present = total.counts > 0
-    means, mean = total.sums / total.counts.clamp_min(1)[:, None], total.sums.sum(0) / n
+    means, mean = total.means(), total.sums.sum(0) / n
     if covariance == "total":
         spread = (total.gram - n * torch.outer(mean, mean)) / max(n - 1, 1)
     else:

@@ -53,7 +53,7 @@ class Mixture:
         return {
             "mean": Field("F32", (1, pixels)),  # a row, so that the client's own check would find an image in it
             "basis": Field("F32", (dims, pixels)),
-            "weights": Field("F32", (parts,)),
+            "weights": Field("F32", (parts,), low=0.0, positive_sum=True),
             "centers": Field("F32", (parts, dims)),
             "scales": Field("F32", (parts, dims, dims)),  # lower Cholesky factors of the covariances
         }

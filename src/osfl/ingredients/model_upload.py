@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from osfl.errors import TrainingError, UsageError
+from osfl.errors import TrainingError, UsageError, go_on_without
 from osfl.ingredients.averaging import average
+from osfl.ingredients.claimed_counts import largest, samples_of, sizes_of
 from osfl.ingredients.ensembles import Ensemble, weights_for
+from osfl.ingredients.one_upload import working_on
 from osfl.ingredients.training import (
     TRAINING_PRESETS,
     Training,
@@ -38,9 +40,13 @@ class ModelUpload(OneShot):
     """
 
     PRESETS: ClassVar[Any] = TRAINING_PRESETS
+    NEEDS = ("samples",)
 
     def needs_counts(self) -> bool:
         return False
+
+    def needs(self) -> Sequence[str]:
+        return (*self.NEEDS, "class_counts") if self.needs_counts() else self.NEEDS
 
     def problems(self, clients: int) -> list[str]:
         found = training_problems(self.settings, self.task)
@@ -96,23 +102,33 @@ def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
 
 def teachers(uploads: Sequence[Upload], method: ModelUpload) -> list[nn.Module]:
     """The uploaded classifiers in evaluation mode, in the order of the uploads; one that explodes is refused by name."""
-    members = [method.build(upload.payload) for upload in uploads]
+    members = []
+    for upload in uploads:
+        with working_on(upload.client):
+            members.append(method.build(upload.payload))
     for upload, member in zip(uploads, members, strict=True):
         if not (most := loudest(member, method.task.image)) < SANE:
             raise TrainingError(f"the model of {upload.client} answers noise with numbers beyond all bounds",
                                 client=upload.client, field="model", expected=f"below {SANE:g}", got=f"{most:.3g}",
-                                fix=f"Go on without it: `osfl forget ROUND --client {upload.client}`.")  # fmt: skip
+                                fix=go_on_without(upload.client))  # fmt: skip
     return members
 
 
-def teacher_ensemble(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int) -> Ensemble:
-    """All teachers as one. Weighting by class needs the counts that `needs_counts` asks for; by size, the samples."""
-    counts = counts_of(uploads, classes)
+def teacher_weights(uploads: Sequence[Upload], mode: str, classes: int) -> torch.Tensor:
+    """Voting weights of the clients as they claim them, (clients,) or (clients, classes); whoever combines answers caps them.
+
+    Weighting by class needs the counts that `needs_counts` asks for; by size, the samples.
+    """
     if mode == "size":
-        weights = torch.tensor([float(upload.payload.facts["samples"]) for upload in uploads])
-    else:
-        weights = weights_for(mode, counts)
-    return Ensemble(members, mode, weights)
+        return torch.tensor([samples_of(upload) for upload in uploads])
+    return weights_for(mode, counts_of(uploads, classes))
+
+
+def teacher_ensemble(
+    uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, share: float
+) -> Ensemble:
+    """All teachers as one; nobody has more than `share` of a weight by counts."""
+    return Ensemble(members, mode, teacher_weights(uploads, mode, classes), share)
 
 
 def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) -> tuple[nn.Module, str]:
@@ -128,15 +144,14 @@ def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) 
                 f"init = 'average' needs clients that all have the student's architecture {architecture!r}, not {spoken}",
                 field="init", fix="Use --set init=random.",
             )  # fmt: skip
-        weights = [float(upload.payload.facts["samples"]) for upload in uploads]
+        weights = sizes_of(uploads, ctx.plan.limits.share).tolist()
         load_named(model, average([upload.payload.tensors for upload in uploads], weights), "model")
     if method.settings.init == "client":
         alike = [upload for upload in uploads if upload.payload.facts["architecture"] == architecture]
         if not alike:
             raise UsageError(f"init = 'client' needs a client with the student's architecture {architecture!r}, not {spoken}",
                              field="init", fix="Use --set init=random.")  # fmt: skip
-        largest = min(alike, key=lambda upload: (-float(upload.payload.facts["samples"]), upload.client))
-        load_named(model, largest.payload.tensors, "model")
+        load_named(model, largest(alike, ctx.plan.limits.share).payload.tensors, "model")
     return model, architecture
 
 

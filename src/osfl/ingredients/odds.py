@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import torch
 
+from osfl.ingredients.claimed_counts import capped
+
 _FAR = 20.0  # below all other logits of a client
 _TIE = 0.03  # how much the mean of logits counts beside the odds, as a share of the votes of a class
 _POWER, _FREED = 0.5, 0.5  # of `softened` and `rebalanced`; chosen on validation images, see docs/methods/references.md
 
 
-def odds(logits: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+def odds(
+    logits: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None = None, share: float = 1.0
+) -> torch.Tensor:
     """Members' logits (members, batch, classes) as one, (batch, classes), by how many images of each class each has seen;
-    `weights` (members,) make some louder."""
-    votes = softened(counts, _POWER)
+    `weights` (members,) make some louder. Of the votes for a class nobody has more than `share` by counts."""
+    votes = capped(softened(counts, _POWER), share)
     votes = votes if weights is None else weights.view(-1, 1) * votes
     return from_odds(rebalanced(logits, counts, _FREED), votes, logits.mean(0))
 

@@ -17,10 +17,19 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.errors import TrainingError
+from osfl.ingredients.claimed_counts import capped
 from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.ensembles import combine, weights_for
+from osfl.ingredients.ensembles import combine
 from osfl.ingredients.inversion import Watched
-from osfl.ingredients.model_upload import Combine, ModelUpload, Student, counts_of, start_student, teachers
+from osfl.ingredients.model_upload import (
+    Combine,
+    ModelUpload,
+    Student,
+    counts_of,
+    start_student,
+    teacher_weights,
+    teachers,
+)
 from osfl.ingredients.pictures import by_class
 from osfl.ingredients.training import batches, decay, step
 from osfl.meter import spend
@@ -114,8 +123,12 @@ class Teacher:
     Not for two threads at once: a watched network keeps notes of its forward pass.
     """
 
-    def __init__(self, members: Sequence[nn.Module], mode: str, weights: torch.Tensor, watch: bool) -> None:
-        self.mode, self.weights, self.members = mode, weights, members
+    def __init__(
+        self, members: Sequence[nn.Module], mode: str, weights: torch.Tensor, watch: bool, share: float = 1.0
+    ) -> None:
+        # weights that training changes later are capped here, by counts; odds are capped where votes are made of counts
+        self.mode, self.share, self.members = mode, share if mode == "odds" else 1.0, members
+        self.weights = weights if mode == "odds" else capped(weights, share)
         self.louder: torch.Tensor | None = None  # odds: how much each client counts beside its class counts
         self.watched = [Watched(member) for member in members] if watch else []
         self.folded = [] if watch else [freeze(member) for member in members]
@@ -129,14 +142,7 @@ class Teacher:
 
     def combined(self, logits: torch.Tensor) -> torch.Tensor:
         """Members' logits as the teacher's, (batch, classes)."""
-        return combine(logits, self.mode, self.weights, self.louder)
-
-
-def teacher_weights(uploads: Sequence[Upload], mode: str, classes: int) -> torch.Tensor:
-    """Voting weights of the clients, (clients,) or (clients, classes)."""
-    if mode == "size":
-        return torch.tensor([float(upload.payload.facts["samples"]) for upload in uploads])
-    return weights_for(mode, counts_of(uploads, classes))
+        return combine(logits, self.mode, self.weights, self.louder, self.share)
 
 
 def draw_labels(count: int, weights: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
@@ -271,7 +277,7 @@ def work_key(what: str, uploads: Sequence[Upload], method: ModelUpload, ctx: Con
     """Names work completely: what, from which uploads, with which settings and seed."""
     made_from = {upload.client: payload_digest(upload.payload) for upload in uploads}
     return {"what": what, "from": made_from, "settings": asdict(method.settings), "seed": ctx.plan.seed,
-            "task": asdict(method.task)}  # fmt: skip
+            "task": asdict(method.task), "share": ctx.plan.limits.share}  # fmt: skip
 
 
 def in_stages(
@@ -293,10 +299,13 @@ class Workshop:
         classes = len(method.task.classes)
         members = [member.to(ctx.device) for member in teachers(uploads, method)]
         weights = teacher_weights(uploads, self.settings.teacher, classes)
-        watch = self.settings.bn > 0
+        watch, share = self.settings.bn > 0, ctx.plan.limits.share
         # one a thread, because a watched network keeps notes
-        self.teachers = [Teacher(members, self.settings.teacher, weights, watch) for _ in range(self.settings.generators)]
-        self.folded = Teacher(members, self.settings.teacher, weights, watch=False)  # to predict, and for gradients to pixels
+        self.teachers = [
+            Teacher(members, self.settings.teacher, weights, watch, share) for _ in range(self.settings.generators)
+        ]
+        # to predict, and for gradients to pixels
+        self.folded = Teacher(members, self.settings.teacher, weights, watch=False, share=share)
         self.label_weights = (counts_of(uploads, classes).sum(0) > 0).double()  # every class that anyone has, as often
         self.student, self.architecture = start_student(uploads, method, ctx)
         self.student.to(ctx.device)

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from osfl.errors import TrainingError, UsageError
 from osfl.ingredients.averaging import average
+from osfl.ingredients.claimed_counts import capped
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import combine
-from osfl.ingredients.model_upload import ModelUpload, counts_of, start_student, teachers
+from osfl.ingredients.model_upload import ModelUpload, counts_of, start_student, teacher_weights, teachers
 from osfl.ingredients.odds import from_odds, rebalanced, softened
 from osfl.ingredients.pictures import by_class, gallery
 from osfl.ingredients.sparse_inversion import (
@@ -34,7 +35,6 @@ from osfl.ingredients.synthesis import (
     draw_labels,
     keep,
     take_up,
-    teacher_weights,
     work_key,
 )
 from osfl.ingredients.training import batches, decay
@@ -165,7 +165,8 @@ class PatchServer:
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
         self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
         self.counts = counts_of(uploads, classes)
-        self.votes = softened(teacher_weights(uploads, self.settings.teacher, classes), self.settings.votes)
+        votes = softened(teacher_weights(uploads, self.settings.teacher, classes), self.settings.votes)
+        self.votes = capped(votes, ctx.plan.limits.share)
         self.wanted = label_weights(self.settings.labels, self.counts)
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))

@@ -19,6 +19,7 @@ from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool, TokenGenerator
 
 Progress = Callable[[int, int], None]
+PIECE = 4096  # sequences that are drawn at once
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,9 @@ def draw_sequences(
     model.to(device).eval()
     found, labels = [], []
     for label, count in wanted.items():
-        classes = torch.full((count,), label)
-        found.append(out_of_space(model.sample(classes.to(device), rng(label), temperature).cpu(), classes, space))
+        classes, random = torch.full((count,), label), rng(label)
+        for part in torch.split(classes, PIECE):  # the network's own memory is that of one piece
+            found.append(out_of_space(model.sample(part.to(device), random, temperature).cpu(), part, space))
         labels.append(classes)
     made = sum(wanted.values())
     spend(model.sampling_flops() * made, makes=made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from osfl.errors import RoundError
+from osfl.ingredients.claimed_counts import missing_fact
 from osfl.protocol import ClientId, Facts, Json
 
 
@@ -13,9 +13,7 @@ def told_counts(facts: Facts, client: ClientId) -> list[int]:
     """The counts, for methods that cannot do without them."""
     counts = facts.get("class_counts")
     if counts is None:
-        raise RoundError("the upload does not say how many images of each class its client has", client=client,
-                         field="facts.class_counts", expected="a count for each class", got="none",
-                         fix="Ask the site to train again, or forget it (osfl forget).")  # fmt: skip
+        raise missing_fact(client, "class_counts", "how many images of each class its client has")
     return list(counts)
 
 

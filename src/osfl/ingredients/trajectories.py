@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from osfl.errors import TrainingError
+from osfl.ingredients.claimed_counts import capped_sites
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import COUNTED, combine
 from osfl.ingredients.inversion import Inversion, Watched, invert, labels_for
-from osfl.ingredients.model_upload import ModelUpload, counts_of
+from osfl.ingredients.model_upload import ModelUpload, counts_of, teacher_weights
 from osfl.ingredients.training import not_positive, too_low
 from osfl.meter import spend
 from osfl.models.flops import forward_flops, training_flops
@@ -67,30 +68,29 @@ class Teacher:
     members: Sequence[nn.Module]
     mode: str = "logits"
     weights: torch.Tensor | None = None
+    share: float = 1.0  # the cap of weights by claimed counts
 
     @property
     def name(self) -> str:
         return "+".join(self.clients)
 
     def combine(self, logits: torch.Tensor) -> torch.Tensor:  # (members, batch, classes) -> (batch, classes)
-        return combine(logits, self.mode, self.weights)
+        return combine(logits, self.mode, self.weights, share=self.share)
 
     def of(self, members: Sequence[nn.Module]) -> Teacher:
         """The same clients with other networks, as adapted or frozen copies are."""
-        return Teacher(self.clients, members, self.mode, self.weights)
+        return Teacher(self.clients, members, self.mode, self.weights, self.share)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.combine(torch.stack([member(x) for member in self.members]))
 
 
-def teacher_of(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int) -> Teacher:
-    """These clients as one teacher, in one of the ensemble modes."""
-    weights = None
-    if mode == "size":
-        weights = torch.tensor([float(upload.payload.facts["samples"]) for upload in uploads])
-    elif mode in COUNTED:
-        weights = counts_of(uploads, classes)
-    return Teacher(tuple(upload.client for upload in uploads), members, mode, weights)
+def teacher_of(
+    uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, share: float
+) -> Teacher:
+    """These clients as one teacher, in one of the ensemble modes; nobody has more than `share` of a weight by counts."""
+    weights = teacher_weights(uploads, mode, classes) if mode in ("size", *COUNTED) else None
+    return Teacher(tuple(upload.client for upload in uploads), members, mode, weights, share)
 
 
 # --- trajectories ---------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Lessons:
         self.makers, self.guides, self.ctx = makers, guides, ctx  # without guides, each maker guides along its own images
         self.images = images or method.settings.images  # that each maker makes in a repetition
         self.settings, self.image = method.settings, method.task.image
-        counts = counts_of(uploads, len(method.task.classes))
+        counts = capped_sites(counts_of(uploads, len(method.task.classes)), ctx.plan.limits.share)
         self.counts = dict(zip([upload.client for upload in uploads], counts, strict=True))
         self.parts = in_parts(self.settings.repetitions, len(makers))
         self._ready: dict[range, list[Lesson]] = {}

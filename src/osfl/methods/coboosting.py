@@ -131,13 +131,15 @@ def perturbed(batch: Batch, teacher: Teacher, epsilon: float) -> tuple[torch.Ten
 # --- the ensemble's weights --------------------------------------------------------------------------------------------
 
 
-def vote(logits: torch.Tensor, weights: torch.Tensor, mode: str, base: torch.Tensor) -> torch.Tensor:
+def vote(
+    logits: torch.Tensor, weights: torch.Tensor, mode: str, base: torch.Tensor, share: float = 1.0
+) -> torch.Tensor:
     """E_w of members' logits (clients, batch, classes), with gradients to w; `base` are the votes that w scales."""
     votes = weights.view(-1, 1) * (base if base.ndim == 2 else base.view(-1, 1))  # (clients, 1 or classes)
     if mode == "logits":
         return (votes[:, None] * logits).sum(0) / votes.sum()
     if mode == "odds":
-        return odds(logits, base, weights)
+        return odds(logits, base, weights, share)
     shares = votes / votes.sum(0, keepdim=True).clamp_min(1e-12)
     mixed = (shares[:, None] * logits.softmax(-1)).sum(0)
     return (mixed / mixed.sum(-1, keepdim=True)).clamp_min(1e-12).log()
@@ -168,7 +170,7 @@ class Voices:
         shop, size = self.shop, self.size * 0.99**epoch
         for index in batches(len(shop.images), shop.settings.student_batch, shop.ctx.generator("weights", epoch)):
             weights = self.weights.clone().requires_grad_()
-            answer = vote(shop.logits[:, index], weights, shop.settings.teacher, self.base)
+            answer = vote(shop.logits[:, index], weights, shop.settings.teacher, self.base, shop.folded.share)
             (gradient,) = torch.autograd.grad(functional.cross_entropy(answer, shop.labels[index]), weights)
             after = weight_step(self.weights, gradient, size)
             if self._somebody_speaks(after):

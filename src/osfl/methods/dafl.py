@@ -18,7 +18,7 @@ from torch.nn import functional
 from osfl.ingredients.distillation import kd_loss
 from osfl.ingredients.ensembles import COUNTED, combine
 from osfl.ingredients.inversion import Watched
-from osfl.ingredients.model_upload import Combine, ModelUpload, Student, teachers
+from osfl.ingredients.model_upload import Combine, ModelUpload, Student, teacher_weights, teachers
 from osfl.ingredients.pictures import by_class
 from osfl.ingredients.synthesis import (
     Pair,
@@ -26,7 +26,6 @@ from osfl.ingredients.synthesis import (
     in_stages,
     out_of_range,
     student_problems,
-    teacher_weights,
     work_key,
 )  # fmt: skip
 from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training
@@ -155,7 +154,8 @@ class Game(Pair):
     def objective(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The teacher's answer, and oh CE(T, argmax T) + ie sum p log10 p - a mean |features| (+ bn R_BN)."""
         answers: list[Any] = [member(x) for member in self.members]
-        teacher = combine(torch.stack([logits for logits, _, _ in answers]), self.settings.teacher, self.weights)
+        teacher = combine(torch.stack([logits for logits, _, _ in answers]), self.settings.teacher, self.weights,
+                          share=self.ctx.plan.limits.share)  # fmt: skip
         loss = self.settings.one_hot * functional.cross_entropy(teacher, teacher.detach().argmax(-1))
         loss = loss + self.settings.entropy * entropy_term(teacher)
         loss = loss - self.settings.activation * torch.stack([size for _, size, _ in answers]).mean()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from osfl.ingredients.claimed_counts import capped_sites
 from osfl.ingredients.distillation import Pool, distil
 from osfl.ingredients.ensembles import COUNTED, fast_logits
 from osfl.ingredients.inversion import Pixels, Watched, invert, labels_for, pixel_problems
@@ -87,9 +88,9 @@ class DeepInversion(ModelUpload):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
         members = teachers(uploads, self)
-        everyone = teacher_of(uploads, members, self.settings.combine, len(self.task.classes))
+        everyone = teacher_of(uploads, members, self.settings.combine, len(self.task.classes), ctx.plan.limits.share)
         key = {"what": "deepinversion", "settings": asdict(self.settings), "uploads": digests_of(uploads),
-               "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+               "seed": ctx.plan.seed, "task": asdict(self.task), "share": ctx.plan.limits.share}  # fmt: skip
         pool: Pool | None = None
         for number in range(self.settings.rounds):
             pool = _joined(pool, self._images(uploads, members, student, number, {**key, "round": number}, ctx))
@@ -109,11 +110,12 @@ class DeepInversion(ModelUpload):
         key: Mapping[str, Any], ctx: Context,
     ) -> Pool:  # fmt: skip
         """New images of every maker, in parallel, each batch kept on its own; and what the guides say about them."""
-        classes, mode = len(self.task.classes), self.settings.combine
-        everyone = teacher_of(uploads, members, mode, classes)
-        alone = [teacher_of([u], [m], mode, classes) for u, m in zip(uploads, members, strict=True)]
+        classes, mode, share = len(self.task.classes), self.settings.combine, ctx.plan.limits.share
+        everyone = teacher_of(uploads, members, mode, classes, share)
+        alone = [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)]
         makers = [everyone] if self.settings.invert == "ensemble" else alone
-        counts = dict(zip([u.client for u in uploads], counts_of(uploads, classes), strict=True))
+        claimed = capped_sites(counts_of(uploads, classes), share)
+        counts = dict(zip([u.client for u in uploads], claimed, strict=True))
 
         def make(task: tuple[Teacher, int]) -> Payload:
             maker, batch = task

@@ -14,7 +14,7 @@ from osfl.ingredients.ensembles import COUNTED
 from osfl.ingredients.gathering import gather, members
 from osfl.ingredients.model_upload import Combine, ModelUpload, teacher_ensemble
 from osfl.ingredients.training import Training
-from osfl.protocol import Context, Payload, Release, Upload
+from osfl.protocol import Context, Limits, Payload, Release, Upload
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,12 @@ class EnsembleOfClients(ModelUpload):
         return bool(self.settings.combine in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        return Release(gather({upload.client: upload.payload for upload in uploads}))
+        gathered, share = gather({upload.client: upload.payload for upload in uploads}), ctx.plan.limits.share
+        told = {} if share == Limits().share else {"share": share}  # who builds the ensemble has no plan
+        return Release(Payload(gathered.tensors, {**gathered.facts, **told}))
 
     def build(self, payload: Payload) -> nn.Module:
+        share = float(payload.facts.get("share", Limits().share))
         uploads = [Upload(client, "", part) for client, part in members(payload).items()]
         models = [super(EnsembleOfClients, self).build(upload.payload) for upload in uploads]
-        return teacher_ensemble(uploads, models, self.settings.combine, len(self.task.classes))
+        return teacher_ensemble(uploads, models, self.settings.combine, len(self.task.classes), share)

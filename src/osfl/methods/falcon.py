@@ -16,9 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.errors import TrainingError, UsageError
+from osfl.errors import RoundError, TrainingError, UsageError
 from osfl.ingredients.averaging import average
 from osfl.ingredients.cells import shares
+from osfl.ingredients.claimed_counts import capped, drawn_for, sizes_of
+from osfl.ingredients.one_upload import check_sane, working_on
 from osfl.ingredients.token_space import into_space, standard_space, white_space
 from osfl.ingredients.token_training import (
     Classifying,
@@ -78,6 +80,7 @@ ATTACKED = 256  # sequences of a class that the egress check compares with image
 
 class Falcon(TokenMethod):
     Settings = Settings
+    NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112,
@@ -115,15 +118,18 @@ class Falcon(TokenMethod):
         found = dict(contract_of(self._classifier(None), "classifier"))
         if s.server == "average":
             return found
-        found["sequences"] = Field("F16" if s.wire == "float16" else "F32", ("n", tokens, s.width()), required=False)
-        found["labels"] = Field("I64", ("n",), required=False, below=len(self.task.classes))
+        # either sequences with their labels, or a whole generator with the space that it works in
+        pool: dict[str, Any] = {"required": False, "group": "sequences", "choice": "sequences or generator"}
+        maker = {**pool, "group": "generator"}
+        found["sequences"] = Field("F16" if s.wire == "float16" else "F32", ("n", tokens, s.width()), **pool)
+        found["labels"] = Field("I64", ("n",), below=len(self.task.classes), **pool)
         for name, line in contract_of(self._generator(s.components, None), "generator").items():
             shape = tuple("k" if i == 0 and "weights." in name else "kd" if i == 0 and _per_component(name) else side
                           for i, side in enumerate(line.shape))  # fmt: skip
-            found[name] = Field(line.dtype, shape, required=False)
+            found[name] = Field(line.dtype, shape, **maker)
         length = tokens * s.width()
         space = (len(self.task.classes) + length, length) if s.whiten else (2, s.width())
-        found["statistics"] = Field("F32", space, required=False)  # where the generator works
+        found["statistics"] = Field("F32", space, **maker)  # where the generator works
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
@@ -134,7 +140,7 @@ class Falcon(TokenMethod):
         generator = ctx.once({**self._key(shard, ctx), "what": "token generator", **_part(self.settings, Generating)},
                              lambda: self._generated(self.encoded(kept.train, shard, ctx), kept, ctx))  # fmt: skip
         facts = self.facts(kept)
-        sequences = self._sequences(generator, shard.client, facts["class_counts"], ctx)
+        sequences = self._sequences(generator, shard.client, self._wanted(facts["class_counts"]), ctx)
         return Payload({**self._local(tokens, shard, ctx), **self._smaller(generator, sequences)}, facts)
 
     def _key(self, shard: Shard, ctx: Context) -> dict[str, Json]:
@@ -157,7 +163,9 @@ class Falcon(TokenMethod):
         """The sequences of each class, sent or drawn from the generator, beside the tokens of the site's images."""
         if self.settings.server == "average":
             return
-        features, pool = self.features_of(shard, ctx), self._pool(Upload(shard.client, "", payload), ctx)
+        upload = Upload(shard.client, "", payload)
+        features, offered = self.features_of(shard, ctx), self._offered(upload)
+        pool = self._pool(upload, offered, offered, ctx)
         for c in sorted(set(pool["labels"].tolist())):
             kinds = {"sequence": pool["sequences"][pool["labels"] == c][:ATTACKED].flatten(1)}
             if self.settings.whiten and "statistics" in payload.tensors:
@@ -209,17 +217,21 @@ class Falcon(TokenMethod):
         found = standard_space(tokens)
         return found if self.settings.standardize else torch.stack([torch.zeros_like(found[0]), torch.ones_like(found[1])])
 
-    def _sequences(self, generator: Payload, client: str, counts: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
-        """Drawn sequences of each class that the client has, each class with its own seed; classes it lacks get none."""
-        components = len(generator.tensors["generator/weights.bias"])
-        model = self._generator(components, None)
-        load_named(model, {n: t for n, t in generator.tensors.items() if n.startswith("generator/")}, "generator")
+    def _wanted(self, counts: Sequence[int]) -> list[int]:
+        """So many sequences of each class for so many images; classes that a client lacks get none."""
         had = [c for c, count in enumerate(counts) if count]
         wanted = {c: max(1, round(self.settings.per_image * counts[c])) for c in had}
         if self.settings.labels == "balanced":
             wanted = {c: max(1, n) for c, n in zip(had, shares(sum(wanted.values()), [1] * len(had)), strict=True)}
+        return [wanted.get(c, 0) for c in range(len(counts))]
+
+    def _sequences(self, generator: Payload, client: str, wanted: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
+        """So many drawn sequences of each class, each class with its own seed."""
+        components = len(generator.tensors["generator/weights.bias"])
+        model = self._generator(components, None)
+        load_named(model, {n: t for n, t in generator.tensors.items() if n.startswith("generator/")}, "generator")
         found, labels = draw_sequences(
-            model, generator.tensors["statistics"], wanted,
+            model, generator.tensors["statistics"], {c: n for c, n in enumerate(wanted) if n},
             lambda c: ctx.generator("sequences", client, c), self.settings.temperature_sampling, ctx.device,
         )  # fmt: skip
         kind = torch.float16 if self.settings.wire == "float16" else torch.float32
@@ -231,11 +243,11 @@ class Falcon(TokenMethod):
         same_encoder(uploads, self.settings)
         uploads = sorted(uploads, key=lambda upload: upload.client)
         if self.settings.server == "average":
-            return Release(Payload(self._averaged(uploads)))
+            return Release(Payload(self._averaged(uploads, ctx)))
         x, y = self.tokens(uploads, ctx)
         student = self._classifier(ctx.generator("student"))
         if self.settings.init != "random":
-            load_named(student, self._averaged(uploads, alike=self.settings.init == "mean"), "classifier")
+            load_named(student, self._averaged(uploads, ctx, alike=self.settings.init == "mean"), "classifier")
         teacher, s, rng = self._teacher(uploads, x, ctx), self.settings, ctx.generator("distil")
 
         def loss(index: torch.Tensor) -> torch.Tensor:
@@ -258,15 +270,37 @@ class Falcon(TokenMethod):
         """The sequences (n, 1 + L, d) of all clients and their labels; none where only classifiers travel."""
         if self.settings.server == "average":
             return torch.zeros(0, 1 + self.settings.regions(), self.settings.width()), torch.zeros(0, dtype=torch.int64)
-        pool = [self._pool(upload, ctx) for upload in sorted(uploads, key=lambda upload: upload.client)]
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        offered = [self._offered(upload) for upload in uploads]
+        if not any(map(any, offered)):
+            raise RoundError("no upload holds a sequence", field="sequences", expected="some of any class", got="none",
+                             fix="Ask a site to train again, in a new round.")  # fmt: skip
+        each = 4 * (1 + self.settings.regions()) * self.settings.width()
+        taken = drawn_for(offered, each, ctx.plan.limits)
+        pool = [self._pool(*one, ctx) for one in zip(uploads, offered, taken, strict=True)]
         return torch.cat([part["sequences"].float() for part in pool]), torch.cat([part["labels"] for part in pool])
 
-    def _pool(self, upload: Upload, ctx: Context) -> dict[str, torch.Tensor]:
-        """A client's sequences, as it sent them or drawn here from its generator, which gives the same."""
+    def _offered(self, upload: Upload) -> list[int]:
+        """So many sequences of each class a client sent, or asks for by what it claims to have."""
+        labels = upload.payload.tensors.get("labels")
+        if labels is not None:
+            return [int(n) for n in torch.bincount(labels, minlength=len(self.task.classes))]
+        return self._wanted(told_counts(upload.payload.facts, upload.client))
+
+    def _pool(self, upload: Upload, offered: Sequence[int], taken: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
+        """A client's sequences, as it sent them or drawn here from its generator, which gives the same; where the plan's cap
+        asks for fewer or more of a class, so many are drawn, or taken of those it sent, in turn."""
         tensors = upload.payload.tensors
-        if "sequences" in tensors:
-            return {"sequences": tensors["sequences"], "labels": tensors["labels"]}
-        return self._sequences(upload.payload, upload.client, told_counts(upload.payload.facts, upload.client), ctx)
+        found = {name: tensors[name] for name in ("sequences", "labels") if name in tensors}
+        with working_on(upload.client):
+            if not found:
+                found = self._sequences(upload.payload, upload.client, taken, ctx)
+            elif list(offered) != list(taken):
+                places = [(tensors["labels"] == c).nonzero().flatten() for c in range(len(taken))]
+                rows = [place[torch.arange(n) % len(place)] for place, n in zip(places, taken, strict=True) if n]
+                found = {name: value[torch.cat(rows)] for name, value in found.items()} if rows else found
+            check_sane(found["sequences"], "sequences")
+        return found
 
     @torch.no_grad()
     def _teacher(self, uploads: Sequence[Upload], x: torch.Tensor, ctx: Context) -> torch.Tensor:
@@ -279,20 +313,23 @@ class Falcon(TokenMethod):
         counts = torch.tensor([told_counts(upload.payload.facts, upload.client) for upload in uploads], dtype=torch.float32)
         weights = {"size": counts.sum(1, keepdim=True).expand_as(counts),
                    "class_count": counts + 1e-6}.get(how, torch.ones_like(counts))  # fmt: skip
+        weights = weights if how == "uniform" else capped(weights, ctx.plan.limits.share)
         weights = weights / weights.sum(0)
         total = torch.zeros(len(x), len(self.task.classes))
         for upload, weight in zip(uploads, weights, strict=True):
-            model = self._classifier(None)
-            load_named(model, upload.payload.tensors, "classifier")
-            model.to(ctx.device).eval()
-            answers = [model(part.to(ctx.device)).cpu() for part in torch.split(x, 4096)]
-            said = (torch.cat(answers) / self.settings.temperature).softmax(-1)
+            with working_on(upload.client):
+                model = self._classifier(None)
+                load_named(model, upload.payload.tensors, "classifier")
+                model.to(ctx.device).eval()
+                answers = torch.cat([model(part.to(ctx.device)).cpu() for part in torch.split(x, 4096)])
+                check_sane(answers, "classifier")
+            said = (answers / self.settings.temperature).softmax(-1)
             total += weight * (said / said.mean(0).clamp_min(1e-12) if how == "relative" else said)
         return total / total.sum(-1, keepdim=True)
 
-    def _averaged(self, uploads: Sequence[Upload], alike: bool = False) -> dict[str, torch.Tensor]:
+    def _averaged(self, uploads: Sequence[Upload], ctx: Context, alike: bool = False) -> dict[str, torch.Tensor]:
         own = [{n: t for n, t in u.payload.tensors.items() if n.startswith("classifier/")} for u in uploads]
-        return average(own, [1.0 if alike else float(upload.payload.facts["samples"]) for upload in uploads])
+        return average(own, [1.0] * len(uploads) if alike else sizes_of(uploads, ctx.plan.limits.share).tolist())
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no sequence of the class; the classifier has still seen it (see the card)."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from osfl.ingredients.averaging import average
+from osfl.ingredients.claimed_counts import sizes_of
 from osfl.ingredients.model_upload import ModelUpload
 from osfl.ingredients.training import Training, training_problems
 from osfl.protocol import Context, Payload, Release, Upload
@@ -29,6 +30,6 @@ class FedAvg(ModelUpload):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uniform = self.settings.weighting == "uniform"
-        weights = [1.0 if uniform else upload.payload.facts["samples"] for upload in uploads]
+        weights = [1.0] * len(uploads) if uniform else sizes_of(uploads, ctx.plan.limits.share).tolist()
         mean = average([upload.payload.tensors for upload in uploads], weights)
         return Release(Payload(mean, {"architecture": self.settings.architecture}))

@@ -138,13 +138,14 @@ class FedBiCross(ModelUpload):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         members = teachers(uploads, self)
         groups, start = self._clusters(members, ctx)
-        makers = [self._teacher(uploads, members, group) for group in groups]
+        makers = [self._teacher(uploads, members, group, ctx) for group in groups]
         weights = start.clone()
         learners = [self._learner(uploads, group, ctx) for group in groups]
         history: list[torch.Tensor] = []
         kept = Payload({})
         key = {"what": "fedbicross", "version": 2, "settings": asdict(_server_side(self.settings)),
-               "uploads": digests_of(uploads), "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+               "uploads": digests_of(uploads), "seed": ctx.plan.seed, "task": asdict(self.task),
+               "share": ctx.plan.limits.share}  # fmt: skip
         made = Lessons(makers, uploads, self, ctx)
         for part in made.parts:
             def work(part: range = part, weights: torch.Tensor = weights) -> Payload:
@@ -178,10 +179,13 @@ class FedBiCross(ModelUpload):
             return groups, similarity(points, groups)
         return groups, torch.full((count, count), 1 / count, dtype=torch.float64)
 
-    def _teacher(self, uploads: Sequence[Upload], members: Sequence[nn.Module], group: Sequence[int]) -> Teacher:
+    def _teacher(
+        self, uploads: Sequence[Upload], members: Sequence[nn.Module], group: Sequence[int], ctx: Context
+    ) -> Teacher:
         """F_k: the cluster's clients as one teacher."""
         chosen = [uploads[i] for i in group]
-        return teacher_of(chosen, [members[i] for i in group], self.settings.combine, len(self.task.classes))
+        return teacher_of(chosen, [members[i] for i in group], self.settings.combine, len(self.task.classes),
+                          ctx.plan.limits.share)  # fmt: skip
 
     def _learner(self, uploads: Sequence[Upload], group: Sequence[int], ctx: Context) -> Learner:
         """G_k: all clusters start from the same random weights, or from the average of their own clients."""
@@ -312,19 +316,19 @@ class FedBiCross(ModelUpload):
         })  # fmt: skip
         ctx.show("Weights while learning", _evolution(history, names))
         ctx.show("Clusters", _assignment(uploads, groups, self.task.classes))
-        ctx.show("Entropy of the teachers", self._entropy(uploads, members, groups, pictures))
+        ctx.show("Entropy of the teachers", self._entropy(uploads, members, groups, pictures, ctx))
 
     def _entropy(
         self, uploads: Sequence[Upload], members: Sequence[nn.Module], groups: Sequence[Sequence[int]],
-        pictures: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        pictures: Sequence[tuple[torch.Tensor, torch.Tensor]], ctx: Context,
     ) -> dict[str, Any]:  # fmt: skip
         """The paper's argument: averaging clients that conflict gives labels near uniform; clusters conflict less."""
-        everyone = self._teacher(uploads, members, range(len(uploads)))
+        everyone = self._teacher(uploads, members, range(len(uploads)), ctx)
         before, after = [], []
         for group, (images, _) in zip(groups, pictures, strict=True):
             logits = fast_logits(members, images, map=_one_by_one)
             before.append(_entropies(everyone.combine(logits)))
-            after.append(_entropies(self._teacher(uploads, members, group).combine(logits[list(group)])))
+            after.append(_entropies(self._teacher(uploads, members, group, ctx).combine(logits[list(group)])))
         most = math.log(len(self.task.classes))
         edges = [most * i / 20 for i in range(21)]
         counted = {name: torch.histc(torch.cat(values), 20, 0, most).int().tolist()

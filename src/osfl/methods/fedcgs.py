@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from osfl.ingredients.claimed_counts import capped
 from osfl.ingredients.gaussians import Covariance, Statistics, linear_classifier, packed, statistics, summed, unpacked
+from osfl.ingredients.one_upload import working_on
 from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoders, with_enough
 from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import batches, not_positive, step, too_low
@@ -41,6 +43,7 @@ class Settings(Encoding):
 
 class FedCGS(TokenMethod):
     Settings = Settings
+    NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "tokens": "concat",
@@ -65,7 +68,7 @@ class FedCGS(TokenMethod):
         d, classes = self.width(), len(self.task.classes)
         kind = "F64" if self.settings.precision == "float64" else "F32"
         triangle = (d * (d + 1) // 2,)
-        gram = {f"class-{c}/gram": Field(kind, triangle, required=False) for c in range(classes)}
+        gram = {f"class-{c}/gram": Field(kind, triangle, required=False, choice="gram") for c in range(classes)}
         return {"sums": Field(kind, (classes, d)), **(gram if self.settings.by_class else {"gram": Field(kind, triangle)})}
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
@@ -92,27 +95,30 @@ class FedCGS(TokenMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         """Sums are added one upload at a time, and only the total is unfolded: memory does not grow with the clients."""
         facts: dict[ClientId, Facts] = {}
+        claims = [sum(told_counts(upload.payload.facts, upload.client)) for upload in uploads]
+        believed = capped(torch.tensor(claims, dtype=torch.float64), ctx.plan.limits.share).tolist()
 
         def each() -> Iterator[Statistics]:
-            for upload in uploads:
+            for upload, factor in zip(uploads, [b / c for b, c in zip(believed, claims, strict=True)], strict=True):
                 facts[upload.client] = upload.payload.facts
-                yield self._statistics(upload)
+                yield self._statistics(upload) * factor  # a site's whole term: its means stay
 
         total = summed(each())
         same_encoders(facts, self.settings)
         total = replace(total, gram=unpacked(total.gram))
         weight, bias = linear_classifier(total, self.settings.covariance, self.settings.ridge)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}
-        means = (total.sums / total.counts.clamp_min(1)[:, None]).float()
+        means = total.means().float()
         return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
 
     def _statistics(self, upload: Upload) -> Statistics:
         """What an upload says; B stays folded, as it travelled."""
         payload = upload.payload
-        grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
-        gram = torch.stack([value.double() for value in grams]).sum(0)
-        counts = torch.tensor(told_counts(payload.facts, upload.client), dtype=torch.float64)
-        return Statistics(payload.tensors["sums"].double(), gram, counts)
+        with working_on(upload.client):
+            grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
+            gram = torch.stack([value.double() for value in grams]).sum(0)
+            counts = torch.tensor(told_counts(payload.facts, upload.client), dtype=torch.float64)
+            return Statistics(payload.tensors["sums"].double(), gram, counts)
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no image of the class; possible where B was sent class by class."""

@@ -79,6 +79,7 @@ SMOKE = {
 
 class FederatedFactory(OneShot):
     Settings = Settings
+    NEEDS = ("samples", "class_counts")
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "quotas are rounded by largest remainders, so that they sum exactly",
@@ -137,14 +138,14 @@ class FederatedFactory(OneShot):
         cells = self._cells(uploads)
         if self.settings.mode == "peer":
             return self._pass_on(cells, uploads, ctx)
-        pool = self._pool(cells, self._asked(cells), ctx)
+        pool = self._pool(cells, self._asked(cells, ctx), ctx)
         self._show(cells, uploads, pool, ctx)
         return Release(self._learn(pool, self.settings.epochs, ctx, "classifier"))
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
         """The synthetic images that the server trains on, by class and client."""
         cells = self._cells(uploads)
-        return self._pool(cells, self._asked(cells), ctx)
+        return self._pool(cells, self._asked(cells, ctx), ctx)
 
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
         """A few images of each generator in a message: what others will see of this client."""
@@ -165,8 +166,8 @@ class FederatedFactory(OneShot):
                                 f"{self.settings.least} images", fix="Use more images a client.")  # fmt: skip
         return cells
 
-    def _asked(self, cells: Sequence[Cell]) -> Mapping[tuple[int, ClientId], int]:
-        return quotas(cells, self.settings.images_per_class, self.settings.prior)
+    def _asked(self, cells: Sequence[Cell], ctx: Context) -> Mapping[tuple[int, ClientId], int]:
+        return quotas(cells, self.settings.images_per_class, self.settings.prior, ctx.plan.limits.share)
 
     def _pool(self, cells: Sequence[Cell], asked: Mapping[tuple[int, ClientId], int], ctx: Context) -> Dataset:
         """Images of all cells in the order of class and client; cells are sampled side by side."""
@@ -194,7 +195,7 @@ class FederatedFactory(OneShot):
 
     def _show(self, cells: Sequence[Cell], uploads: Sequence[Upload], pool: Dataset | None, ctx: Context) -> None:
         clients = sorted(upload.client for upload in uploads)
-        ctx.show("Generative matrix", heatmap(cells, self._asked(cells), self.task.classes, clients))
+        ctx.show("Generative matrix", heatmap(cells, self._asked(cells, ctx), self.task.classes, clients))
         if pool is not None:
             ctx.show("Synthetic images", by_class(to_input(pool.images), pool.labels, self.task.classes, each=6))
 
@@ -219,7 +220,7 @@ class FederatedFactory(OneShot):
             return given
         cells = self._received(given, shard, ctx)
         real = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
-        asked = self._wanted(cells, real)
+        asked = self._wanted(cells, real, ctx.plan.limits.share)
         used = [cell for cell in cells if asked.get(cell.place)]
         parts = [sample_cell(cell, asked[cell.place], self.settings, self.task, ctx) for cell in used]
         labels = [torch.full((asked[cell.place],), cell.label) for cell in used]
@@ -243,14 +244,14 @@ class FederatedFactory(OneShot):
         return [Cell(label, client, seen, under(part.tensors, f"{client}/{prefix(label)}"))
                 for label, client, seen in part.facts.get("cells", [])]  # fmt: skip
 
-    def _wanted(self, cells: Sequence[Cell], real: Sequence[int]) -> dict[tuple[int, ClientId], int]:
+    def _wanted(self, cells: Sequence[Cell], real: Sequence[int], share: float) -> dict[tuple[int, ClientId], int]:
         """Images of each cell: up to the target together with the real ones, or the whole target where there are none."""
         found: dict[tuple[int, ClientId], int] = {}
-        targets = quotas(cells, self.settings.images_per_class, self.settings.prior)
+        targets = quotas(cells, self.settings.images_per_class, self.settings.prior, share)
         for label in sorted({cell.label for cell in cells}):
             row = [cell for cell in cells if cell.label == label]
             target = sum(targets[cell.place] for cell in row)
-            found |= quotas(row, max(0, target - real[label]))
+            found |= quotas(row, max(0, target - real[label]), share=share)
         return found
 
     def after_round(self, payloads: Mapping[ClientId, Payload]) -> Payload | None:

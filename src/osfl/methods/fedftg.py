@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from osfl.ingredients.claimed_counts import capped_counts
 from osfl.ingredients.inversion import Watched
 from osfl.ingredients.model_upload import ModelUpload, Student, counts_of, teachers
 from osfl.ingredients.pictures import by_class
@@ -124,7 +125,8 @@ class Tuning(Pair):
     def __init__(self, method: FedFtg, uploads: Sequence[Upload], ctx: Context) -> None:
         classes = len(method.task.classes)
         super().__init__(method, uploads, ctx, classes)
-        self.settings, self.counts = method.settings, counts_of(uploads, classes)
+        self.settings = method.settings
+        self.counts = capped_counts(counts_of(uploads, classes), ctx.plan.limits.share)
         members = [member.to(ctx.device) for member in teachers(uploads, method)]
         self.folded = [freeze(member) for member in members]
         self.members = [Watched(member) for member in members] if self.settings.bn > 0 else self.folded

@@ -80,11 +80,11 @@ class FedISCA(ModelUpload):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
-        makers, everyone = self._teachers(uploads)
+        makers, everyone = self._teachers(uploads, ctx.plan.limits.share)
         learner = Learner(student, self.settings.temperature)
         kept = Payload({})
         key = {"what": "fedisca", "settings": asdict(self.settings), "uploads": digests_of(uploads),
-               "seed": ctx.plan.seed, "task": asdict(self.task)}  # fmt: skip
+               "seed": ctx.plan.seed, "task": asdict(self.task), "share": ctx.plan.limits.share}  # fmt: skip
         guides = everyone if self.settings.guides == "everyone" else None
         # a share each, so that time grows with the clients as it does for the ensemble, not with their square
         made = Lessons(makers, uploads, self, ctx, guides, images=math.ceil(self.settings.images / len(makers)))
@@ -102,13 +102,13 @@ class FedISCA(ModelUpload):
         self._show(finished_images(kept), ctx)
         return Release(Payload(named(learner.model, "model"), {"architecture": architecture}))
 
-    def _teachers(self, uploads: Sequence[Upload]) -> tuple[list[Teacher], Teacher]:
+    def _teachers(self, uploads: Sequence[Upload], share: float) -> tuple[list[Teacher], Teacher]:
         """Who makes images, and all clients as one."""
         members, classes, mode = teachers(uploads, self), len(self.task.classes), self.settings.combine
-        everyone = teacher_of(uploads, members, mode, classes)
+        everyone = teacher_of(uploads, members, mode, classes, share)
         if self.settings.invert == "ensemble":
             return [everyone], everyone
-        return [teacher_of([u], [m], mode, classes) for u, m in zip(uploads, members, strict=True)], everyone
+        return [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)], everyone
 
     def _walks(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
         for repetition, mine in zip(part, lessons, strict=True):

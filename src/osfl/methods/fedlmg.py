@@ -15,6 +15,7 @@ import torch
 from osfl.ingredients.guided_diffusion import Guidance, guidance_problems, guided_images
 from osfl.ingredients.inversion import Watched
 from osfl.ingredients.model_upload import ModelUpload, Student, counts_of, digests_of, start_student
+from osfl.ingredients.one_upload import working_on
 from osfl.ingredients.pictures import by_class
 from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, fit
 from osfl.models.inputs import to_input
@@ -91,5 +92,7 @@ class FedLMG(ModelUpload):
     def _images(self, upload: Upload, label: int, prior: Prior, ctx: Context) -> Payload:
         rng = ctx.generator("images", upload.client, label)
         labels = torch.full((self.settings.per_class,), label)
-        member = Watched(self.build(upload.payload))
-        return Payload({"images": guided_images(prior, member, labels, self.task.image, self.settings, rng, ctx.device)})
+        with working_on(upload.client):
+            member = Watched(self.build(upload.payload))
+            images = guided_images(prior, member, labels, self.task.image, self.settings, rng, ctx.device)
+        return Payload({"images": images})

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from osfl.errors import RoundError
+from osfl.ingredients.claimed_counts import drawn_for
 from osfl.ingredients.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
+from osfl.ingredients.one_upload import working_on
 from osfl.ingredients.token_training import linear_head
 from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder, with_enough
 from osfl.ingredients.told_counts import facts_without, told_counts
 from osfl.ingredients.training import not_positive, too_low
 from osfl.models.naming import load_named, named
 from osfl.protocol import Context, Contract, Exposed, Field, Payload, Release, Shard, Upload
+
+LEAST_SPREAD = 5e-8  # the smallest 16-bit float above zero is larger
+PIECE_BYTES = 128 << 20  # of one float64 table while features are drawn
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Settings(Encoding):
 
 class FedPFT(TokenMethod):
     Settings = Settings
+    NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "tokens": "concat",
@@ -70,8 +76,11 @@ class FedPFT(TokenMethod):
         found: dict[str, Field] = {}
         for c in range(len(self.task.classes)):
             spread = tuple(side.format(c) if isinstance(side, str) else side for side in sizes[self.settings.shape])
-            for name, shape in (("weights", (f"k{c}",)), ("means", (f"k{c}", d)), ("spread", spread)):
-                found[f"class-{c}/{name}"] = Field("F16", shape, required=False)
+            together: dict[str, Any] = {"required": False, "group": f"class-{c}"}
+            least = None if self.settings.shape == "full" else LEAST_SPREAD  # a full one has its variances among covariances
+            found[f"class-{c}/weights"] = Field("F16", (f"k{c}",), low=0.0, positive_sum=True, **together)
+            found[f"class-{c}/means"] = Field("F16", (f"k{c}", d), **together)
+            found[f"class-{c}/spread"] = Field("F16", spread, low=least, **together)
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
@@ -108,30 +117,37 @@ class FedPFT(TokenMethod):
 
     def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Synthetic features (n, d) of all clients, and their labels."""
-        drawn = [self._drawn(upload, ctx) for upload in sorted(uploads, key=lambda upload: upload.client)]
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        each = 4 * self.settings.width(self.settings.tokens)
+        wanted = drawn_for([self._wanted(upload) for upload in uploads], each, ctx.plan.limits)
+        drawn = [self._drawn(upload, row, ctx) for upload, row in zip(uploads, wanted, strict=True)]
+        if not any(features for features, _ in drawn):
+            raise RoundError("no upload holds a mixture of a class that its client has", field="class_counts",
+                             fix="Check the sites' data with `osfl check`; a mixture needs an image.")  # fmt: skip
         features, labels = (torch.cat([part for pair in drawn for part in pair[which]]) for which in (0, 1))
         return features, labels
 
     def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
         return pooled(super().encode(images, ctx), self.settings.tokens)
 
-    def _drawn(self, upload: Upload, ctx: Context) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _wanted(self, upload: Upload) -> list[int]:
+        """So many features of each class its client asks for, by what it claims to have."""
+        counts = told_counts(upload.payload.facts, upload.client)
+        return [max(1, round(n * self.settings.samples)) if n and f"class-{c}/weights" in upload.payload.tensors else 0
+                for c, n in enumerate(counts)]  # fmt: skip
+
+    def _drawn(
+        self, upload: Upload, wanted: Sequence[int], ctx: Context
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Synthetic features of one client, class by class; each cell has its own seed, so that it can be forgotten."""
         features, labels = [], []
-        for c, count in enumerate(told_counts(upload.payload.facts, upload.client)):
-            if f"class-{c}/weights" in upload.payload.tensors and count:
-                n = max(1, round(count * self.settings.samples))
-                mixture = self._mixture_of(upload, c)
-                features.append(mixture.sample(n, ctx.generator("sample", upload.client, c)).float())
+        for c, n in enumerate(wanted):
+            if n:
+                with working_on(upload.client):
+                    mixture = self.mixture(upload.payload, c)
+                    features.append(_in_pieces(mixture, n, ctx.generator("sample", upload.client, c)))
                 labels.append(torch.full((n,), c))
         return features, labels
-
-    def _mixture_of(self, upload: Upload, label: int) -> FeatureMixture:
-        try:
-            return self.mixture(upload.payload, label)
-        except RoundError as error:
-            error.client = upload.client
-            raise
 
     def mixture(self, payload: Payload, label: int) -> FeatureMixture:
         weights, means, spread = (payload.tensors[f"class-{label}/{what}"].double() for what in ("weights", "means", "spread"))
@@ -150,3 +166,10 @@ class FedPFT(TokenMethod):
         head = nn.Linear(self.settings.width(self.settings.tokens), len(self.task.classes))
         load_named(head, payload.tensors, "head")
         return OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval()
+
+
+def _in_pieces(mixture: FeatureMixture, count: int, rng: torch.Generator) -> torch.Tensor:
+    """So many features in float32, (count, d); drawing takes several float64 tables of one piece, never of them all."""
+    rows = max(1, PIECE_BYTES // (8 * mixture.means.shape[1]))
+    sizes = [min(rows, count - start) for start in range(0, count, rows)]
+    return torch.cat([mixture.sample(size, rng).float() for size in sizes])
