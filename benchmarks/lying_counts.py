@@ -4,7 +4,7 @@
 
 Digits (in the package), five sites, every site trains as it should. Then the last one claims as many images of every class as
 the gate lets through, and either sends what it learned (`claims`) or also calls every class by the name of the next
-(`claims and swaps`). `share` 1 is the software before the cap, with the claim that its gate let through.
+(`claims and swaps`). `share` 1 is the software before the cap, with the claim that its gate let through; 0.4 is the default.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "FederatedFactory": ("federated_factory", {}),
     "FedMITR": ("fedmitr", {"architecture": "vit", "augment": "none", "pretrained": "vit_signs"}),
 }
+SLOW = ("FederatedFactory", "FedMITR")  # one partition and seed
 PARTITIONS = ("iid", "dirichlet:0.5", "dirichlet:0.1")
 BEFORE = Limits(share=1.0, samples=10**9)  # images that the gate let a site claim before the plan bounded them
 PLANS = {"share 1": BEFORE, "share 0.5": Limits(share=0.5), "share 0.4": Limits()}
 
 
-def run(cases: Sequence[str] = tuple(CASES), seeds: Sequence[int] = (0, 1, 2)) -> dict[str, Any]:
-    found = {case: {p: [_case(*CASES[case], p, seed) for seed in seeds] for p in PARTITIONS} for case in cases}
-    return {"data": "digits, 5 sites, test images", "preset": "cpu", "seeds": list(seeds), "accuracy": found}
+def run(cases: Sequence[str] = tuple(CASES)) -> dict[str, Any]:
+    """Accuracy by case and partition, one row a seed."""
+    found = {}
+    for case in cases:
+        partitions, seeds = (("dirichlet:0.5",), (0,)) if case in SLOW else (PARTITIONS, (0, 1, 2))
+        found[case] = {p: [_case(*CASES[case], p, seed) for seed in seeds] for p in partitions}
+    return {"data": "digits, 5 sites, test images", "preset": "cpu", "accuracy": found}
 
 
 def _case(method: str, changes: Mapping[str, Any], partition: str, seed: int) -> dict[str, float]:
