@@ -144,6 +144,9 @@ EDITED = {
     "number for a method": ('method = "fedavg"', "method = 5", "'method': expected text, got 5"),
     "limit of nothing": ("facts_bytes = 65536", "facts_bytes = 0", "'limits.facts_bytes': expected a positive .* got 0"),
     "text for a limit": ("facts_bytes = 65536", 'facts_bytes = "1 MB"', "'limits.facts_bytes': expected .* got '1 MB'"),
+    "share above one": ("share = 0.4", "share = 1.5", "'limits.share': expected a share above 0, at most 1, got 1.5"),
+    "no share": ("share = 0.4", "share = 0", "'limits.share': expected a share above 0, at most 1, got 0"),
+    "negative images": ("class_samples = 1000000", "class_samples = -1", "'limits.class_samples': expected a positive"),
     "unknown limit": ("facts_bytes = ", "fact_bytes = ", "'limits.fact_bytes'.* Did you mean 'limits.facts_bytes'"),
     "unknown part of the task": ("image = ", "images = ", "unknown key 'task.images'"),
 }

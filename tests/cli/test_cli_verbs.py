@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -174,6 +175,27 @@ def test_check_draws_labels(osfl) -> None:
     assert said.code == 0 and "client-10" in said.out and "No problem found" in said.out and "█" in said.out
     facts = osfl("check --dataset digits --partition iid --clients 2 --format json").json
     assert sum(map(sum, facts["clients"].values())) == facts["train_images"] and facts["problems"] == []
+
+
+def test_check_finds_bounds_for_what_sites_claim(osfl) -> None:
+    words = "check --dataset digits --partition iid --clients 2"
+    claims = osfl(f"{words} --format json").json["claims"]
+    assert claims["allowed"] == {"samples": 10**6, "class_samples": 10**6} and claims["share"] == 0.4
+    assert 300 < claims["found"]["samples"] < 800 and claims["closer"] == {k: 2 * n for k, n in claims["found"].items()}
+    said = " ".join(osfl(words).out.split())
+    assert f"samples = {claims['closer']['samples']}, class_samples = {claims['closer']['class_samples']}" in said
+
+
+def test_a_site_with_more_images_than_the_plan_allows_is_stopped_before_it_trains(osfl) -> None:
+    osfl("new --method fedavg --dataset digits --clients a,b --partition iid --smoke --samples 90 --sites sites")
+    osfl("keys server a b --out keys")
+    text = Path("plan.toml").read_text()
+    for limit, most in (("class_samples", 2), ("samples", 20)):
+        Path("plan.toml").write_text(re.sub(rf"(?m)^{limit} = 1000000", f"{limit} = {most}", text))
+        for words in ("check plan.toml --client a --data sites/a",
+                      "client plan.toml --client a --data sites/a --key keys/a.key --out a.safetensors"):  # fmt: skip
+            said = osfl(words)
+            assert said.code == 1 and f"limits.{limit} = " in said.err and not Path("a.safetensors").exists()
 
 
 def test_check_lists_files_that_cannot_be_used(osfl, tmp_path: Path) -> None:

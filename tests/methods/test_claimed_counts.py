@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.lying_counts import claiming, swapped
+from osfl.checks import small_federation
 from osfl.errors import Rejected
 from osfl.evaluation.scores import metrics, probabilities
 from osfl.protocol import Context, Limits, Payload, Upload
@@ -80,3 +81,20 @@ def test_a_plan_refuses_the_claim_unless_it_says_otherwise() -> None:
     with pytest.raises(Rejected, match="more images than the plan allows"):
         accept(bundle, desk)
     assert accept(bundle, replace(desk, limits=WIDE)).facts["samples"] == CLAIM
+
+
+DRAWN = [("fedpft", {}), ("falcon", {"send": "generator"}), ("falcon", {"send": "sequences"})]
+
+
+@pytest.mark.parametrize(("name", "changes"), DRAWN)
+def test_memory_for_claimed_counts_is_bounded_by_the_plan(name: str, changes: dict[str, Any]) -> None:
+    federation = small_federation(name)
+    plan = replace(federation.plan, settings=replace(federation.plan.settings, **changes))
+    method = load(name)(plan.task, plan.settings)
+    with compute_threads(1):
+        ctx = Context(plan, torch.device("cpu"))
+        uploads = [Upload(s.client, "", claiming(method.client_phase(s, ctx), CLAIM, 10)) for s in federation.shards]
+        most = 200_000
+        features, labels = method.tokens(uploads, Context(replace(plan, limits=replace(WIDE, drawn_bytes=most)), ctx.device))
+    row = features[0].numel() * 4
+    assert len(features) == len(labels) and features.numel() * 4 <= most + row * 10 * len(uploads)  # one of each at least
