@@ -20,7 +20,7 @@ from osfl.run import run
 from osfl.simulation import Simulation, prepare
 from osfl.storage import payload_digest
 
-SMALL = Simulation("fedcgs", "digits", 12, "iid", "smoke", samples=120, image_size=8)
+SMALL = Simulation("fedcgs", "digits", 12, "iid", "smoke", samples=600, image_size=8)
 SMALL_CLIENTS = [f"client-{number:02d}" for number in range(1, 13)]
 
 
