@@ -275,10 +275,12 @@ class Falcon(TokenMethod):
         if not any(map(any, offered)):
             raise RoundError("no upload holds a sequence", field="sequences", expected="some of any class", got="none",
                              fix="Ask a site to train again, in a new round.")  # fmt: skip
-        each = 4 * (1 + self.settings.regions()) * self.settings.width()
-        taken = drawn_for(offered, each, ctx.plan.limits)
+        taken = drawn_for(offered, self._sequence_bytes(), ctx.plan.limits)
         pool = [self._pool(*one, ctx) for one in zip(uploads, offered, taken, strict=True)]
         return torch.cat([part["sequences"].float() for part in pool]), torch.cat([part["labels"] for part in pool])
+
+    def _sequence_bytes(self) -> int:
+        return 4 * (1 + int(self.settings.regions())) * int(self.settings.width())
 
     def _offered(self, upload: Upload) -> list[int]:
         """So many sequences of each class a client sent, or asks for by what it claims to have."""
@@ -289,14 +291,16 @@ class Falcon(TokenMethod):
 
     def _pool(self, upload: Upload, offered: Sequence[int], taken: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
         """A client's sequences, as it sent them or drawn here from its generator, which gives the same; where the plan's cap
-        asks for fewer or more of a class, so many are drawn, or taken of those it sent, in turn."""
+        asks for fewer or more of a class, so many are taken of them, in turn."""
         tensors = upload.payload.tensors
         found = {name: tensors[name] for name in ("sequences", "labels") if name in tensors}
         with working_on(upload.client):
-            if not found:
-                found = self._sequences(upload.payload, upload.client, taken, ctx)
-            elif list(offered) != list(taken):
-                places = [(tensors["labels"] == c).nonzero().flatten() for c in range(len(taken))]
+            if not found:  # all that it asks for where the plan has memory for it, and so the same as if it had sent them
+                fits = sum(offered) * self._sequence_bytes() <= ctx.plan.limits.drawn_bytes
+                offered = offered if fits else taken
+                found = self._sequences(upload.payload, upload.client, offered, ctx)
+            if list(offered) != list(taken):
+                places = [(found["labels"] == c).nonzero().flatten() for c in range(len(taken))]
                 rows = [place[torch.arange(n) % len(place)] for place, n in zip(places, taken, strict=True) if n]
                 found = {name: value[torch.cat(rows)] for name, value in found.items()} if rows else found
             check_sane(found["sequences"], "sequences")
