@@ -30,6 +30,11 @@ many rounds). Read it beside ours, not against it: our cells use networks of 30 
 parameters or features of frozen encoders (EfficientNet-Lite0; a ViT-S in `brain-vit-*`, random ones in `digits-tokens`), few
 images and splits of our own. *Fréchet distance* and *excess-risk estimate* are of generators, on features that
 [each run names](generators.md); an estimate above 1 bounds nothing.
+
+Each row has its date in the record. Rows of FederatedFactory's mixtures were made again on 2026-11-18, when no part of a
+generator could rest on fewer than ten images any more. Other rows are older, and differ from what the same command gives today
+in three ways: no site's weight by claimed counts was capped (`limits.share`, 0.4 now), FALCON, FedPFT and FedCGS used classes
+of one and two images at a site (`least`, 3 now), and the sites of `xray*` shared patients.
 """
 
 
