@@ -109,7 +109,7 @@ def test_identical_clusters_keep_uniform_weights() -> None:
     method, ups = FedBiCross(TASK, settings), uploads(settings)
     ctx = context(settings, CLIENTS)
     members = [method.build(u.payload) for u in ups]
-    maker = method._teacher(ups, members, [0, 1])
+    maker = method._teacher(ups, members, [0, 1], ctx)
     lessons = Lessons([maker], ups, method, ctx).take(range(1))[0] * 3
     path = method._follow(1, method._learner(ups, [0], ctx), lessons, torch.full((3,), 1 / 3).double(), *method._split(ctx), 0)
     assert torch.allclose(path, torch.full_like(path, 1 / 3), atol=1e-9)
@@ -119,7 +119,7 @@ def test_learned_weights_prefer_what_helps_the_own_validation() -> None:
     """One cluster teaches what the own validation images say, the other the opposite: the first gets all the weight."""
     settings = replace(SMOKE, clusters=2, steps=16, temperature=4.0)
     method, ups, ctx = FedBiCross(TASK, settings), uploads(settings), context(settings, CLIENTS)
-    maker = method._teacher(ups, [method.build(u.payload) for u in ups], [0])
+    maker = method._teacher(ups, [method.build(u.payload) for u in ups], [0], ctx)
     made = Lessons([maker], ups, method, ctx).take(range(1))[0][0]
     says = torch.tensor([8.0, 0.0, 0.0]).expand_as(made.clean)
     own, bad = (Lesson(made.trajectory, sign * says, sign * says) for sign in (1, -1))
@@ -364,7 +364,7 @@ def test_answers_that_are_uniform_are_counted_in_the_last_bin(classes: int) -> N
         network.head.weight.zero_()  # type: ignore[union-attr, operator]
         network.head.bias.zero_()  # type: ignore[union-attr, operator]
     pictures = [(torch.randn((6, *task.image), generator=rng(1)), torch.zeros(6, dtype=torch.long))]
-    figure = FedBiCross(task, SMOKE)._entropy(uploaded([network]), [network], [[0]], pictures)
+    figure = FedBiCross(task, SMOKE)._entropy(uploaded([network]), [network], [[0]], pictures, context(SMOKE, CLIENTS))
     assert figure["series"] == {"all clients": [*[0] * 19, 6], "own cluster": [*[0] * 19, 6]}
 
 

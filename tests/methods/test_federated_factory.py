@@ -145,7 +145,11 @@ def test_quotas_decide_the_pool() -> None:
     unequal = Upload("b", "", Payload(b.payload.tensors, {**b.payload.facts, "class_counts": [24, 8, 8]}))
     pool = one.samples([unequal, without(a, 2)], ctx("ab"))
     assert torch.bincount(pool.labels).tolist() == [10, 10, 10]
-    natural = FederatedFactory(TASK, replace(SMALL, images_per_class=10, prior="empirical")).samples([unequal, a], ctx("ab"))
+    empirical = FederatedFactory(TASK, replace(SMALL, images_per_class=10, prior="empirical"))
+    capped = empirical.samples([unequal, a], ctx("ab"))
+    assert torch.bincount(capped.labels).tolist() == [14, 8, 8]  # b counts as a does: 22.4, 12.8 and 12.8 of 48
+    plan = replace(ctx("ab").plan, limits=replace(ctx("ab").plan.limits, share=1.0))
+    natural = empirical.samples([unequal, a], replace(ctx("ab"), plan=plan))
     assert torch.bincount(natural.labels).tolist() == [15, 8, 7]  # of 32, 16 and 16 real ones; the tie goes to the first
 
 

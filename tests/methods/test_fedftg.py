@@ -15,7 +15,7 @@ from osfl.methods.fedftg import FedFtg, Tuning, diversity, shares
 from osfl.models.folding import freeze
 from osfl.models.naming import named
 from osfl.plan import resolve_settings
-from osfl.protocol import Upload
+from osfl.protocol import Context, Upload
 from osfl.workers import compute_threads
 
 from .conftest import TASK, context, shard
@@ -42,6 +42,11 @@ def counted(method: Any, *counts: list[int]) -> list[Upload]:
         replace(upload, payload=replace(upload.payload, facts={**upload.payload.facts, "class_counts": said}))
         for upload, said in zip(found, counts, strict=True)
     ]
+
+
+def uncapped(ctx: Context) -> Context:
+    """The paper's weights: claimed counts are relied on as they are."""
+    return replace(ctx, plan=replace(ctx.plan, limits=replace(ctx.plan.limits, share=1.0)))
 
 
 def test_shares_of_clients_sum_to_one_for_classes_that_anyone_has() -> None:
@@ -102,7 +107,7 @@ def test_diversity_and_the_bn_term_are_shared_among_the_clients() -> None:
 
 def test_an_iteration_draws_labels_by_all_class_counts_and_weighs_clients_by_their_own() -> None:
     method = FedFtg(TASK, replace(SMALL, synthesis_batch=6000, generator_steps=2))
-    tuning = Tuning(method, counted(method, [30, 0, 5], [10, 0, 15]), context(method.settings, "ab"))
+    tuning = Tuning(method, counted(method, [30, 0, 5], [10, 0, 15]), uncapped(context(method.settings, "ab")))
     heard: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
     taught: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -130,7 +135,7 @@ def test_the_student_steps_towards_the_clients_that_have_the_class() -> None:
     """The gradient of its loss to its answers is (softmax(S) - sum_k a_k(y) softmax(T_k)) / B."""
     method = FedFtg(TASK, replace(SMALL, student_steps=1, student_lr=0.1, student_decay=0.0))
     uploads = counted(method, [9, 1, 0], [1, 4, 5])
-    tuning = Tuning(method, uploads, context(method.settings, "ab"))
+    tuning = Tuning(method, uploads, uncapped(context(method.settings, "ab")))
     z, labels = torch.randn((6, 16), generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 2])
     twin, x = copy.deepcopy(tuning.student).train(), tuning.draw(z, labels).detach()
     tuning._teach(z, labels, shares(tuning.counts, labels), 0)
