@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from osfl.environment import describe_environment
-from osfl.result import write_json
-from osfl.workers import default_workers
+from osfl.core.result import write_json
+from osfl.runtime.environment import describe_environment
+from osfl.runtime.workers import default_workers
 
 RECORDS = Path(__file__).parent / "records"
 # each is a module with run() -> dict

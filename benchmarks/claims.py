@@ -85,7 +85,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
                               f"coboosting{SPARING}": "Co-Boosting, quarter of its steps", "fedftg": "FedFTG",
                               FEDFTG: "FedFTG, quarter of its steps"}.items()),
         Claim("labels of kept patches help", "fedmitr", "fedmitr@lambda1=0", _vits),
-        Claim("relabelled patches help", "fedmitr", "fedmitr@lambda2=0", _vits),
+        Claim("relabeled patches help", "fedmitr", "fedmitr@lambda2=0", _vits),
         Claim("above the label alone", "fedmitr", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0", _vits),
     ),
     "falcon": (
@@ -97,9 +97,9 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
     ),
     "federated_factory": (
         Claim("in silos above rounds of FedAvg, each cell", "federated_factory", "fedavg_rounds", _silos, everywhere=True),
-        Claim("90 % of centralised on blood cells", "federated_factory", "centralized", "blood-silos".__eq__, times=0.9),
+        Claim("90 % of centralized on blood cells", "federated_factory", "centralized", "blood-silos".__eq__, times=0.9),
         Claim("… with the diffusion model", "federated_factory@factory=edm", "centralized", "blood-silos".__eq__, times=0.9),
-        Claim("95 % of centralised on digits", "federated_factory", "centralized", "digits-silos".__eq__, times=0.95),
+        Claim("95 % of centralized on digits", "federated_factory", "centralized", "digits-silos".__eq__, times=0.95),
         Claim("… with the diffusion model", "federated_factory@factory=edm", "centralized", "digits-silos".__eq__, times=0.95),
         Claim("peer to peer above central, in silos", "federated_factory@mode=peer", "federated_factory", _silos),
         Claim("Dirichlet: above FedAvg in rounds, each", "federated_factory", "fedavg_rounds", _shares, everywhere=True),

@@ -18,7 +18,7 @@ QUIET = ".grid { stroke: #dddddd } .axis { stroke: #777777 } .muted { fill: #555
 
 
 def alone(width: float, height: float, *parts: str) -> str:
-    """A file of its own: it brings its colours and its background."""
+    """A file of its own: it brings its colors and its background."""
     ground = tag("rect", x=0, y=0, width=width, height=height, rx=8, fill="#ffffff")
     return tag("svg", tag("style", QUIET), ground, *parts, width=width, height=height, viewBox=f"0 0 {width} {height}",
                **STYLE) + "\n"  # fmt: skip

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.pretrained import load_pretrained
 from osfl.models.vit import Vit
 from osfl.models.weights_table import KNOWN
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
 
 TEACHER, PLACES, STRIDE = "efficientnet_lite0_imagenet", "_blocks.10", 16  # the last block whose map has this stride
 
@@ -136,4 +136,4 @@ def _standard(told: torch.Tensor, over: tuple[int, ...]) -> Callable[[torch.Tens
 def said_of_teacher() -> dict[str, str]:
     """For the record."""
     known = KNOWN[TEACHER]
-    return {"name": TEACHER, "sha256": known.sha256, "licence": known.licence, "origin": known.origin, "asked_at": PLACES}
+    return {"name": TEACHER, "sha256": known.sha256, "license": known.license, "origin": known.origin, "asked_at": PLACES}

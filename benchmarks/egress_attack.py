@@ -1,4 +1,4 @@
-"""The egress check's attack (osfl.exposure) on what each method sends, with and without its safeguards.
+"""The egress check's attack (osfl.rounds.exposure) on what each method sends, with and without its safeguards.
 
     python -m benchmarks.egress_attack
 
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from benchmarks.grid import CELLS
-from osfl.exposure import BOUND, Ratio, attack
-from osfl.protocol import Context, Exposing
-from osfl.registry import load
-from osfl.result import write_json
-from osfl.simulation import Simulation, prepare
+from osfl.core.method import Context
+from osfl.core.registry import load
+from osfl.core.result import write_json
+from osfl.rounds.exposure import BOUND, Ratio, attack
+from osfl.simulate.simulation import Simulation, prepare
 
 RECORD = Path(__file__).parent / "records" / "egress_attack.json"
 SKEWED = {"dirichlet:0.1": 5, "dirichlet:0.3": 20, "dirichlet:0.5": 50}  # partition -> sites
@@ -64,7 +64,7 @@ def attacked(simulation: Simulation) -> list[list[Ratio]]:
     federation = prepare(simulation)
     plan = federation.plan
     method, ctx = load(plan.method)(plan.task, plan.settings), Context(plan, torch.device("cpu"))
-    assert isinstance(method, Exposing)
+    assert method.provides("exposed")
     return [attack(method.exposed(method.client_phase(shard, ctx), shard, ctx)) for shard in federation.shards]
 
 

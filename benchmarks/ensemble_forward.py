@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import medians
-from osfl.ingredients.ensembles import fast_logits
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
+from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.models.build import build_model
 from osfl.models.cnn import Cnn
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
-from osfl.workers import Workers, default_workers
+from osfl.runtime.workers import Workers, default_workers
 
 ROUNDS = 9
 BATCH = 256

@@ -16,15 +16,16 @@ import torch
 from torch.nn import functional
 
 from benchmarks.measuring import medians, require_quiet
+from osfl.core.method import Context
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Upload
 from osfl.evaluation.scores import probabilities
-from osfl.ingredients.cells import Cell, cells_of
-from osfl.ingredients.factories import sample_cell
-from osfl.meter import measure
 from osfl.methods.federated_factory import FederatedFactory, Settings
-from osfl.plan import resolve_settings
-from osfl.protocol import Context, Upload
-from osfl.simulation import Federation, Simulation, prepare
-from osfl.workers import Workers, compute_threads, default_workers
+from osfl.methods.federated_factory.cells import Cell, cells_of
+from osfl.methods.federated_factory.factories import sample_cell
+from osfl.runtime.meter import measure
+from osfl.runtime.workers import Workers, compute_threads, default_workers
+from osfl.simulate.simulation import Federation, Simulation, prepare
 
 SIZES = {"images_per_class": 500, "epochs": 10, "edm_images": 12_000}  # half as many images to learn from as in the cpu preset
 KINDS = ("mixture", "vae", "edm")

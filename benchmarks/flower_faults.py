@@ -28,14 +28,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from osfl.deployment import deploy
-from osfl.flower_app import DONE
-from osfl.protocol import Field, Plan
-from osfl.result import write_json
-from osfl.transports.messages import Words
-from osfl.wire.agreed import standing_desk
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk
+from osfl.core.result import write_json
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Field, Plan
+from osfl.deploy.flower.app import DONE
+from osfl.deploy.flower.deployment import deploy
+from osfl.deploy.flower.messages import MessageBody
+from osfl.rounds.state import read_policy
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy
 from osfl.wire.inbox import Inbox
 from osfl.wire.signing import SigningKey
 from tests.faults import network
@@ -164,7 +165,7 @@ def _rounds(net: Machines, first: Plan) -> Iterator[tuple[Path, Plan]]:
 def _judge(net: Machines, round: Path, plan: Plan, folder: Path) -> dict[str, int]:
     """Counted as failures: what a site was told is in the inbox and is not; what is missing, made twice, or not the release
     that one process with all images comes to."""
-    standing = {receipt.client: receipt.digest for receipt in Inbox(round / "inbox", standing_desk(round)).uploads()}
+    standing = {receipt.client: receipt.digest for receipt in Inbox(round / "inbox", read_policy(round)).uploads()}
     work = {client: _work(net, client, plan) for client in CLIENTS}
     told = {c: json.loads((path / "receipt.json").read_text()) for c, path in work.items() if (path / "receipt.json").exists()}
     journals = {c: (path / "journal.jsonl") for c, path in work.items()}
@@ -202,7 +203,7 @@ def cut(folder: Path, cuts: int) -> dict[str, int]:
 def _freeze(net: Machines, what: str, seconds: float) -> None:
     found = processes(PROGRAMS["superlink"], net.coordinator)
     if what == "door":
-        found = [pid for pid in processes("", net.coordinator) if b"osfl.flower_door" in _command(pid)]
+        found = [pid for pid in processes("", net.coordinator) if b"osfl.deploy.flower.gateway" in _command(pid)]
     for pid in found:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(seconds)
@@ -296,7 +297,7 @@ def _wide(folder: Path, bundles: int, size: int) -> Callable[[], tuple[int, int]
     net.nodes = lambda: set(sorted(present())[len(story.receipts) :][:1]) or present()  # type: ignore[method-assign]
 
     def collect() -> tuple[int, int]:
-        assert story.tell(network=net, manner=replace(network.QUICK, chunk=16 << 20, window=2))
+        assert story.tell(network=net, collector_config=replace(network.QUICK, chunk=16 << 20, window=2))
         sizes = story.inbox.delivered()
         return max(sizes.values()), len(sizes)
 
@@ -309,21 +310,21 @@ class WideStory(network.Story):
     size: int = 0
 
     @property
-    def desk(self) -> Desk:
-        return replace(super().desk, contracts={"": {"w": Field("U8", (self.size,))}})
+    def policy(self) -> AcceptancePolicy:
+        return replace(super().policy, contracts={"": {"w": Field("U8", (self.size,))}})
 
     def kept(self, client: str) -> Path:
-        return self.site(client).folder(network.DESK.plan) / "upload.safetensors"
+        return self.site(client).folder(network.POLICY.plan) / "upload.safetensors"
 
     def said(self, client: str) -> bytes:
         tensor = RawTensor("U8", (self.size,), bytes(self.size))
-        return pack("upload", client, network.DESK.plan, {"w": tensor}, {}, self.keys[client])
+        return pack("upload", client, network.POLICY.plan, {"w": tensor}, {}, self.keys[client])
 
-    def answer(self, client: str) -> Callable[[str, Words], Words]:
+    def answer(self, client: str) -> Callable[[str, MessageBody], MessageBody]:
         answers = super().answer(client)
 
-        def answer(kind: str, words: Words) -> Words:
-            said = answers(kind, words)
+        def answer(kind: str, body: MessageBody) -> MessageBody:
+            said = answers(kind, body)
             if client in self.receipts:
                 self.kept(client).write_bytes(b"")
                 for sealed in self.kept(client).parent.glob("*.sealed"):
@@ -349,7 +350,7 @@ def large_over_flower(folder: Path, width: int = 528) -> dict[str, Any]:
             start = time.perf_counter()
             net.wait_for("the release everywhere", (place / DONE).exists, 1200)
             seconds = time.perf_counter() - start
-        sizes = Inbox(place / "inbox", standing_desk(place)).delivered()
+        sizes = Inbox(place / "inbox", read_policy(place)).delivered()
         pieces = -(-max(sizes.values()) // (16 << 20))
     return {"sites": len(clients), "delivered": len(sizes), "upload_bytes": max(sizes.values()), "pieces": pieces,
             "round_seconds": round(seconds, 1), "peak_mb": {name: size >> 20 for name, size in peaks.items()}}  # fmt: skip

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.walk_faults import in_child
-from osfl.checks import APART, files_with, never_joined, released, send_without, windows_of
-from osfl.forgetting import forget, verify
-from osfl.phases import Machine
-from osfl.protocol import Separable
-from osfl.registry import load, names
-from osfl.run import walk
-from osfl.simulation import Federation, Simulation, prepare
-from osfl.wire.agreed import INTENT
+from osfl.core.registry import load, names
+from osfl.rounds.forgetting import forget, verify
+from osfl.rounds.state import INTENT
+from osfl.runtime.machine import Machine
+from osfl.simulate.checks import APART, files_with, never_joined, released, send_without, windows_of
+from osfl.simulate.run import run_federation
+from osfl.simulate.simulation import Federation, Simulation, prepare
 
 ABOUT = {"preset": "smoke", "command": ""}
 DURABLE = ("fsync", "link", "replace", "rename", "unlink", "rmdir", "chmod")
@@ -43,7 +42,7 @@ def federation(method: str, clients: int = 5) -> Federation:
 def every_client(method: str, root: Path) -> dict[str, Any]:
     """Each client forgotten by itself, in a copy of the finished round."""
     made = federation(method)
-    walk(made, root / "round", ABOUT)
+    run_federation(made, root / "round", ABOUT)
     rows = [one_client(made, client, root) for client in made.plan.clients]
     return summed(rows) | {"forget_seconds": round(statistics.median(row["seconds"] for row in rows), 3)}
 
@@ -57,10 +56,10 @@ def one_client(made: Federation, client: str, root: Path) -> dict[str, Any]:
     if certificate["release"]["after"]:
         same = certificate["release"]["after"] == never_joined(made, folder / "inbox", root / f"never-{client}")
     else:
-        walk(made, folder, ABOUT)
+        run_federation(made, folder, ABOUT)
         left = [shard for shard in made.shards if shard.client != client]
         other = replace(made, shards=left, plan=replace(made.plan, clients=tuple(shard.client for shard in left)))
-        walk(other, root / f"never-{client}", ABOUT)
+        run_federation(other, root / f"never-{client}", ABOUT)
         same = released(made, folder) == released(other, root / f"never-{client}")
     return {"forgotten": 1, "same_release": int(same), "files_with_its_bytes": len(files_with(windows, folder)),
             "windows_searched": len(windows), "verified": int(all(f.good for f in verify(folder))),
@@ -71,7 +70,7 @@ def every_class(method: str, root: Path) -> dict[str, Any]:
     """Each class of everybody, and each cell of one client, compared with clients who never sent it."""
     made = federation(method)
     instance = load(method)(made.plan.task, made.plan.settings)
-    walk(made, root / "round", ABOUT)
+    run_federation(made, root / "round", ABOUT)
     held = [label for label in range(len(made.plan.task.classes)) if any(made.counts[c][label] >= 4 for c in made.counts)]
     one = max(made.plan.clients, key=lambda client: sum(n >= 4 for n in made.counts[client]))
     cells = [label for label in held if made.counts[one][label] >= 4]
@@ -98,7 +97,7 @@ def summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def kills(method: str, root: Path) -> dict[str, int]:
     """SIGKILL before every durable call of a forgetting; the same call again must end as if nothing had happened."""
     made, words = federation(method, 3), {"clients": ["client-02"], "machine": Machine(workers=1)}
-    in_child(lambda: walk(made, root / "round", ABOUT) and None)
+    in_child(lambda: run_federation(made, root / "round", ABOUT) and None)
     whole = Path(shutil.copytree(root / "round", root / "whole"))
     in_child(lambda: _dying(lambda: forget(whole, **words), 0, root / "count"))
     points, expected = int((root / "count").read_text()), released(made, whole)
@@ -147,7 +146,7 @@ def run(methods: Sequence[str] = ()) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as scratch:
             by_method[method] = every_client(method, Path(scratch))
         print(method, by_method[method], flush=True)
-        if issubclass(load(method), Separable):
+        if load(method).provides("without_class"):
             with tempfile.TemporaryDirectory() as scratch:
                 by_class[method] = every_class(method, Path(scratch))
             print(method, "by class", by_class[method], flush=True)

@@ -26,18 +26,18 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.joining import joined, lost
-from osfl.audit import audit
-from osfl.environment import describe_environment
+from osfl.core.result import read_result, write_json
+from osfl.core.topology import parse_topology
 from osfl.evaluation.comparison import METRICS as ALL
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
-from osfl.ingredients.uploaded_vits import tuned_alike
-from osfl.phases import Machine
-from osfl.result import read_result, write_json
-from osfl.run import compare
-from osfl.simulation import Simulation, prepare
-from osfl.topology import parse_topology
-from osfl.workers import default_workers
+from osfl.ingredients.training.uploaded_vits import tuned_alike
+from osfl.runtime.environment import describe_environment
+from osfl.runtime.machine import Machine
+from osfl.runtime.workers import default_workers
+from osfl.simulate.audit import audit
+from osfl.simulate.compare import compare
+from osfl.simulate.simulation import Simulation, prepare
 
 RECORDS = Path(__file__).parent / "records"
 SEEDS = (0, 1, 2)
@@ -47,7 +47,7 @@ REFERENCES = (
 )  # fmt: skip
 DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
 ABLATIONS = (
-    "local_only@epochs=40",  # controls of personalised methods: their clients train 20 + 20 epochs,
+    "local_only@epochs=40",  # controls of personalized methods: their clients train 20 + 20 epochs,
     "local_only@settle_local=true",  # and FedBiCross' take statistics of batch norm afresh
     "fedbicross@weights=uniform", "fedbicross@weights=intra", "fedbicross@weights=similarity",
     "fedbicross@personalize=false", "fedbicross@clusters=1",
@@ -64,7 +64,7 @@ TOKENS = (  # features instead of models: FALCON's tables and its ablations
 # One cell of each table has such rows with the whole preset, too, to see what that costs them.
 SPARING = "@generators=1@server_epochs=4"
 FEDFTG = "fedftg@iterations=15"  # sparing in its way: it makes no pool in epochs
-MEETINGS = (  # neighbours instead of a server: FOL's tables
+MEETINGS = (  # neighbors instead of a server: FOL's tables
     "local_only", "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
     "fedavg", "fedavg_rounds@rounds=E", f"dense{SPARING}", f"coboosting{SPARING}",
 )  # fmt: skip
@@ -96,7 +96,7 @@ AS_PUBLISHED = (
 # SCAFFOLD's control variates need SGD)
 ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optimizer=sgd@lr=0.01")
 NORMS, RISKS = "Gradient norms of the student", "Theorem 1: risk of student and ensemble"  # what runs measure of theorems,
-DESCENT, PRUNED = "Theorem 2: distance to the distilled optimum, last layer only", "Filters pruned of the neighbours' models"
+DESCENT, PRUNED = "Theorem 2: distance to the distilled optimum, last layer only", "Filters pruned of the neighbors' models"
 ALWAYS = (
     "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
     "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
@@ -128,7 +128,7 @@ def encoded(dataset: str, partition: str, side: int = 224, **changes: str) -> Si
 
 
 def meeting(dataset: str, clients: int, skew: str, samples: int) -> Simulation:
-    """Few images a client, five neighbours each, three encounters. Clients this small make few steps in 20 epochs, and their BN
+    """Few images a client, five neighbors each, three encounters. Clients this small make few steps in 20 epochs, and their BN
     statistics lag behind: all methods' clients train longer and take them afresh, or what passes for a gain would be that."""
     trained = {"architecture": "cnn-w8", "epochs": 60, "batch_size": 32, "settle_local": True}
     return Simulation("fol", dataset, clients, f"dirichlet:{skew}", "cpu", changes=trained, samples=samples,
@@ -309,7 +309,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     vits += (*SWEEP, *AS_PUBLISHED) if cell == "digits-vit-n5-a0.1" else ()
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
-    meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbours meet
+    meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbors meet
     meetings += CONTROLS if cell == "cifar-meet-n30-a0.3" else CONTROLS[:1] if cell.endswith("a0.3") else ()
     meetings += ("dense", "coboosting") if cell == "cifar-meet-n30-a0.1" else ()
     factory = FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")

@@ -6,7 +6,7 @@ One process, variants interleaved, medians; the peak is a matrix product measure
 torch's default memory order, hooks on batch norm, gradients for the weights too, total variation as its formula reads, all
 cores inside each operation, and teachers asked again at every step of every student. Both draw the same random numbers, so
 that images and students can be compared, and both profit from memory that the process keeps (`kept_memory` says how much).
-`less_work` compares processor time with one thread an operation, which a busy neighbour does not change.
+`less_work` compares processor time with one thread an operation, which a busy neighbor does not change.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measuring import medians, require_quiet
-from osfl import workers
-from osfl.ingredients import trajectories
-from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.inversion import Inversion, Watched, balanced_labels, invert, labels_for
-from osfl.ingredients.model_upload import counts_of, start_student
-from osfl.ingredients.simplex import project
-from osfl.ingredients.training import decay
-from osfl.ingredients.trajectories import Teacher, teacher_of
-from osfl.meter import measure
+from osfl.core.method import Context
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Payload, Plan, Task, Upload
+from osfl.ingredients.distillation.student import kd_loss
+from osfl.ingredients.inversion import trajectories
+from osfl.ingredients.inversion.pixels import Inversion, Watched, balanced_labels, invert, labels_for
+from osfl.ingredients.inversion.trajectories import Teacher, teacher_of
+from osfl.ingredients.statistics.simplex import project
+from osfl.ingredients.training.local import decay
+from osfl.ingredients.training.model_upload import counts_of, start_student
 from osfl.methods import fedbicross, fedisca
 from osfl.models.build import build_model
 from osfl.models.flops import inversion_flops
 from osfl.models.naming import named
-from osfl.protocol import Context, Payload, Plan, Task, Upload
-from osfl.seeds import torch_generator
-from osfl.workers import Workers, compute_threads, default_workers
+from osfl.runtime import workers
+from osfl.runtime.meter import measure
+from osfl.runtime.workers import Workers, compute_threads, default_workers
 
 TASK = Task("bench", tuple("abcdefgh"), (3, 28, 28))
 CASES: Mapping[str, tuple[str, int, int, int]] = {  # architecture, images, steps, rounds

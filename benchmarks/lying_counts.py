@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
+from osfl.core.method import Context
+from osfl.core.registry import load
+from osfl.core.types import Limits, Payload, Upload
 from osfl.evaluation.scores import metrics, probabilities
-from osfl.phases import Machine
-from osfl.protocol import Context, Limits, Payload, Upload
-from osfl.registry import load
-from osfl.simulation import Federation, Simulation, prepare
-from osfl.workers import Workers, compute_threads
+from osfl.runtime.machine import Machine
+from osfl.runtime.workers import Workers, compute_threads
+from osfl.simulate.simulation import Federation, Simulation, prepare
 
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ensemble by class counts": ("ensemble", {"combine": "class_count"}),

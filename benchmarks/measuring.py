@@ -35,9 +35,9 @@ def require_quiet() -> None:
 def medians(
     variants: Mapping[str, Callable[[], object]], rounds: int = 5, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Median seconds of each variant after one turn to warm up; in turns, so that a noisy neighbour hits all alike.
+    """Median seconds of each variant after one turn to warm up; in turns, so that a noisy neighbor hits all alike.
 
-    `clock=time.process_time` counts the work of all threads instead of the time on the wall, which waits for neighbours.
+    `clock=time.process_time` counts the work of all threads instead of the time on the wall, which waits for neighbors.
     """
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds + 1):

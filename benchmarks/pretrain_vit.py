@@ -31,16 +31,16 @@ from torch import nn
 from benchmarks.bench import RECORDS
 from benchmarks.distilled_start import Distillation, distilled, lessons, said_of_teacher
 from benchmarks.signs import Drawing, drawn_signs
+from osfl.core.result import write_json
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Dataset, Task
 from osfl.data import open_dataset
-from osfl.environment import describe_environment
-from osfl.ingredients.training import Training, fit
+from osfl.ingredients.training.local import Training, fit
 from osfl.models.architectures import parse
 from osfl.models.build import build_model
 from osfl.models.weights_table import KNOWN
-from osfl.protocol import Dataset, Task
-from osfl.result import write_json
-from osfl.seeds import torch_generator
-from osfl.workers import compute_threads
+from osfl.runtime.environment import describe_environment
+from osfl.runtime.workers import compute_threads
 
 FOLDER = Path("runs/pretrained")
 DRAWN = 16_000  # images of one epoch, drawn from the pool once
@@ -79,7 +79,7 @@ def pooled(names: Sequence[str], side: int) -> tuple[Dataset, list[str], dict[st
         images.append(part.images)
         labels.append(part.labels + len(classes))
         classes += [f"{name}/{label}" for label in source.classes]
-        said[name] = {"images": len(part), "digest": source.digest, "licence": source.sheet.licence if source.sheet else ""}
+        said[name] = {"images": len(part), "digest": source.digest, "license": source.sheet.license if source.sheet else ""}
     return Dataset(torch.cat(images), torch.cat(labels)), classes, said
 
 

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from osfl.core.result import read_result
 from osfl.models.weights_table import KNOWN
-from osfl.result import read_result
-from osfl.run import compare
-from osfl.simulation import Simulation
+from osfl.simulate.compare import compare
+from osfl.simulate.simulation import Simulation
 
 WEIGHTS = "vit_small_patch14_dinov2_saliency"
 CLIENTS = {

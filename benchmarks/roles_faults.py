@@ -29,17 +29,17 @@ import numpy as np
 import torch._dynamo  # noqa: F401  torch.optim imports it anyway; once here instead of in every child
 from PIL import Image
 
-import osfl.run
-import osfl.site  # noqa: F401  imported before forking
+import osfl.roles.site  # noqa: F401  imported before forking
 from benchmarks.walk_faults import in_child
-from osfl import coordinator
 from osfl.cli.main import answer
-from osfl.errors import Rejected
-from osfl.plan import resolve_settings, write_plan
-from osfl.protocol import Field, Plan, Task
-from osfl.registry import load
-from osfl.round import agree, simulated_key
-from osfl.wire.bundle import RawTensor, pack
+from osfl.core.errors import Rejected
+from osfl.core.plan import resolve_settings, write_plan
+from osfl.core.registry import load
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Field, Plan, Task
+from osfl.roles import coordinator
+from osfl.rounds.folder import agree, simulated_key
+from osfl.wire.bundle import pack
 from osfl.wire.signing import save_public
 from tests.faults.traps import Spring, kill, no_room, tear, trapped
 
@@ -86,7 +86,7 @@ def world(folder: Path) -> dict[str, Path]:
         save_public(first / "keys" / f"{name}.pub", key.public_hex)
     for number, client in enumerate(CLIENTS):
         _images(first / "sites" / client, number)
-    says("enrol plan.toml --keys keys --out round", first)
+    says("enroll plan.toml --keys keys --out round", first)
     states = {"enrolled": first}
     for before, after, commands in (
         ("enrolled", "spoken", [ROLES["client"].words.replace("north", client) for client in CLIENTS]),
@@ -266,7 +266,7 @@ def large(root: Path, bundles: int, size: int) -> dict[str, Any]:
 
 
 def receive_measured(folder: str) -> None:
-    """In a process of its own: everything is imported and the desk was used once before memory is counted."""
+    """In a process of its own: everything is imported and the coordinator was used once before memory is counted."""
     root = Path(folder)
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     answer(["receive", str(root / "round"), str(root / "memory.json")])

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Dataset
 from osfl.data.geometry import reshape
-from osfl.protocol import Dataset
-from osfl.seeds import torch_generator
 
 STROKES, DOTS = 4, 12  # at most so many curves a sign, drawn as so many dots each
 _AT_ONCE = 2048

@@ -3,7 +3,7 @@
     python -m benchmarks.slimming_speed
 
 Filters are silenced by hand, every second or every fourth of those that can leave; and, under `learned`, by FOL itself: a
-neighbour's model, aligned to a client's images (digits at 28 px) with a group lasso of growing strength, and what that costs in
+neighbor's model, aligned to a client's images (digits at 28 px) with a group lasso of growing strength, and what that costs in
 accuracy. Both models are frozen with batch norm folded, one thread, processor time, variants in turns. `max_error` is the
 largest difference of their answers.
 """
@@ -19,20 +19,20 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import medians
-from osfl.ingredients.alignment import align
-from osfl.ingredients.training import fit
+from osfl.core.plan import resolve_settings
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Shard, Task
+from osfl.ingredients.training.local import fit
 from osfl.methods.fol import Fol
+from osfl.methods.fol.alignment import align
 from osfl.models.build import build_model
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
-from osfl.models.norms import settled
+from osfl.models.norms import recalibrated_bn
 from osfl.models.slimming import links, slim
-from osfl.plan import resolve_settings
-from osfl.protocol import Shard, Task
-from osfl.seeds import torch_generator
-from osfl.simulation import Simulation, prepare
-from osfl.workers import compute_threads
+from osfl.runtime.workers import compute_threads
+from osfl.simulate.simulation import Simulation, prepare
 
 TASK = Task("bench", tuple("abcdefgh"), (3, 28, 28))
 CASES = {  # architecture, every n-th filter silenced
@@ -87,7 +87,7 @@ def _learned() -> dict[str, object]:
         settings = resolve_settings(Fol, "cpu", {"sparsity": strength, "sparsity_unshared": strength})
         model, shard = copy.deepcopy(theirs), federation.shards[0]
         pruned = align(model, mine, shard, settings, torch_generator(0, "align"), torch.device("cpu"))
-        model = settled(model, shard.train.images)
+        model = recalibrated_bn(model, shard.train.images)
         with torch.no_grad():
             right = (model(to_input(federation.test.images)).argmax(1) == federation.test.labels).float().mean()
         found[f"sparsity {strength:g}"] = {"pruned": round(pruned, 3), "test_accuracy": round(float(right), 4),

@@ -24,15 +24,15 @@ import torch
 from torch.nn import functional
 
 from benchmarks.measuring import medians, require_quiet
-from osfl.ingredients.inversion import disagreement, total_variation
-from osfl.ingredients.sparse_inversion import SparseInversion, draw_move, invert_sparsely, sparse_flops
-from osfl.ingredients.token_relabel import as_vit
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
+from osfl.ingredients.distillation.token_relabel import as_vit
+from osfl.ingredients.inversion.pixels import disagreement, total_variation
+from osfl.ingredients.inversion.sparse import SparseInversion, draw_move, invert_sparsely, sparse_flops
 from osfl.models.build import build_model
 from osfl.models.folding import freeze
 from osfl.models.vit import Attention, Block, Vit
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
-from osfl.workers import Workers, compute_threads, default_workers
+from osfl.runtime.workers import Workers, compute_threads, default_workers
 
 CLASSES = tuple("abcdefghij")
 CASES: Mapping[str, tuple[str, int, int, int, int, int]] = {  # architecture, side, clients, images, steps, rounds

@@ -25,9 +25,11 @@ from torch.nn import functional
 
 from benchmarks.inversion_speed import as_first_written, plain_invert
 from benchmarks.measuring import medians, require_quiet
-from osfl.ingredients.inversion import Inversion, Watched, balanced_labels, invert
-from osfl.ingredients.synthesis import Objective, Seen, Synthesis, Teacher, generator_flops, generator_loss
-from osfl.ingredients.trajectories import Teacher as Teaching
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
+from osfl.ingredients.generators.synthesis import Objective, Seen, Synthesis, Teacher, generator_flops, generator_loss
+from osfl.ingredients.inversion.pixels import Inversion, Watched, balanced_labels, invert
+from osfl.ingredients.inversion.trajectories import Teacher as Teaching
 from osfl.methods.coboosting import CoBoosting
 from osfl.methods.coboosting import Settings as CoBoostingSettings
 from osfl.methods.dense import Dense
@@ -36,9 +38,7 @@ from osfl.models.build import build_model
 from osfl.models.flops import inversion_flops
 from osfl.models.folding import freeze
 from osfl.models.generators import Generator, UpConv, build_generator
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
-from osfl.workers import Workers, compute_threads, default_workers, keep_freed_memory
+from osfl.runtime.workers import Workers, compute_threads, default_workers, keep_freed_memory
 
 ROUNDS, BATCH, CLIENTS, IMAGE = 5, 32, 5, (3, 28, 28)
 PUBLIC_SECONDS = {"fedisca": 1.02, "dense": 1.19, "coboosting": 1.36}  # public code, same sizes, one thread, such a machine

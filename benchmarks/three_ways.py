@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import UsageError
-from osfl.flower_app import DONE
-from osfl.phases import Machine
-from osfl.registry import names, one_shot
-from osfl.run import run as run_simulation
-from osfl.simulation import Simulation
+from osfl.core.errors import UsageError
+from osfl.core.registry import names, one_shot
+from osfl.deploy.flower.app import DONE
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run as run_simulation
+from osfl.simulate.simulation import Simulation
 from tests.faults.machines import CLIENTS, Machines, machines, make_plan
 from tests.faults.ways import by_files, by_memory, released
 

@@ -29,14 +29,14 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measuring import medians
-from osfl.errors import OsflError
-from osfl.ingredients.clustering import kmeans
-from osfl.ingredients.gaussians import FeatureMixture, Shape, _maximized, _powers, fit_mixture
+from osfl.core.errors import OsflError
+from osfl.core.seeds import torch_generator
+from osfl.ingredients.statistics.gaussians import FeatureMixture, Shape, _maximized, _powers, fit_mixture
+from osfl.ingredients.statistics.kmeans import kmeans
 from osfl.models.encoders import load_encoder
 from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool, TokenGenerator
-from osfl.seeds import torch_generator
-from osfl.workers import compute_threads, keep_freed_memory
+from osfl.runtime.workers import compute_threads, keep_freed_memory
 
 ROUNDS = 5
 DIM, TOKENS, BATCH = 768, 5, 256  # the paper's size
@@ -237,9 +237,9 @@ def _encoder(network: nn.Module, side: int) -> dict[str, object]:
 _ROUND = """
 import json, sys
 from pathlib import Path
-from osfl.phases import Machine
-from osfl.run import run
-from osfl.simulation import Simulation
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run
+from osfl.simulate.simulation import Simulation
 data, clients, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 result = run(Simulation("fedcgs", data, clients, "iid", "smoke"), out, machine=Machine(workers=1))
 costs = result["costs"]

@@ -24,15 +24,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.grid import CELLS, FEDFTG, RECORDS, SEEDS, SPARING
-from osfl.environment import describe_environment
-from osfl.ingredients.averaging import average
+from osfl.core.result import read_result, write_json
+from osfl.core.types import Dataset
+from osfl.ingredients.statistics.averaging import average
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
-from osfl.protocol import Dataset
-from osfl.result import read_result, write_json
-from osfl.run import load_model
-from osfl.simulation import prepare
-from osfl.workers import default_workers
+from osfl.rounds.finished import load_model
+from osfl.runtime.environment import describe_environment
+from osfl.runtime.workers import default_workers
+from osfl.simulate.simulation import prepare
 
 ENDED = ("fedmitr@student_share=1", "deepinversion_vit@student_share=1")
 LABELS = ("fedmitr", "deepinversion_vit", *ENDED, FEDFTG, f"dense{SPARING}", f"coboosting{SPARING}")

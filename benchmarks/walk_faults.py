@@ -22,10 +22,10 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  torch.optim imports it anyway; once here instead of in every child
 
-from osfl.phases import Machine
-from osfl.result import read_result
-from osfl.run import walk
-from osfl.simulation import Federation, Simulation, prepare
+from osfl.core.result import read_result
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run_federation
+from osfl.simulate.simulation import Federation, Simulation, prepare
 
 METHODS = ("fedavg", "ensemble", "local_only", "fedavg_rounds")
 
@@ -71,7 +71,7 @@ def attempt(made: Federation, folder: Path, die_at: int | None = None, die_after
     if die_after is not None:
         signal.setitimer(signal.ITIMER_REAL, die_after)
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    walk(made, folder, {"preset": "smoke", "command": ""}, progress=point, machine=Machine(workers=2))
+    run_federation(made, folder, {"preset": "smoke", "command": ""}, progress=point, machine=Machine(workers=2))
     (folder.parent / f"{folder.name}.points").write_text(str(count))
 
 

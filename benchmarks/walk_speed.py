@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from benchmarks.measuring import medians, sgemm_gflops
+from osfl.core.method import Context
 from osfl.evaluation.scores import probabilities
-from osfl.ingredients.training import fit
+from osfl.ingredients.training.local import fit
 from osfl.models.build import build_model
 from osfl.models.flops import training_flops
 from osfl.models.naming import named
-from osfl.phases import Machine
-from osfl.protocol import Context
-from osfl.run import walk
-from osfl.simulation import Federation, Simulation, prepare
-from osfl.workers import Workers, compute_threads
+from osfl.runtime.machine import Machine
+from osfl.runtime.workers import Workers, compute_threads
+from osfl.simulate.run import run_federation
+from osfl.simulate.simulation import Federation, Simulation, prepare
 
 
 def overhead() -> dict[str, float]:
@@ -38,7 +38,7 @@ def overhead() -> dict[str, float]:
 
     def house() -> None:
         folder = scratch / str(next(number))
-        walk(federation, folder, {"preset": "cpu", "command": ""}, machine=Machine(workers=1))
+        run_federation(federation, folder, {"preset": "cpu", "command": ""}, machine=Machine(workers=1))
 
     seconds = medians({"house": house, "bare": lambda: bare(federation)}, rounds=2)
     shutil.rmtree(scratch)

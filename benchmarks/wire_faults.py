@@ -15,17 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import Rejected
-from osfl.protocol import Field
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk, accept
+from osfl.core.errors import Rejected
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Field
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy, accept
 from osfl.wire.inbox import Inbox
 from tests.faults.failures import failing_calls, power_cuts
 from tests.faults.kills import CONTEXT, at_random, numbered
 from tests.faults.races import races
 from tests.faults.sequences import sequences
 from tests.wire.corpus import CORPUS
-from tests.wire.forge import CLIENT, DESK, KEY, PLAN, upload
+from tests.wire.forge import CLIENT, KEY, PLAN, POLICY, upload
 from tests.wire.fuzz import campaign
 
 
@@ -67,13 +68,13 @@ def bit_flips(every: int = 1) -> dict[str, Any]:
 
 
 def large(folder: Path, uploads: int, size: int) -> dict[str, Any]:
-    """Memory of a desk that receives large uploads one after the other, as a multiple of the largest."""
-    desk = Desk(PLAN, {CLIENT: KEY.public_hex}, {"": {"w": Field("F32", (size // 4,))}}, classes=2)
+    """Memory of a coordinator that receives large uploads one after the other, as a multiple of the largest."""
+    policy = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": {"w": Field("F32", (size // 4,))}}, classes=2)
     folder.mkdir()
     path = folder / "upload.safetensors"
     path.write_bytes(pack("upload", CLIENT, PLAN, {"w": RawTensor("F32", (size // 4,), bytes(size))}, {}, KEY))
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    child = CONTEXT.Process(target=_receive_large, args=(sender, path, desk, uploads))
+    child = CONTEXT.Process(target=_receive_large, args=(sender, path, policy, uploads))
     child.start()
     sender.close()  # else a child that dies would leave us waiting
     grown = receiver.recv()
@@ -81,11 +82,11 @@ def large(folder: Path, uploads: int, size: int) -> dict[str, Any]:
     return {"uploads": uploads, "bytes": path.stat().st_size, "memory_over_largest": round(grown / size, 2)}
 
 
-def _receive_large(sender: Any, path: Path, desk: Desk, uploads: int) -> None:
-    Inbox(path.parent / "warm", desk)
+def _receive_large(sender: Any, path: Path, policy: AcceptancePolicy, uploads: int) -> None:
+    Inbox(path.parent / "warm", policy)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(uploads):
-        inbox = Inbox(path.parent / f"inbox-{number}", desk)
+        inbox = Inbox(path.parent / f"inbox-{number}", policy)
         inbox.receive(path)
         inbox.receive(path)  # a repeated upload reads what stands: still one at a time
         inbox.path(CLIENT).unlink()
@@ -94,7 +95,7 @@ def _receive_large(sender: Any, path: Path, desk: Desk, uploads: int) -> None:
 
 def _refused_field(data: bytes | bytearray) -> str | None:
     try:
-        accept(data, DESK)
+        accept(data, POLICY)
     except Rejected as no:
         return no.field
     return None

@@ -20,7 +20,7 @@ def main(out: Path) -> float:
 
     model, task = osfl.load_model(out)
     image = torch.zeros(1, *task.image)  # inputs are floats in [-1, 1]: x / 127.5 - 1
-    print(f"a grey square is taken for a {task.classes[int(model(image).argmax())]}")
+    print(f"a gray square is taken for a {task.classes[int(model(image).argmax())]}")
     print(f"report: {out / 'report' / 'index.html'}")
     return accuracy
 

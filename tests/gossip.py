@@ -8,11 +8,12 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from osfl import registry
-from osfl.ingredients.averaging import average
-from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.training import Training, local_model
-from osfl.protocol import ClientId, Context, Payload, Release, Shard, Upload, relayed
+from osfl.core import registry
+from osfl.core.method import Context, relayed
+from osfl.core.types import ClientId, Payload, Release, Shard, Upload
+from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.training.local import Training, local_model
+from osfl.ingredients.training.model_upload import ModelUpload
 
 
 @dataclass(frozen=True)

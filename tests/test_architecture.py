@@ -7,117 +7,71 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "osfl"
+from tests.architecture import ALLOWED, PAGE, SOURCE, imported, page, room_of, rooms_imported
+
 FILES = sorted(SOURCE.rglob("*.py"))
-
-# room -> rooms (or top-level files) of ours that it may import; a room may always import itself
-ALLOWED = {
-    "protocol": {"seeds"},  # inside Context.generator and neighbours only
-    "errors": set(),
-    "seeds": set(),
-    "meter": set(),
-    "workers": set(),
-    "result": {"errors"},
-    "encounters": {"result"},
-    "wire": {"errors", "protocol"},
-    "models": {"errors", "protocol", "seeds"},
-    "caching": set(),
-    "data": {"caching", "errors", "protocol", "seeds"},
-    "storage": {"meter", "protocol", "wire"},
-    "ingredients": {"caching", "errors", "meter", "models", "protocol", "seeds", "storage", "workers"},
-    "methods": {"errors", "ingredients", "models", "protocol"},
-    "registry": {"errors", "protocol"},
-    "contacts": {"errors", "protocol", "wire"},
-    "topology": {"contacts", "errors", "protocol", "registry"},
-    "plan": {"errors", "protocol", "registry", "topology", "wire"},
-    "exposure": {"protocol"},
-    "outgoing": {"errors", "exposure", "protocol", "storage"},
-    "inputs": {"models", "result"},
-    "round": {"errors", "meter", "protocol", "result", "storage", "wire"},
-    "phases": {
-        "contacts", "environment", "errors", "meter", "models", "outgoing", "protocol", "round", "storage", "wire", "workers",
-    },
-    "site": {"data", "errors", "inputs", "meter", "phases", "protocol", "registry", "round", "storage", "topology", "wire"},
-    "meeting": {"errors", "phases", "protocol", "round", "site", "storage", "wire"},
-    "coordinator": {"errors", "phases", "plan", "protocol", "registry", "round", "wire"},
-    "provenance": {"errors", "protocol", "wire"},
-    "traces": set(),
-    "forgetting": {
-        "environment", "errors", "phases", "plan", "protocol", "registry", "round", "storage", "traces", "wire", "workers",
-    },
-    "transports": {"errors", "protocol", "wire"},
-    "flower_app": {"coordinator", "errors", "plan", "protocol", "site", "transports", "wire"},
-    "certificates": set(),
-    "flower_door": set(),
-    "flower_tasks": set(),
-    "cluster": {"errors", "meter", "phases", "plan", "protocol", "registry", "round"},
-    "deployment": {"certificates", "coordinator", "errors", "plan", "protocol", "wire"},
-    "inspection": {
-        "errors", "exposure", "models", "outgoing", "plan", "protocol", "registry", "round", "site", "storage", "wire",
-    },
-    "desk": {"coordinator", "errors", "inspection", "phases", "protocol", "reports", "round", "wire"},
-    "evaluation": {"data", "errors", "meter", "models", "protocol", "result"},
-    "reports": {"errors", "result"},
-    "environment": {"errors", "osfl"},
-    "audit": {
-        "errors", "evaluation", "phases", "protocol", "registry", "reports", "result", "round", "simulation",
-    },
-    "simulation": {"data", "errors", "inputs", "plan", "protocol", "registry", "topology"},
-    "outcome": {
-        "data", "evaluation", "inputs", "meter", "plan", "protocol", "registry", "result", "round", "simulation", "storage",
-        "topology", "wire",
-    },
-    "run": {
-        "cluster", "encounters", "environment", "errors", "evaluation", "meter", "outcome", "phases", "plan", "protocol",
-        "registry", "reports", "result", "round", "simulation", "storage", "topology", "transports", "wire", "workers",
-    },
-    "market": {
-        "environment", "errors", "models", "phases", "plan", "protocol", "registry", "reports", "result", "round", "storage",
-        "transports", "wire", "workers",
-    },
-    "checks": {
-        "forgetting", "phases", "protocol", "registry", "result", "round", "run", "simulation", "storage", "wire", "workers",
-    },
-}  # fmt: skip
-
-
-def room_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
-
-
-def imported(path: Path) -> set[str]:
-    """Rooms of ours that a file names in an import, wherever in the file."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-            if node.module == "osfl":
-                names = [f"osfl.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        found |= {[*name.split("."), "osfl"][1] for name in names if name.split(".")[0] == "osfl"}
-    return found
-
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_the_allowed_way(path: Path) -> None:
     room = room_of(path)
-    if room in ("cli", "estimate", "__init__", "__main__"):
-        return  # cli may see everything; the package's front door too
-    assert room in ALLOWED, f"{room} is a new room: say here whom it may import"
-    extra = imported(path) - ALLOWED[room] - {room}
+    assert room in ALLOWED, f"{room} is a new room: say in tests/architecture.py whom it may import"
+    extra = rooms_imported(path) - ALLOWED[room] - {room}
     assert not extra, f"{path.name} ({room}) must not import {sorted(extra)}"
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "methods").glob("*.py")), ids=lambda path: path.stem)
+def test_the_table_has_no_cycle_and_no_idle_permission() -> None:
+    """Every row names rooms above it only, and each permission is used: the table says no more than the code needs."""
+    rooms = list(ALLOWED)
+    assert all(rooms.index(other) < rooms.index(room) for room, others in ALLOWED.items() for other in others)
+    used = {(room_of(path), other) for path in FILES for other in rooms_imported(path)}
+    assert not [(room, other) for room, others in ALLOWED.items() for other in others if (room, other) not in used]
+
+
+def test_only_rooms_at_the_top() -> None:
+    loose = {path.name for path in SOURCE.iterdir() if path.name != "__pycache__" and not path.is_dir()}
+    assert loose == {"__init__.py", "__main__.py", "py.typed"}
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms == {*ALLOWED} - {"osfl"}
+
+
+@pytest.mark.parametrize("room", [room for room in ALLOWED if room != "osfl"])
+def test_every_room_says_what_belongs_there(room: str) -> None:
+    assert ast.get_docstring(ast.parse((SOURCE / room / "__init__.py").read_text(encoding="utf-8")))
+
+
+def test_the_picture_in_the_docs_is_current() -> None:
+    assert page() == PAGE.read_text(encoding="utf-8"), "draw it again: python -m tests.architecture"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "methods").rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_methods_never_import_each_other(path: Path) -> None:
-    assert "osfl.methods" not in path.read_text(encoding="utf-8")
+    own = path.relative_to(SOURCE / "methods").parts[0].removesuffix(".py")
+    others = {name for name in imported(path) if name.startswith("osfl.methods")}
+    assert all(name == f"osfl.methods.{own}" or name.startswith(f"osfl.methods.{own}.") for name in others), others
 
 
-def test_nobody_imports_cli() -> None:
-    guilty = [path.name for path in FILES if "cli" in imported(path) and room_of(path) not in ("cli", "__main__")]
-    assert not guilty
+def test_ingredients_are_shared() -> None:
+    """What one method alone uses stands beside it."""
+    needs = {path: imported(path) for path in FILES}
+    methods = {path.relative_to(SOURCE / "methods").parts[0] for path in (SOURCE / "methods").rglob("*.py")} - {"__init__.py"}
+
+    def reached(name: str) -> set[str]:
+        folder = SOURCE / "methods" / name
+        todo = [*folder.rglob("*.py")] if folder.is_dir() else [folder]
+        seen: set[str] = set()
+        while todo:
+            for module in needs[todo.pop()] - seen:
+                seen.add(module)
+                file = SOURCE.parent.joinpath(*module.split(".")).with_suffix(".py")
+                todo += [file] if file.exists() else []
+        return seen
+
+    users: dict[str, set[str]] = {}
+    for name in methods:
+        for module in reached(name):
+            users.setdefault(module, set()).add(name)
+    lonely = {module: by for module, by in users.items() if module.startswith("osfl.ingredients.") and len(by) == 1}
+    assert not lonely, f"move to methods/<name>/: {lonely}"
 
 
 EXECUTES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "tarfile"}
@@ -141,13 +95,13 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-LIGHT = ("osfl", "osfl.protocol", "osfl.registry", "osfl.plan", "osfl.wire.inbox", "osfl.cli.main", "osfl.desk.server",
-         "osfl.inspection.look")  # fmt: skip
+LIGHT = ("osfl", "osfl.core.types", "osfl.core.method", "osfl.core.registry", "osfl.core.plan", "osfl.wire.inbox",
+         "osfl.rounds.state", "osfl.cli.main", "osfl.dashboard.server", "osfl.inspection.look")  # fmt: skip
 
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_torch_comes_late(module: str) -> None:
-    """The receiving desk starts in a tenth of a second, and --help answers at once, because they need no torch."""
+    """The coordinator starts in a tenth of a second, and --help answers at once, because they need no torch."""
     assert python(f"import sys, {module}; print('torch' in sys.modules)") == "False"
 
 
@@ -164,8 +118,8 @@ def test_no_unpickling_event_in_a_full_run(tmp_path: Path) -> None:
     """Python announces every unpickling of a global; a whole round has none of ours."""
     events = python(
         "import sys\n"
-        "from osfl.run import run, Simulation\n"
-        "from osfl.simulation import open_source\n"
+        "from osfl.simulate.run import run, Simulation\n"
+        "from osfl.simulate.simulation import open_source\n"
         "open_source('digits', 8, None)\n"
         "seen = []\n"
         "sys.addaudithook(lambda event, args: seen.append(args) if event == 'pickle.find_class' else None)\n"

@@ -18,11 +18,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 INSTALLED_BY = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # Files that only run with an extra -> the extras, each of which must bring all that the file imports and the core does not.
 EXTRAS = {
-    "flower_app.py": ("flower",),
-    "flower_door.py": ("flower",),
-    "flower_tasks.py": ("flower",),
-    "transports/flower.py": ("flower",),
-    "cluster.py": ("ray",),
+    "deploy/flower/app.py": ("flower",),
+    "deploy/flower/gateway.py": ("flower",),
+    "deploy/flower/tasks.py": ("flower",),
+    "deploy/flower/grid.py": ("flower",),
+    "simulate/ray.py": ("ray",),
     "models/latent_prior.py": ("diffusion",),
     "models/pretrained.py": ("hub",),
 }

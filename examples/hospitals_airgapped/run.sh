@@ -36,7 +36,7 @@ at north osfl check plan.toml --data images --client north
 
 step "Coordinator: opens the round for these keys, and for no others"
 for site in north south west; do carry "usb/$site.pub" "coordinator/public/$site.pub"; done
-at coordinator osfl enrol plan.toml --server server.pub --keys public --out round
+at coordinator osfl enroll plan.toml --server server.pub --keys public --out round
 
 step "Hospitals: train, each on its own images, and put one signed file on the stick"
 speak() {

@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 
-from osfl.ingredients.training import TRAINING_PRESETS, Training, classifier, local_model
+from osfl.core.method import Method
+from osfl.core.types import Payload, Release
+from osfl.ingredients.training.local import TRAINING_PRESETS, Training, classifier, local_model
 from osfl.models.build import build_model
 from osfl.models.naming import contract_of
-from osfl.protocol import OneShot, Payload, Release
 
 
 class Median(nn.Module):
@@ -19,7 +20,7 @@ class Median(nn.Module):
         return votes.quantile(0.5, dim=0).clamp_min(1e-6).log()
 
 
-class MedianVote(OneShot):
+class MedianVote(Method):
     Settings = Training
     PRESETS = TRAINING_PRESETS
 

@@ -10,23 +10,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from osfl.protocol import Plan, Task
-    from osfl.registry import names as method_names
-    from osfl.run import compare, load_model, run
-    from osfl.simulation import Simulation
+from osfl.core.version import __version__
 
-__version__ = "0.1.0"
-__all__ = ["Plan", "Simulation", "Task", "compare", "load_model", "method_names", "run"]
+if TYPE_CHECKING:
+    from osfl.core.registry import names as method_names
+    from osfl.core.types import Plan, Task
+    from osfl.rounds.finished import load_model
+    from osfl.simulate.compare import compare
+    from osfl.simulate.run import run
+    from osfl.simulate.simulation import Simulation
+
+__all__ = ["Plan", "Simulation", "Task", "__version__", "compare", "load_model", "method_names", "run"]
 
 _HOMES = {
-    "Plan": ("osfl.protocol", "Plan"),
-    "Task": ("osfl.protocol", "Task"),
-    "Simulation": ("osfl.simulation", "Simulation"),
-    "compare": ("osfl.run", "compare"),
-    "load_model": ("osfl.run", "load_model"),
-    "method_names": ("osfl.registry", "names"),
-    "run": ("osfl.run", "run"),
+    "Plan": ("osfl.core.types", "Plan"),
+    "Task": ("osfl.core.types", "Task"),
+    "Simulation": ("osfl.simulate.simulation", "Simulation"),
+    "compare": ("osfl.simulate.compare", "compare"),
+    "load_model": ("osfl.rounds.finished", "load_model"),
+    "method_names": ("osfl.core.registry", "names"),
+    "run": ("osfl.simulate.run", "run"),
 }
 
 

@@ -66,7 +66,7 @@ def round_with_bundles(folder: Path, sites: Sequence[str]) -> None:
         for words in [
             new_plan(sites),
             f"keys server {' '.join(sites)} --out keys",
-            "enrol plan.toml --keys keys --out round",
+            "enroll plan.toml --keys keys --out round",
             *(client.format(site) for site in sites),
         ]:
             assert answer(words.split()) == 0, words

@@ -33,7 +33,7 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "missing file": ("run --method fedavg --dataset ./no.npz", 2, ("./no.npz",)),
     "unknown device": ("run --method fedavg --device tpu9", 2, ("no device 'tpu9'", "cpu, cuda")),
     "tiny images": ("run --method fedavg --image-size 2", 2, ("image size 2", "between 4 and 1024")),
-    "two channels": ("run --method fedavg --channels 2", 2, ("2 channels", "1 is grey, 3 is RGB")),
+    "two channels": ("run --method fedavg --channels 2", 2, ("2 channels", "1 is gray, 3 is RGB")),
     "unknown architecture": ("run --method fedavg --set architecture=resnt18", 2, ("'resnt18'", "resnet18")),
     "silos of another number": ("run -m fedavg -p silos -n 3", 2, ("3 clients do not fit 10 classes", "--clients 10")),
     "no domains": ("run -m fedavg -p domains", 2, ("no domains", "domain/class/*")),
@@ -150,7 +150,7 @@ def test_a_file_system_that_says_no_is_a_message(osfl, name: str, monkeypatch: p
     def refuses(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), "runs/there")
 
-    monkeypatch.setattr("osfl.run.run", refuses)
+    monkeypatch.setattr("osfl.simulate.run.run", refuses)
     said = osfl("run --method fedavg --smoke")
     assert said.code == 1 and f"runs/there: {os.strerror(number)}." in said.err and remedy in said.err
     assert osfl("run --method fedavg --smoke --format json").json["error"] == "FilesError"
@@ -160,7 +160,7 @@ def test_a_full_disk_need_not_name_a_file(osfl, monkeypatch: pytest.MonkeyPatch)
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("osfl.run.run", full)
+    monkeypatch.setattr("osfl.simulate.run.run", full)
     said = osfl("run --method fedavg --smoke")
     assert said.code == 1 and "No space left" in said.err and "None" not in said.err
 
@@ -169,7 +169,7 @@ def test_other_errors_of_the_system_are_ours(osfl, monkeypatch: pytest.MonkeyPat
     def forgets(*_: object, **__: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file", "a file of ours")
 
-    monkeypatch.setattr("osfl.run.run", forgets)
+    monkeypatch.setattr("osfl.simulate.run.run", forgets)
     with pytest.raises(FileNotFoundError):
         osfl("run --method fedavg --smoke")
 
@@ -219,7 +219,7 @@ def test_our_own_mistakes_show_a_traceback(osfl, monkeypatch: pytest.MonkeyPatch
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("osfl.run.run", broken)
+    monkeypatch.setattr("osfl.simulate.run.run", broken)
     with pytest.raises(ZeroDivisionError):
         osfl("run --method fedavg --smoke")
 
@@ -228,7 +228,7 @@ def test_ctrl_c_says_how_to_continue(osfl, monkeypatch: pytest.MonkeyPatch) -> N
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("osfl.run.run", stopped)
+    monkeypatch.setattr("osfl.simulate.run.run", stopped)
     said = osfl("run --method fedavg --smoke")
     assert said.code == 130 and "run the same command again" in said.err
     assert osfl("run --method fedavg --smoke --format json").json["error"] == "Interrupted"

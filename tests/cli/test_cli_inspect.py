@@ -1,4 +1,4 @@
-"""`osfl inspect` in words, as JSON and as a page; its mistakes. `osfl desk` before it opens."""
+"""`osfl inspect` in words, as JSON and as a page; its mistakes. `osfl dashboard` before it opens."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ MISTAKES = {
     "inspect junk.bin --key nothing.pub": (2, "cannot be read"),
     "inspect junk.bin --data .": (2, "--data needs the round's plan"),
     "inspect junk.bin --html data": (2, "is a folder"),
-    "desk nowhere": (1, "plan.json is missing"),
-    "desk . --port 70000": (2, "70000"),
-    "desk . --host 0.0.0.0 --token short": (2, "too easy to guess"),
+    "dashboard nowhere": (1, "plan.json is missing"),
+    "dashboard . --port 70000": (2, "70000"),
+    "dashboard . --host 0.0.0.0 --token short": (2, "too easy to guess"),
 }
 
 
@@ -68,5 +68,5 @@ def test_mistakes(osfl, words: str) -> None:
 
 def test_a_desk_wants_the_right_key_at_once(osfl, finished) -> None:
     SigningKey.generate().save(Path("mine.key"))
-    said = osfl("desk runs/seen --key mine.key")
+    said = osfl("dashboard runs/seen --key mine.key")
     assert said.code == 2 and "not the server's" in said.err

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 
-from osfl.cli.progress import EVERY, Lines, by_run, telling
+from osfl.cli.progress import EVERY, Lines, by_run, progress_display
 
 
 class Clock:
@@ -23,17 +23,17 @@ def lines() -> tuple[Lines, Clock, io.StringIO]:
 
 
 def test_many_steps_are_one_line() -> None:
-    teller, _, text = lines()
+    display, _, text = lines()
     for done in range(1, 1001):
-        teller("client-01 trains", done, 1000)
+        display("client-01 trains", done, 1000)
     assert text.getvalue() == "[    0 s] client-01 trains  1000/1000\n"
 
 
 def test_something_long_is_told_now_and_then_with_the_time_left() -> None:
-    teller, clock, text = lines()
+    display, clock, text = lines()
     for done in range(101):
         clock.now = float(done)
-        teller("rounds", done, 100)
+        display("rounds", done, 100)
     told = text.getvalue().splitlines()
     assert len(told) == 100 / EVERY
     assert told[0] == "[   10 s] rounds  10/100, about 90 s left"
@@ -41,16 +41,16 @@ def test_something_long_is_told_now_and_then_with_the_time_left() -> None:
 
 
 def test_what_is_finished_over_and_over_is_told_once_in_a_while() -> None:
-    teller, clock, text = lines()
+    display, clock, text = lines()
     for step in range(1000):
         clock.now = step / 100
-        teller("teacher", 1, 1)
+        display("teacher", 1, 1)
     assert text.getvalue() == "[    0 s] teacher  done\n"
 
 
 def test_whole_runs_of_a_comparison() -> None:
-    teller, _, text = lines()
-    told = by_run(teller)
+    display, _, text = lines()
+    told = by_run(display)
     told("fedavg seed 0: clients", 5, 5)
     told("fedavg seed 0 done", 1, 2)
     assert text.getvalue().splitlines() == [
@@ -60,15 +60,15 @@ def test_whole_runs_of_a_comparison() -> None:
 
 
 def test_square_brackets_are_shown_as_they_are() -> None:
-    teller, _, text = lines()
-    teller("[bold]odd[/nonsense]", 1, 1)
+    display, _, text = lines()
+    display("[bold]odd[/nonsense]", 1, 1)
     assert "[bold]odd[/nonsense]" in text.getvalue()
 
 
 def test_threads_do_not_tear_lines() -> None:
-    teller, _, text = lines()
+    display, _, text = lines()
     with ThreadPoolExecutor(8) as pool:
-        for done in pool.map(lambda n: teller(f"client-{n} trains", 20, 20), range(200)):
+        for done in pool.map(lambda n: display(f"client-{n} trains", 20, 20), range(200)):
             assert done is None
     told = text.getvalue().splitlines()
     assert len(told) == 200 and all(line.endswith("20/20") for line in told)
@@ -77,8 +77,8 @@ def test_threads_do_not_tear_lines() -> None:
 def test_bars_on_a_terminal_leave_only_finished_runs_behind() -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=80, highlight=False)
-    with telling(console=console) as teller:
-        told = by_run(teller)
+    with progress_display(console=console) as display:
+        told = by_run(display)
         with ThreadPoolExecutor(4) as pool:
             for step in range(1, 21):
                 list(pool.map(lambda n, s=step: told(f"fedavg seed 0: client-{n} trains", s, 20), range(4)))

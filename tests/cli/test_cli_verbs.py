@@ -219,7 +219,7 @@ def test_check_of_a_template(osfl) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg_rounds", "centralized", "deepinversion_vit"])
 def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osfl.estimate.SECOND", 0.05)
+    monkeypatch.setattr("osfl.simulate.estimate.SECOND", 0.05)
     words = f"--method {method} --clients 3 --partition iid --smoke --samples 150"
     guess = osfl(f"estimate {words} --format json").json
     costs = osfl(f"run {words} --out runs/e --format json").json["costs"]
@@ -238,7 +238,7 @@ def test_lists(osfl) -> None:
         text = osfl(f"ls {what}").out
         assert rows and all(row["description"] for row in rows) and rows[0]["name"] in text
     digits = osfl("ls datasets --format json").json[0]
-    assert digits["name"] == "digits" and digits["available"] == "yes" and digits["licence"]
+    assert digits["name"] == "digits" and digits["available"] == "yes" and digits["license"]
     every = {"methods", "datasets", "architectures", "encoders", "weights", "partitions", "presets"}
     assert set(osfl("ls --format json").json) == every
     (signs,) = (row for row in osfl("ls weights --format json").json if row["name"] == "vit_signs")

@@ -11,8 +11,9 @@ import pytest
 
 from osfl.cli.main import answer
 from osfl.methods.dense import Dense
-from osfl.storage import payload_of, to_raw
-from osfl.wire.agreed import standing_desk
+from osfl.rounds.state import read_policy
+from osfl.rounds.storage import payload_of
+from osfl.runtime.payloads import to_raw
 from osfl.wire.bundle import pack
 from osfl.wire.gate import accept, verify_release
 from osfl.wire.signing import SigningKey
@@ -32,15 +33,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"new --method dense --dataset digits --clients {','.join(SITES)} --partition iid --samples 90 --smoke"
             " --sites sites",
             f"keys server {' '.join(SITES)} --out keys",
-            "enrol plan.toml --keys keys --out round",
+            "enroll plan.toml --keys keys --out round",
             *(client.format(site) for site in SITES),
         ):
             assert answer(words.split()) == 0, words
-        path, desk = Path("usb/south.safetensors"), standing_desk(Path("round"))
-        payload = payload_of(accept(path, desk))
+        path, policy = Path("usb/south.safetensors"), read_policy(Path("round"))
+        payload = payload_of(accept(path, policy))
         huge = {name: value * 1e30 if value.is_floating_point() else value for name, value in payload.tensors.items()}
         key = SigningKey.load(Path("keys/south.key"))
-        path.write_bytes(pack("upload", "south", desk.plan, to_raw(huge), dict(payload.facts), key))
+        path.write_bytes(pack("upload", "south", policy.plan, to_raw(huge), dict(payload.facts), key))
         assert answer(["receive", "round", "usb"]) == 0
     return folder
 
@@ -52,8 +53,8 @@ def here(made: Path, tmp_path: Path) -> Path:
 
 
 def made_from() -> set[str]:
-    desk = standing_desk(Path("round"))
-    release = verify_release(Path("round/release.safetensors"), desk.server, desk.plan)
+    policy = read_policy(Path("round"))
+    release = verify_release(Path("round/release.safetensors"), policy.server, policy.plan)
     return {name for name in release.made_from if name.startswith("upload/")}
 
 
@@ -90,7 +91,7 @@ def test_what_cannot_be_left_out_is_said(osfl: Osfl, here: Path) -> None:
 def test_a_quorum_of_the_plan_holds_without_a_site(osfl: Osfl, here: Path) -> None:
     Path("plan.toml").write_text(Path("plan.toml").read_text().replace("quorum = 0", "quorum = 3"))
     shutil.rmtree("round")
-    for words in ("enrol plan.toml --keys keys --out round", *(f"client plan.toml --client {s} --data sites/{s} --key "
+    for words in ("enroll plan.toml --keys keys --out round", *(f"client plan.toml --client {s} --data sites/{s} --key "
                   f"keys/{s}.key --out other/{s}.safetensors" for s in SITES), "receive round other"):  # fmt: skip
         assert osfl(words).code == 0
     said = osfl(f"{SERVER} --without south")

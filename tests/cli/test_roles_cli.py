@@ -61,7 +61,7 @@ def test_processes_that_share_nothing_but_a_folder(osfl: Osfl, tmp_path: Path) -
         assert osfl(f"keys {site} --out {site}").code == 0
         (places[site] / f"{site}.pub").rename(places["shared"] / f"{site}.pub")
     assert osfl("keys server --out coordinator").code == 0
-    assert osfl("enrol shared/plan.toml --server coordinator/server.key --keys shared --out coordinator/round").code == 0
+    assert osfl("enroll shared/plan.toml --server coordinator/server.key --keys shared --out coordinator/round").code == 0
     server = started("server round --key server.key --wait --format json", places["coordinator"])
     client = "client ../shared/plan.toml --client {0} --data images --key {0}.key --out ../shared/inbox/{0}.safetensors"
     sites = [started(client.format(site), places[site]) for site in SITES]
@@ -97,7 +97,7 @@ def test_a_round_from_plan_to_prediction(osfl: Osfl, here: Path) -> None:
 def test_a_method_with_personal_parts(osfl: Osfl) -> None:
     assert osfl(f"{NEW.replace('fedavg', 'fedbicross')}").code == 0
     osfl("keys server north south west --out keys")
-    osfl("enrol plan.toml --keys keys --out round")
+    osfl("enroll plan.toml --keys keys --out round")
     for site in SITES:
         words = f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors"
         assert osfl(words).code == 0
@@ -113,7 +113,7 @@ def test_a_method_with_personal_parts(osfl: Osfl) -> None:
     assert osfl("verify round/personal/north.safetensors round/release.safetensors --round round").code == 0
 
 
-# --- keys and enrolment ------------------------------------------------------------------------------------------------
+# --- keys and enrollment ------------------------------------------------------------------------------------------------
 
 
 def test_keys_are_private_and_never_replaced(osfl: Osfl) -> None:
@@ -137,15 +137,15 @@ def test_keys_are_private_and_never_replaced(osfl: Osfl) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "pieces"),
     [
-        ("enrol plan.toml --keys keys --out round", 0, ["Opened round"]),  # the same again
-        ("enrol plan.toml --keys nowhere --out r2", 2, ["--keys nowhere is not a folder", "server.pub"]),
-        ("enrol plan.toml --server keys/server.pub --client north=keys/north.pub --out r2", 2, ["no key for 'south'"]),
-        ("enrol plan.toml --keys keys --client north=keys/south.pub --out r2", 2, ["two clients share one key"]),
-        ("enrol plan.toml --keys keys --client north=keys/server.pub --out r2", 2, ["'north' has the server's key"]),
-        ("enrol plan.toml --keys keys --client mallory=keys/north.pub --out r2", 2, ["'mallory' is no client of this plan"]),
-        ("enrol plan.toml --keys keys --client north --out r2", 2, ["expected NAME=FILE"]),
-        ("enrol plan.toml --keys keys --server plan.toml --out r2", 2, ["holds no public key", "64 lower-case hex digits"]),
-        ("enrol plan.toml --client north=keys/north.pub --out r2", 2, ["the server's key is missing"]),
+        ("enroll plan.toml --keys keys --out round", 0, ["Opened round"]),  # the same again
+        ("enroll plan.toml --keys nowhere --out r2", 2, ["--keys nowhere is not a folder", "server.pub"]),
+        ("enroll plan.toml --server keys/server.pub --client north=keys/north.pub --out r2", 2, ["no key for 'south'"]),
+        ("enroll plan.toml --keys keys --client north=keys/south.pub --out r2", 2, ["two clients share one key"]),
+        ("enroll plan.toml --keys keys --client north=keys/server.pub --out r2", 2, ["'north' has the server's key"]),
+        ("enroll plan.toml --keys keys --client mallory=keys/north.pub --out r2", 2, ["'mallory' is no client of this plan"]),
+        ("enroll plan.toml --keys keys --client north --out r2", 2, ["expected NAME=FILE"]),
+        ("enroll plan.toml --keys keys --server plan.toml --out r2", 2, ["holds no public key", "64 lower-case hex digits"]),
+        ("enroll plan.toml --client north=keys/north.pub --out r2", 2, ["the server's key is missing"]),
         ("server round --key keys/north.key", 2, ["not the server's"]),
         ("server round --key keys/server.pub", 2, ["holds no private key", "not the .pub file"]),
         ("server round --key gone.key", 2, ["cannot be read", "osfl keys"]),
@@ -250,7 +250,7 @@ def test_the_desk_needs_no_torch_to_receive_and_show(here: Path) -> None:
 def test_the_deadline_is_read_on_the_coordinator_s_clock(osfl: Osfl, here: Path, deadline: str, begins: bool) -> None:
     text = Path("plan.toml").read_text()
     Path("plan.toml").write_text(text.replace("quorum = 0", "quorum = 2").replace('deadline = ""', f'deadline = "{deadline}"'))
-    osfl("enrol plan.toml --keys keys --out waiting")
+    osfl("enroll plan.toml --keys keys --out waiting")
     for site in SITES:
         osfl(f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors")
         os.utime(f"usb/{site}.safetensors", (0, 0))  # a site whose clock stands in 1970

@@ -119,10 +119,10 @@ def test_a_template_names_what_is_left_to_fill_in(osfl: Osfl, words: str, senten
 def test_a_deadline_that_is_over_is_warned_of(osfl: Osfl, here: Path, deadline: str, over: bool) -> None:
     text = Path("plan.toml").read_text()
     Path("late.toml").write_text(text.replace('deadline = ""', f'deadline = "{deadline}"').replace("quorum = 0", "quorum = 1"))
-    said = osfl("enrol late.toml --keys keys --out late")
+    said = osfl("enroll late.toml --keys keys --out late")
     assert said.code == 0 and said.out.startswith("Opened late")
     assert ("Warning: the deadline 2001-01-01T00:00:00Z is over" in said.err) is over and (said.err == "") is not over
-    warnings = osfl("enrol late.toml --keys keys --out late --format json").json["warnings"]
+    warnings = osfl("enroll late.toml --keys keys --out late --format json").json["warnings"]
     assert ("as soon as 1 of 2 uploads" in " ".join(warnings)) is over and len(warnings) == over
 
 
@@ -139,7 +139,7 @@ def test_the_commands_of_the_page_for_anybody_work(osfl: Osfl, here: Path) -> No
         shutil.rmtree(private) if private.is_dir() else private.unlink()
     made = osfl("verify --round round --format json").json["files"][-1]["digest"]
     commands = [line for block in re.findall(r"```\n(.*?)```", page, flags=re.S) for line in block.splitlines()]
-    assert {line.split()[1] for line in commands} == {"verify", "inspect", "keys", "enrol", "receive", "server"}
+    assert {line.split()[1] for line in commands} == {"verify", "inspect", "keys", "enroll", "receive", "server"}
     for line in commands:
         words = [" ".join(map(str, Path().glob(word))) if "*" in word else word for word in line.split()[1:]]
         said = osfl(" ".join(words))

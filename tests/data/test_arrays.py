@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from osfl.core.errors import DataError, UsageError
 from osfl.data import class_counts, open_dataset
-from osfl.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from osfl.core.errors import DataError
+from osfl.core.types import Dataset, Task
 from osfl.data.export import write_images
 from osfl.data.site import open_site
-from osfl.errors import DataError
-from osfl.protocol import Dataset, Task
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from osfl.core.errors import DataError
 from osfl.data import Problem, open_dataset, summarize
 from osfl.data.decode import Unusable, decode
 from osfl.data.layout import arrange
-from osfl.errors import DataError
 
 Folder = Callable[..., Path]
 Picture = Callable[..., Image.Image]
@@ -102,10 +102,10 @@ def _strange(picture: Picture) -> dict[str, tuple[bytes, str, str]]:
     frames = [picture(number=i).convert("P") for i in (1, 2)]
     bomb = Image.new("1", (12000, 9000))
     return {
-        "cmyk.jpg": (_saved(picture("CMYK"), "JPEG"), "CMYK colours", "converted to RGB"),
-        "palette.png": (_saved(picture("P"), "PNG"), "palette image", "converted to its colours"),
+        "cmyk.jpg": (_saved(picture("CMYK"), "JPEG"), "CMYK colors", "converted to RGB"),
+        "palette.png": (_saved(picture("P"), "PNG"), "palette image", "converted to its colors"),
         "alpha.png": (_saved(rgba, "PNG"), "transparency", "laid on white"),
-        "grey-alpha.png": (_saved(picture("LA"), "PNG"), "transparency", "laid on white"),
+        "gray-alpha.png": (_saved(picture("LA"), "PNG"), "transparency", "laid on white"),
         "deep.png": (_saved(Image.fromarray(deep.astype(np.uint16)), "PNG"), "more than 8 bits",
                      "scaled to 8 bits by the range of all such files"),
         "float.tif": (_saved(Image.fromarray(below), "TIFF"), "values below 0", "left out"),
@@ -147,7 +147,7 @@ def test_strange_files_are_reported_and_never_crash(strange_zip: Path, picture: 
     assert len(source.train) + len(source.test) == 16 + used
     assert not any("MACOSX" in p.path or "DS_Store" in p.path for p in source.problems)
     mixed = [p for p in source.problems if p.path == "(all)"]
-    assert len(mixed) == 1 and "grey: good 0%" in mixed[0].what
+    assert len(mixed) == 1 and "gray: good 0%" in mixed[0].what
 
 
 def test_the_report_is_a_line_for_each_kind() -> None:
@@ -186,13 +186,13 @@ def test_transparent_is_white_and_palettes_keep_their_colors(tmp_path: Path) -> 
     assert pixels["p.png"][:, 0, 0].tolist() == [200, 100, 50]
 
 
-def test_grey_only_if_all_are_grey(image_folder: Folder, picture: Picture) -> None:
+def test_gray_only_if_all_are_gray(image_folder: Folder, picture: Picture) -> None:
     root = image_folder(*_names("a/{}.png", 4), *_names("b/{}.png", 4), mode="L")
     assert open_dataset(str(root), size=8).image == (1, 8, 8)
     assert open_dataset(str(root), size=8, channels=3).image == (3, 8, 8)
     picture("RGB").save(root / "a" / "color.png")
     source = open_dataset(str(root), size=8)
-    assert source.image == (3, 8, 8) and "8 of 9 images are grey" in source.problems[0].what
+    assert source.image == (3, 8, 8) and "8 of 9 images are gray" in source.problems[0].what
     assert open_dataset(str(root), size=8, channels=1).problems == ()
 
 

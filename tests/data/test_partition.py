@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from osfl.core.errors import DataError, OsflError, UsageError
+from osfl.core.seeds import numpy_generator
 from osfl.data import assign, domain_clients, parse_partition
 from osfl.data.draws import client_sizes
-from osfl.errors import DataError, OsflError, UsageError
-from osfl.seeds import numpy_generator
 
 LABELS = np.repeat(np.arange(10), 200)
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from osfl.cli.arguments import same_plan
 from osfl.cli.main import answer
-from osfl.cli.words import same_plan
+from osfl.core.errors import DataError, UsageError
+from osfl.core.plan import plan_from
+from osfl.core.types import Plan, Task
 from osfl.data import assign, make_shard, open_dataset
 from osfl.data.layout import says_whom
 from osfl.data.site import open_site
 from osfl.data.source import Part, Source, part_of
 from osfl.data.split import hold_out_mask
 from osfl.data.views import hold_out
-from osfl.errors import DataError, UsageError
-from osfl.plan import plan_from
-from osfl.protocol import Plan, Task
-from osfl.simulation import Simulation, open_source, prepare
+from osfl.simulate.simulation import Simulation, open_source, prepare
 
 Table = Callable[..., Path]
 PEOPLE, EACH = 30, 4

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from osfl.core.errors import DataError, UsageError
 from osfl.data import open_dataset, sheets
 from osfl.data.catalog import File
 from osfl.data.places import download, hashes
-from osfl.errors import DataError, UsageError
 
 
 def _quiet(what: str, done: int, total: int) -> None:
@@ -57,7 +57,7 @@ def test_multi_label_is_refused_before_any_download() -> None:
 def test_sheets_are_complete() -> None:
     assert len([name for name in sheets() if "mnist" in name]) == 12 * 4 + 1
     for name, sheet in sheets().items():
-        assert sheet.name == name and sheet.title and sheet.source and sheet.licence and sheet.counts, name
+        assert sheet.name == name and sheet.title and sheet.source and sheet.license and sheet.counts, name
         assert len(set(sheet.classes)) == len(sheet.classes) > 1, name
         assert all(file.md5 or file.sha256 for file in sheet.files), name
         assert sheet.layout == "embedded" or sheet.files, name

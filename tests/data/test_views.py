@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from osfl.core.errors import UsageError
 from osfl.data import (
     Part,
     Source,
@@ -21,7 +22,6 @@ from osfl.data import (
 )
 from osfl.data.source import part_of
 from osfl.data.split import hold_out_mask
-from osfl.errors import UsageError
 
 
 @pytest.fixture(scope="module")

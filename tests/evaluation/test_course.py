@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from osfl.core.types import Payload
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.course import equal_accuracy, mean_courses
-from osfl.protocol import Payload
 from osfl.reports.course import course_figures, equal_rows
-from osfl.round import MILESTONES, Round
-from osfl.run import compare, run
-from osfl.simulation import Simulation
+from osfl.rounds.folder import MILESTONES, Round
+from osfl.simulate.compare import compare
+from osfl.simulate.run import run
+from osfl.simulate.simulation import Simulation
 
 SMALL = {"clients": 2, "samples": 60, "image_size": 8, "preset": "smoke"}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from osfl.errors import OsflError
+from osfl.core.errors import OsflError
 from osfl.evaluation.embedding import INCEPTION, available_space, random_space
 from osfl.models.inception import FEATURES, Inception
 

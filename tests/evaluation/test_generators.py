@@ -1,4 +1,4 @@
-"""The whole judgement: a good pool, a copied one, one that lacks a class; by class, by client, and in JSON."""
+"""The whole judgment: a good pool, a copied one, one that lacks a class; by class, by client, and in JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Dataset, Shard
 from osfl.evaluation.embedding import Space, available_space, random_space
 from osfl.evaluation.generator_samples import per_class
 from osfl.evaluation.generators import judge
-from osfl.protocol import Dataset, Shard
-from osfl.seeds import torch_generator
-from osfl.workers import Workers
+from osfl.runtime.workers import Workers
 
 CLASSES = ("dark", "bright", "rare")
 CPU = torch.device("cpu")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Dataset, Task
 from osfl.evaluation.planes import BY_MODEL, each_of, model_plane
-from osfl.ingredients.ensembles import Ensemble
+from osfl.ingredients.ensembles.ensemble import Ensemble
 from osfl.models.build import build_model
-from osfl.protocol import Dataset, Task
-from osfl.seeds import torch_generator
 
 TASK = Task("t", ("cat", "dog"), (1, 8, 8))
 HOW = {"device": torch.device("cpu"), "map": lambda work, items: [work(item) for item in items],

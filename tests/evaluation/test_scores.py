@@ -6,6 +6,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import nn
 
+from osfl.core.types import Dataset, Task
 from osfl.evaluation.scores import (
     calibration_error,
     confusion,
@@ -19,7 +20,6 @@ from osfl.evaluation.scores import (
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.norms import norms
-from osfl.protocol import Dataset, Task
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 4, 200)

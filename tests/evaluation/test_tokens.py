@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from osfl.core.result import read_result
+from osfl.core.seeds import torch_generator
 from osfl.evaluation.distances import gaussian_discrepancy, median_squared_distance
 from osfl.evaluation.tokens import Features, judge_tokens
-from osfl.phases import Machine
-from osfl.result import read_result
-from osfl.run import run
-from osfl.seeds import torch_generator
-from osfl.simulation import Simulation
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run
+from osfl.simulate.simulation import Simulation
 
 
 def draw(*labels: str | int) -> torch.Generator:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from osfl.checks import CHECKS
-from osfl.registry import describe, load, names
+from osfl.core.registry import describe, load, names
+from osfl.simulate.checks import CHECKS
 
 FOLDER = Path(__file__).parents[2] / "examples" / "new_method"
 

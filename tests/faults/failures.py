@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import OsflError
+from osfl.core.errors import OsflError
 from osfl.wire.gate import accept
 from tests.faults.disks import Disk
 from tests.faults.kills import calls_in_story
-from tests.faults.story import DESK, Ack, judge, prepare, short_story, tell
+from tests.faults.story import POLICY, Ack, judge, prepare, short_story, tell
 from tests.faults.traps import Trap, fail, kill, trapped, without_links
 
 
@@ -45,7 +45,7 @@ def _one_failure(folder: Path, links: bool, number: int, stays: bool, step: int)
 
 def _unsafe(trap: Trap, acked: list[Ack]) -> int:
     """How many acknowledged uploads a power cut right now could take away."""
-    safe = {accept(data, DESK).digest for path, data in Disk().replay(trap.log).survivors().items() if _final(path)}
+    safe = {accept(data, POLICY).digest for path, data in Disk().replay(trap.log).survivors().items() if _final(path)}
     return sum(digest not in safe for _, digest in acked)
 
 

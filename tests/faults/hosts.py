@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.deployment import deploy
-from osfl.wire.agreed import standing_desk
+from osfl.deploy.flower.deployment import deploy
+from osfl.rounds.state import read_policy
 from osfl.wire.inbox import Inbox
 from tests.faults.machines import CLIENTS, SETTINGS, Machines, make_plan, make_sites
 
@@ -88,7 +88,7 @@ def round_between_hosts(folder: Path, clients: Sequence[str] = CLIENTS[:2]) -> d
         finally:
             net.stop()
         models = list((net.folder / "sites").glob("*/work/*/*/model.safetensors"))
-        delivered = Inbox(round / "inbox", standing_desk(round)).delivered()
+        delivered = Inbox(round / "inbox", read_policy(round)).delivered()
         return {"hosts": 1 + len(clients), "delivered": len(delivered), "models": len(models),
                 "door_reached": reached[PORT], "superlink_reached": reached[INNER]}  # fmt: skip
 

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from osfl.certificates import load_authority, make_authority, make_node_key, make_server_certificate, private_pem
+from osfl.deploy.flower.tls import load_authority, make_authority, make_node_key, make_server_certificate, private_pem
 from tests.faults.machines import Machines, free_ports
 
 
@@ -104,7 +104,7 @@ def _door(net: Machines, name: str) -> str:
     (tls / "server.key").write_bytes(key)
     host, port = "127.0.0.2" if name == "elsewhere" else "127.0.0.1", free_ports(1)[0]
     where = ["--host", host, "--port", str(port), "--inner", str(net.inner), "--tls", tls]
-    net.start(f"door-{name}", [sys.executable, "-m", "osfl.flower_door", *where])
+    net.start(f"door-{name}", [sys.executable, "-m", "osfl.deploy.flower.gateway", *where])
     return f"{host}:{port}"
 
 

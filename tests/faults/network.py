@@ -16,25 +16,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from osfl.errors import OsflError, Rejected
-from osfl.transports import messages as say
-from osfl.transports.answering import Answers
-from osfl.transports.collecting import Collector, Counter, Manner
-from osfl.transports.flower import answer as answer_as_flower
-from osfl.transports.messages import Reply, Words
-from osfl.wire.atomic import append_line
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk
+from osfl.core.errors import OsflError, Rejected
+from osfl.core.tensors import RawTensor
+from osfl.deploy.flower import messages
+from osfl.deploy.flower.collector import Collector, CollectorConfig, CoordinatorCalls
+from osfl.deploy.flower.grid import answer as answer_as_flower
+from osfl.deploy.flower.messages import MessageBody, Reply
+from osfl.deploy.flower.site_node import SiteNode
+from osfl.runtime.atomic import append_line
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
 from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
 from tests.faults.kills import CONTEXT
-from tests.faults.story import _KEYS, CLIENTS, DESK, upload
+from tests.faults.story import _KEYS, CLIENTS, POLICY, upload
 from tests.faults.traps import no_room, trapped
 
 RELEASE = bytes(range(256)) * 40
 SERVER = SigningKey.from_seed(b"server".ljust(32))
-QUICK = Manner(chunk=1000, window=3, wait=3000.0, linger=3000.0, again=20.0, poll=1.0)
+QUICK = CollectorConfig(chunk=1000, window=3, wait=3000.0, linger=3000.0, again=20.0, poll=1.0)
 
 
 class Killed(BaseException):
@@ -69,7 +70,7 @@ class Faults:
 class Network:
     """A `Post`. A node is a function of (kind, words); a step is one call of `replies`."""
 
-    sites: dict[int, Callable[[str, Words], Words]]
+    sites: dict[int, Callable[[str, MessageBody], MessageBody]]
     clock: Clock
     faults: Faults = field(default_factory=Faults)
     tally: Tally[str] = field(default_factory=Tally)
@@ -83,14 +84,14 @@ class Network:
     def nodes(self) -> set[int]:
         return {node for node in self.sites if node not in self.dead and not self._chance("away")}
 
-    def send(self, node: int, kind: str, words: Words) -> str:
+    def send(self, node: int, kind: str, body: MessageBody) -> str:
         self.tickets += 1
         self.tally[kind] += 1
         ticket = f"t{self.tickets}"
         if node in self.dead or self._chance("lost"):
             self.under_way.append((self.clock() + 30, Reply(node, ticket, None, "no answer (code 5)")))
             return ticket
-        answer = self._harm(self.sites[node](kind, words))
+        answer = self._harm(self.sites[node](kind, body))
         delay = self.rng.uniform(2, 60) if self._chance("late") else 0.0
         for _ in range(1 + self._chance("repeated")):
             self.under_way.append((self.clock() + delay, Reply(node, ticket, answer)))
@@ -103,7 +104,7 @@ class Network:
             self.rng.shuffle(due)
         yield from (reply for _, reply in due)
 
-    def _harm(self, answer: Words) -> Words:
+    def _harm(self, answer: MessageBody) -> MessageBody:
         data = answer.get("data")
         if isinstance(data, bytes) and data and self._chance("damaged"):
             place = self.rng.randrange(len(data))
@@ -131,19 +132,19 @@ class Story:
     server: SigningKey | None = None  # with it uploads travel sealed, as over Flower
 
     @property
-    def desk(self) -> Desk:
-        return replace(DESK, enrolled={client: self.keys[client].public_hex for client in self.clients})
+    def policy(self) -> AcceptancePolicy:
+        return replace(POLICY, enrolled={client: self.keys[client].public_hex for client in self.clients})
 
     def said(self, client: str) -> bytes:
         tensors = {"w": RawTensor("U8", (4000,), bytes(4000))}
-        return upload(client) if self.keys is _KEYS else pack("upload", client, DESK.plan, tensors, {}, self.keys[client])
+        return upload(client) if self.keys is _KEYS else pack("upload", client, POLICY.plan, tensors, {}, self.keys[client])
 
-    def site(self, client: str) -> Answers:
+    def site(self, client: str) -> SiteNode:
         work = self.folder / "sites" / client
 
         def make(plan: str) -> Path:
             self.made[client] += 1
-            path = answers.folder(DESK.plan) / "upload.safetensors"
+            path = answers.folder(POLICY.plan) / "upload.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
             temporary.write_bytes(self.said(client))
@@ -156,15 +157,15 @@ class Story:
             assert release.read_bytes() == RELEASE
             return release
 
-        answers = Answers(client, self.keys[client], work, make, take, self.server.public_hex if self.server else "")
+        answers = SiteNode(client, self.keys[client], work, make, take, self.server.public_hex if self.server else "")
         return answers
 
-    def answer(self, client: str) -> Callable[[str, Words], Words]:
-        def answer(kind: str, words: Words) -> Words:
+    def answer(self, client: str) -> Callable[[str, MessageBody], MessageBody]:
+        def answer(kind: str, body: MessageBody) -> MessageBody:
             self.step()
-            said = answer_as_flower(lambda: self.site(client), kind, words)  # opened anew for each message
-            if kind == say.RECEIPT and "digest" in words:
-                self.receipts[client] = say.text(words, "digest")
+            said = answer_as_flower(lambda: self.site(client), kind, body)  # opened anew for each message
+            if kind == messages.RECEIPT and "digest" in body:
+                self.receipts[client] = messages.text(body, "digest")
             self.step()
             return said
 
@@ -172,9 +173,9 @@ class Story:
 
     @property
     def inbox(self) -> Inbox:
-        return Inbox(self.folder / "round" / "inbox", self.desk)
+        return Inbox(self.folder / "round" / "inbox", self.policy)
 
-    def counter(self) -> Counter:
+    def calls(self) -> CoordinatorCalls:
         round = self.folder / "round"
 
         def receive(path: Path) -> Receipt:
@@ -196,8 +197,8 @@ class Story:
         def refuse(no: Rejected) -> None:
             append_line(round / JOURNAL, b"{}")
 
-        return Counter(
-            round=DESK.plan, plan="{}", enrolled=self.desk.enrolled, limit=sealed_size(DESK.limits.upload_bytes),
+        return CoordinatorCalls(
+            round=POLICY.plan, plan="{}", enrolled=self.policy.enrolled, limit=sealed_size(POLICY.limits.upload_bytes),
             folder=round / "partial", standing=lambda client: self.inbox.path(client), receive=receive, refuse=refuse,
             ready=lambda: len(self.inbox.delivered()) == len(self.clients), serve=serve, parts=parts,
         )  # fmt: skip
@@ -205,11 +206,13 @@ class Story:
     def network(self, clock: Clock, faults: Faults) -> Network:
         return Network({number: self.answer(client) for number, client in enumerate(self.clients, 10)}, clock, faults)
 
-    def tell(self, faults: Faults | None = None, manner: Manner = QUICK, network: Network | None = None) -> bool:
+    def log(
+        self, faults: Faults | None = None, collector_config: CollectorConfig = QUICK, network: Network | None = None
+    ) -> bool:
         """One run of the coordinator's program; True when everybody has the release."""
         clock = network.clock if network else Clock()
-        post = network or self.network(clock, faults or Faults())
-        return Collector(self.counter(), post, manner, tell=lambda words: None, clock=clock, sleep=clock.sleep).run()
+        channel = network or self.network(clock, faults or Faults())
+        return Collector(self.calls(), channel, collector_config, log=lambda body: None, clock=clock, sleep=clock.sleep).run()
 
 
 def judge(story: Story) -> dict[str, int]:
@@ -239,7 +242,7 @@ def killed_at_every_step(folder: Path, every: int = 1) -> dict[str, int]:
             total["not_killed"] += 1
         except Killed:
             story.step = lambda: None
-            finished = story.tell()
+            finished = story.log()
             total["not_finished"] += not finished
         # A site that dies between making and keeping its upload makes it once more; nothing was said before.
         total.update(points=1, **{key: count for key, count in judge(story).items() if key != "made_twice"})
@@ -255,7 +258,7 @@ def _steps(story: Story, at: Callable[[int], None]) -> int:
         at(taken)
 
     story.step = step
-    story.tell()
+    story.log()
     return taken
 
 
@@ -266,7 +269,7 @@ def bad_networks(folder: Path, count: int) -> dict[str, int]:
         story = Story(folder / f"bad-{seed}", server=SERVER)
         faults = Faults(lost=0.1, repeated=0.2, late=0.2, damaged=0.1, cut=0.1, away=0.05, seed=seed)
         network = story.network(Clock(), faults)
-        finished = story.tell(network=network)
+        finished = story.log(network=network)
         happened = {f"network_{key}": count for key, count in network.tally.items()}
         total.update(rounds=1, not_finished=not finished, **judge(story), **happened)
     return dict(total)
@@ -277,7 +280,7 @@ def many_at_once(folder: Path, clients: int) -> dict[str, int]:
     names = tuple(f"hospital-{number:03d}" for number in range(clients))
     keys = {name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}
     story = Story(folder / "many", names, keys=keys, server=SERVER)
-    finished = story.tell(Faults(repeated=0.1, late=0.3))
+    finished = story.log(Faults(repeated=0.1, late=0.3))
     return {"sites": len(story.clients), "finished": int(finished), **judge(story)}
 
 
@@ -289,7 +292,7 @@ def full_disks(folder: Path, points: int) -> dict[str, int]:
     for number in range(points):
         story = Story(folder / f"full-{number}", server=SERVER)
         finished, _ = _without_room(story, 1 + number * (calls - 1) // max(1, points - 1))
-        total.update(points=1, stopped=not finished, not_finished=not story.tell())
+        total.update(points=1, stopped=not finished, not_finished=not story.log())
         # What a site cannot keep it makes once more; nothing was said before.
         total.update({key: count for key, count in judge(story).items() if key != "made_twice"})
     return dict(total)
@@ -297,10 +300,10 @@ def full_disks(folder: Path, points: int) -> dict[str, int]:
 
 def _without_room(story: Story, at: int) -> tuple[bool, int]:
     """A run of the program on disks that are full from call `at` on: whether it came to the end, and how many calls it made."""
-    finished, manner = False, replace(QUICK, wait=100.0, linger=100.0)
+    finished, collector_config = False, replace(QUICK, wait=100.0, linger=100.0)
     aside = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with aside[0], aside[1], trapped(at, no_room, stays=at > 0) as trap, contextlib.suppress(OSError, OsflError):
-        finished = story.tell(manner=manner)
+        finished = story.log(collector_config=collector_config)
     return finished, trap.count
 
 
@@ -315,9 +318,9 @@ def really_killed(folder: Path, every: int = 1) -> dict[str, int]:
         child.join()
         story = Story(place, server=SERVER)
         told = {client: json.loads(path.read_text()).get("digest") for client in story.clients
-                if (path := story.site(client).folder(DESK.plan) / "receipt.json").exists()}  # fmt: skip
+                if (path := story.site(client).folder(POLICY.plan) / "receipt.json").exists()}  # fmt: skip
         standing = {receipt.client: receipt.digest for receipt in story.inbox.uploads()}
-        finished = story.tell()
+        finished = story.log()
         total.update(
             points=1, not_killed=child.exitcode != -signal.SIGKILL, not_finished=not finished,
             acknowledged=len(told), lost=sum(standing.get(client) != digest for client, digest in told.items()),

@@ -7,10 +7,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from osfl.errors import Rejected
+from osfl.core.errors import Rejected
 from osfl.wire.inbox import Inbox
 from tests.faults.kills import CONTEXT
-from tests.faults.story import CLIENTS, DESK, upload
+from tests.faults.story import CLIENTS, POLICY, upload
 from tests.faults.traps import without_links
 
 VERSIONS = 4  # different uploads in a race; the others repeat one of them
@@ -38,7 +38,7 @@ def races(folder: Path, count: int, processes: int = 16) -> dict[str, int]:
 
 
 def _judge_race(folder: Path, answers: list[str]) -> dict[str, int]:
-    inbox = Inbox(folder, DESK)
+    inbox = Inbox(folder, POLICY)
     standing = [receipt.digest for receipt in inbox.uploads()]
     winners = set(answers) - {""}
     winning = [number % VERSIONS for number, answer in enumerate(answers) if answer]
@@ -53,7 +53,7 @@ def _race(sender: Connection, barrier: Barrier, folder: Path, count: int, number
     data = upload(CLIENTS[0], version=number % VERSIONS)
     for race in range(count):
         with without_links(race % 2 == 1):
-            inbox = Inbox(folder / str(race), DESK)
+            inbox = Inbox(folder / str(race), POLICY)
             barrier.wait()
             try:
                 outcomes.append(inbox.receive(data).digest)

@@ -8,10 +8,10 @@ import os
 import random
 from pathlib import Path
 
-from osfl.errors import OsflError, Rejected, RoundError
+from osfl.core.errors import OsflError, Rejected, RoundError
 from osfl.wire.gate import accept
 from osfl.wire.inbox import Inbox
-from tests.faults.story import CLIENTS, DESK, upload
+from tests.faults.story import CLIENTS, POLICY, upload
 from tests.faults.traps import fail, trapped, without_links
 
 
@@ -20,7 +20,7 @@ class Life:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.rng = folder, random.Random(seed)
-        self.inbox = Inbox(folder / "inbox", DESK)
+        self.inbox = Inbox(folder / "inbox", POLICY)
         self.believed: dict[str, str] = {}
 
     def live(self, steps: int) -> None:
@@ -63,7 +63,7 @@ class Life:
         assert not acknowledged or standing[client] == digest
 
     def reopen(self) -> None:
-        self.inbox = Inbox(self.folder / "inbox", DESK)
+        self.inbox = Inbox(self.folder / "inbox", POLICY)
 
     def litter(self) -> None:
         """Leftovers of writers that died, old and young; files of nobody."""
@@ -86,7 +86,7 @@ class Life:
     def _any_upload(self) -> tuple[bytes, str, str]:
         client = self.rng.choice(CLIENTS[:3])
         data = upload(client, version=self.rng.randrange(2))
-        return data, accept(data, DESK).digest, client
+        return data, accept(data, POLICY).digest, client
 
 
 def sequences(folder: Path, count: int, steps: int = 50) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What happens at the desk in all fault tests, and what must be true whatever interrupted it."""
+"""What happens at the coordinator in all fault tests, and what must be true whatever interrupted it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from osfl.errors import Rejected
-from osfl.protocol import Field
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk
+from osfl.core.errors import Rejected
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Field
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy
 from osfl.wire.inbox import JOURNAL, Inbox
 from osfl.wire.signing import SigningKey
 from tests.wire.forge import PLAN
 
 CLIENTS = tuple(f"site-{number:02d}" for number in range(24))
 _KEYS = {client: SigningKey.from_seed(client.encode().ljust(32)) for client in CLIENTS}
-DESK = Desk(PLAN, {client: key.public_hex for client, key in _KEYS.items()}, {"": {"w": Field("U8", (4000,))}}, classes=2)
+POLICY = AcceptancePolicy(
+    PLAN, {client: key.public_hex for client, key in _KEYS.items()}, {"": {"w": Field("U8", (4000,))}}, classes=2
+)
 INCOMING = "incoming.safetensors"
 Ack = tuple[str, str]  # client, digest
 
@@ -36,7 +39,7 @@ def short_story() -> list[bytes]:
 
 def tell(folder: Path, story: Iterable[bytes], acknowledge: Callable[[Ack], None]) -> None:
     """Receive everything; refusals are part of the story, other errors end it."""
-    inbox = Inbox(folder / "inbox", DESK)
+    inbox = Inbox(folder / "inbox", POLICY)
     for number, data in enumerate(story):
         with contextlib.suppress(Rejected):
             receipt = inbox.receive(data if number else folder / INCOMING)  # once as a file
@@ -54,14 +57,14 @@ def judge(folder: Path, acked: Sequence[Ack], story: Sequence[bytes]) -> dict[st
     """After the interruption: what was acknowledged is there, nothing is torn, and telling it again completes it."""
     found = {"lost": 0, "torn": 0, "not_resumed": 0}
     try:
-        standing = {receipt.client: receipt.digest for receipt in Inbox(folder / "inbox", DESK).uploads()}
+        standing = {receipt.client: receipt.digest for receipt in Inbox(folder / "inbox", POLICY).uploads()}
     except Exception:
         return {**found, "torn": 1}
     found["lost"] = sum(standing.get(client) != digest for client, digest in acked)
     again: list[Ack] = []
     tell(folder, story, again.append)
     clients = {client for client, _ in again}
-    complete = {receipt.client for receipt in Inbox(folder / "inbox", DESK).uploads()} == clients
+    complete = {receipt.client for receipt in Inbox(folder / "inbox", POLICY).uploads()} == clients
     same = all(dict(again).get(client) == digest for client, digest in {**standing, **dict(acked)}.items())
     found["not_resumed"] = int(not (clients and complete and same and _journal_is_readable(folder)))
     return found

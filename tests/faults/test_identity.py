@@ -15,15 +15,16 @@ from types import MappingProxyType
 
 import pytest
 
-from osfl import coordinator, site
-from osfl.errors import OsflError, Rejected
-from osfl.plan import check_plan, resolve_settings
-from osfl.protocol import Plan, Task, canonical
-from osfl.provenance import Known, examine
-from osfl.registry import load
-from osfl.round import contracts_of
-from osfl.wire.agreed import standing_desk
-from osfl.wire.bundle import Kind, RawTensor, pack
+from osfl.core.errors import OsflError, Rejected
+from osfl.core.plan import check_plan, resolve_settings
+from osfl.core.registry import load
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Plan, Task, canonical
+from osfl.roles import coordinator, site
+from osfl.rounds.folder import contracts_of
+from osfl.rounds.provenance import Known, examine
+from osfl.rounds.state import read_policy
+from osfl.wire.bundle import Kind, pack
 from osfl.wire.signing import SigningKey
 
 CLIENTS = ("north", "south")
@@ -143,7 +144,7 @@ def _second_thoughts(w: World) -> None:
 
 
 def _serve_as_client(w: World) -> None:
-    coordinator.serve(w.round, NORTH)
+    coordinator.run_server_phase(w.round, NORTH)
 
 
 Attack = Callable[[World], None]
@@ -219,19 +220,19 @@ def test_the_honest_ones_get_through(world: World) -> None:
     world.take(world.bundle("", SERVER, "release", made_from={"personal/north": digest}), own)
 
 
-def _enrol(w: World, north: str, south: str, server: str = SERVER.public_hex, **more: str) -> None:
+def _enroll(w: World, north: str, south: str, server: str = SERVER.public_hex, **more: str) -> None:
     coordinator.open_new(w.folder / "new", w.plan, {"north": north, "south": south, **more}, server)
 
 
 KEYS: dict[str, tuple[str, Attack]] = {
-    "two clients with one key": ("enrolled", lambda w: _enrol(w, NORTH.public_hex, NORTH.public_hex)),
-    "a client with the server's key": ("enrolled", lambda w: _enrol(w, SERVER.public_hex, SOUTH.public_hex)),
+    "two clients with one key": ("enrolled", lambda w: _enroll(w, NORTH.public_hex, NORTH.public_hex)),
+    "a client with the server's key": ("enrolled", lambda w: _enroll(w, SERVER.public_hex, SOUTH.public_hex)),
     "a client that the plan does not know": (
-        "enrolled", lambda w: _enrol(w, NORTH.public_hex, SOUTH.public_hex, mallory=MALLORY.public_hex)
+        "enrolled", lambda w: _enroll(w, NORTH.public_hex, SOUTH.public_hex, mallory=MALLORY.public_hex)
     ),
-    "a key in capitals": ("key", lambda w: _enrol(w, NORTH.public_hex.upper(), SOUTH.public_hex)),
-    "a key that is none": ("key", lambda w: _enrol(w, "north", SOUTH.public_hex)),
-    "no server key": ("key", lambda w: _enrol(w, NORTH.public_hex, SOUTH.public_hex, "")),
+    "a key in capitals": ("key", lambda w: _enroll(w, NORTH.public_hex.upper(), SOUTH.public_hex)),
+    "a key that is none": ("key", lambda w: _enroll(w, "north", SOUTH.public_hex)),
+    "no server key": ("key", lambda w: _enroll(w, NORTH.public_hex, SOUTH.public_hex, "")),
     "other keys for a round that is open": (
         "enrolled",
         lambda w: coordinator.open_new(
@@ -260,7 +261,7 @@ def test_no_round_opens_with_confused_identities(name: str, world: World) -> Non
         attack(world)
     assert caught.value.field == field
     assert not (world.folder / "new").exists()
-    assert standing_desk(world.round).enrolled == {"north": NORTH.public_hex, "south": SOUTH.public_hex}, "it still stands"
+    assert read_policy(world.round).enrolled == {"north": NORTH.public_hex, "south": SOUTH.public_hex}, "it still stands"
 
 
 def test_a_release_that_lies_about_its_origin_is_traced(world: World) -> None:
@@ -269,7 +270,7 @@ def test_a_release_that_lies_about_its_origin_is_traced(world: World) -> None:
     paths["north"].write_bytes(world.bundle())
     claimed = {"upload/north": "0" * 64, "upload/south": "1" * 64}
     paths["release"].write_bytes(world.bundle("", SERVER, "release", made_from=claimed))
-    known = Known(world.plan.digest, SERVER.public_hex, standing_desk(world.round))
+    known = Known(world.plan.digest, SERVER.public_hex, read_policy(world.round))
     release = examine([paths["release"], paths["north"]], known)[0]
     assert [check.answer for check in release.checks] == ["yes", "no", "not checked", "not checked"] and not release.good
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from osfl import coordinator, site
-from osfl.phases import Machine
-from osfl.protocol import Plan
-from osfl.run import walk
-from osfl.simulation import rehearsal
-from osfl.wire.agreed import read_json
+from osfl.core.types import Plan
+from osfl.roles import coordinator, site
+from osfl.rounds.state import read_json
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run_federation
+from osfl.simulate.simulation import rehearsal
 from osfl.wire.gate import verify_release
 from osfl.wire.signing import SigningKey
 
 
 def by_memory(folder: Path, plan: Plan, data: Path) -> str:
     """The release's digest in a simulation on the sites' images."""
-    return str(walk(rehearsal(plan, data), folder, {"preset": "", "command": ""}, machine=Machine(1))["release_digest"])
+    return str(
+        run_federation(rehearsal(plan, data), folder, {"preset": "", "command": ""}, machine=Machine(1))["release_digest"]
+    )
 
 
 def by_files(folder: Path, plan: Plan, data: Path) -> str:
@@ -27,7 +29,7 @@ def by_files(folder: Path, plan: Plan, data: Path) -> str:
     for client in plan.clients:
         path = site.make_upload(plan, client, data / f"{client}.npz", keys[client], folder / "work", machine=Machine(1))
         coordinator.receive(folder, path)
-    return coordinator.serve(folder, keys["server"], machine=Machine(1))
+    return coordinator.run_server_phase(folder, keys["server"], machine=Machine(1))
 
 
 def released(folder: Path, plan: Plan) -> str:

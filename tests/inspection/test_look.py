@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osfl.errors import Rejected, UsageError
+from osfl.core.errors import Rejected, UsageError
+from osfl.core.plan import resolve_settings
+from osfl.core.registry import load
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Contract, Field, Plan, Task
 from osfl.inspection.known import Known, gather
 from osfl.inspection.look import Look, look, worst
 from osfl.inspection.numbers import histogram, numbers_of
 from osfl.inspection.roles import owner_of, role_of
-from osfl.plan import resolve_settings
-from osfl.protocol import Contract, Field, Plan, Task
-from osfl.registry import load
 from osfl.reports.figures import figure_views
 from osfl.reports.inspection import inspection_page
-from osfl.wire.bundle import RawTensor, pack
+from osfl.wire.bundle import pack
 from osfl.wire.signing import SigningKey
 
 KEY, OTHER = (SigningKey.from_seed(bytes([n]) * 32) for n in (1, 2))

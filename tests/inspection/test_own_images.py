@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from osfl.checks import small_federation
-from osfl.exposure import BOUND, attack
+from osfl.core.method import Context
+from osfl.core.types import Payload, Shard
 from osfl.inspection.known import Known
 from osfl.inspection.look import Look, look
 from osfl.inspection.own_images import ratio_chart
 from osfl.methods.federated_factory import FederatedFactory
-from osfl.protocol import Context, Payload, Shard
 from osfl.reports.figures import figure_views
-from osfl.storage import to_raw
+from osfl.rounds.exposure import BOUND, attack
+from osfl.runtime.payloads import to_raw
+from osfl.simulate.checks import small_federation
 from osfl.wire.bundle import pack
 from osfl.wire.signing import SigningKey
 
@@ -33,7 +34,7 @@ def payload() -> Payload:
 @pytest.fixture
 def inspected(monkeypatch: pytest.MonkeyPatch) -> object:
     """Inspect an upload of the site, as `osfl inspect --data` does."""
-    monkeypatch.setattr("osfl.site.open_shard", lambda plan, client, data: SHARD)
+    monkeypatch.setattr("osfl.roles.site.open_shard", lambda plan, client, data: SHARD)
 
     def inspect(sent: Payload, **options: object) -> Look:
         bundle = pack("upload", SHARD.client, PLAN.digest, to_raw(sent.tensors), dict(sent.facts), KEY)

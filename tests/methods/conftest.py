@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from osfl.protocol import Context, Dataset, Plan, Shard, Task
+from osfl.core.method import Context
+from osfl.core.types import Dataset, Plan, Shard, Task
 
 TASK = Task("toy", ("a", "b", "c"), (1, 8, 8))
 

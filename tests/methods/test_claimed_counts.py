@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from benchmarks.lying_counts import claiming, swapped
-from osfl.checks import small_federation
-from osfl.errors import Rejected
+from osfl.core.errors import Rejected
+from osfl.core.method import Context
+from osfl.core.registry import load
+from osfl.core.types import Limits, Payload, Upload
 from osfl.evaluation.scores import metrics, probabilities
-from osfl.protocol import Context, Limits, Payload, Upload
-from osfl.registry import load
-from osfl.round import contracts_of, simulated_key
-from osfl.simulation import Federation, Simulation, prepare
-from osfl.storage import to_raw
+from osfl.rounds.folder import contracts_of, simulated_key
+from osfl.runtime.payloads import to_raw
+from osfl.runtime.workers import compute_threads
+from osfl.simulate.checks import small_federation
+from osfl.simulate.simulation import Federation, Simulation, prepare
 from osfl.wire.bundle import pack
-from osfl.wire.gate import Desk, accept
-from osfl.workers import compute_threads
+from osfl.wire.gate import AcceptancePolicy, accept
 
 CLAIM = 10**9
 WIDE = Limits(samples=CLAIM, class_samples=CLAIM)  # a plan whose bounds let the claim in: the cap alone is tested
@@ -77,10 +78,10 @@ def test_a_plan_refuses_the_claim_unless_it_says_otherwise() -> None:
     client, facts = federation.shards[0].client, {**payload.facts, "samples": CLAIM}
     key = simulated_key(0, client)
     bundle = pack("upload", client, plan.digest, to_raw(payload.tensors), facts, key)
-    desk = Desk(plan.digest, {client: key.public_hex}, contracts_of(method), classes=10, limits=plan.limits)
+    policy = AcceptancePolicy(plan.digest, {client: key.public_hex}, contracts_of(method), classes=10, limits=plan.limits)
     with pytest.raises(Rejected, match="more images than the plan allows"):
-        accept(bundle, desk)
-    assert accept(bundle, replace(desk, limits=WIDE)).facts["samples"] == CLAIM
+        accept(bundle, policy)
+    assert accept(bundle, replace(policy, limits=WIDE)).facts["samples"] == CLAIM
 
 
 DRAWN = [("fedpft", {}), ("falcon", {"send": "generator"}), ("falcon", {"send": "sequences"})]

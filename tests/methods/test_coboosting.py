@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.ingredients.synthesis import Batch, Seen, Teacher, Workshop
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Upload
+from osfl.ingredients.generators.synthesis import Batch, Seen, Teacher, Workshop
 from osfl.methods import coboosting
 from osfl.methods.coboosting import CoBoosting, Voices, hard_samples, perturbed, vote, weight_step
 from osfl.models.build import build_model
-from osfl.plan import resolve_settings
-from osfl.protocol import Upload
-from osfl.workers import compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.runtime.workers import compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 SMALL = resolve_settings(CoBoosting, "smoke")
 

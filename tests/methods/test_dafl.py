@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Upload
 from osfl.methods.dafl import Dafl, Featured, Game, entropy_term
 from osfl.models.build import build_model
-from osfl.plan import resolve_settings
-from osfl.protocol import Upload
-from osfl.workers import compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.runtime.workers import compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 SMALL = resolve_settings(Dafl, "smoke")
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from osfl.ingredients.inversion import disagreement
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Upload
+from osfl.ingredients.inversion.pixels import disagreement
 from osfl.methods.deepinversion import DeepInversion, Settings
 from osfl.models.build import build_model
-from osfl.plan import resolve_settings
-from osfl.protocol import Upload
-from osfl.workers import compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.runtime.workers import compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 SMOKE: Settings = resolve_settings(DeepInversion, "smoke")
 

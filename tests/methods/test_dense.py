@@ -10,16 +10,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.ingredients.synthesis import Seen, Workshop, generator_loss
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Upload
+from osfl.ingredients.generators.synthesis import Seen, Workshop, generator_loss
 from osfl.methods.dense import SMOKE, Dense, Settings
 from osfl.models.folding import freeze
 from osfl.models.generators import build_generator
 from osfl.models.inputs import to_input
-from osfl.plan import resolve_settings
-from osfl.protocol import Upload
-from osfl.workers import compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.runtime.workers import compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 SMALL = resolve_settings(Dense, "smoke")
 
@@ -66,7 +65,7 @@ def bn_gap(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["dense", "coboosting"])
 def test_the_generators_loss_is_that_of_the_clients_themselves(name: str) -> None:
-    from osfl.registry import load
+    from osfl.core.registry import load
 
     kind = load(name)
     method = kind(TASK, resolve_settings(kind, "smoke", {"bn": 0.5, "adversarial": 0.25, "student_lr": 0.1}))
@@ -113,7 +112,7 @@ def test_a_step_of_the_student_follows_the_closed_form_at_its_temperature(hard: 
 
 
 def test_every_epoch_starts_with_a_new_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    import osfl.ingredients.synthesis as synthesis
+    import osfl.ingredients.generators.synthesis as synthesis
 
     starts: list[torch.Tensor] = []
     build = synthesis.build_generator
@@ -154,7 +153,7 @@ def test_kept_answers_are_those_of_the_clients() -> None:
 
 @pytest.mark.parametrize("name", ["dense", "coboosting", "dafl"])
 def test_cnn_and_resnet_clients_teach_one_student(name: str) -> None:
-    from osfl.registry import load
+    from osfl.core.registry import load
 
     kind = load(name)
     settings = resolve_settings(kind, "smoke", {"architecture": "a:cnn-w4,*:resnet18-w8", "student": "cnn-w4"})
@@ -167,7 +166,7 @@ def test_cnn_and_resnet_clients_teach_one_student(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dense", "coboosting", "dafl", "fedftg"])
 def test_averaged_start_needs_one_architecture(name: str) -> None:
-    from osfl.registry import load
+    from osfl.core.registry import load
 
     kind = load(name)
     changes = {"architecture": "a:cnn-w4,*:resnet18-w8", "init": "average"}

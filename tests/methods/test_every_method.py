@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from osfl.checks import CHECKS, small_federation
+from osfl.core.registry import names
 from osfl.evaluation.embedding import random_space
-from osfl.registry import names
-from osfl.run import walk
+from osfl.simulate.checks import CHECKS, small_federation
+from osfl.simulate.run import run_federation
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_every_method(method: str, check: str, tmp_path: Path) -> None:
 def digests(folder: Path) -> dict[str, list[str]]:
     found = {}
     for method in names():
-        result = walk(small_federation(method), folder / method, {"preset": "smoke", "command": ""})
+        result = run_federation(small_federation(method), folder / method, {"preset": "smoke", "command": ""})
         found[method] = [result["plan_digest"], result["release_digest"], result["models_digest"]]
     return found
 

@@ -4,17 +4,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.errors import UsageError
-from osfl.ingredients.averaging import average
-from osfl.ingredients.training import Training, fit
+from osfl.core.errors import UsageError
+from osfl.core.plan import check_plan
+from osfl.core.types import Dataset, Payload, Plan, Task, Upload
+from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.training.local import Training, fit
 from osfl.methods.fedavg import FedAvg, Settings
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
-from osfl.plan import check_plan
-from osfl.protocol import Dataset, Payload, Plan, Task, Upload
-
-from .conftest import TASK, context, shard
+from tests.methods.conftest import TASK, context, shard
 
 SMALL = Settings(architecture="cnn-w4", epochs=1, batch_size=8, lr=0.05, schedule="constant")
 
@@ -61,7 +60,7 @@ def test_average_of_nothing_is_refused() -> None:
 
 
 class Linear(torch.nn.Module):
-    """A network without BatchNorm, where averaging one full-batch step is exactly one centralised step."""
+    """A network without BatchNorm, where averaging one full-batch step is exactly one centralized step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class Linear(torch.nn.Module):
         return self.layer(x.flatten(1))
 
 
-def test_one_full_batch_step_equals_one_centralised_step() -> None:
+def test_one_full_batch_step_equals_one_centralized_step() -> None:
     """Equal client data sizes, full batch, one step, no BN: the mean of the steps is the step on the union."""
     parts = [shard("a", seed=1).train, shard("b", seed=2).train]
     union = Dataset(torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts]))
@@ -88,7 +87,7 @@ def test_one_full_batch_step_equals_one_centralised_step() -> None:
         assert torch.allclose(mean[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_all_clients_start_from_one_initialisation() -> None:
+def test_all_clients_start_from_one_initialization() -> None:
     first = build_model("cnn-w4", TASK, context(SMALL, ["a"]).generator("init", "cnn-w4"))
     second = build_model("cnn-w4", TASK, context(SMALL, ["b"]).generator("init", "cnn-w4"))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from osfl.checks import small_federation
+from osfl.core.method import Context
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Payload, Release, Task, Upload
 from osfl.methods.fedcgs import FedCGS, Settings
-from osfl.plan import resolve_settings
-from osfl.protocol import Context, Payload, Release, Task, Upload
-from osfl.simulation import Federation, Simulation, prepare
+from osfl.simulate.checks import small_federation
+from osfl.simulate.simulation import Federation, Simulation, prepare
 
 
 @pytest.fixture(autouse=True)

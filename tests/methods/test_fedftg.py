@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.ingredients.averaging import average
-from osfl.ingredients.synthesis import draw_labels
+from osfl.core.method import Context
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Upload
+from osfl.ingredients.generators.synthesis import draw_labels
+from osfl.ingredients.statistics.averaging import average
 from osfl.methods.fedftg import FedFtg, Tuning, diversity, shares
 from osfl.models.folding import freeze
 from osfl.models.naming import named
-from osfl.plan import resolve_settings
-from osfl.protocol import Context, Upload
-from osfl.workers import compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.runtime.workers import compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 SMALL = resolve_settings(FedFtg, "smoke")
 

@@ -6,18 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from osfl.ingredients import trajectories
-from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.trajectories import Learner, Lesson, Lessons, Teacher, Trajectory
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Upload
+from osfl.ingredients.distillation.student import kd_loss
+from osfl.ingredients.inversion import trajectories
+from osfl.ingredients.inversion.trajectories import Learner, Lesson, Lessons, Teacher, Trajectory
 from osfl.methods.fedisca import FedISCA, Settings
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
-from osfl.plan import resolve_settings
-from osfl.protocol import Upload
-from osfl.workers import compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.runtime.workers import compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 SMOKE: Settings = resolve_settings(FedISCA, "smoke")
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from osfl.errors import TrainingError
-from osfl.ingredients.averaging import average
-from osfl.ingredients.token_relabel import PatchServer, relabel_terms, study_flops, weighted
-from osfl.meter import measure
+from osfl.core.errors import TrainingError
+from osfl.core.method import Context
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Release, Task, Upload, settings_as_json
+from osfl.ingredients.distillation.token_relabel import PatchServer, relabel_terms, study_flops, weighted
+from osfl.ingredients.statistics.averaging import average
 from osfl.methods.deepinversion_vit import DeepInversionVit
 from osfl.methods.fedmitr import FedMitr, Settings
 from osfl.models.flops import forward_flops
 from osfl.models.vit import OnSubset, Vit
-from osfl.plan import resolve_settings
-from osfl.protocol import Context, Release, Task, Upload, said
 from osfl.reports.figures import figure_views
-from osfl.storage import Shelf
-from osfl.workers import Workers, compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.runtime.meter import measure
+from osfl.runtime.payloads import PayloadCache
+from osfl.runtime.workers import Workers, compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 SMOKE: Settings = resolve_settings(FedMitr, "smoke", {"architecture": "vit-p2-w16-d2-h2", "images": 6})
 
@@ -75,9 +75,11 @@ def test_what_we_added_is_not_in_the_papers_plan_and_alike_for_the_baseline() ->
     paper = resolve_settings(FedMitr, "paper")
     assert (paper.scales, paper.start, paper.votes, paper.teacher, paper.adversarial) == (1, 1.0, 1.0, "logits", 1.0)
     later = {"scales", "start", "votes", "student_share"}
-    assert not later & said(paper).keys()  # digests of plans that never heard of them stand
+    assert not later & settings_as_json(paper).keys()  # digests of plans that never heard of them stand
     mine, baseline = (resolve_settings(method, "cpu") for method in (FedMitr, DeepInversionVit))
-    assert said(baseline).items() <= said(mine).items()  # the same images a client, steps, teacher and rates
+    assert (
+        settings_as_json(baseline).items() <= settings_as_json(mine).items()
+    )  # the same images a client, steps, teacher and rates
     assert mine.scales > 1 and mine.teacher == "odds" and FedMitr(TASK, mine).needs_counts()
 
 
@@ -151,8 +153,8 @@ def test_asking_about_dropped_patches_is_booked() -> None:
     with measure() as meter:
         server._ask(torch.zeros(3, *TASK.image), torch.tensor([[0, 5]] * 3))
     member = server.members[0]
-    once = forward_flops(member, TASK.image) + forward_flops(OnSubset(member, 2), TASK.image)
-    assert meter.flops == 2 * 3 * once
+    get_or_compute = forward_flops(member, TASK.image) + forward_flops(OnSubset(member, 2), TASK.image)
+    assert meter.flops == 2 * 3 * get_or_compute
 
 
 def test_norms_are_compared_only_where_patches_were_dropped() -> None:
@@ -162,7 +164,7 @@ def test_norms_are_compared_only_where_patches_were_dropped() -> None:
 
 def test_a_server_that_dies_between_images_and_student_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after the images of the second epoch were kept: they are not made again, and nor is the first epoch's student."""
-    ctx = replace(context(SMOKE, "ab"), once=Shelf(tmp_path).once)
+    ctx = replace(context(SMOKE, "ab"), get_or_compute=PayloadCache(tmp_path).get_or_compute)
     made: list[tuple[str, int]] = []
     dream, study = PatchServer._dream, PatchServer._study
 

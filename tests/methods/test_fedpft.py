@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from osfl.checks import small_federation
-from osfl.errors import RoundError
+from osfl.core.errors import RoundError
+from osfl.core.method import Context
+from osfl.core.plan import resolve_settings
+from osfl.core.types import Payload, Upload
 from osfl.methods.fedpft import FedPFT
-from osfl.plan import resolve_settings
-from osfl.protocol import Context, Payload, Upload
-from osfl.simulation import Federation
+from osfl.simulate.checks import small_federation
+from osfl.simulate.simulation import Federation
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +90,8 @@ def test_a_mixture_that_is_none_is_refused_with_its_client(what: str) -> None:
 
 
 def test_standardization_is_folded_into_the_head() -> None:
-    from osfl.ingredients.token_training import linear_head
-    from osfl.seeds import torch_generator
+    from osfl.core.seeds import torch_generator
+    from osfl.ingredients.tokens.training import linear_head
 
     x = torch.randn(60, 4, generator=torch_generator(0, "x")) * torch.tensor([1.0, 10, 0.1, 1]) + 5
     y = (x[:, 1] > 5).long()

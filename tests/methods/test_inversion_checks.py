@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from osfl.errors import TrainingError
+from osfl.core.errors import TrainingError
+from osfl.core.plan import resolve_settings
+from osfl.core.registry import load
+from osfl.core.types import Payload, Release
 from osfl.methods.fedbicross import FedBiCross
-from osfl.plan import resolve_settings
-from osfl.protocol import Payload, Release
-from osfl.registry import load
-
-from .conftest import TASK, context, shard
+from tests.methods.conftest import TASK, context, shard
 
 
 @pytest.mark.parametrize("name", ["fedbicross", "fedisca", "deepinversion", "dense", "coboosting", "fedftg", "dafl"])
@@ -33,7 +32,7 @@ def test_disagreement_is_refused_where_there_is_no_student_to_disagree_with() ->
     assert not method(TASK, replace(settings, rounds=2)).problems(3)
 
 
-def test_a_personalisation_that_diverges_names_the_client_and_its_own_rate() -> None:
+def test_a_personalization_that_diverges_names_the_client_and_its_own_rate() -> None:
     settings = replace(resolve_settings(FedBiCross, "smoke", {}), personal_lr=1e15, personal_epochs=3)
     method, ctx = FedBiCross(TASK, settings), context(settings, "ab")
     said = method.client_phase(shard("a"), ctx)

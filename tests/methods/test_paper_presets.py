@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from osfl.plan import resolve_settings
-from osfl.registry import load
+from osfl.core.plan import resolve_settings
+from osfl.core.registry import load
 
 CLIENTS_OF_FEDISCA = {  # 3.1: also FedBiCross', which builds on it
     "architecture": "resnet18", "epochs": 100, "batch_size": 128, "optimizer": "sgd", "lr": 1e-3, "momentum": 0.9,

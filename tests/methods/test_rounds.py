@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from osfl.ingredients.rounds import MultiRound, part
+from osfl.ingredients.training.multi_round import MultiRound, part
 from osfl.methods.fedavg_rounds import FedAvgRounds
 from osfl.methods.feddyn import FedDyn
 from osfl.methods.fedprox import FedProx
 from osfl.methods.scaffold import Scaffold
-
-from .conftest import TASK, context, shard
+from tests.methods.conftest import TASK, context, shard
 
 SHARDS = [shard("a", 24, 1), shard("b", 16, 2), shard("c", 32, 3)]
 COMMON = {"architecture": "cnn-w4", "epochs": 1, "batch_size": 8, "lr": 0.05, "schedule": "constant", "momentum": 0.0}
@@ -105,6 +104,6 @@ def test_a_round_is_counted_in_bytes_both_ways() -> None:
     assert all(exchange[0].times == 4 for exchange in (*simulated.up.values(), *simulated.down.values()))
     scaffold = replace(Scaffold.Settings(**COMMON), rounds=1)
     twice = Scaffold(TASK, scaffold).simulate(SHARDS, context(scaffold, ["a", "b", "c"])).up["a"][0].payload.tensors
-    once = simulated.up["a"][0].payload.tensors
-    parameters = [name for name in once if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
-    assert len(twice) == len(once) + len(parameters)
+    get_or_compute = simulated.up["a"][0].payload.tensors
+    parameters = [name for name in get_or_compute if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    assert len(twice) == len(get_or_compute) + len(parameters)

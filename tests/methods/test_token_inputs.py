@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from osfl.checks import small_federation
-from osfl.errors import RoundError, TrainingError
-from osfl.ingredients.tokens import Tokenizer
-from osfl.protocol import Context, Dataset, Payload, Shard, Upload
-from osfl.registry import load
-from osfl.simulation import Federation
+from osfl.core.errors import RoundError, TrainingError
+from osfl.core.method import Context
+from osfl.core.registry import load
+from osfl.core.types import Dataset, Payload, Shard, Upload
+from osfl.ingredients.tokens.encoding import Tokenizer
+from osfl.simulate.checks import small_federation
+from osfl.simulate.simulation import Federation
 
 METHODS = ("falcon", "fedpft", "fedcgs")
 

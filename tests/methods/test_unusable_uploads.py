@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from osfl.checks import small_federation
-from osfl.coordinator import serve, status
-from osfl.errors import OsflError, Rejected
-from osfl.phases import Machine
-from osfl.protocol import Context, Payload
-from osfl.registry import is_reference, load, names
-from osfl.round import contracts_of, open_round, simulated_key
-from osfl.storage import to_raw
+from osfl.core.errors import OsflError, Rejected
+from osfl.core.method import Context
+from osfl.core.registry import is_reference, load, names
+from osfl.core.types import Payload
+from osfl.roles.coordinator import run_server_phase, status
+from osfl.rounds.folder import contracts_of, open_round, simulated_key
+from osfl.runtime.machine import Machine
+from osfl.runtime.payloads import to_raw
+from osfl.runtime.workers import compute_threads
+from osfl.simulate.checks import small_federation
 from osfl.wire.bundle import pack
-from osfl.workers import compute_threads
 
 MUTATED = "client-02"
 SETTINGS: Mapping[str, list[Mapping[str, Any]]] = {
@@ -117,12 +118,12 @@ def outcome_of(name: str, changes: Mapping[str, Any], payload: Payload, folder: 
                 assert no.client == client == MUTATED and no.field and no.fix
                 return f"refused: {no.field}"
     try:
-        serve(folder, keys["server"], machine=Machine(workers=1))
+        run_server_phase(folder, keys["server"], machine=Machine(workers=1))
     except OsflError as error:
         assert error.client == MUTATED and error.fix, error
         failed = status(folder).failed
         assert failed is not None and failed["client"] == MUTATED and "--without" in str(failed["fix"]), failed
-        assert serve(folder, keys["server"], machine=Machine(workers=1), without=[MUTATED])
+        assert run_server_phase(folder, keys["server"], machine=Machine(workers=1), without=[MUTATED])
         return f"named: {error.reason}"
     return "used"
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from osfl.plan import resolve_settings
-from osfl.protocol import Upload
-from osfl.registry import load
-from osfl.workers import compute_threads
-
-from .conftest import TASK, context, shard
+from osfl.core.plan import resolve_settings
+from osfl.core.registry import load
+from osfl.core.types import Upload
+from osfl.runtime.workers import compute_threads
+from tests.methods.conftest import TASK, context, shard
 
 VIT = "vit-p4-w16-d2-h2"
 

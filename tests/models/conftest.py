@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from osfl.workers import compute_threads
+from osfl.runtime.workers import compute_threads
 
 
 @pytest.fixture(autouse=True)

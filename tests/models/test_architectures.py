@@ -7,16 +7,9 @@ import sys
 
 import pytest
 
-from osfl.errors import UsageError
-from osfl.models.architectures import (
-    TABLE,
-    architecture_for,
-    architectures,
-    architectures_in,
-    check_architecture,
-    parse,
-)
-from osfl.protocol import Task
+from osfl.core.errors import UsageError
+from osfl.core.types import Task
+from osfl.models.architectures import TABLE, architecture_for, architectures, architectures_in, check_architecture, parse
 
 
 def task(side: int = 28, channels: int = 3, classes: int = 8) -> Task:

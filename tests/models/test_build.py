@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
 from osfl.models.build import build_model, to_images, to_input
 from osfl.models.cnn import halve
 from osfl.models.flops import forward_flops, inversion_flops, training_flops
 from osfl.models.initial import initialize
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
-from osfl.workers import Workers, compute_threads
+from osfl.runtime.workers import Workers, compute_threads
 
 VITS = ["vit-p4-w16-d2-h2", "vit_small_dinov2-p8-w12-d1-h2"]
 SMALL = ["cnn-w4", "resnet18-w4", "resnet50-w4", "efficientnet_lite0", *VITS]

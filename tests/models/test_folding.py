@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
 from osfl.models.build import build_model
 from osfl.models.folding import freeze, is_frozen
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
 
 
 @pytest.mark.parametrize("name", ["cnn-w8", "resnet18-w8", "resnet50-w4", "efficientnet_lite0", "vit-p4-w16-d1-h2"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Field, Task
 from osfl.models.build import build_model
 from osfl.models.naming import ModelError, contract_of, load_named, named
-from osfl.protocol import Field, Task
-from osfl.seeds import torch_generator
 
 TASK = Task("t", ("a", "b", "c"), (3, 16, 16))
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from osfl.ingredients.training import Training, first_model, fit
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Dataset, Task
+from osfl.ingredients.training.local import Training, first_model, fit
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
-from osfl.models.norms import settle, settled
-from osfl.protocol import Dataset, Task
-from osfl.seeds import torch_generator
+from osfl.models.norms import recalibrate_bn, recalibrated_bn
 
 TASK = Task("toy", ("dark", "light"), (1, 8, 8))
 SETTINGS = Training("cnn-w8", epochs=5, batch_size=32, lr=0.05)
@@ -24,18 +24,18 @@ def test_settled_statistics_are_those_of_the_images() -> None:
     network, some = build_model("cnn-w8", TASK, torch_generator(0, "model")), images(64)
     network.stages[0].bn.momentum = 0.3  # type: ignore[index, union-attr]
     before = [value.clone() for value in network.buffers()]
-    norm = settled(network, some, batch=64).stages[0].bn  # type: ignore[index, union-attr]
+    norm = recalibrated_bn(network, some, batch=64).stages[0].bn  # type: ignore[index, union-attr]
     seen = network.stages[0].conv(to_input(some))  # type: ignore[index, union-attr, operator]
     assert torch.allclose(norm.running_mean, seen.mean((0, 2, 3)), atol=1e-5)
     assert torch.allclose(norm.running_var, seen.var((0, 2, 3)), rtol=1e-4)
     assert norm.momentum == 0.3 and all(torch.equal(*pair) for pair in zip(before, network.buffers(), strict=True))
-    assert settled(network, some[:1]).training is False  # a single image works too
+    assert recalibrated_bn(network, some[:1]).training is False  # a single image works too
 
 
 def test_a_network_without_batch_norm_is_left_alone() -> None:
     network = build_model("vit", Task("toy", ("a", "b"), (1, 8, 8)), torch_generator(0, "model")).train()
     before = [value.clone() for value in network.state_dict().values()]
-    settle(network, images(4))
+    recalibrate_bn(network, images(4))
     assert not network.training
     assert all(torch.equal(*pair) for pair in zip(before, network.state_dict().values(), strict=True))
 

@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
 from osfl.data import open_dataset
 from osfl.models.build import build_model, to_input
 from osfl.models.naming import ModelError
 from osfl.models.pretrained import expect_usual_range, load_pretrained, load_weights, start_from, weights_path
 from osfl.models.weights_table import KNOWN
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
 
 DATA = Path(os.environ.get("OSFL_DATA", "../shared/data"))
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from osfl.core.types import Task
 from osfl.models.build import build_model
 from osfl.models.naming import ModelError, named
 from osfl.models.slimming import links, load_slim, slim
-from osfl.protocol import Task
 
 TASK = Task("toy", ("a", "b", "c"), (3, 32, 32))
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
 from osfl.models.build import build_model
 from osfl.models.naming import ModelError
 from osfl.models.pretrained import fit_problems, pin_problems, start_from
 from osfl.models.weights_table import IMAGENET
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
 
 NAME = "vit-p4-w16-d2-h2"
 Tensors = dict[str, torch.Tensor]

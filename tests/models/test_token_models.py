@@ -9,10 +9,10 @@ import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from osfl.core.seeds import torch_generator
 from osfl.models.flops import _Counter
 from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool, TokenGenerator, levels_mask
-from osfl.seeds import torch_generator
 
 
 def generator(order: str = "mar", tokens: int = 5, components: int = 3, dim: int = 6) -> TokenGenerator:

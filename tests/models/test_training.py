@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import torch
 from osfl.models.build import build_model
-from osfl.protocol import Task
+from osfl.core.types import Task
 torch.set_num_threads(1)
 model = build_model({name!r}, Task("t", ("a", "b", "c"), (1, 16, 16)), torch.Generator().manual_seed(0)).train()
 optimizer = torch.optim.SGD(model.parameters(), 0.05)

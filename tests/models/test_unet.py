@@ -7,20 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from osfl.errors import UsageError
+from osfl.core.errors import UsageError
 from osfl.models.initial import initialize
 from osfl.models.preconditioning import White
-from osfl.models.unet import (
-    Block,
-    Denoiser,
-    MPConv,
-    UnetShape,
-    mp_cat,
-    mp_silu,
-    mp_sum,
-    normalize,
-    parse_unet,
-)
+from osfl.models.unet import Block, Denoiser, MPConv, UnetShape, mp_cat, mp_silu, mp_sum, normalize, parse_unet
 
 
 def parameters(name: str, image: tuple[int, int, int]) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task
 from osfl.models.build import build_model
 from osfl.models.vit import Vit, kept_count, resize_positions
-from osfl.protocol import Task
-from osfl.seeds import torch_generator
 
 PATCH, SIDE, GRID = 4, 16, 4
 

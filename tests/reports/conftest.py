@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from osfl.result import Result
+from osfl.core.result import Result
 
 Sampler = Callable[..., Result]
 
@@ -39,7 +39,7 @@ def client_names(count: int, odd: bool) -> list[str]:
 
 
 def png(shade: int) -> str:
-    """A grey 8×8 PNG in base64."""
+    """A gray 8×8 PNG in base64."""
     rows = b"".join(b"\x00" + bytes(((shade + 20 * x + 9 * y) % 256) for x in range(8)) for y in range(8))
     chunks = ((b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     body = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
@@ -114,7 +114,7 @@ def sample_result(
         "plan_digest": "3f9a" * 16, "release_digest": "b07c" * 16, "models_digest": "55e1" * 16,
         "task": {"name": "bloodcells-28", "classes": labels, "image": [3, 28, 28]},
         "data": {"dataset": "bloodcells-28", "digest": "9d" * 32, "partition": "dirichlet:0.1", "samples": None,
-                 "evaluated_on": "test", "train_images": 11959, "test_images": sum(totals), "licence": "CC BY 4.0"},
+                 "evaluated_on": "test", "train_images": 11959, "test_images": sum(totals), "license": "CC BY 4.0"},
         "clients": [{"client": name, "train": sum(row) - sum(row) // 10, "val": sum(row) // 10, "class_counts": row}
                     for name, row in zip(names, counts, strict=True)],
         "settings": {"architecture": "resnet18", "width": 16, "epochs": 20, "learning_rate": 0.01, "combine": "logits",

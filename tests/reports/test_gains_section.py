@@ -61,7 +61,7 @@ def test_many_methods_share_one_table(sample, tmp_path) -> None:
     assert many.index("dafl, ") < many.index("Method by method") < many.index("fol, seed")
 
 
-def test_differences_have_a_colour_above_zero_and_one_below() -> None:
+def test_differences_have_a_color_above_zero_and_one_below() -> None:
     drawn = differences(["m"], ["a", "b", "c"], [[-16.0, 1.0, 0.0]], what="w", unit="points")
     cells = re.findall(r'fill="var\(--(\w+),#\w+\)" fill-opacity="([\d.]+)"', drawn)[:3]
     assert [name for name, _ in cells] == ["loss", "heat", "heat"]
@@ -76,5 +76,5 @@ def test_encounters_are_drawn_one_below_the_other(sample, tmp_path) -> None:
     rows = [{"encounter": e, "own": spread, "everyone": spread, "accuracy": 0.5} for e in (1, 2, 3)]
     assert encounters_section(result) == {"encounters": ""}
     text = text_of(write_report({**result, "encounters": rows}, tmp_path))
-    assert "met their neighbours 3 times and spoke exactly once in each encounter" in text
+    assert "met their neighbors 3 times and spoke exactly once in each encounter" in text
     assert "From one encounter to the next" in text and "encounter 3" in text

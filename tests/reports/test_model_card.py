@@ -41,10 +41,10 @@ def test_personalized_and_missing_values(sample, tmp_path) -> None:
     assert "mean over the clients' own models" in text and "None recorded." in text and "null" not in text.split("## Data")[0]
 
 
-def test_a_missing_licence_is_said(sample, tmp_path) -> None:
+def test_a_missing_license_is_said(sample, tmp_path) -> None:
     result = sample()
-    del result["data"]["licence"]
-    assert "licence: not recorded" in card_of(result, tmp_path)
+    del result["data"]["license"]
+    assert "license: not recorded" in card_of(result, tmp_path)
 
 
 def test_generators_that_copy_are_named_under_privacy(sample, tmp_path) -> None:

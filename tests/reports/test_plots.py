@@ -87,13 +87,13 @@ def test_a_log_axis_upwards_keeps_a_place_for_zero() -> None:
     assert dots == sorted(dots, reverse=True) and dots[0] - dots[1] > 20
 
 
-def test_clouds_show_every_point_and_number_groups_that_share_a_colour() -> None:
+def test_clouds_show_every_point_and_number_groups_that_share_a_color() -> None:
     groups = {f"class {index}": {"real": [(index, 0)], "synthetic": [(index, 1), (index, 2)]} for index in range(14)}
     svg = cloud(groups, what="w")
     root = ElementTree.fromstring(svg)
     assert len(list(root.iter("circle"))) == 14 + 1 and len(list(root.iter("polygon"))) == 28 + 1  # and the key
     assert "14" in texts(svg) and "14 class 13" in texts(svg)
-    ten = dict(list(groups.items())[:10])  # CIFAR's: a colour each
+    ten = dict(list(groups.items())[:10])  # CIFAR's: a color each
     assert "10" not in texts(cloud(ten, what="w"))
     assert texts(cloud({str(index): group for index, group in enumerate(groups.values())}, what="w")).count("9") == 2
     few = texts(cloud(dict(list(groups.items())[:3]), what="w"))

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from osfl.errors import FilesError, Rejected
+from osfl.core.errors import FilesError, Rejected
 from osfl.transports.files import carry, pick_up
 from osfl.wire.inbox import Inbox
 from tests.faults.traps import fail, trapped, without_links
-from tests.wire.forge import CLIENT, DESK, OTHER, OTHER_KEY, upload
+from tests.wire.forge import CLIENT, OTHER, OTHER_KEY, POLICY, upload
 
 
 def inbox(folder: Path) -> Inbox:
-    return Inbox(folder / "inbox", DESK)
+    return Inbox(folder / "inbox", POLICY)
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "exFAT"])

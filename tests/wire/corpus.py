@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from osfl.wire.bundle import RawTensor
+from osfl.core.tensors import RawTensor
 from tests.wire.forge import KEY, OTHER, OTHER_KEY, OTHER_PLAN, STRANGER, Draft, draft, padded, split, upload
 
 GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493  # of Ed25519

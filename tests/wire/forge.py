@@ -1,4 +1,5 @@
-"""A small round to attack: its desk, its keys, one good upload, and a way to take a bundle apart and lie in any place."""
+"""A small round to attack: its coordinator, its keys, one good upload, and a way to take a bundle apart and lie in any
+place."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from osfl.protocol import Field, Limits, canonical
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Field, Limits, canonical
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy
 from osfl.wire.signing import SigningKey
 
 CLIENT, OTHER = "st-mary", "st-john"
@@ -26,7 +28,7 @@ CONTRACTS = {
     },
     "mlp": {"model/v": Field("F64", (2,))},
 }
-DESK = Desk(
+POLICY = AcceptancePolicy(
     PLAN,
     {CLIENT: KEY.public_hex, OTHER: OTHER_KEY.public_hex},
     CONTRACTS,

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from osfl.errors import Rejected
-from osfl.wire.bundle import RawTensor
+from osfl.core.errors import Rejected
+from osfl.core.tensors import RawTensor
 from osfl.wire.gate import accept
-from tests.wire.forge import CLIENT, DESK, KEY, OTHER, OTHER_PLAN, Draft, draft, padded, split, upload
+from tests.wire.forge import CLIENT, KEY, OTHER, OTHER_PLAN, POLICY, Draft, draft, padded, split, upload
 from tests.wire.oracle import acceptable
 
 _ODD: list[Any] = [None, True, 0, -1, 1, 2, 3, 2**63, 10**30, 0.5, 1e300, "", "F32", "é", "\ud800", [], {}, [[]], [0], [-1]]
@@ -33,7 +33,7 @@ def campaign(count: int, first: int = 0) -> dict[str, Any]:
         data = fuzzed(seed)
         start = time.perf_counter()
         try:
-            accept(data, DESK)
+            accept(data, POLICY)
             verdict = True
         except Rejected as no:
             verdict = False
@@ -41,7 +41,7 @@ def campaign(count: int, first: int = 0) -> dict[str, Any]:
         except Exception:
             verdict = None
         slowest = max(slowest, time.perf_counter() - start)
-        right = acceptable(data, DESK)
+        right = acceptable(data, POLICY)
         found["signed"] += seed % 2 == 0
         found["accepted"] += verdict is True
         found["unhandled"] += verdict is None

@@ -14,36 +14,36 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from safetensors import deserialize
 
-from osfl.protocol import Contract
-from osfl.wire.gate import Desk
+from osfl.core.types import Contract
+from osfl.wire.gate import AcceptancePolicy
 
 _STRUCT = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "U8": "B", "BOOL": "B"}
 _WIDTH = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1, "BOOL": 1}
 
 
-def acceptable(data: bytes, desk: Desk) -> bool:
+def acceptable(data: bytes, policy: AcceptancePolicy) -> bool:
     try:
-        return _judge(data, desk)
+        return _judge(data, policy)
     except Exception:  # a second opinion does not care why
         return False
 
 
-def _judge(data: bytes, desk: Desk) -> bool:
+def _judge(data: bytes, policy: AcceptancePolicy) -> bool:
     seen = {name: dict(info, data=bytes(info["data"])) for name, info in deserialize(data)}
     length = struct.unpack("<Q", data[:8])[0]
     metadata = json.loads(data[8 : 8 + length])["__metadata__"]
     said = json.loads(metadata["manifest"])
-    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(desk.enrolled[said["client"]]))
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(policy.enrolled[said["client"]]))
     public.verify(bytes.fromhex(metadata["signature"]), metadata["manifest"].encode())
     tensors, facts = said["tensors"], said["facts"]
-    expected = {"format": 1, "kind": "upload", "client": said["client"], "plan": desk.plan, "made_from": {}}
+    expected = {"format": 1, "kind": "upload", "client": said["client"], "plan": policy.plan, "made_from": {}}
     right_round = said == {**expected, "tensors": tensors, "facts": facts} and said["format"] is not True
-    small = len(data) <= desk.limits.upload_bytes and length <= desk.limits.header_bytes
+    small = len(data) <= policy.limits.upload_bytes and length <= policy.limits.header_bytes
     return (
         right_round
         and small
-        and _tensors_fit(seen, tensors, desk.contracts[facts["architecture"]])
-        and _facts_fit(facts, desk)
+        and _tensors_fit(seen, tensors, policy.contracts[facts["architecture"]])
+        and _facts_fit(facts, policy)
         and _spelled(said, metadata["signature"], seen) == data
     )
 
@@ -75,18 +75,18 @@ def _values_fit(tensor: dict[str, Any], below: int | None) -> bool:
     return all(math.isfinite(v) for v in values) and (bound is None or all(0 <= v < bound for v in values))
 
 
-def _facts_fit(facts: dict[str, Any], desk: Desk) -> bool:
+def _facts_fit(facts: dict[str, Any], policy: AcceptancePolicy) -> bool:
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    counts = facts.get("class_counts", [1] * desk.classes)
+    counts = facts.get("class_counts", [1] * policy.classes)
     numbers = [facts.get("samples", 1), *counts]
     return (
-        len(text) <= desk.limits.facts_bytes
+        len(text) <= policy.limits.facts_bytes
         and _depth(facts) <= 4
-        and all(type(number) is int and 0 <= number <= desk.limits.samples for number in numbers)
-        and sum(counts) <= desk.limits.samples
+        and all(type(number) is int and 0 <= number <= policy.limits.samples for number in numbers)
+        and sum(counts) <= policy.limits.samples
         and numbers[0] >= 1
         and type(counts) is list
-        and len(counts) == desk.classes
+        and len(counts) == policy.classes
         and (sum(counts) > 0 or not counts)
     )
 

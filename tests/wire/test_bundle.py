@@ -11,11 +11,12 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osfl.protocol import Field
-from osfl.wire.bundle import WIDTH, RawTensor, pack, size_of
-from osfl.wire.gate import Desk, accept, verify_release
+from osfl.core.tensors import WIDTH, RawTensor
+from osfl.core.types import Field
+from osfl.wire.bundle import pack, size_of
+from osfl.wire.gate import AcceptancePolicy, accept, verify_release
 from osfl.wire.signing import SigningKey
-from tests.wire.forge import CLIENT, DESK, KEY, PLAN, SERVER, facts, tensors, upload
+from tests.wire.forge import CLIENT, KEY, PLAN, POLICY, SERVER, facts, tensors, upload
 
 _shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 _names = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
@@ -61,7 +62,7 @@ def test_every_tensor_is_aligned_and_the_header_padded():
     data = upload()
     (length,) = struct.unpack("<Q", data[:8])
     assert length % 8 == 0
-    read = accept(data, DESK)
+    read = accept(data, POLICY)
     start = np.frombuffer(data, np.uint8).ctypes.data
     for tensor in read.tensors.values():
         at = np.frombuffer(tensor.data, np.uint8).ctypes.data - start
@@ -75,22 +76,24 @@ def test_packing_is_deterministic_and_order_free():
 
 def test_identity_is_the_manifest_not_the_key_that_signed():
     """A client that signs the same words again says the same; another fact is another message."""
-    first, second = accept(upload(), DESK), accept(upload(say={"samples": 13}), DESK)
-    assert first.digest == accept(bytearray(upload()), DESK).digest != second.digest
+    first, second = accept(upload(), POLICY), accept(upload(say={"samples": 13}), POLICY)
+    assert first.digest == accept(bytearray(upload()), POLICY).digest != second.digest
 
 
 def test_a_client_may_say_only_facts():
-    desk = Desk(PLAN, {CLIENT: KEY.public_hex}, {"": {}}, classes=3)
+    policy = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": {}}, classes=3)
     data = pack("upload", CLIENT, PLAN, {}, {"samples": 3}, KEY)
-    read = accept(data, desk)
+    read = accept(data, policy)
     assert read.tensors == {} and read.facts == {"samples": 3}
     assert size_of("upload", CLIENT, PLAN, {}, {"samples": 3}) == len(data)
 
 
 def test_empty_and_scalar_tensors():
-    desk = Desk(PLAN, {CLIENT: KEY.public_hex}, {"": {"none": Field("F32", ("n", 5)), "one": Field("I8", ())}}, classes=3)
+    policy = AcceptancePolicy(
+        PLAN, {CLIENT: KEY.public_hex}, {"": {"none": Field("F32", ("n", 5)), "one": Field("I8", ())}}, classes=3
+    )
     parts = {"none": RawTensor("F32", (0, 5), b""), "one": RawTensor("I8", (), b"\7")}
-    read = accept(pack("upload", CLIENT, PLAN, parts, {}, KEY), desk)
+    read = accept(pack("upload", CLIENT, PLAN, parts, {}, KEY), policy)
     assert read.tensors["none"].shape == (0, 5) and bytes(read.tensors["one"].data) == b"\7"
 
 

@@ -11,21 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from osfl.errors import Rejected, UsageError
-from osfl.protocol import Field, Limits, canonical
+from osfl.core.errors import Rejected, UsageError
+from osfl.core.names import check_client_id, shown
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Field, Limits, canonical
 from osfl.wire import source as source_module
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk, ReleaseRejected, accept, verify_release
-from osfl.wire.names import check_client_id, shown
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy, ReleaseRejected, accept, verify_release
 from tests.wire.forge import (
     CLIENT,
     CONTRACTS,
-    DESK,
     KEY,
     OTHER,
     OTHER_KEY,
     OTHER_PLAN,
     PLAN,
+    POLICY,
     SERVER,
     STRANGER,
     draft,
@@ -35,16 +36,16 @@ from tests.wire.forge import (
 from tests.wire.fuzz import campaign
 
 
-def refused(data, desk=DESK):
+def refused(data, policy=POLICY):
     with pytest.raises(Rejected) as caught:
-        accept(data, desk)
+        accept(data, policy)
     return caught.value
 
 
-def taken(data, desk=DESK):
+def taken(data, policy=POLICY):
     """`refused` without the cost of pytest's."""
     try:
-        return accept(data, desk)
+        return accept(data, policy)
     except Rejected:
         return None
 
@@ -112,8 +113,8 @@ def test_limits_are_inclusive():
     facts_size = len(canonical(facts()))
 
     def field(**limits):
-        desk = dataclasses.replace(DESK, limits=dataclasses.replace(DESK.limits, **limits))
-        return None if taken(data, desk) else refused(data, desk).field
+        policy = dataclasses.replace(POLICY, limits=dataclasses.replace(POLICY.limits, **limits))
+        return None if taken(data, policy) else refused(data, policy).field
 
     assert field(upload_bytes=size, header_bytes=header, facts_bytes=facts_size) is None
     assert field(upload_bytes=size - 1) == "size"
@@ -123,7 +124,7 @@ def test_limits_are_inclusive():
 
 @pytest.mark.parametrize("said", [{"samples": 1}, {"samples": 10**6}, {"class_counts": [0, 0, 10**6]}, {"note": [[[]]]}])
 def test_facts_at_their_bounds(said):
-    assert accept(upload(say=said), DESK)
+    assert accept(upload(say=said), POLICY)
 
 
 class TestReading:
@@ -169,7 +170,7 @@ class TestReading:
         path.write_bytes(upload())
         real = os.preadv
         monkeypatch.setattr(source_module.os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][:7]], at))
-        assert accept(path, DESK) == accept(upload(), DESK)
+        assert accept(path, POLICY) == accept(upload(), POLICY)
 
     def test_a_file_that_shrinks_while_it_is_read(self, tmp_path, monkeypatch):
         path = tmp_path / "upload"
@@ -189,36 +190,38 @@ def test_files_that_are_not_files(tmp_path):
 
 def test_values_are_checked_beyond_the_first_chunk():
     count = (8 << 20) // 4 + 1
-    desk = Desk(PLAN, {CLIENT: KEY.public_hex}, {"": {"x": Field("F32", ("n",)), "y": Field("I8", ("n",), below=5)}}, 3)
+    policy = AcceptancePolicy(
+        PLAN, {CLIENT: KEY.public_hex}, {"": {"x": Field("F32", ("n",)), "y": Field("I8", ("n",), below=5)}}, 3
+    )
     floats, labels = np.zeros(count, "<f4"), np.zeros(count, "i1")
 
     def send():
         parts = {"x": RawTensor("F32", (count,), memoryview(floats)), "y": RawTensor("I8", (count,), memoryview(labels))}
         return pack("upload", CLIENT, PLAN, parts, {}, KEY)
 
-    assert accept(send(), desk)
+    assert accept(send(), policy)
     labels[-1] = 5
-    assert refused(send(), desk).field == "y.values"
+    assert refused(send(), policy).field == "y.values"
     floats[-1] = np.inf
-    assert refused(send(), desk).field == "x.values"
+    assert refused(send(), policy).field == "x.values"
 
 
 def test_optional_tensors_may_be_missing_and_other_architectures_differ():
-    assert "tokens" not in accept(upload(drop="tokens"), DESK).tensors
+    assert "tokens" not in accept(upload(drop="tokens"), POLICY).tensors
     small = pack("upload", OTHER, PLAN, {"model/v": RawTensor("F64", (2,), bytes(16))}, {"architecture": "mlp"}, OTHER_KEY)
-    assert accept(small, DESK).client == OTHER
+    assert accept(small, POLICY).client == OTHER
 
 
 def test_a_desk_with_one_nameless_architecture_needs_no_fact():
-    desk = Desk(PLAN, {CLIENT: KEY.public_hex}, {"": CONTRACTS["cnn"]}, classes=3)
-    assert accept(upload(say={"architecture": None}), desk)
-    assert accept(upload(say={"architecture": "anything"}), desk)
-    assert refused(upload(say={"architecture": 5}), desk).field == "facts.architecture"
+    policy = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": CONTRACTS["cnn"]}, classes=3)
+    assert accept(upload(say={"architecture": None}), policy)
+    assert accept(upload(say={"architecture": "anything"}), policy)
+    assert refused(upload(say={"architecture": 5}), policy).field == "facts.architecture"
 
 
 def test_integer_fields_without_a_bound_take_any_value():
-    desk = Desk(PLAN, {CLIENT: KEY.public_hex}, {"": {"n": Field("I32", (1,))}}, classes=3)
-    assert accept(pack("upload", CLIENT, PLAN, {"n": RawTensor("I32", (1,), b"\xff" * 4)}, {}, KEY), desk)
+    policy = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": {"n": Field("I32", (1,))}}, classes=3)
+    assert accept(pack("upload", CLIENT, PLAN, {"n": RawTensor("I32", (1,), b"\xff" * 4)}, {}, KEY), policy)
 
 
 class TestReleases:
@@ -285,14 +288,14 @@ class TestReleases:
 
 class TestDesk:
     @pytest.mark.parametrize("enrolled", [{"../x": KEY.public_hex}, {"a": "abc"}, {"a": KEY.public_hex, "b": KEY.public_hex}])
-    def test_enrolment_mistakes(self, enrolled):
+    def test_enrollment_mistakes(self, enrolled):
         with pytest.raises(UsageError) as caught:
-            Desk(PLAN, enrolled, {"": {}}, classes=2)
+            AcceptancePolicy(PLAN, enrolled, {"": {}}, classes=2)
         assert caught.value.fix
 
-    def test_a_contract_that_no_bundle_can_fulfil(self):
+    def test_a_contract_that_no_bundle_can_fulfill(self):
         with pytest.raises(UsageError, match="dtype of 'x'"):
-            Desk(PLAN, {}, {"": {"x": Field("F8", (1,))}}, classes=2)
+            AcceptancePolicy(PLAN, {}, {"": {"x": Field("F8", (1,))}}, classes=2)
 
 
 @pytest.mark.parametrize("name", ["a", "st-mary", "site_01", "0.1", "x" * 64, "console", "com", "nul-1"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from osfl.errors import Rejected
+from osfl.core.errors import Rejected
 from osfl.wire.gate import accept
 from tests.wire.corpus import CORPUS
-from tests.wire.forge import DESK
+from tests.wire.forge import POLICY
 from tests.wire.oracle import acceptable
 
 
@@ -19,7 +19,7 @@ def test_refused_with_the_right_field(name, tmp_path):
     path.write_bytes(data)
     for source in (data, path):
         with pytest.raises(Rejected) as caught:
-            accept(source, DESK)
+            accept(source, POLICY)
         no = caught.value
         assert no.field == field
         assert None not in (no.client, no.expected, no.got, no.fix) and no.reason
@@ -28,7 +28,7 @@ def test_refused_with_the_right_field(name, tmp_path):
 
 
 def test_the_second_opinion_agrees():
-    assert [name for name, (_, maker) in CORPUS.items() if acceptable(maker(), DESK)] == []
+    assert [name for name, (_, maker) in CORPUS.items() if acceptable(maker(), POLICY)] == []
 
 
 def test_the_corpus_is_large():

@@ -7,16 +7,16 @@ import stat
 
 import pytest
 
-from osfl.errors import Rejected, RoundError, UsageError
+from osfl.core.errors import Rejected, RoundError, UsageError
 from osfl.wire import inbox as inbox_module
 from osfl.wire.inbox import JOURNAL, Inbox
 from tests.faults.traps import fail, trapped
-from tests.wire.forge import CLIENT, DESK, OTHER, OTHER_KEY, upload
+from tests.wire.forge import CLIENT, OTHER, OTHER_KEY, POLICY, upload
 
 
 @pytest.fixture
 def inbox(tmp_path):
-    return Inbox(tmp_path / "round" / "inbox", DESK)
+    return Inbox(tmp_path / "round" / "inbox", POLICY)
 
 
 def journal(inbox):
@@ -32,7 +32,7 @@ def test_received_once_whatever_the_way(inbox, tmp_path):
     assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
     for again in (data, bytearray(data), memoryview(data), path, first.path):
         assert inbox.receive(again) == first
-    assert Inbox(inbox.folder, DESK).uploads() == [first]
+    assert Inbox(inbox.folder, POLICY).uploads() == [first]
     assert [entry.name for entry in inbox.folder.iterdir()] == [f"{CLIENT}.safetensors"]
     assert journal(inbox) == []
 
@@ -124,4 +124,4 @@ def test_a_full_disk_is_not_an_acknowledgement(inbox):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RoundError, match="the disk failed at inbox"):
-        Inbox(tmp_path / "file" / "inbox", DESK)
+        Inbox(tmp_path / "file" / "inbox", POLICY)

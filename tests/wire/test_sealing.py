@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-from osfl.errors import Rejected
+from osfl.core.errors import Rejected
 from osfl.wire import sealing
 from osfl.wire.sealing import PIECE, is_sealed, seal, sealed_size, unseal
 from osfl.wire.signing import SigningKey

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
-from osfl.errors import UsageError
+from osfl.core.errors import UsageError
 from osfl.wire.signing import SigningKey, VerifyKey
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from osfl.errors import Rejected
-from osfl.protocol import Contract, Field, Limits, Plan, Task
-from osfl.round import agree
-from osfl.wire.agreed import standing_desk
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk, accept
+from osfl.core.errors import Rejected
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Contract, Field, Limits, Plan, Task
+from osfl.rounds.folder import agree
+from osfl.rounds.state import read_policy
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy, accept
 from tests.wire.forge import CLIENT, KEY, OTHER_KEY, PLAN
 
 MAKER = {"required": False, "group": "maker", "choice": "images or maker"}
@@ -23,7 +24,7 @@ CONTRACT: Contract = {
     "means": Field("F32", ("k", 2), **MAKER),
     "images": Field("F32", ("n",), required=False, choice="images or maker"),
 }
-DESK = Desk(PLAN, {CLIENT: KEY.public_hex}, {"": CONTRACT}, classes=2, limits=Limits(samples=100))
+POLICY = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": CONTRACT}, classes=2, limits=Limits(samples=100))
 FACTS = {"samples": 4, "class_counts": [1, 3]}
 
 
@@ -40,8 +41,8 @@ def sent(tensors: dict[str, RawTensor], facts: dict[str, Any] = FACTS) -> bytes:
 
 def test_whole_groups_and_either_choice_are_let_in() -> None:
     for tensors in (WHOLE, {"images": numbers(5)}, {**WHOLE, "images": numbers()}):
-        assert accept(sent(tensors), DESK).tensors.keys() == tensors.keys()
-    assert accept(sent({"images": numbers(5)}, {}), DESK)  # only the maker needs facts
+        assert accept(sent(tensors), POLICY).tensors.keys() == tensors.keys()
+    assert accept(sent({"images": numbers(5)}, {}), POLICY)  # only the maker needs facts
 
 
 @pytest.mark.parametrize(
@@ -63,15 +64,15 @@ def test_what_does_not_belong_together_is_refused(
     tensors: dict[str, RawTensor], facts: dict[str, Any], field: str, piece: str
 ) -> None:
     with pytest.raises(Rejected) as no:
-        accept(sent(tensors, facts), DESK)
+        accept(sent(tensors, facts), POLICY)
     assert no.value.field == field and no.value.client == CLIENT and piece in str(no.value) and no.value.fix
 
 
 def test_a_round_folder_keeps_all_of_it(tmp_path: Path) -> None:
     plan = Plan(Task("t", ("a", "b"), (1, 8, 8)), "m", {}, (CLIENT,), Limits(samples=7, share=0.25))
     agree(tmp_path, plan, {"": CONTRACT}, {CLIENT: KEY.public_hex}, OTHER_KEY.public_hex)
-    desk = standing_desk(tmp_path)
-    assert desk.contracts == {"": CONTRACT} and desk.limits == plan.limits and desk.plan == plan.digest
+    policy = read_policy(tmp_path)
+    assert policy.contracts == {"": CONTRACT} and policy.limits == plan.limits and policy.plan == plan.digest
 
 
 def test_plans_that_never_heard_of_these_limits_keep_their_digest() -> None:

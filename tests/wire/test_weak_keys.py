@@ -14,15 +14,16 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from osfl import coordinator
 from osfl.cli.main import answer
-from osfl.errors import UsageError
-from osfl.plan import resolve_settings, write_plan
-from osfl.protocol import Plan, Task
-from osfl.registry import load
-from osfl.wire.agreed import standing_desk
-from osfl.wire.bundle import RawTensor, pack
-from osfl.wire.gate import Desk, accept, verify_release
+from osfl.core.errors import UsageError
+from osfl.core.plan import resolve_settings, write_plan
+from osfl.core.registry import load
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Plan, Task
+from osfl.roles import coordinator
+from osfl.rounds.state import read_policy
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy, accept, verify_release
 from osfl.wire.sealing import seal
 from osfl.wire.signing import SigningKey, VerifyKey, read_public
 
@@ -147,7 +148,7 @@ def _said(words: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 def test_keys_and_enrol_refuse_the_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = _said("enrol plan.toml --keys keys --out round", capfd)
+    code, said = _said("enroll plan.toml --keys keys --out round", capfd)
     assert code == 2 and "north.pub" in said and "low order" in said and not (place / "round" / "enrolled.json").exists()
     code, said = _said("keys north --out keys", capfd)
     assert code == 2 and "north.pub" in said and "low order" in said
@@ -162,7 +163,7 @@ def test_the_gate_refuses_a_key_that_was_enrolled_before(place: Path, capfd: pyt
     """A round folder of an older version, or an edited one, with the neutral point in enrolled.json."""
     (place / "keys" / "north.pub").unlink()
     assert answer(["keys", "north", "--out", "keys"]) == 0
-    assert answer(["enrol", "plan.toml", "--keys", "keys", "--out", "round"]) == 0
+    assert answer(["enroll", "plan.toml", "--keys", "keys", "--out", "round"]) == 0
     enrolled = json.loads((place / "round" / "enrolled.json").read_text())
     enrolled["clients"]["north"] = NEUTRAL.hex()
     (place / "round" / "enrolled.json").write_text(json.dumps(enrolled))
@@ -171,9 +172,9 @@ def test_the_gate_refuses_a_key_that_was_enrolled_before(place: Path, capfd: pyt
         code, said = _said(words, capfd)
         assert code != 0 and "low order" in said, words
     with pytest.raises(UsageError, match="low order"):
-        standing_desk(place / "round")
+        read_policy(place / "round")
     with pytest.raises(UsageError, match="low order"):
-        accept(_forged(), Desk(_plan().digest, {"north": NEUTRAL.hex()}, {}, 2))
+        accept(_forged(), AcceptancePolicy(_plan().digest, {"north": NEUTRAL.hex()}, {}, 2))
 
 
 def test_verify_personalize_and_seal_refuse_it_as_the_servers(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

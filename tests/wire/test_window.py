@@ -2,9 +2,10 @@
 
 import pytest
 
-from osfl.errors import Rejected
-from osfl.protocol import Limits
-from osfl.wire.bundle import RawTensor, pack
+from osfl.core.errors import Rejected
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Limits
+from osfl.wire.bundle import pack
 from osfl.wire.signing import SigningKey
 from osfl.wire.window import look_at
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import telling
-from osfl.cli.terminal import answers, put_json, say
-from osfl.cli.words import same_plan, simulated
-from osfl.errors import RoundError
+from osfl.cli.arguments import same_plan, simulated
+from osfl.cli.progress import progress_display
+from osfl.cli.terminal import echo, output, put_json
+from osfl.core.errors import RoundError
 
 if TYPE_CHECKING:
-    from osfl.result import Result
-    from osfl.simulation import Federation
+    from osfl.core.result import Result
+    from osfl.simulate.simulation import Federation
 
 EXAMPLES = (
     "osfl run --method falcon --smoke --out runs/tokens",
@@ -40,14 +40,14 @@ def audit(
     One attacker has the clients' validation images, the other the training images themselves. Results go into the round's
     results.json, report and model card. It never changes the release.
     """
-    from osfl.audit import audit as carry_out
-    from osfl.environment import device_named
-    from osfl.evaluation.reconstruction import Effort
-    from osfl.phases import Machine
+    from osfl.evaluation.privacy.reconstruction import Effort
+    from osfl.runtime.environment import device_named
+    from osfl.runtime.machine import Machine
+    from osfl.simulate.audit import audit as carry_out
 
     device_named(device)
     federation = _federation(folder)
-    with telling(format == "json") as progress:
+    with progress_display(format == "json") as progress:
         result = carry_out(folder, federation, effort=Effort(steps=steps, side=_power(side)),
                            machine=Machine(workers=workers, device=device), progress=progress)  # fmt: skip
     put_json(result["reconstruction"]) if format == "json" else _show(result, folder)
@@ -60,9 +60,9 @@ def _power(side: int) -> int:
 
 def _federation(folder: Path) -> Federation:
     """The shards that this round was simulated with."""
-    from osfl.plan import plan_from
-    from osfl.simulation import prepare
-    from osfl.wire.agreed import read_json
+    from osfl.core.plan import plan_from
+    from osfl.rounds.state import read_json
+    from osfl.simulate.simulation import prepare
 
     path = folder / "plan.json"
     if not (folder / "results.json").exists() or not path.exists():
@@ -87,9 +87,9 @@ def _show(result: Result, folder: Path) -> None:
         table.add_column(title, justify="right" if title in ("PSNR, dB", "SSIM") else "left")
     for row in attack_rows(result["reconstruction"]):
         table.add_row(row["attacker"], row["source"], row["psnr"], row["ssim"])
-    answers().print(table)
-    say("[dim]Higher is more alike. What these attackers find is a lower bound of what can be found.[/]")
-    say(f"Report  {folder / 'report' / 'index.html'}")
+    output().print(table)
+    echo("[dim]Higher is more alike. What these attackers find is a lower bound of what can be found.[/]")
+    echo(f"Report  {folder / 'report' / 'index.html'}")
     whole = folder.parent.parent
     if (whole / "comparison.json").is_file():
-        say(f"[dim]Its page stands alone now; `osfl report {whole}` shows the other runs beside it again.[/]")
+        echo(f"[dim]Its page stands alone now; `osfl report {whole}` shows the other runs beside it again.[/]")

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import telling
-from osfl.cli.terminal import answers, escape, put_json, say
-from osfl.cli.words import Words, from_plan, same_plan, understand, with_smoke
-from osfl.errors import OsflError, UsageError
+from osfl.cli.arguments import RunOptions, from_plan, parse_options, same_plan, with_smoke
+from osfl.cli.progress import progress_display
+from osfl.cli.terminal import echo, escape, output, put_json
+from osfl.core.errors import OsflError, UsageError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from osfl.core.result import Inputs
+    from osfl.core.types import Plan
     from osfl.data.source import Problem
-    from osfl.protocol import Plan
-    from osfl.result import Inputs
-    from osfl.simulation import Federation
+    from osfl.simulate.simulation import Federation
 
 EXAMPLES = (
     "osfl check --dataset digits",
@@ -64,7 +64,7 @@ def check(
 
     With --data and --client: the same for one site's own images, before a real round.
     """
-    from osfl.simulation import prepare
+    from osfl.simulate.simulation import prepare
 
     if data is not None or client is not None:
         options.refuse_beside_plan(str(plan))
@@ -76,9 +76,9 @@ def check(
         if federation is None:
             return
     else:
-        words = Words([method or "local_only"], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (),
+        args = RunOptions([method or "local_only"], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (),
                       samples, image_size, channels)  # fmt: skip
-        federation = prepare(understand(words))
+        federation = prepare(parse_options(args))
     if format == "json":
         put_json(_facts(federation))
         return
@@ -87,8 +87,8 @@ def check(
 
 def _plan(path: Path, format: str) -> Federation | None:
     """The plan's federation; None where it says nothing about data. Its mistakes are failures, not wrong words: exit 1."""
-    from osfl.plan import read_plan
-    from osfl.simulation import prepare
+    from osfl.core.plan import read_plan
+    from osfl.simulate.simulation import prepare
 
     try:
         plan = read_plan(path)
@@ -106,44 +106,51 @@ def _plan(path: Path, format: str) -> Federation | None:
 
 def _site(plan: Path | None, data: Path | None, client: str | None, format: str) -> None:
     """One site's images against the plan. What keeps it from taking part is a failure: exit 1."""
+    from osfl.core.plan import read_plan
     from osfl.data.site import open_site
     from osfl.data.views import class_counts, make_shard
-    from osfl.inputs import describe_inputs
-    from osfl.phases import check_claim
-    from osfl.plan import read_plan
-    from osfl.site import method_for
+    from osfl.models.input_facts import describe_inputs
+    from osfl.roles.site import method_for
+    from osfl.rounds.phases import check_claim
 
     if plan is None or data is None or client is None:
-        missing = [word for word, given in (("plan.toml", plan), ("--data", data), ("--client", client)) if given is None]
+        missing = [option for option, given in (("plan.toml", plan), ("--data", data), ("--client", client)) if given is None]
         raise UsageError(f"{' and '.join(missing)} is missing", field="data",
                          fix="For example: osfl check plan.toml --data images --client north")  # fmt: skip
     try:
-        agreed = read_plan(plan)
-        method_for(agreed, client)
+        plan_of_round = read_plan(plan)
+        method_for(plan_of_round, client)
     except UsageError as error:
         error.exit_code = OsflError.exit_code
         raise
-    with telling(format == "json") as progress:
-        found = open_site(data, agreed.task, progress)
-    shard = make_shard(found.train, client, seed=agreed.seed)
-    check_claim(agreed, shard)
-    counts = class_counts(found.train.labels, len(agreed.task.classes)).tolist()
-    inputs = describe_inputs(agreed.settings, agreed.task.image[1], found.native)
+    with progress_display(format == "json") as progress:
+        found = open_site(data, plan_of_round.task, progress)
+    shard = make_shard(found.train, client, seed=plan_of_round.seed)
+    check_claim(plan_of_round, shard)
+    counts = class_counts(found.train.labels, len(plan_of_round.task.classes)).tolist()
+    inputs = describe_inputs(plan_of_round.settings, plan_of_round.task.image[1], found.native)
     problems = _listed(found.problems, inputs)
     facts = {
-        "plan": agreed.digest, "client": client, "classes": list(agreed.task.classes), "image": list(agreed.task.image),
-        "counts": counts, "train_images": len(shard.train), "val_images": len(shard.val),
-        "test_images": len(found.test) if found.test else 0, "inputs": inputs,
-        "problems": problems, **_claims({client: counts}, agreed),
-    }  # fmt: skip
+        "plan": plan_of_round.digest,
+        "client": client,
+        "classes": list(plan_of_round.task.classes),
+        "image": list(plan_of_round.task.image),
+        "counts": counts,
+        "train_images": len(shard.train),
+        "val_images": len(shard.val),
+        "test_images": len(found.test) if found.test else 0,
+        "inputs": inputs,
+        "problems": problems,
+        **_claims({client: counts}, plan_of_round),
+    }
     if format == "json":
         put_json(facts)
         return
     unused = f", {facts['test_images']:,} in a test part that the round leaves alone" if found.test else ""
-    say(f"[bold]{escape(client)}[/] in round {agreed.digest[:12]}: {len(shard.train):,} images to learn from, "
+    echo(f"[bold]{escape(client)}[/] in round {plan_of_round.digest[:12]}: {len(shard.train):,} images to learn from, "
         f"{len(shard.val):,} held out for validation{unused}\n")  # fmt: skip
     _lines(inputs)
-    _heat_map(agreed.task.classes, {client: counts})
+    _heat_map(plan_of_round.task.classes, {client: counts})
     _show_claims(facts)
     _problems(problems)
 
@@ -152,9 +159,9 @@ def _show_template(plan: Plan, path: Path, format: str) -> None:
     if format == "json":
         put_json({"plan": plan.digest, "clients": list(plan.clients), "problems": []})
         return
-    say(f"{path} is a good plan: {plan.method}, {len(plan.clients)} clients, {len(plan.task.classes)} classes, "
+    echo(f"{path} is a good plan: {plan.method}, {len(plan.clients)} clients, {len(plan.task.classes)} classes, "
         f"round {plan.digest[:12]}.")  # fmt: skip
-    say("It says nothing about data, so there are no labels to show.")
+    echo("It says nothing about data, so there are no labels to show.")
 
 
 def _listed(problems: Sequence[Problem], inputs: Inputs) -> list[dict[str, str]]:
@@ -164,7 +171,7 @@ def _listed(problems: Sequence[Problem], inputs: Inputs) -> list[dict[str, str]]
 
 
 def _facts(federation: Federation) -> dict[str, Any]:
-    from osfl.inputs import describe_inputs
+    from osfl.models.input_facts import describe_inputs
 
     source = federation.source
     inputs = describe_inputs(federation.plan.settings, source.image[1], source.native)
@@ -199,12 +206,12 @@ def _claims(counts: Mapping[str, Sequence[int]], plan: Plan) -> dict[str, Any]:
 def _show(federation: Federation) -> None:
     facts = _facts(federation)
     channels, height, width = facts["image"]
-    say(f"[bold]{escape(facts['dataset'])}[/]: {len(facts['classes'])} classes, {facts['train_images']:,} training and "
-        f"{facts['test_images']:,} test images of {width} × {height} {'grey' if channels == 1 else 'RGB'}")  # fmt: skip
+    echo(f"[bold]{escape(facts['dataset'])}[/]: {len(facts['classes'])} classes, {facts['train_images']:,} training and "
+        f"{facts['test_images']:,} test images of {width} × {height} {'gray' if channels == 1 else 'RGB'}")  # fmt: skip
     sheet = federation.source.sheet
     if sheet is not None:
-        say(f"[dim]{escape(sheet.licence)} · {escape(sheet.source)}[/]")
-    say()
+        echo(f"[dim]{escape(sheet.license)} · {escape(sheet.source)}[/]")
+    echo()
     _lines(facts["inputs"])
     _heat_map(facts["classes"], facts["clients"])
     _show_claims(facts)
@@ -214,22 +221,24 @@ def _show(federation: Federation) -> None:
 def _lines(inputs: Inputs) -> None:
     """What a network gets to see of the images, where that is not what is in the files."""
     for line in inputs["lines"]:
-        say(escape(line))
+        echo(escape(line))
     if inputs["lines"]:
-        say()
+        echo()
 
 
 def _show_claims(facts: Mapping[str, Any]) -> None:
     """How far the plan relies on what sites claim, against what is there."""
     claims = facts["claims"]
     found, allowed, closer = claims["found"], claims["allowed"], claims["closer"]
-    say(f"\nThe largest site has {found['samples']:,} images, at most {found['class_samples']:,} of one class; the plan lets a "
-        f"site claim {allowed['samples']:,} and {allowed['class_samples']:,}.")  # fmt: skip
+    echo(
+        f"\nThe largest site has {found['samples']:,} images, at most {found['class_samples']:,} of one class; the plan lets a "
+        f"site claim {allowed['samples']:,} and {allowed['class_samples']:,}."
+    )
     if any(allowed[name] > 10 * closer[name] for name in found):
         lines = ", ".join(f"{name} = {n}" for name, n in closer.items())
-        say(f"[dim]A closer bound for the plan, in its table limits: {lines} (twice what is here).[/]")
+        echo(f"[dim]A closer bound for the plan, in its table limits: {lines} (twice what is here).[/]")
     for client in claims["capped"]:
-        say(f"[yellow]{escape(client)}[/] has more than {claims['share']:.0%} of all images: where sites weigh by their "
+        echo(f"[yellow]{escape(client)}[/] has more than {claims['share']:.0%} of all images: where sites weigh by their "
             "counts, it gets no more than that (limits.share).")  # fmt: skip
 
 
@@ -238,7 +247,7 @@ def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> No
     from rich.table import Table
     from rich.text import Text
 
-    console = answers()
+    console = output()
     most = max(max(row) for row in counts.values())
     wide = len(classes) * (max(len(str(most)), 3) + 2) <= console.width - 26
     table = Table.grid(padding=(0, 2))
@@ -282,8 +291,8 @@ def _level(count: int, most: int) -> int:
 
 def _problems(problems: Sequence[Mapping[str, str]]) -> None:
     if not problems:
-        say("\n[green]No problem found.[/]")
+        echo("\n[green]No problem found.[/]")
         return
-    say(f"\n[yellow]{len(problems)} files or facts were noticed; a run can start all the same:[/]")
+    echo(f"\n[yellow]{len(problems)} files or facts were noticed; a run can start all the same:[/]")
     for problem in problems:
-        say(f"  {escape(problem['path'])}: {escape(problem['what'])}; {escape(problem['done'])}")
+        echo(f"  {escape(problem['path'])}: {escape(problem['what'])}; {escape(problem['done'])}")

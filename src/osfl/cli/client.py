@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import telling
-from osfl.cli.terminal import escape, put_json, say
-from osfl.errors import UsageError
+from osfl.cli.progress import progress_display
+from osfl.cli.terminal import echo, escape, put_json
+from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.protocol import Plan
+    from osfl.core.types import Plan
 
 EXAMPLES = (
     "osfl new --method fedavg --dataset digits --clients north,south --samples 150 --smoke --sites sites --force",
@@ -34,7 +34,7 @@ Out = Annotated[
 Seal = Annotated[
     Path | None,
     typer.Option("--seal", metavar="server.pub", rich_help_panel=options.SITE, show_default=False,
-                 help="Encrypt the copy at --out to this key, the server's or a neighbour's: nobody else can read it."),
+                 help="Encrypt the copy at --out to this key, the server's or a neighbor's: nobody else can read it."),
 ]  # fmt: skip
 
 
@@ -54,9 +54,9 @@ def client(
 
     A bundle that is finished stands: the same command gives the same file again. Interrupted, it continues.
     """
-    from osfl.phases import Machine
-    from osfl.plan import read_plan
-    from osfl.site import make_upload, work_folder
+    from osfl.core.plan import read_plan
+    from osfl.roles.site import make_upload, work_folder
+    from osfl.runtime.machine import Machine
     from osfl.wire.signing import SigningKey, read_public
 
     if seal is not None and out is None:
@@ -70,7 +70,7 @@ def client(
     if data is None and not kept:
         raise UsageError("--data is missing", field="data", fix="Name the folder that holds one folder a class.")
     noticed: list[str] = []
-    with telling(format == "json") as progress:
+    with progress_display(format == "json") as progress:
         bundle = make_upload(agreed, name, data or Path(), signing, work, machine=Machine(threads=threads, device=device),
                              progress=progress, sealed=bool(addressee), notice=noticed.append)  # fmt: skip
     if out is not None:
@@ -97,7 +97,7 @@ def _carry_out(bundle: Path, out: Path, addressee: str) -> None:
 
 
 def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[str, Any]:
-    from osfl.wire.bundle import nbytes
+    from osfl.core.tensors import nbytes
     from osfl.wire.window import look_at
 
     seen = look_at(bundle)
@@ -109,31 +109,31 @@ def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[s
 
 
 def heard_by(plan: Plan, client: str) -> list[str] | None:
-    """The neighbours that this bundle is for; None where the plan names none, and a coordinator collects."""
-    from osfl.protocol import neighbours
+    """The neighbors that this bundle is for; None where the plan names none, and a coordinator collects."""
+    from osfl.core.topology import neighbors
 
     if plan.topology is None:
         return None
-    return [other for other in plan.clients if client in neighbours(plan, other)]
+    return [other for other in plan.clients if client in neighbors(plan, other)]
 
 
 def _show(facts: dict[str, Any]) -> None:
     numbers = sum(tensor["bytes"] for tensor in facts["tensors"].values())
     before = " [dim](finished before; nothing was computed again)[/]" if facts["finished_before"] else ""
-    say(f"[bold]What leaves {facts['client']}[/]: one file of {facts['bytes']:,} bytes{before}")
-    say(f"  {len(facts['tensors'])} tensors, {numbers:,} bytes: {escape(_names(list(facts['tensors'])))}")
+    echo(f"[bold]What leaves {facts['client']}[/]: one file of {facts['bytes']:,} bytes{before}")
+    echo(f"  {len(facts['tensors'])} tensors, {numbers:,} bytes: {escape(_names(list(facts['tensors'])))}")
     for name, value in facts["facts"].items():
-        say(f"  {escape(name)}: {escape(str(value))}")
-    say(f"  digest {facts['digest']}")
+        echo(f"  {escape(name)}: {escape(str(value))}")
+    echo(f"  digest {facts['digest']}")
     for line in facts["noticed"]:
-        say(f"  [yellow]Data: {escape(line)}[/]")
-    say(f"Bundle  {escape(facts['path'])}")
+        echo(f"  [yellow]Data: {escape(line)}[/]")
+    echo(f"Bundle  {escape(facts['path'])}")
     inside = facts["kept"] if facts["sealed_to"] else facts["path"]
-    say(f"Look inside it with `osfl inspect {escape(inside)}`. {_what_next(facts['heard_by'], bool(facts['sealed_to']))}")
+    echo(f"Look inside it with `osfl inspect {escape(inside)}`. {_what_next(facts['heard_by'], bool(facts['sealed_to']))}")
 
 
 def _what_next(heard_by: list[str] | None, sealed: bool) -> str:
-    """To whom the file goes. A sealed copy is for one reader alone, and each neighbour needs its own."""
+    """To whom the file goes. A sealed copy is for one reader alone, and each neighbor needs its own."""
     if heard_by == []:
         return "Nobody hears this site in this round: there is nobody to give it to."
     if heard_by is None:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import by_run, telling
+from osfl.cli.arguments import Mistakes, RunOptions, names, numbers, parse_options, rehearse, with_smoke
+from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
-from osfl.cli.words import Mistakes, Words, names, numbers, rehearse, understand, with_smoke
 
 EXAMPLES = (
     "osfl compare --methods local_only,fedavg,ensemble --smoke",
@@ -62,24 +62,24 @@ def compare(
     A client model that several methods upload is trained once. A setting goes to every method that has it, and who hears whom
     (--topology, --encounters, --contacts) to every method that only passes things on.
     """
-    from osfl.phases import Machine
-    from osfl.run import compare as walk
+    from osfl.runtime.machine import Machine
+    from osfl.simulate.compare import compare as compare_methods
 
-    mistakes, asked, chosen = Mistakes(), [], [0]
+    mistakes, wanted, chosen = Mistakes(), [], [0]
     with mistakes.noted():
-        asked = names(methods, "--methods")
+        wanted = names(methods, "--methods")
     with mistakes.noted():
         chosen = numbers(seeds, "--seeds")
-    words = Words(asked or names(methods.split(",")[0], "--methods"), dataset, clients, partition,
+    args = RunOptions(wanted or names(methods.split(",")[0], "--methods"), dataset, clients, partition,
                   with_smoke(preset, smoke), chosen[0], changes or (), samples, image_size, channels, evaluate_on,
                   device, topology, encounters, contacts, test_samples)  # fmt: skip
     with mistakes.noted():
-        simulation = understand(words)
+        simulation = parse_options(args)
     mistakes.check()
     machine = Machine(workers=workers, threads=threads, device=device)
-    with telling(format == "json") as progress:
-        rehearse(simulation, asked)
-        comparison = walk(simulation, asked, chosen, out, machine=machine, progress=by_run(progress))
+    with progress_display(format == "json") as progress:
+        rehearse(simulation, wanted)
+        comparison = compare_methods(simulation, wanted, chosen, out, machine=machine, progress=by_run(progress))
     if format == "json":
         sys.stdout.write((out / "comparison.json").read_text(encoding="utf-8"))
     else:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import by_run, telling
+from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
-from osfl.cli.terminal import answers, put_json, say
+from osfl.cli.terminal import echo, output, put_json
 
 EXAMPLES = (
     "osfl demo",
@@ -41,35 +41,35 @@ def demo(
 ) -> None:
     """Five sites that hold different digits: alone, together in one round, in many rounds, pooled, with generators, and with
     vision transformers that the server inverts."""
-    from osfl.ingredients.uploaded_vits import tuned_alike
-    from osfl.phases import Machine
-    from osfl.run import compare
-    from osfl.simulation import Simulation
+    from osfl.ingredients.training.uploaded_vits import tuned_alike
+    from osfl.runtime.machine import Machine
+    from osfl.simulate.compare import compare
+    from osfl.simulate.simulation import Simulation
 
     simulation = Simulation(METHODS[0], "digits", 5, "dirichlet:0.1", preset="smoke" if smoke else "cpu")
     uploaded = replace(simulation, changes=VITS if smoke else {**tuned_alike(), **VITS})
 
     def compared(simulation: Simulation, methods: Sequence[str], out: Path) -> dict[str, Any]:
-        with telling(format == "json") as progress:
+        with progress_display(format == "json") as progress:
             return compare(simulation, methods, [0], out, machine=Machine(workers=workers), progress=by_run(progress))
 
     if format == "json":
         found = {**compared(simulation, METHODS, out), "transformers": compared(uploaded, TRANSFORMERS, out / "transformers")}
         put_json(found)
         return
-    say("Five sites hold digits, unevenly (Dirichlet 0.1), and each may speak once.\n")
+    echo("Five sites hold digits, unevenly (Dirichlet 0.1), and each may speak once.\n")
     first = compared(simulation, METHODS, out)
     show_comparison(first, out / "report" / "index.html")
-    answers().print("\n" + reading(first["methods"]))
-    say("\nThe same sites fine-tune vision transformers from one start and send these, with their class counts.\n")
+    output().print("\n" + reading(first["methods"]))
+    echo("\nThe same sites fine-tune vision transformers from one start and send these, with their class counts.\n")
     second = compared(uploaded, TRANSFORMERS, out / "transformers")
     show_comparison(second, out / "transformers" / "report" / "index.html")
-    answers().print("\n" + read_transformers(second["methods"]))
+    output().print("\n" + read_transformers(second["methods"]))
 
 
 def reading(methods: Mapping[str, Any]) -> str:
     """What the table shows, in numbers of the table."""
-    from osfl.reports.words import percent
+    from osfl.reports.text import percent
 
     def value(name: str, metric: str = ACCURACY) -> float:
         return float(methods[name][metric]["mean"])
@@ -90,13 +90,13 @@ def reading(methods: Mapping[str, Any]) -> str:
 
 def read_transformers(methods: Mapping[str, Any]) -> str:
     """What the second table shows, in numbers of the table."""
-    from osfl.reports.words import percent
+    from osfl.reports.text import percent
 
-    averaged, distilled, relabelled, together = (
+    averaged, distilled, relabeled, together = (
         percent(float(methods[name][ACCURACY]["mean"])) for name in ("fedavg", "deepinversion_vit", "fedmitr", ODDS)
     )
     return (
         f"Averaged, they reach {averaged}. FedMITR's server makes images from the models, patch by patch, and teaches the "
-        f"average with them: [bold]{relabelled}[/]. The same without labels for patches (DeepInversion) reaches {distilled}, "
+        f"average with them: [bold]{relabeled}[/]. The same without labels for patches (DeepInversion) reaches {distilled}, "
         f"and all models asked together are right on {together}."
     )

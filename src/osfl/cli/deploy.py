@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import escape, put_json, say
+from osfl.cli.terminal import echo, escape, put_json
 
 EXAMPLES = (
     "osfl new --method fedavg --classes cat,dog --clients 3 --out pets.toml --force",
@@ -37,13 +37,13 @@ def deploy(
 
     Called again with another plan it keeps certificates and keys, and adds a round.
     """
-    from osfl.deployment import deploy as write
-    from osfl.deployment import readme
-    from osfl.plan import read_plan
+    from osfl.core.plan import read_plan
+    from osfl.deploy.flower.deployment import deploy as write
+    from osfl.deploy.flower.deployment import readme
 
     deployment = write(read_plan(plan), out, host, port, keys=keys)
     if format == "json":
         put_json({"out": str(out), "round": deployment.round, "machines": {k: list(v) for k, v in deployment.machines.items()}})
         return
-    say(escape(readme(deployment)))
-    say(f"All of it is in {escape(str(out))}, with these commands in README.txt. Private keys are readable by you alone.")
+    echo(escape(readme(deployment)))
+    echo(f"All of it is in {escape(str(out))}, with these commands in README.txt. Private keys are readable by you alone.")

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import escape, put_json, say
+from osfl.cli.terminal import echo, escape, put_json
 
 EXAMPLES = ("osfl doctor", "osfl doctor --out runs", "osfl doctor --format json")
 STYLES = {"PASS": "green", "FAIL": "bold red", "NOTE": "yellow"}
@@ -44,16 +44,16 @@ def doctor(out: Out = Path("runs"), format: options.Format = "text") -> None:
     if format == "json":
         put_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
     else:
-        say(f"\n[bold red]{len(failed)} failed:[/] {', '.join(failed)}" if failed else "\n[green]Everything works.[/]")
+        echo(f"\n[bold red]{len(failed)} failed:[/] {', '.join(failed)}" if failed else "\n[green]Everything works.[/]")
     if failed:
         raise typer.Exit(1)
 
 
 def _show(finding: Finding) -> None:
     style = STYLES[finding.verdict]
-    say(f"[{style}]{finding.verdict}[/]  {finding.name:<15} {escape(finding.found)}")
+    echo(f"[{style}]{finding.verdict}[/]  {finding.name:<15} {escape(finding.found)}")
     if finding.fix and finding.verdict != "PASS":
-        say(f"      {'':<15} [dim]{escape(finding.fix)}[/]")
+        echo(f"      {'':<15} [dim]{escape(finding.fix)}[/]")
 
 
 def _findings(out: Path) -> Iterator[Finding]:
@@ -102,7 +102,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _machine() -> Finding:
-    from osfl.workers import default_workers
+    from osfl.runtime.workers import default_workers
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return Finding("machine", _verdict(memory >= 2), f"{default_workers()} cores, {memory:.1f} GB of memory",
@@ -133,7 +133,7 @@ def _data() -> Finding:
 
 
 def _cache() -> Path:
-    from osfl.caching import cache_folder
+    from osfl.runtime.cache import cache_folder
 
     return cache_folder()
 
@@ -151,7 +151,7 @@ def _nearest(folder: Path) -> Path:
 
 
 def _links(out: Path) -> Finding:
-    from osfl.wire.atomic import supports_hard_links
+    from osfl.runtime.atomic import supports_hard_links
 
     try:
         good = supports_hard_links(_nearest(out))
@@ -176,7 +176,7 @@ def _chromium() -> Finding:
 
 def _deterministic() -> Finding:
     """Train the same small network in two threads at once; equal seeds must give equal bytes."""
-    from osfl.workers import Workers
+    from osfl.runtime.workers import Workers
 
     try:
         first, second = Workers(2).map(_trained, [0, 0])
@@ -189,12 +189,12 @@ def _deterministic() -> Finding:
 def _trained(seed: int) -> str:
     import torch
 
-    from osfl.ingredients.training import Training, fit
+    from osfl.core.seeds import torch_generator
+    from osfl.core.types import Dataset, Payload, Task
+    from osfl.ingredients.training.local import Training, fit
     from osfl.models.build import build_model
     from osfl.models.naming import named
-    from osfl.protocol import Dataset, Payload, Task
-    from osfl.seeds import torch_generator
-    from osfl.storage import payload_digest
+    from osfl.runtime.payloads import payload_digest
 
     task = Task("probe", ("a", "b"), (1, 8, 8))
     rng = torch_generator(seed, "doctor")

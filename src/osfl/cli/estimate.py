@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import answers, errors, escape, put_json, say
-from osfl.cli.words import Words, names, understand, with_smoke
+from osfl.cli.arguments import RunOptions, names, parse_options, with_smoke
+from osfl.cli.terminal import echo, errors, escape, output, put_json
 
 if TYPE_CHECKING:
-    from osfl.contacts import Done, Pass
-    from osfl.estimate import Estimate
+    from osfl.rounds.contacts import Done, Pass
+    from osfl.simulate.estimate import Estimate
 
 EXAMPLES = (
     "osfl estimate --method fedavg",
@@ -60,40 +60,40 @@ def estimate(
     """Tell what a run will send, how long it will take and how much memory it needs.
 
     Bytes are measured in a rehearsal with a handful of images; minutes and memory are rough. With --contacts, or --plan of a
-    real round, it says what fits into each window and when each site has heard its neighbours.
+    real round, it says what fits into each window and when each site has heard its neighbors.
     """
     if plan is not None:
         _plan_ahead(plan, sealed, format)
         return
-    asked = names(method or "", "--method")
-    words = Words(asked, dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples, image_size,
+    wanted = names(method or "", "--method")
+    args = RunOptions(wanted, dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples, image_size,
                   channels, evaluate_on, topology=topology, encounters=encounters, contacts=contacts)  # fmt: skip
-    simulation = understand(words)
+    simulation = parse_options(args)
 
-    from osfl.estimate import estimate as measured
-    from osfl.phases import Machine
-    from osfl.simulation import for_methods
+    from osfl.runtime.machine import Machine
+    from osfl.simulate.estimate import estimate as measured
+    from osfl.simulate.simulation import for_methods
 
     found = []
-    for label, variant in zip(asked, for_methods(simulation, asked), strict=True):
+    for label, variant in zip(wanted, for_methods(simulation, wanted), strict=True):
         errors().print(f"rehearsing {escape(label)} …", style="dim")
         found.append(measured(variant, Machine(workers=workers), sealed=sealed))
     if format == "json":
         values = [one.as_json() for one in found]
         put_json(values[0] if len(values) == 1 else values)
     else:
-        _show(asked, found)
+        _show(wanted, found)
 
 
 def _plan_ahead(path: Path, sealed: bool, format: str) -> None:
     """The contact schedule of a plan, without anybody's images."""
     from dataclasses import asdict
 
-    from osfl.estimate import planned_meetings
-    from osfl.plan import read_plan
+    from osfl.core.plan import read_plan
+    from osfl.simulate.estimate import planned_exchanges
 
     options.refuse_beside_plan(f"--plan {path}")
-    passes, done = planned_meetings(read_plan(path), sealed=sealed)
+    passes, done = planned_exchanges(read_plan(path), sealed=sealed)
     if format == "json":
         put_json({"passes": [asdict(way) for way in passes], "done": [asdict(site) for site in done]})
     else:
@@ -105,8 +105,8 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from osfl.contacts import unmet, what_would_fit
-    from osfl.reports.words import seconds, size
+    from osfl.reports.text import seconds, size
+    from osfl.rounds.contacts import unmet, what_would_fit
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Opens (UTC)", no_wrap=True)
@@ -119,17 +119,17 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
         arrives = there or "[bold red]not all[/]"
         table.add_row(opened, f"{way.sender} → {way.receiver}", seconds(way.seconds), size(way.window_bytes),
                       size(way.bundle_bytes - way.carried_before), arrives)  # fmt: skip
-    answers().print(table)
+    output().print(table)
     for site in done:
-        heard = f"{site.heard} of {site.expected} neighbours"
+        received = f"{site.received} of {site.expected} neighbors"
         at = f"done at {_moment(site.at)}" if site.at else "[bold red]never all of them[/]"
         at = at if site.expected else "[yellow]meets nobody, and stays with what it has[/]"
-        say(f"{site.client:<16} encounter {site.encounter}: hears {heard}, {at}")
+        echo(f"{site.client:<16} encounter {site.encounter}: hears {received}, {at}")
     short = unmet(passes)
     if short:
         tight = min(short, key=lambda way: way.room / way.bundle_bytes)
         silent = ", ".join(sorted({way.sender for way in short}))
-        say(f"[yellow]{len(short)} bundle(s) will be refused before the contact, and nobody hears {silent} then.[/] "
+        echo(f"[yellow]{len(short)} bundle(s) will be refused before the contact, and nobody hears {silent} then.[/] "
             f"The tightest, {tight.sender} to {tight.receiver}: {what_would_fit(tight.size, tight.room)} "
             "Or leave these contacts out.")  # fmt: skip
 
@@ -145,7 +145,7 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from osfl.reports.words import count, seconds, size
+    from osfl.reports.text import count, seconds, size
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Method", overflow="fold", min_width=min(20, max(map(len, labels))))
@@ -159,25 +159,25 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
             size(sum(one.download_bytes.values())), count(one.messages_per_client), seconds(one.client_seconds) + again,
             seconds(one.wall_seconds) + learns, size(one.memory_bytes),
         )  # fmt: skip
-    answers().print(table)
-    say("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
-    told = [(label, one.server_seconds) for label, one in zip(labels, found, strict=True) if one.server_seconds]
-    if told:
-        work = ", ".join(f"{escape(label)} {seconds(known)}" for label, known in told)
-        say(f"[dim]The wait includes what the server does: {work}, with one worker.[/]")
+    output().print(table)
+    echo("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
+    with_server = [(label, one.server_seconds) for label, one in zip(labels, found, strict=True) if one.server_seconds]
+    if with_server:
+        work = ", ".join(f"{escape(label)} {seconds(known)}" for label, known in with_server)
+        echo(f"[dim]The wait includes what the server does: {work}, with one worker.[/]")
     if any(one.server_learns for one in found):
-        say("[dim]+ the server trains too, which is not included.[/]")
+        echo("[dim]+ the server trains too, which is not included.[/]")
     if any(one.sites_learn_again for one in found):
-        say("[dim]+ sites train again on what they are given, which is not included.[/]")
+        echo("[dim]+ sites train again on what they are given, which is not included.[/]")
     for one in found:
         if one.passes:
             _show_meetings(one.passes, one.done)
     if not all(one.exact_bytes for one in found):
-        say("[dim]≥ the size depends on the data or on settings; this is what the rehearsal sent.[/]")
+        echo("[dim]≥ the size depends on the data or on settings; this is what the rehearsal sent.[/]")
 
 
 def _range(values: Sequence[int]) -> str:
-    from osfl.reports.words import size
+    from osfl.reports.text import size
 
     least, most = size(min(values)), size(max(values))
     return least if least == most else f"{least} to {most}"

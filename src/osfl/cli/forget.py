@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import telling
-from osfl.cli.terminal import escape, put_json, say
-from osfl.errors import UsageError
+from osfl.cli.progress import progress_display
+from osfl.cli.terminal import echo, escape, put_json
+from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.forgetting import Finding
+    from osfl.rounds.forgetting import Finding
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke --out runs/taught",
@@ -61,22 +61,22 @@ def forget(
 
     Killed, the same command goes on. --verify changes nothing, needs no key, and answers 1 if something does not hold.
     """
-    from osfl import forgetting
-    from osfl.phases import Machine
-    from osfl.round import first_encounter
+    from osfl.rounds import forgetting
+    from osfl.rounds.folder import first_encounter
+    from osfl.runtime.machine import Machine
     from osfl.wire.signing import SigningKey
 
     if verify:
         if clients or class_name or withdraw:
             raise UsageError("--verify repeats the proof of all that was forgotten, and forgets nothing", field="verify",
                              fix="Leave --client, --class and --withdraw out.")  # fmt: skip
-        with telling(format == "json") as progress:
+        with progress_display(format == "json") as progress:
             findings = forgetting.verify(round, workers=workers, progress=progress)
         _answer(findings, format)
         return
     signing = SigningKey.load(key) if key else None
     machine = Machine(workers=workers, threads=threads, device=device)
-    with telling(format == "json") as progress:
+    with progress_display(format == "json") as progress:
         certificate = forgetting.forget(round, signing, clients=clients or (), class_name=class_name, withdraw=withdraw,
                                         machine=machine, progress=progress)  # fmt: skip
     path = first_encounter(round) / "forgotten" / f"{certificate['number']:04}.json"
@@ -89,25 +89,25 @@ def forget(
 def _show(certificate: Mapping[str, Any], path: Path, round: Path) -> None:
     for client, upload in certificate["uploads"].items():
         left = f"class {escape(certificate['asked']['class'])} is gone from its upload" if upload["after"] else "forgotten"
-        say(f"[bold]{client}[/]: {left}")
+        echo(f"[bold]{client}[/]: {left}")
     release, replace = certificate["release"], certificate["replace"]
     if not release["after"]:
         why = "the release was taken back" if release["before"] else "there was none yet"
-        say(f"Release      none: {why}")
+        echo(f"Release      none: {why}")
     else:
         same = "  (the same as before)" if release["after"] == release["before"] else ""
-        say(f"Release      {release['after']}{same}")
+        echo(f"Release      {release['after']}{same}")
     if replace:
         who = ", ".join(row["who"] for row in replace)
-        say(f"To replace   {who} may hold release {release['before'][:16]}... or models of it")
+        echo(f"To replace   {who} may hold release {release['before'][:16]}... or models of it")
     if certificate["stays"]:
-        say(f"[yellow]Stays[/]        {escape(certificate['stays'])}")
+        echo(f"[yellow]Stays[/]        {escape(certificate['stays'])}")
     for found in certificate["elsewhere"]:
-        say(f"[yellow]Elsewhere[/]    {escape(os.path.normpath(round / found))} holds the same bytes; remove it, too")
-    say(f"Certificate  {escape(str(path))}")
-    say(f"Verify       osfl forget {escape(str(round))} --verify")
+        echo(f"[yellow]Elsewhere[/]    {escape(os.path.normpath(round / found))} holds the same bytes; remove it, too")
+    echo(f"Certificate  {escape(str(path))}")
+    echo(f"Verify       osfl forget {escape(str(round))} --verify")
     if certificate["again"]:
-        say(f"Evaluate     {escape(certificate['again'])}")
+        echo(f"Evaluate     {escape(certificate['again'])}")
 
 
 def _answer(findings: Sequence[Finding], format: str) -> None:
@@ -118,6 +118,6 @@ def _answer(findings: Sequence[Finding], format: str) -> None:
     else:
         for finding in findings:
             mark = "[green]PASS[/]" if finding.good else "[bold red]FAIL[/]"
-            say(f"{mark}  {finding.check:<12} {escape(finding.detail)}")
+            echo(f"{mark}  {finding.check:<12} {escape(finding.detail)}")
     if not good:
         raise typer.Exit(1)

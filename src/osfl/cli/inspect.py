@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import escape, put_json, say
-from osfl.errors import UsageError
+from osfl.cli.terminal import echo, escape, put_json
+from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
     from osfl.inspection.look import Look
@@ -83,26 +83,28 @@ def inspect(
 
 
 def _show(seen: Look, html: Path | None) -> None:
-    say(f"[bold]{escape(seen['file'])}[/]  {seen['kind']} from {seen['sender']} to {seen['receiver']}, {seen['bytes']:,} bytes")
+    echo(
+        f"[bold]{escape(seen['file'])}[/]  {seen['kind']} from {seen['sender']} to {seen['receiver']}, {seen['bytes']:,} bytes"
+    )
     if seen["method"]:
-        say(f"method {escape(seen['method'])}: {escape(seen['description'])}")
-    say(f"round  {seen['round']}")
-    say(f"digest {seen['digest']}\n")
+        echo(f"method {escape(seen['method'])}: {escape(seen['description'])}")
+    echo(f"round  {seen['round']}")
+    echo(f"digest {seen['digest']}\n")
     for sentence in seen["words"]:
-        say(escape(sentence))
-    say("\n[bold]Findings[/]")
+        echo(escape(sentence))
+    echo("\n[bold]Findings[/]")
     for finding in seen["findings"]:
         color = COLORS[str(finding["severity"])]
         todo = f" [dim]{escape(finding['todo'])}[/]" if finding["todo"] else ""
-        say(f"  [{color}]{finding['severity']:<8}[/] {escape(finding['check'])}: {escape(finding['words'])}{todo}")
+        echo(f"  [{color}]{finding['severity']:<8}[/] {escape(finding['check'])}: {escape(finding['words'])}{todo}")
     _ratios(seen)
-    say("\n[bold]What was not checked[/]")
+    echo("\n[bold]What was not checked[/]")
     for sentence in seen["not_checked"]:
-        say(f"  {escape(sentence)}")
+        echo(f"  {escape(sentence)}")
     _facts(seen)
     _tensors(seen)
     if html is not None:
-        say(f"\nWith pictures: {escape(str(html))}")
+        echo(f"\nWith pictures: {escape(str(html))}")
 
 
 def _ratios(seen: Look) -> None:
@@ -111,25 +113,25 @@ def _ratios(seen: Look) -> None:
     for row in seen["ratios"]:
         classes.setdefault(int(row["class"]), []).append(row)
     if classes:
-        say("\n[bold]Distance ratios[/] of what can be read out, the least of each kind (0: a copy of a training image)")
+        echo("\n[bold]Distance ratios[/] of what can be read out, the least of each kind (0: a copy of a training image)")
     for label, rows in sorted(classes.items()):
         found = ", ".join(f"{row['what']} {row['ratio']:.2f}" for row in rows)
         images = f"{rows[0]['train']:,} training, {rows[0]['held_out']:,} held-out images"
-        say(f"  class {label}: {escape(found)} [dim]({images})[/]")
+        echo(f"  class {label}: {escape(found)} [dim]({images})[/]")
 
 
 def _facts(seen: Look) -> None:
-    say("\n[bold]Facts[/], in plain text" if seen["facts"] else "\n[bold]Facts[/]: none")
+    echo("\n[bold]Facts[/], in plain text" if seen["facts"] else "\n[bold]Facts[/]: none")
     for fact in seen["facts"]:
-        say(f"  {escape(fact['name'])} = {escape(ascii(fact['value'])[:400])}  [dim]{escape(fact['what'])}[/]")
+        echo(f"  {escape(fact['name'])} = {escape(ascii(fact['value'])[:400])}  [dim]{escape(fact['what'])}[/]")
 
 
 def _tensors(seen: Look) -> None:
-    say("\n[bold]Every tensor[/]")
+    echo("\n[bold]Every tensor[/]")
     rows = [(row["name"], f"{row['dtype']} {row['shape']}", f"{row['bytes']:,}", row["what"]) for row in seen["tensors"]]
     wide = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
     for name, shape, size, what in rows[:MOST_LINES]:
         cells = f"{name:<{wide[0]}}  {shape:<{wide[1]}}  {size:>{wide[2]}} bytes"
-        say(f"  {escape(cells)}  [dim]{escape(what)}[/]")
+        echo(f"  {escape(cells)}  [dim]{escape(what)}[/]")
     if len(rows) > MOST_LINES:
-        say(f"  and {len(rows) - MOST_LINES} more; --format json and --html list them all")
+        echo(f"  and {len(rows) - MOST_LINES} more; --format json and --html list them all")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import escape, put_json, say
+from osfl.cli.terminal import echo, escape, put_json
 
 EXAMPLES = ("osfl keys north --out keys", "osfl keys server --out keys", "osfl keys south west --out keys --format json")
 
@@ -18,7 +18,7 @@ Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", parser=options.
 
 def keys(names: Names, out: Out = Path(), format: options.Format = "text") -> None:
     """Make NAME.key, which stays here, and NAME.pub, which the coordinator gets. A key that is there is kept."""
-    from osfl.wire.names import check_client_id
+    from osfl.core.names import check_client_id
     from osfl.wire.signing import SigningKey, save_public
 
     made = []
@@ -38,7 +38,9 @@ def keys(names: Names, out: Out = Path(), format: options.Format = "text") -> No
         put_json({"keys": made})
         return
     for row in made:
-        say(f"[bold]{row['name']}[/]  {row['public_key']}{'  [dim](kept: it was there)[/]' if row['kept'] else ''}")
-    say(f"Private halves (.key) in {escape(str(out.resolve()))} never leave this machine: keep a copy in a safe place, because "
-        "a lost key cannot be made again.")  # fmt: skip
-    say("Public halves (.pub) go to the coordinator, and server.pub goes to every site. Read them out to each other once.")
+        echo(f"[bold]{row['name']}[/]  {row['public_key']}{'  [dim](kept: it was there)[/]' if row['kept'] else ''}")
+    echo(
+        f"Private halves (.key) in {escape(str(out.resolve()))} never leave this machine: keep a copy in a safe place, because "
+        "a lost key cannot be made again."
+    )
+    echo("Public halves (.pub) go to the coordinator, and server.pub goes to every site. Read them out to each other once.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import answers, escape, put_json, say
+from osfl.cli.terminal import echo, escape, output, put_json
 
 EXAMPLES = ("osfl ls", "osfl ls methods", "osfl ls datasets --format json")
 What: TypeAlias = Literal["methods", "datasets", "architectures", "encoders", "weights", "partitions", "presets"]
@@ -41,12 +41,12 @@ def ls(
         return
     for name, rows in listed.items():
         if not what:
-            say(f"[bold]{name}[/]")
+            echo(f"[bold]{name}[/]")
         _show(name, rows)
 
 
 def _methods() -> Rows:
-    from osfl.registry import describe, names
+    from osfl.core.registry import describe, names
 
     return [{"name": name, "description": describe(name)} for name in names()]
 
@@ -71,9 +71,9 @@ def _weights() -> Rows:
     from osfl.models.weights_table import KNOWN
 
     return [
-        {"name": name, "architecture": one.architecture, "sha256": one.sha256, "licence": one.licence,
+        {"name": name, "architecture": one.architecture, "sha256": one.sha256, "license": one.license,
          "available": "yes" if one.path().is_file() else "no",
-         "description": f"{one.origin}; architecture {one.architecture}, {one.licence}"
+         "description": f"{one.origin}; architecture {one.architecture}, {one.license}"
                         + ("" if one.path().is_file() else f"; not here: {one.path()}")}
         for name, one in KNOWN.items()
     ]  # fmt: skip
@@ -83,7 +83,7 @@ def _datasets() -> Rows:
     from osfl.data.catalog import sheets
 
     return [
-        {"name": sheet.name, "description": sheet.title, "source": sheet.source, "licence": sheet.licence,
+        {"name": sheet.name, "description": sheet.title, "source": sheet.source, "license": sheet.license,
          "classes": list(sheet.classes), "counts": dict(sheet.counts), "image": list(sheet.native), "size": sheet.size,
          "domains": list(sheet.domains), "available": _available(sheet), "notes": sheet.notes, "ethics": sheet.ethics}
         for sheet in sheets().values()
@@ -126,8 +126,8 @@ def _show(name: str, rows: Rows) -> None:
     table.add_column(ratio=1)
     for row in rows:
         table.add_row(escape(row["name"]), escape(row["description"]))
-    answers().print(table)
-    say()
+    output().print(table)
+    echo()
 
 
 _HERE = {"yes": "[green]here[/]", "download": "fetched when used", "no": "not here", "refused": "[red]cannot be used[/]"}
@@ -137,15 +137,15 @@ def _show_datasets(rows: Rows) -> None:
     """Three lines a dataset: what it is called and holds, what it shows, who made it and what is allowed."""
     from rich.padding import Padding
 
-    console = answers()
+    console = output()
     for row in _folded(rows):
         channels, height, width = row["image"]
         facts = (f"{len(row['classes'])} classes", f"{sum(row['counts'].values()):,} images",
-                 f"{width} × {height} {'grey' if channels == 1 else 'RGB'}", _HERE[row["available"]])  # fmt: skip
+                 f"{width} × {height} {'gray' if channels == 1 else 'RGB'}", _HERE[row["available"]])  # fmt: skip
         console.print(f"[cyan]{escape(row['name'])}[/]  {', '.join(facts)}")
         console.print(Padding(escape(row["description"]), (0, 0, 0, 2)))
-        console.print(Padding(escape(f"{row['licence']} · {row['source']}"), (0, 0, 0, 2)), style="dim")
-    say("\nAny .npz, .zip, .csv or folder of images can be used by its path; --format json shows the whole sheets.")
+        console.print(Padding(escape(f"{row['license']} · {row['source']}"), (0, 0, 0, 2)), style="dim")
+    echo("\nAny .npz, .zip, .csv or folder of images can be used by its path; --format json shows the whole sheets.")
 
 
 def _folded(rows: Rows) -> Rows:

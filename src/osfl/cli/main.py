@@ -18,17 +18,18 @@ from osfl.cli import (
     check,
     client,
     compare,
+    dashboard,
     demo,
     deploy,
-    desk,
     doctor,
-    enrol,
+    enroll,
     estimate,
+    exchange,
     forget,
+    fuse,
     inspect,
     keys,
     ls,
-    meet,
     new,
     personalize,
     predict,
@@ -41,7 +42,7 @@ from osfl.cli import (
 )
 from osfl.cli.options import Verb, examples
 from osfl.cli.terminal import INTERRUPTED, complain, wants_json
-from osfl.errors import FilesError, OsflError
+from osfl.core.errors import FilesError, OsflError
 
 EXAMPLES = ("osfl demo", "osfl ls methods", "osfl run --method ensemble --smoke")
 
@@ -51,9 +52,9 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        from osfl import __version__
+def _version(wanted: bool) -> None:
+    if wanted:
+        from osfl.core.version import __version__
 
         print(f"osfl {__version__}")
         raise typer.Exit
@@ -79,24 +80,36 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "estimate": (estimate.estimate, estimate.EXAMPLES),
     "doctor": (doctor.doctor, doctor.EXAMPLES),
     "keys": (keys.keys, keys.EXAMPLES),
-    "enrol": (enrol.enrol, enrol.EXAMPLES),
+    "enroll": (enroll.enroll, enroll.EXAMPLES),
     "receive": (receive.receive, receive.EXAMPLES),
     "server": (server.server, server.EXAMPLES),
+    "fuse": (fuse.fuse, fuse.EXAMPLES),
     "show": (show.show, show.EXAMPLES),
     "forget": (forget.forget, forget.EXAMPLES),
     "client": (client.client, client.EXAMPLES),
     "deploy": (deploy.deploy, deploy.EXAMPLES),
-    "meet": (meet.meet, meet.EXAMPLES),
+    "exchange": (exchange.exchange, exchange.EXAMPLES),
     "personalize": (personalize.personalize, personalize.EXAMPLES),
     "verify": (verify.verify, verify.EXAMPLES),
     "inspect": (inspect.inspect, inspect.EXAMPLES),
-    "desk": (desk.desk, desk.EXAMPLES),
+    "dashboard": (dashboard.dashboard, dashboard.EXAMPLES),
 }
 # Who asks for it, in the order of a round; a verb that nobody claims is anybody's.
 PANELS = {
     "Simulate": ("demo", "run", "compare", "report", "audit", "estimate"),
-    "Coordinator of a real round": ("new", "keys", "enrol", "deploy", "receive", "show", "desk", "server", "forget"),
-    "Site of a real round": ("check", "client", "inspect", "meet", "personalize", "predict"),
+    "Coordinator of a real round": (
+        "new",
+        "keys",
+        "enroll",
+        "deploy",
+        "receive",
+        "show",
+        "dashboard",
+        "server",
+        "fuse",
+        "forget",
+    ),
+    "Site of a real round": ("check", "client", "inspect", "exchange", "personalize", "predict"),
     "Anybody": ("ls", "verify", "doctor"),
 }
 _OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
@@ -111,17 +124,17 @@ for verb in sorted(VERBS, key=lambda verb: _ORDER.index(verb) if verb in _ORDER 
 PARSER_ERROR: type[Any] = next(base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message"))
 
 
-def main(words: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run one command and leave with its exit code: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
-    sys.exit(answer(sys.argv[1:] if words is None else words))
+    sys.exit(answer(sys.argv[1:] if arguments is None else arguments))
 
 
-def answer(words: list[str]) -> int:
-    as_json = wants_json(words)
+def answer(arguments: list[str]) -> int:
+    as_json = wants_json(arguments)
     try:
-        code = app(args=words, prog_name="osfl", standalone_mode=False)
+        code = app(args=arguments, prog_name="osfl", standalone_mode=False)
     except PARSER_ERROR as error:
-        return _misused(error, words, as_json)
+        return _misused(error, arguments, as_json)
     except OsflError as error:
         complain(str(error), error.as_json(), as_json)
         return error.exit_code
@@ -152,21 +165,21 @@ def _refused(error: OSError) -> FilesError:
     return FilesError(f"{path}{error.strerror}", field="path", fix=REMEDIES[error.errno or 0])
 
 
-def _misused(error: Any, words: list[str], as_json: bool) -> int:
+def _misused(error: Any, arguments: list[str], as_json: bool) -> int:
     """Words that the parser does not know."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "osfl"
     if type(error).__name__ == "NoArgsIsHelpError":  # `osfl` alone: the help has been printed
         print(error.format_message())
         return int(error.exit_code)
-    reason, fix = _nearest_verb(str(error.format_message()), words), f"See `{command} --help`."
+    reason, fix = _nearest_verb(str(error.format_message()), arguments), f"See `{command} --help`."
     complain(f"Cannot start: {reason}\n{fix}", {"error": "UsageError", "reason": reason, "fix": fix}, as_json)
     return int(error.exit_code)
 
 
-def _nearest_verb(reason: str, words: list[str]) -> str:
+def _nearest_verb(reason: str, arguments: list[str]) -> str:
     """Our own sentence for a misspelt verb: whether the parser names the nearest ones depends on its version."""
-    verb = next((word for word in words if not word.startswith("-")), "")
+    verb = next((word for word in arguments if not word.startswith("-")), "")
     if not reason.startswith("No such command"):
         return reason
     near = [repr(name) for name in get_close_matches(verb, VERBS)]

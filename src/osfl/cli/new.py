@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import put_json, say
-from osfl.cli.words import Mistakes, Words, names, understand, with_smoke
-from osfl.errors import UsageError
+from osfl.cli.arguments import Mistakes, RunOptions, names, parse_options, with_smoke
+from osfl.cli.terminal import echo, put_json
+from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.protocol import Plan
-    from osfl.simulation import Simulation
+    from osfl.core.types import Plan
+    from osfl.simulate.simulation import Simulation
 
 EXAMPLES = (
     "osfl new --method fedavg --dataset digits --out plan.toml --force",
@@ -79,7 +79,7 @@ def new(
     format: options.Format = "text",
 ) -> None:
     """Write a plan.toml in which every setting of the method is explained."""
-    from osfl.simulation import prepare
+    from osfl.simulate.simulation import prepare
 
     if after is not None:
         _free(out, force)
@@ -92,12 +92,12 @@ def new(
         _free(out, force)
     with mistakes.noted():
         named, number = _clients(clients)
-    words = Words([method] if method else [], dataset or "digits", number, partition, with_smoke(preset, smoke), seed,
+    args = RunOptions([method] if method else [], dataset or "digits", number, partition, with_smoke(preset, smoke), seed,
                   changes or (), samples, image_size, channels, topology=topology, encounters=encounters,
                   contacts=contacts)  # fmt: skip
     with mistakes.noted():
         _consistent(dataset, classes, named, sites)
-        simulation = understand(words)
+        simulation = parse_options(args)
     mistakes.check()
     if sites is not None:
         plan = _dealt_out(simulation, named, sites)
@@ -107,11 +107,11 @@ def new(
     if format == "json":
         return
     if sites is not None:
-        say(f"Images of {', '.join(plan.clients)} are in {sites}. Rehearse it with `osfl run --plan {out} --sites {sites}`.")
+        echo(f"Images of {', '.join(plan.clients)} are in {sites}. Rehearse it with `osfl run --plan {out} --sites {sites}`.")
     elif dataset:
-        say(f"Look at its clients with `osfl check {out}`, run it with `osfl run --plan {out}`.")
+        echo(f"Look at its clients with `osfl check {out}`, run it with `osfl run --plan {out}`.")
     else:
-        say(f"{_still_open(classes, image_size, clients)} with `osfl check {out}`.")
+        echo(f"{_still_open(classes, image_size, clients)} with `osfl check {out}`.")
 
 
 def _still_open(classes: str | None, image_size: int | None, clients: str | None) -> str:
@@ -124,15 +124,15 @@ def _still_open(classes: str | None, image_size: int | None, clients: str | None
 
 
 def _next(after: Path) -> Plan:
-    from osfl.plan import read_plan
-    from osfl.topology import next_encounter
+    from osfl.core.plan import read_plan
+    from osfl.core.topology import next_encounter
 
     options.refuse_beside_plan(f"--after {after}")
     return next_encounter(read_plan(after))
 
 
 def _write(plan: Plan, out: Path, format: str) -> None:
-    from osfl.plan import write_plan
+    from osfl.core.plan import write_plan
 
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_plan(plan), encoding="utf-8")
@@ -141,7 +141,7 @@ def _write(plan: Plan, out: Path, format: str) -> None:
         return
     meets = plan.topology
     which = f", encounter {meets.encounter} of {meets.encounters}" if meets and meets.encounters > 1 else ""
-    say(f"Wrote {out}, round {plan.digest[:12]}{which}.")
+    echo(f"Wrote {out}, round {plan.digest[:12]}{which}.")
 
 
 def _clients(text: str | None) -> tuple[Sequence[str], int | None]:
@@ -179,10 +179,10 @@ def _free(out: Path, force: bool) -> None:
 
 def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Plan:
     """A plan without data of its own, and each client's images where a site would have them."""
+    from osfl.core.plan import check_plan
     from osfl.data.export import write_images
     from osfl.data.source import together
-    from osfl.plan import check_plan
-    from osfl.simulation import prepare
+    from osfl.simulate.simulation import prepare
 
     meets, simulation = simulation.topology, replace(simulation, topology=None)  # a schedule knows the sites by their names
     federation = prepare(simulation)
@@ -198,11 +198,11 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
 
 
 def _template(simulation: Simulation, classes: str | None, clients: Sequence[str]) -> Plan:
+    from osfl.core.plan import check_plan, resolve_settings
+    from osfl.core.registry import load
+    from osfl.core.types import Plan, Task
     from osfl.data.partition import client_names
-    from osfl.inputs import encoder_side
-    from osfl.plan import check_plan, resolve_settings
-    from osfl.protocol import Plan, Task
-    from osfl.registry import load
+    from osfl.models.input_facts import encoder_side
 
     names = tuple(name.strip() for name in classes.split(",")) if classes else PLACEHOLDERS
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 from typer.core import TyperCommand
 
-from osfl.errors import UsageError
+from osfl.core.errors import UsageError
 
 Answer: TypeAlias = Literal["text", "json"]
 
 
 def complete_methods(incomplete: str) -> list[tuple[str, str]]:
-    from osfl.registry import describe, names
+    from osfl.core.registry import describe, names
 
     return [(name, describe(name)) for name in names() if name.startswith(incomplete)]
 
@@ -88,7 +88,7 @@ ImageSize = Annotated[
 Channels = Annotated[
     int | None,
     typer.Option("--channels", metavar="1|3", rich_help_panel=WHAT, show_default=False,
-                 help="1 is grey, 3 is RGB; default: the dataset's."),
+                 help="1 is gray, 3 is RGB; default: the dataset's."),
 ]  # fmt: skip
 EvaluateOn = Annotated[
     Literal["test", "val"],
@@ -103,7 +103,7 @@ Topology = Annotated[
 Encounters = Annotated[
     int,
     typer.Option("--encounters", metavar="E", min=1, rich_help_panel=WHAT, show_default=False,
-                 help="How often neighbours meet: so many exchanges, one after the other."),
+                 help="How often neighbors meet: so many exchanges, one after the other."),
 ]  # fmt: skip
 Contacts = Annotated[
     Path | None,
@@ -140,7 +140,7 @@ PlanFile = Annotated[
 
 SITE, COORDINATOR = "The site", "The round"
 Plan = Annotated[Path, typer.Argument(metavar="plan.toml", help="The plan that all agreed on.")]
-RoundFolder = Annotated[Path, typer.Argument(metavar="ROUND", help="The round's folder; `osfl enrol` makes one.")]
+RoundFolder = Annotated[Path, typer.Argument(metavar="ROUND", help="The round's folder; `osfl enroll` makes one.")]
 ClientName = Annotated[
     str, typer.Option("--client", "-c", metavar="NAME", rich_help_panel=SITE, help="Who this site is in the plan.")
 ]
@@ -193,11 +193,11 @@ def spoken() -> list[Any]:
 
 def refuse_beside_plan(plan: str) -> None:
     """A plan says what is simulated; words that say it again would be ignored, so they are refused."""
-    said = [one.opts[0] for one in spoken()
+    named = [one.opts[0] for one in spoken()
             if one.param_type_name == "option" and getattr(one, "rich_help_panel", None) == WHAT
             and one.name not in (None, "plan")]  # fmt: skip
-    if said:
-        raise UsageError(f"{plan} says what is simulated; {', '.join(said)} would contradict it", field="plan",
+    if named:
+        raise UsageError(f"{plan} says what is simulated; {', '.join(named)} would contradict it", field="plan",
                          fix="Leave that out, or change the plan.")  # fmt: skip
 
 

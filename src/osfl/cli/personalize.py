@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import telling
-from osfl.cli.terminal import escape, put_json, say
+from osfl.cli.progress import progress_display
+from osfl.cli.terminal import echo, escape, put_json
 
 EXAMPLES = (
     "osfl new --method fedavg --dataset digits --clients north --samples 150 --smoke --sites sites --force",
     "osfl keys server north --out keys",
-    "osfl enrol plan.toml --keys keys --out round",
+    "osfl enroll plan.toml --keys keys --out round",
     "osfl client plan.toml --client north --data sites/north --key keys/north.key --out usb/north.safetensors",
     "osfl receive round usb",
     "osfl server round --key keys/server.key",
@@ -54,11 +54,11 @@ def personalize(
 
     A release that was withdrawn is refused where a certificate of forgetting is at hand: --certificates, or beside the release.
     """
-    from osfl.phases import Machine
-    from osfl.plan import read_plan
-    from osfl.site import take_release
-    from osfl.storage import load_payload
-    from osfl.wire.agreed import beside, certificates_at
+    from osfl.core.plan import read_plan
+    from osfl.roles.site import take_release
+    from osfl.rounds.state import beside, certificates_at
+    from osfl.runtime.machine import Machine
+    from osfl.runtime.payloads import load_payload
     from osfl.wire.signing import read_public
     from osfl.wire.withdrawn import withdrawn_by
 
@@ -66,7 +66,7 @@ def personalize(
     places = [place for place in (certificates, beside(release)) if place is not None]
     known = [entry for place in places for entry in certificates_at(place, public, agreed.digest)]
     withdrawn = withdrawn_by(sorted(known, key=lambda entry: int(entry["number"])))
-    with telling(format == "json") as progress:
+    with progress_display(format == "json") as progress:
         model = take_release(agreed, name, release, personal, public, work, data=data,
                              machine=Machine(threads=threads, device=device), progress=progress,
                              withdrawn=withdrawn)  # fmt: skip
@@ -76,9 +76,9 @@ def personalize(
     if format == "json":
         put_json({"client": name, "round": agreed.digest, "release": digest, "model": str(folder / "model.safetensors")})
         return
-    say(f"Release  {digest}, signed by the server for this round")
-    say(f"Model    {escape(str(folder / 'model.safetensors'))}")
-    say(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
+    echo(f"Release  {digest}, signed by the server for this round")
+    echo(f"Model    {escape(str(folder / 'model.safetensors'))}")
+    echo(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 
 
 def placed(model: Path, out: Path | None) -> Path:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import answers, errors, escape, put_json
-from osfl.errors import DataError
+from osfl.cli.terminal import errors, escape, output, put_json
+from osfl.core.errors import DataError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from osfl.protocol import Task
+    from osfl.core.types import Task
 
 EXAMPLES = (
     "osfl run --method fedavg --smoke --out runs/asked",
@@ -40,7 +40,7 @@ def predict(
     images: Images, run: Run, client: Client = None, as_csv: Csv = False, format: options.Format = "text"
 ) -> None:
     """Name the class of each image, with probabilities. Exit code 1 if a file could not be read."""
-    from osfl.run import load_model
+    from osfl.rounds.finished import load_model
 
     model, task = load_model(run, client)
     files = list(_files(images))
@@ -118,7 +118,7 @@ def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
         others = ", ".join(f"{name} {share:.1%}" for name, share in ranked if share >= 0.001)
         table.add_row(escape(row["path"]), f"[bold]{escape(row['class'])}[/]", f"{row['probability']:.1%}",
                       f"[dim]{escape(others)}[/]")  # fmt: skip
-    answers().print(table)
+    output().print(table)
 
 
 def _write_csv(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:

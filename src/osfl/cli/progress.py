@@ -22,7 +22,7 @@ EVERY = 10.0  # seconds between two lines about the same thing
 WORKING = "working"  # shown while nobody says what they are doing
 
 
-class Teller(Protocol):
+class ProgressDisplay(Protocol):
     """Whoever shows how far the walk is."""
 
     def __call__(self, what: str, done: int, total: int) -> None: ...
@@ -31,19 +31,19 @@ class Teller(Protocol):
 
 
 @contextmanager
-def telling(as_json: bool = False, console: Console | None = None) -> Iterator[Teller]:
+def progress_display(as_json: bool = False, console: Console | None = None) -> Iterator[ProgressDisplay]:
     """Bars or lines on stderr while the walk runs; Ctrl-C stops at once, because the folder is the state."""
     console = console or errors()
-    with Bars(console) if console.is_terminal else Lines(console) as teller, _stopping(teller, as_json):
-        yield teller
+    with Bars(console) if console.is_terminal else Lines(console) as display, _stopping(display, as_json):
+        yield display
 
 
 @contextmanager
-def _stopping(teller: Teller, as_json: bool) -> Iterator[None]:
+def _stopping(display: ProgressDisplay, as_json: bool) -> Iterator[None]:
     """Waiting for workers to finish their clients could take minutes; a killed round continues where it was."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        teller.close()
+        display.close()
         complain(INTERRUPTED, {"error": "Interrupted", "reason": INTERRUPTED}, as_json)
         sys.stdout.flush()
         os._exit(130)
@@ -58,16 +58,16 @@ def _stopping(teller: Teller, as_json: bool) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def by_run(teller: Teller) -> Callable[[str, int, int], None]:
+def by_run(display: ProgressDisplay) -> Callable[[str, int, int], None]:
     """`compare` says `fedavg seed 0: clients` for what happens inside a run and `fedavg seed 0 done` at its end."""
 
-    def told(what: str, done: int, total: int) -> None:
+    def report(what: str, done: int, total: int) -> None:
         if ": " in what:
-            teller(what, done, total)
+            display(what, done, total)
         else:
-            teller.run(what.removesuffix(" done"), done, total)
+            display.run(what.removesuffix(" done"), done, total)
 
-    return told
+    return report
 
 
 class Lines:
@@ -78,7 +78,7 @@ class Lines:
         self.begun = clock()
         self._lock = threading.Lock()
         self._first: dict[str, tuple[float, int]] = {}  # what -> when it was first heard of, and how far it was
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -94,10 +94,10 @@ class Lines:
             now = self.clock()
             since, start = self._first.setdefault(what, (now, done))
             key = f"{what} finished" if done >= total else what
-            silent = now - self._told.get(key, since if done < total else float("-inf"))
+            silent = now - self._reported.get(key, since if done < total else float("-inf"))
             if silent < EVERY:
                 return
-            self._told[key] = now
+            self._reported[key] = now
             left = "" if done >= total else _left(now - since, done - start, total - done)
             self._print(f"{what}  {done}/{total}{left}" if total > 1 else f"{what}  {'done' if done else '…'}")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.terminal import errors, escape, put_json, say
+from osfl.cli.terminal import echo, errors, escape, put_json
 
 EXAMPLES = (
     "osfl run --method fedavg --smoke --out runs/first",
@@ -33,9 +33,9 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
 
     What was received once may be received again: it counts once, and the first stands. Any number of processes may receive.
     """
-    from osfl.coordinator import receive as through_the_gate
-    from osfl.coordinator import too_late
-    from osfl.errors import Rejected
+    from osfl.core.errors import Rejected
+    from osfl.roles.coordinator import receive as through_the_gate
+    from osfl.roles.coordinator import too_late
     from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
 
@@ -53,7 +53,7 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
             continue
         accepted.append({"path": str(path), "client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
         if format == "text":
-            say(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
+            echo(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
     late = too_late(round, list(dict.fromkeys(str(one["client"]) for one in accepted)))
     if format == "json":
         alone = [{"path": str(file.path), "why": file.why} for file in left]

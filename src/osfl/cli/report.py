@@ -14,10 +14,10 @@ import typer
 from osfl.cli import options
 from osfl.cli.summary import show_comparison, show_run
 from osfl.cli.terminal import put_json
-from osfl.errors import RoundError
+from osfl.core.errors import RoundError
 
 if TYPE_CHECKING:
-    from osfl.result import Result
+    from osfl.core.result import Result
 
 EXAMPLES = (
     "osfl compare --methods fedavg,ensemble --smoke --out runs/pair",
@@ -49,7 +49,7 @@ def report(
     """Write report/index.html again for each run, and one page that compares them."""
     from osfl.reports.markdown import comparison_markdown
 
-    runs = _with_gains(_labelled(_runs(folders)))
+    runs = _with_gains(_labeled(_runs(folders)))
     where = _redraw(runs)
     if len(runs) == 1 and not markdown and out is None:
         put_json(runs[0].result) if format == "json" else show_run(runs[0].result, runs[0].folder)
@@ -64,19 +64,19 @@ def report(
         show_comparison(comparison, target / "index.html")
 
 
-def _runs(words: Sequence[str]) -> list[Finished]:
+def _runs(patterns: Sequence[str]) -> list[Finished]:
     """Every finished run that these folders hold, each once; a folder without any is named."""
     found: dict[Path, Finished] = {}
     missing = []
-    for word in words:
-        matched = sorted(_expanded(Path(word))) or [Path(word)]
+    for one_pattern in patterns:
+        matched = sorted(_expanded(Path(one_pattern))) or [Path(one_pattern)]
         runs = [run for folder in matched for run in _finished(folder)]
-        missing += [] if runs else [word]
+        missing += [] if runs else [one_pattern]
         found |= {run.folder.resolve(): run for run in runs}
     if missing:
         fix = "Make one with `osfl run --out DIR`; an unfinished one continues when run again."
-        for market in (Path(word) for word in missing if (Path(word) / "market.json").is_file()):
-            fix = f"{market} is a market of models, whose page is {market / 'report' / 'index.html'}."
+        for fused in (Path(one_pattern) for one_pattern in missing if (Path(one_pattern) / "fusion.json").is_file()):
+            fix = f"{fused} is a fusion of plain checkpoints, whose page is {fused / 'report' / 'index.html'}."
         raise RoundError(f"no finished run in {', '.join(missing)}", field="folder", expected="a folder with results.json",
                          fix=fix)  # fmt: skip
     return list(found.values())
@@ -88,7 +88,7 @@ def _expanded(pattern: Path) -> Iterator[Path]:
 
 
 def _finished(folder: Path) -> list[Finished]:
-    from osfl.result import read_result
+    from osfl.core.result import read_result
 
     if (folder / "results.json").is_file():
         return [Finished(folder, read_result(folder))]
@@ -109,7 +109,7 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         ) from None  # fmt: skip
 
 
-def _labelled(runs: Sequence[Finished]) -> list[Finished]:
+def _labeled(runs: Sequence[Finished]) -> list[Finished]:
     """Each run with the name that tells it from the others."""
     from osfl.evaluation.comparison import group_names
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.progress import telling
+from osfl.cli.arguments import RunOptions, default_out, from_plan, parse_options, same_plan, with_smoke
+from osfl.cli.progress import progress_display
 from osfl.cli.summary import show_run
-from osfl.cli.words import Words, default_out, from_plan, same_plan, understand, with_smoke
-from osfl.errors import UsageError
+from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.phases import Machine
-    from osfl.result import Result
-    from osfl.simulation import Simulation
+    from osfl.core.result import Result
+    from osfl.runtime.machine import Machine
+    from osfl.simulate.simulation import Simulation
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke",
@@ -70,35 +70,35 @@ def run(
 
     The folder is the state: to continue after an interruption, run the same command again.
     """
-    from osfl.phases import Machine
-    from osfl.run import run as walk
+    from osfl.runtime.machine import Machine
+    from osfl.simulate.run import run as simulate
 
     machine = Machine(workers=workers, threads=threads, device=device, engine=engine)
     if sites is not None:
         folder, result, finished_before = _rehearsed(plan, sites, out, machine, format)
     else:
-        simulation = _simulation(plan, Words(
+        simulation = _simulation(plan, RunOptions(
             [method] if method else [], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples,
             image_size, channels, evaluate_on, device, topology, encounters, contacts, test_samples,
         ))  # fmt: skip
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()
-        with telling(format == "json") as progress:
-            result = walk(simulation, folder, machine=machine, progress=progress)
+        with progress_display(format == "json") as progress:
+            result = simulate(simulation, folder, machine=machine, progress=progress)
     if format == "json":
         sys.stdout.write((folder / "results.json").read_text(encoding="utf-8"))
     else:
         show_run(result, folder, finished_before=finished_before)
 
 
-def _simulation(plan: Path | None, words: Words) -> Simulation:
-    from osfl.environment import device_named
-    from osfl.simulation import prepare
+def _simulation(plan: Path | None, args: RunOptions) -> Simulation:
+    from osfl.runtime.environment import device_named
+    from osfl.simulate.simulation import prepare
 
     if plan is None:
-        return understand(words)
+        return parse_options(args)
     options.refuse_beside_plan(f"--plan {plan}")
-    device_named(words.device)
+    device_named(args.device)
     simulation, agreed = from_plan(plan)
     same_plan(agreed, prepare(simulation).plan, plan)
     return simulation
@@ -108,10 +108,10 @@ def _rehearsed(
     plan: Path | None, sites: Path, out: Path | None, machine: Machine, format: str
 ) -> tuple[Path, Result, bool]:
     """A real round in one process, before anybody travels: its release has the digest that the real one will have."""
-    from osfl.environment import device_named
-    from osfl.plan import read_plan
-    from osfl.run import walk
-    from osfl.simulation import rehearsal
+    from osfl.core.plan import read_plan
+    from osfl.runtime.environment import device_named
+    from osfl.simulate.run import run_federation
+    from osfl.simulate.simulation import rehearsal
 
     if plan is None:
         raise UsageError("--sites needs the plan of the round", field="plan", fix="Add --plan plan.toml.")
@@ -120,7 +120,9 @@ def _rehearsed(
     agreed = read_plan(plan)
     folder = out or Path("runs") / f"{agreed.method}-{agreed.task.name}-sites-seed{agreed.seed}"
     before = (folder / "results.json").exists()
-    command = shlex.join(["osfl", "run", "--plan", str(plan), "--sites", str(sites), "--out", str(folder)]) + machine.words()
-    with telling(format == "json") as progress:
-        result = walk(rehearsal(agreed, sites), folder, {"preset": "", "command": command}, machine=machine, progress=progress)
+    command = shlex.join(["osfl", "run", "--plan", str(plan), "--sites", str(sites), "--out", str(folder)]) + machine.options()
+    with progress_display(format == "json") as progress:
+        result = run_federation(
+            rehearsal(agreed, sites), folder, {"preset": "", "command": command}, machine=machine, progress=progress
+        )
     return folder, result, before

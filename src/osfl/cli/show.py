@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osfl.cli import options
-from osfl.cli.terminal import escape, put_json, say
+from osfl.cli.terminal import echo, escape, put_json
 
 if TYPE_CHECKING:
-    from osfl.coordinator import Status
+    from osfl.roles.coordinator import Status
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke --out runs/first",
@@ -22,7 +22,7 @@ EXAMPLES = (
 
 def show(round: options.RoundFolder, format: options.Format = "text") -> None:
     """Who has delivered, who is missing, what was refused and why, and what comes next. Works for simulated rounds, too."""
-    from osfl.coordinator import status
+    from osfl.roles.coordinator import status
 
     now = datetime.now(UTC)
     found = status(round, now)
@@ -58,35 +58,35 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
 def _show(round: Path, found: Status, now: datetime) -> None:
     clients = [*found.delivered, *found.missing]
     unheard = found.released and not found.delivered  # a simulation that pooled images or spoke otherwise
-    told = "simulated without uploads" if unheard else f"{len(found.delivered)} of {len(clients)} have delivered"
-    say(f"[bold]{escape(found.method)}[/], round {found.plan[:12]}: {told}")
+    summary = "simulated without uploads" if unheard else f"{len(found.delivered)} of {len(clients)} have delivered"
+    echo(f"[bold]{escape(found.method)}[/], round {found.plan[:12]}: {summary}")
     for client in sorted([] if unheard else clients):
         if client in found.delivered:
             late = "  [yellow]too late for the release[/]" if client in found.late else ""
             late = "  [yellow]left out of the release[/]" if client in found.left_out else late
-            say(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
+            echo(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
         else:
-            say(f"  [yellow]missing[/]    {client}")
+            echo(f"  [yellow]missing[/]    {client}")
     for client in found.forgotten:
-        say(f"  forgotten  {client}")
+        echo(f"  forgotten  {client}")
     if found.refused:
-        say(f"Refused, {len(found.refused)} times:")
+        echo(f"Refused, {len(found.refused)} times:")
         for entry in found.refused:
-            say(f"  {_refusal(entry)}")
+            echo(f"  {_refusal(entry)}")
     if not unheard:
-        say(f"Needed     {found.quorum} uploads")
+        echo(f"Needed     {found.quorum} uploads")
     if found.deadline:
-        say(f"Deadline   {found.deadline.isoformat()} (this clock says {now.isoformat(timespec='seconds')})")
+        echo(f"Deadline   {found.deadline.isoformat()} (this clock says {now.isoformat(timespec='seconds')})")
     if found.failed:
-        say(f"[red]Failed[/]     the server phase: {_failure(found.failed)}")
+        echo(f"[red]Failed[/]     the server phase: {_failure(found.failed)}")
     if found.released:
-        say(f"Release    {found.release}  {escape(str(round / 'release.safetensors'))}")
+        echo(f"Release    {found.release}  {escape(str(round / 'release.safetensors'))}")
         if found.personal:
-            say(f"           and a part of its own for {', '.join(found.personal)} in {escape(str(round / 'personal'))}")
+            echo(f"           and a part of its own for {', '.join(found.personal)} in {escape(str(round / 'personal'))}")
     elif found.ready:
-        say(f"Next       `osfl server {escape(str(round))} --key server.key` may begin.")
+        echo(f"Next       `osfl server {escape(str(round))} --key server.key` may begin.")
     else:
-        say(f"Next       waiting: {escape(found.waits_for)}.")
+        echo(f"Next       waiting: {escape(found.waits_for)}.")
 
 
 def _failure(note: Mapping[str, Any]) -> str:
@@ -103,6 +103,6 @@ def _stamp(entry: Mapping[str, Any]) -> str:
 def _refusal(entry: Mapping[str, Any]) -> str:
     """One line of rejected.jsonl; whatever a stranger managed to put there is shown as text."""
     against = f" (expected {entry['expected']}, got {entry.get('got', '')})" if "expected" in entry else ""
-    said = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}
-    text = f"{_stamp(entry)}  {said['client']}  {said['field']}: {said['reason']}{against}. {said['fix']}"
+    texts = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}
+    text = f"{_stamp(entry)}  {texts['client']}  {texts['field']}: {texts['reason']}{against}. {texts['fix']}"
     return escape(text.replace("\n", " "))

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osfl.cli.terminal import answers, escape, say
+from osfl.cli.terminal import echo, escape, output
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from osfl.result import Result
+    from osfl.core.result import Result
 
 # The columns of a terminal, those that stay longest first: how many fit depends on its width. The report has them all.
 _SHOWN = ("scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes", "costs.download_bytes",
@@ -25,7 +25,7 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     from rich.table import Table
 
     data = result["data"]
-    say(f"[bold]{result['method']}[/] on [bold]{escape(str(data.get('dataset', '')))}[/]: {len(result['clients'])} clients, "
+    echo(f"[bold]{result['method']}[/] on [bold]{escape(str(data.get('dataset', '')))}[/]: {len(result['clients'])} clients, "
         f"{escape(str(data.get('partition', '')))}, preset {result['preset']}, seed {result['seed']}")  # fmt: skip
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -33,23 +33,23 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     table.add_column(style="dim")
     for row in _facts(result):
         table.add_row(*row)
-    answers().print(table)
+    output().print(table)
     for warning in result["generators"]["warnings"] if "generators" in result else ():
-        say(f"[yellow]{escape(warning)}[/]")
+        echo(f"[yellow]{escape(warning)}[/]")
     inputs = result.get("inputs")
     for line in inputs["lines"] if inputs else ():
-        say(f"[dim]{escape(line)}[/]")
+        echo(f"[dim]{escape(line)}[/]")
     for line in inputs["cautions"] if inputs else ():
-        say(f"[yellow]{escape(line)}[/]")
+        echo(f"[yellow]{escape(line)}[/]")
     for line in data.get("noticed", ()):
-        say(f"[yellow]Data: {escape(str(line))}[/]")
+        echo(f"[yellow]Data: {escape(str(line))}[/]")
     if empty := unseen_classes(result):
-        say(f"[yellow]No client has an image of {escape(', '.join(empty))}: nothing can be learned about that.[/]")
-    say()
-    say(f"Results  {out / 'results.json'}")
-    say(f"Report   {out / 'report' / 'index.html'}")
+        echo(f"[yellow]No client has an image of {escape(', '.join(empty))}: nothing can be learned about that.[/]")
+    echo()
+    echo(f"Results  {out / 'results.json'}")
+    echo(f"Report   {out / 'report' / 'index.html'}")
     if finished_before:
-        say("[dim]This round was finished before; nothing was computed again.[/]")
+        echo("[dim]This round was finished before; nothing was computed again.[/]")
 
 
 def unseen_classes(result: Result) -> list[str]:
@@ -59,7 +59,7 @@ def unseen_classes(result: Result) -> list[str]:
 
 
 def _facts(result: Result) -> list[tuple[str, str, str]]:
-    from osfl.reports.words import decimal, many, percent, seconds, size
+    from osfl.reports.text import decimal, many, percent, seconds, size
 
     scores, costs = result["scores"], result["costs"]
     own, metrics = scores["clients"]["own"], scores["global"]
@@ -83,7 +83,7 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
 
 def _encounters(result: Result) -> list[tuple[str, str, str]]:
     """How the own-distribution accuracy grew from one encounter to the next."""
-    from osfl.reports.words import percent
+    from osfl.reports.text import percent
 
     rows = [("Encounter", percent(row["own"]["mean"]), f"number {row['encounter']}, own distribution, mean over clients")
             for row in result.get("encounters", [])]  # fmt: skip
@@ -118,7 +118,7 @@ def _widest(comparison: Mapping[str, Any]) -> int:
 
 def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
     seeds = len({run["seed"] for run in comparison["runs"]})
-    terminal = answers()
+    terminal = output()
     freely = terminal.options.update(max_width=10_000)  # else a table that is too wide says that it fits
     spare = max(0, _widest(comparison) - _NAMES)  # what the column of methods gives up, names folded
     table = comparison_table(comparison)
@@ -128,5 +128,5 @@ def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
         table = comparison_table(comparison, _SHOWN[:count])
     terminal.print(table)
     if seeds > 1:
-        say(f"[dim]Mean ± sample standard deviation over {seeds} seeds.[/]")
-    say(f"Report  {report}")
+        echo(f"[dim]Mean ± sample standard deviation over {seeds} seeds.[/]")
+    echo(f"Report  {report}")

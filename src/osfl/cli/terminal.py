@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 INTERRUPTED = "Interrupted: run the same command again to continue."
 
 
-def answers() -> Console:
-    """Plain text where stdout is not a terminal; no guessing at what deserves a colour."""
+def output() -> Console:
+    """Plain text where stdout is not a terminal; no guessing at what deserves a color."""
     from rich.console import Console
 
     return Console(highlight=False)
@@ -26,9 +26,9 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def say(text: str = "") -> None:
+def echo(text: str = "") -> None:
     """One line that is never broken, so that paths and commands can be copied."""
-    answers().print(text, soft_wrap=True)
+    output().print(text, soft_wrap=True)
 
 
 def put_json(value: Any) -> None:
@@ -36,9 +36,9 @@ def put_json(value: Any) -> None:
     sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")  # a file may be named in bytes that are no text
 
 
-def wants_json(words: list[str]) -> bool:
+def wants_json(args: list[str]) -> bool:
     """Whether failures belong on stdout as JSON; asked before (and even if not) the words can be parsed."""
-    return "--format=json" in words or ("--format", "json") in pairwise(words)
+    return "--format=json" in args or ("--format", "json") in pairwise(args)
 
 
 def complain(text: str, facts: dict[str, object], as_json: bool) -> None:

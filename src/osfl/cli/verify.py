@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
-from osfl.cli.enrol import gather
-from osfl.cli.terminal import escape, put_json, say
-from osfl.errors import Rejected, RoundError, UsageError
-from osfl.protocol import canonical
+from osfl.cli.enroll import gather
+from osfl.cli.terminal import echo, escape, put_json
+from osfl.core.errors import Rejected, RoundError, UsageError
+from osfl.core.types import canonical
 
 if TYPE_CHECKING:
-    from osfl.provenance import Known, Verdict
-    from osfl.wire.gate import Desk
+    from osfl.rounds.provenance import Known, Verdict
+    from osfl.wire.gate import AcceptancePolicy
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke --out runs/first",
@@ -53,7 +53,7 @@ def verify(
 
     Exit code 1 unless every signature is good and nothing was withdrawn by a certificate of forgetting.
     """
-    from osfl.provenance import examine
+    from osfl.rounds.provenance import examine
 
     if plan is None and round is None:
         raise UsageError("which round?", field="plan", fix="Give --plan plan.toml, or --round with the round's folder.")
@@ -72,8 +72,8 @@ def verify(
 
 
 def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Path | None) -> Known:
-    from osfl.provenance import Known
-    from osfl.wire.agreed import check_whole, standing_desk
+    from osfl.rounds.provenance import Known
+    from osfl.rounds.state import check_whole, read_policy
     from osfl.wire.inbox import Inbox
     from osfl.wire.signing import read_public
 
@@ -82,28 +82,28 @@ def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Pat
         public = read_public(keys / "server.pub")
     if round is None:
         assert plan is not None
-        desk = _desk(plan, keys)
-        return Known(desk.plan, public, desk if keys is not None else None)
+        policy = _policy(plan, keys)
+        return Known(policy.plan, public, policy if keys is not None else None)
     check_whole(round)
-    desk = standing_desk(round)
-    if plan is not None and (asked := _desk(plan, None).plan) != desk.plan:
-        raise RoundError(f"{round} holds another round than {plan}", field="plan", expected=asked, got=desk.plan,
+    policy = read_policy(round)
+    if plan is not None and (asked := _policy(plan, None).plan) != policy.plan:
+        raise RoundError(f"{round} holds another round than {plan}", field="plan", expected=asked, got=policy.plan,
                          fix="Give the plan with which it was opened, or leave --plan out.")  # fmt: skip
     for client, own in gather(keys, []).items():
-        if (enrolled := desk.enrolled.get(client, own)) != own:
+        if (enrolled := policy.enrolled.get(client, own)) != own:
             raise RoundError(f"{round} was opened with another key of {client} than yours", field=f"clients.{client}",
                              expected=own, got=enrolled, client=client,
                              fix="Somebody may have posed as this site: ask it for its key on another way.")  # fmt: skip
     # digests of uploads whose every byte was checked again
-    inbox = Inbox(round / "inbox", desk)
-    valid = [client for client in inbox.delivered() if inbox.digest(client) not in desk.withdrawn.digests]
+    inbox = Inbox(round / "inbox", policy)
+    valid = [client for client in inbox.delivered() if inbox.digest(client) not in policy.withdrawn.digests]
     others = {f"upload/{client}": inbox.bundle(client).digest for client in valid}
-    return Known(desk.plan, public or desk.server, desk, others)
+    return Known(policy.plan, public or policy.server, policy, others)
 
 
 def _with_certificates(known: Known, files: Sequence[Path], round: Path | None, copies: Path | None) -> Known:
     """What was forgotten, from the round's folder, the folder in which a file lies, and copies that were kept elsewhere."""
-    from osfl.wire.agreed import CERTIFICATES, beside, certificates, certificates_at, struck
+    from osfl.rounds.state import CERTIFICATES, beside, certificates, certificates_at, removed_uploads
     from osfl.wire.withdrawn import withdrawn_by
 
     near = list(dict.fromkeys(place for path in files if round is None and (place := beside(path)) is not None))
@@ -118,11 +118,13 @@ def _with_certificates(known: Known, files: Sequence[Path], round: Path | None, 
         _check_complete(round / CERTIFICATES, own, kept, known.plan)
         known = replace(known, standing=_standing(round, known))
     every = {canonical(entry): entry for entry in [*own, *kept]}.values()
-    if known.desk is not None and round is not None and not every:
-        return replace(known, withdrawn=known.desk.withdrawn)  # perhaps of the first encounter
+    if known.policy is not None and round is not None and not every:
+        return replace(known, withdrawn=known.policy.withdrawn)  # perhaps of the first encounter
     ordered = sorted(every, key=lambda entry: int(entry["number"]))
-    desk = replace(known.desk, server=known.server, forgotten=struck(ordered)) if known.desk is not None else None
-    return replace(known, desk=desk, withdrawn=withdrawn_by(ordered))
+    policy = (
+        replace(known.policy, server=known.server, forgotten=removed_uploads(ordered)) if known.policy is not None else None
+    )
+    return replace(known, policy=policy, withdrawn=withdrawn_by(ordered))
 
 
 def _check_complete(place: Path, own: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]], plan: str) -> None:
@@ -145,26 +147,28 @@ def _standing(round: Path, known: Known) -> Mapping[str, str]:
     """What the round's own release names, if there is one that is valid."""
     from osfl.wire.gate import verify_release
 
-    assert known.desk is not None
+    assert known.policy is not None
     try:
-        return verify_release(round / "release.safetensors", known.server, known.plan, withdrawn=known.desk.withdrawn).made_from
+        return verify_release(
+            round / "release.safetensors", known.server, known.plan, withdrawn=known.policy.withdrawn
+        ).made_from
     except Rejected:  # it is judged as a file, if somebody asks for it
         return {}
 
 
-def _desk(plan: Path, keys: Path | None) -> Desk:
+def _policy(plan: Path, keys: Path | None) -> AcceptancePolicy:
     """What a plan and a folder of keys say about uploads."""
-    from osfl.plan import read_plan
-    from osfl.wire.gate import Desk
+    from osfl.core.plan import read_plan
+    from osfl.wire.gate import AcceptancePolicy
 
     agreed = read_plan(plan)
     if keys is None:
-        return Desk(agreed.digest, {}, {}, len(agreed.task.classes), agreed.limits)
-    from osfl.registry import load
-    from osfl.round import contracts_of
+        return AcceptancePolicy(agreed.digest, {}, {}, len(agreed.task.classes), agreed.limits)
+    from osfl.core.registry import load
+    from osfl.rounds.folder import contracts_of
 
     contracts = contracts_of(load(agreed.method)(agreed.task, agreed.settings))
-    return Desk(agreed.digest, gather(keys, []), contracts, len(agreed.task.classes), agreed.limits)
+    return AcceptancePolicy(agreed.digest, gather(keys, []), contracts, len(agreed.task.classes), agreed.limits)
 
 
 def _files_of(round: Path) -> list[Path]:
@@ -180,17 +184,17 @@ def _facts(verdict: Verdict) -> dict[str, object]:
 
 
 def _show(verdicts: Sequence[Verdict], good: bool) -> None:
-    from osfl.provenance import VALID
+    from osfl.rounds.provenance import VALID
 
     for verdict in verdicts:
         who = f"{verdict.kind} {verdict.client}".strip() or "a file"
-        say(f"[bold]{escape(str(verdict.path))}[/]: {who}{f', {verdict.digest}' if verdict.digest else ''}")
+        echo(f"[bold]{escape(str(verdict.path))}[/]: {who}{f', {verdict.digest}' if verdict.digest else ''}")
         for check in verdict.checks:
-            say(f"  [{STYLES[check.answer]}]{check.answer}[/]  {escape(check.question)}"
+            echo(f"  [{STYLES[check.answer]}]{check.answer}[/]  {escape(check.question)}"
                 + (f": {escape(check.why)}" if check.why else ""))  # fmt: skip
     open_questions = sum(check.answer == "not checked" for verdict in verdicts for check in verdict.checks)
     rest = f" Not checked: {open_questions}." if open_questions else ""
     asked = all(check.answer == "yes" for verdict in verdicts for check in verdict.checks if check.question == VALID)
     withdrawn = " Nothing was withdrawn." if asked else ""
-    words = f"[green]Every signature is good.{withdrawn}[/]" if good else "[bold red]Not everything can be believed.[/]"
-    say(f"{words}{rest}")
+    text = f"[green]Every signature is good.{withdrawn}[/]" if good else "[bold red]Not everything can be believed.[/]"
+    echo(f"{text}{rest}")

@@ -1,4 +1,4 @@
-"""Pixels, labels, splits, licences. Nothing about a method.
+"""Pixels, labels, splits, licenses. Nothing about a method.
 
 The public names are loaded when they are used, so that listing the data sheets does not import torch.
 """
@@ -13,15 +13,7 @@ if TYPE_CHECKING:
     from osfl.data.opening import open_dataset
     from osfl.data.partition import Partition, assign, domain_clients, parse_partition
     from osfl.data.source import Part, Problem, Source, summarize
-    from osfl.data.views import (
-        class_counts,
-        evaluation_part,
-        hold_out,
-        make_shard,
-        make_shards,
-        take_stratified,
-        with_train,
-    )
+    from osfl.data.views import class_counts, evaluation_part, hold_out, make_shard, make_shards, take_stratified, with_train
 
 _HOMES = {
     "catalog": ("Sheet", "sheets"),

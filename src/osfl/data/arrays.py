@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from osfl.core.errors import DataError
 from osfl.data.catalog import Sheet
 from osfl.data.geometry import reshape
 from osfl.data.source import Part, Problem, Source, finish, part_of
 from osfl.data.split import hold_out_mask
-from osfl.errors import DataError
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 LARGEST_FILE = 32 << 30  # bytes after decompression; the largest official file holds 16 GB

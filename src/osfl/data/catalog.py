@@ -1,4 +1,4 @@
-"""The data sheets: what each named dataset is, where it comes from, what its licence allows.
+"""The data sheets: what each named dataset is, where it comes from, what its license allows.
 
 No torch here, so that `osfl ls datasets` answers at once. Numbers and hashes are those of the publishers; a download
 without a published hash is refused.
@@ -29,7 +29,7 @@ class Sheet:
     name: str
     title: str
     source: str  # whom to cite
-    licence: str
+    license: str
     classes: tuple[str, ...]
     counts: Mapping[str, int]  # images in train, val, test; "all" where there is no split of its own
     native: tuple[int, int, int]  # (channels, height, width) in the files

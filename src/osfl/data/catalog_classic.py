@@ -30,9 +30,9 @@ def _fashion_file(name: str, md5: str) -> File:
 
 FASHION = Sheet(
     name="fashion-mnist",
-    title="Fashion-MNIST, articles of clothing, 28 px grey",
+    title="Fashion-MNIST, articles of clothing, 28 px gray",
     source="Xiao, Rasul, Vollgraf: Fashion-MNIST, 2017 (Zalando Research)",
-    licence="MIT",
+    license="MIT",
     classes=(
         "t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
     ),
@@ -55,7 +55,7 @@ CIFAR_10 = Sheet(
     name="cifar10",
     title="CIFAR-10, 60,000 small photographs",
     source=TORONTO,
-    licence="none stated; used for research",
+    license="none stated; used for research",
     classes=CIFAR10,
     counts={"train": 50000, "test": 10000},
     native=(3, 32, 32),
@@ -71,7 +71,7 @@ CIFAR_100 = Sheet(
     name="cifar100",
     title="CIFAR-100, 60,000 small photographs in 100 fine classes",
     source=TORONTO,
-    licence="none stated; used for research",
+    license="none stated; used for research",
     classes=tuple(CIFAR100.split()),
     counts={"train": 50000, "test": 10000},
     native=(3, 32, 32),
@@ -87,7 +87,7 @@ SVHN = Sheet(
     name="svhn",
     title="Street View House Numbers, cropped digits",
     source="Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, 2011",
-    licence="non-commercial use only",
+    license="non-commercial use only",
     classes=tuple("0123456789"),
     counts={"train": 73257, "test": 26032},
     native=(3, 32, 32),

@@ -1,6 +1,6 @@
 """Sheets of the twelve official MedMNIST 2D datasets, at 28, 64, 128 and 224 pixels.
 
-Classes, counts, licences and md5 sums are those published in the `info.py` of medmnist 3.0.2.
+Classes, counts, licenses and md5 sums are those published in the `info.py` of medmnist 3.0.2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Entry:
     counts: tuple[int, int, int]  # train, val, test
     channels: int
     md5: tuple[str, str, str, str]  # of the files of 28, 64, 128 and 224 pixels
-    licence: str = "CC BY 4.0"
+    license: str = "CC BY 4.0"
     also: str = ""  # sha256 of another file of the same content that we accept
     refused: str = ""
     notes: str = ""
@@ -63,7 +63,7 @@ ENTRIES = (
         (7007, 1003, 2005), 3,
         ("0744692d530f8e62ec473284d019b0c7", "b70a2f5635c6199aeaa28c31d7202e1f",
          "2defd784463fa5243564e855ed717de1", "8974907d8e169bef5f5b96bc506ae45d"),
-        licence="CC BY-NC 4.0 (non-commercial use only)",
+        license="CC BY-NC 4.0 (non-commercial use only)",
         notes="Pictures of one lesion may be in several parts; skinlesions-28 is split by lesion.",
     ),
     Entry(
@@ -133,7 +133,7 @@ def _sheet(entry: Entry, size: int, md5: str) -> Sheet:
         name=name,
         title=f"MedMNIST: {entry.what}, {size} px",
         source=PAPER,
-        licence=entry.licence,
+        license=entry.license,
         classes=entry.classes,
         counts={"train": train, "val": val, "test": test},
         native=(entry.channels, size, size),

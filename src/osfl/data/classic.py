@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from osfl.core.errors import DataError
+from osfl.core.types import Progress
 from osfl.data.arrays import from_arrays
 from osfl.data.catalog import Sheet
 from osfl.data.places import find_file, obtain
 from osfl.data.source import Pixels, Problem, Source
-from osfl.errors import DataError
-from osfl.protocol import Progress
 
 Array = np.ndarray[Any, Any]
 LARGEST_MEMBER = 1 << 30  # bytes after decompression

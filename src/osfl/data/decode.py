@@ -46,7 +46,7 @@ class Unusable(Exception):
 
 
 def decode(blob: bytes, name: str, size: int, channels: int | None) -> Decoded:
-    """Decode, turn upright, make grey or RGB (its own choice when channels is None), resize."""
+    """Decode, turn upright, make gray or RGB (its own choice when channels is None), resize."""
     try:
         with Image.open(BytesIO(blob), formats=FORMATS) as picture:
             width, height = picture.size
@@ -67,9 +67,9 @@ def _notes(picture: Image.Image, name: str) -> list[tuple[str, str]]:
     if picture.format != "MPO" and getattr(picture, "n_frames", 1) > 1:
         notes.append(("several frames", "the first is used"))
     if picture.mode in ("CMYK", "YCbCr", "LAB", "HSV"):
-        notes.append((f"{picture.mode} colours", "converted to RGB"))
+        notes.append((f"{picture.mode} colors", "converted to RGB"))
     if picture.mode == "P":
-        notes.append(("palette image", "converted to its colours"))
+        notes.append(("palette image", "converted to its colors"))
     if _transparent(picture):
         notes.append(("transparency", "laid on white"))
     return notes
@@ -98,18 +98,18 @@ def _pixels(picture: Image.Image, notes: list[tuple[str, str]], size: int, chann
 
 
 def _flat(picture: Image.Image) -> Image.Image:
-    """Grey ("L") or "RGB" without transparency; a palette of greys counts as grey."""
+    """Gray ("L") or "RGB" without transparency; a palette of greys counts as gray."""
     if _transparent(picture):
-        grey = picture.mode in ("LA", "La", "L", "1")
+        gray = picture.mode in ("LA", "La", "L", "1")
         layers = picture.convert("RGBA")
         flat = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), layers).convert("RGB")
-        return flat.convert("L") if grey else _grey_if_equal(flat)
+        return flat.convert("L") if gray else _gray_if_equal(flat)
     if picture.mode in ("1", "L"):
         return picture.convert("L")
-    return _grey_if_equal(picture.convert("RGB")) if picture.mode == "P" else picture.convert("RGB")
+    return _gray_if_equal(picture.convert("RGB")) if picture.mode == "P" else picture.convert("RGB")
 
 
-def _grey_if_equal(picture: Image.Image) -> Image.Image:
+def _gray_if_equal(picture: Image.Image) -> Image.Image:
     red, green, blue = (np.asarray(channel) for channel in picture.split())
     same = np.array_equal(red, green) and np.array_equal(green, blue)
     return picture.getchannel(0) if same else picture

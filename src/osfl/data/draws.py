@@ -8,8 +8,8 @@ from bisect import bisect_right
 import numpy as np
 import numpy.typing as npt
 
+from osfl.core.errors import DataError, UsageError
 from osfl.data.source import Indices
-from osfl.errors import DataError, UsageError
 
 Shares = npt.NDArray[np.float64]
 REDRAWS = 1000

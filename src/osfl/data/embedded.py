@@ -1,4 +1,4 @@
-"""The dataset that needs no file: scikit-learn's handwritten digits, 1,797 grey images of 8 × 8 pixels."""
+"""The dataset that needs no file: scikit-learn's handwritten digits, 1,797 gray images of 8 × 8 pixels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def open_digits(sheet: Sheet, size: int | None, channels: int | None) -> Source:
 
     digits = load_digits()
     labels = digits.target.astype(np.int64)
-    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # stored as 0..16
-    images = reshape(grey, size or sheet.size, channels or sheet.channels)
+    gray = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # stored as 0..16
+    images = reshape(gray, size or sheet.size, channels or sheet.channels)
     held = hold_out_mask(labels, 0.25, 0, "test", sheet.name)
     train, test = part_of(images[~held], labels[~held]), part_of(images[held], labels[held])
     return finish(sheet.name, sheet.classes, train, None, test, sheet, native=8)

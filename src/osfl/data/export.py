@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from osfl.errors import DataError
-from osfl.protocol import Dataset
+from osfl.core.errors import DataError
+from osfl.core.types import Dataset
 
 
 def write_images(folder: Path, dataset: Dataset, classes: Sequence[str]) -> None:
@@ -26,5 +26,5 @@ def write_images(folder: Path, dataset: Dataset, classes: Sequence[str]) -> None
                         fix="Choose another folder, or move away what is there.")  # fmt: skip
     for path, pixels in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        grey = pixels.shape[0] == 1
-        Image.fromarray(pixels[0] if grey else np.moveaxis(pixels, 0, -1)).save(path)
+        gray = pixels.shape[0] == 1
+        Image.fromarray(pixels[0] if gray else np.moveaxis(pixels, 0, -1)).save(path)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from osfl.core.errors import DataError
+from osfl.core.types import Progress
 from osfl.data.arrays import TEST_SHARE, absent_classes
 from osfl.data.catalog import Sheet
 from osfl.data.gallery import Gallery, gallery
@@ -16,8 +18,6 @@ from osfl.data.layout import SKIPPED, Item, arrange, class_names, read_table
 from osfl.data.source import Indices, Names, Part, Problem, Source, finish, part_of
 from osfl.data.split import hold_out_mask, strata_of
 from osfl.data.tree import open_tree, read_file, stamp
-from osfl.errors import DataError
-from osfl.protocol import Progress
 
 DEFAULT_SIZE = 64
 
@@ -174,13 +174,13 @@ def _shapes(items: list[Item], pictures: Gallery, channels: int | None) -> list[
         what = f"{int(pictures.oblong.sum())} of {n} images are not square"
         problems.append(Problem("(all)", what, f"resized to {size} × {size}, aspect ratio not kept"))
     if channels is None and pictures.color.any() and not pictures.color.all():
-        what = f"{int((~pictures.color).sum())} of {n} images are grey, the others in colour ({_by_class(items, pictures)})"
+        what = f"{int((~pictures.color).sum())} of {n} images are gray, the others in color ({_by_class(items, pictures)})"
         problems.append(Problem("(all)", what, "all read as RGB; where it depends on the class, ask for 1 channel"))
     return problems
 
 
 def _by_class(items: list[Item], pictures: Gallery) -> str:
-    """Share of grey images in each class: a model can learn the file format instead of the picture."""
+    """Share of gray images in each class: a model can learn the file format instead of the picture."""
     labels = np.array([item.label for item in items])
     shares = {label: 1 - float(pictures.color[labels == label].mean()) for label in class_names(items)}
-    return "grey: " + ", ".join(f"{label} {share:.0%}" for label, share in list(shares.items())[:6])
+    return "gray: " + ", ".join(f"{label} {share:.0%}" for label, share in list(shares.items())[:6])

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import PIL
 from PIL import Image
 
-from osfl.caching import cache_folder
+from osfl.core.types import Progress, digest_of
 from osfl.data.decode import BROKEN, Decoded, Unusable, decode, full_scale
 from osfl.data.layout import SKIPPED
 from osfl.data.source import Indices, Pixels, Problem
-from osfl.protocol import Progress, digest_of
+from osfl.runtime.cache import cache_folder
 
 VERSION = 2  # of what decoding does; a change makes old caches unused
 _ARRAYS = ("images", "kept", "content", "color", "oblong", "sides")

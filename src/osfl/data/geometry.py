@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from osfl.core.errors import UsageError
 from osfl.data.source import Pixels
-from osfl.errors import UsageError
 
 SMALLEST, LARGEST = 4, 1024
 
@@ -17,7 +17,7 @@ def check_geometry(size: int | None, channels: int | None) -> None:
     if size is not None and not SMALLEST <= size <= LARGEST:
         problems.append(f"image size {size} is not between {SMALLEST} and {LARGEST} pixels")
     if channels not in (None, 1, 3):
-        problems.append(f"{channels} channels are not possible: 1 is grey, 3 is RGB")
+        problems.append(f"{channels} channels are not possible: 1 is gray, 3 is RGB")
     if problems:
         raise UsageError(problems, field="size", fix="Leave them out to use the dataset's own geometry.")
 
@@ -36,7 +36,7 @@ def reshape(images: Pixels, size: int | None, channels: int | None) -> Pixels:
 
 
 def _one(pixels: Pixels, target: tuple[int, int], channels: int) -> Pixels:
-    """(h, w, c) to (channels, h', w'); grey from colour by the usual luma weights."""
+    """(h, w, c) to (channels, h', w'); gray from color by the usual luma weights."""
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     picture = picture.convert("L" if channels == 1 else "RGB")
     height, width = target

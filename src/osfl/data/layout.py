@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import PurePosixPath
 
+from osfl.core.errors import DataError
 from osfl.data.decode import SUFFIXES
 from osfl.data.source import Problem
-from osfl.errors import DataError
 
 PARTS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from osfl.core.errors import DataError, UsageError
+from osfl.core.method import quiet
+from osfl.core.types import Progress
 from osfl.data.arrays import open_npz
 from osfl.data.catalog import Sheet, nearest, sheets
 from osfl.data.classic import open_classic
@@ -12,8 +15,6 @@ from osfl.data.folders import open_images, open_table
 from osfl.data.geometry import check_geometry
 from osfl.data.places import data_folder, obtain
 from osfl.data.source import Source
-from osfl.errors import DataError, UsageError
-from osfl.protocol import Progress, quiet
 
 SUFFIXES = (".npz", ".zip", ".csv")
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from osfl.core.errors import DataError, UsageError
+from osfl.core.seeds import numpy_generator
+from osfl.core.types import ClientId
 from osfl.data.draws import k_classes, per_class, per_client
 from osfl.data.source import Indices, Names
-from osfl.errors import DataError, UsageError
-from osfl.protocol import ClientId
-from osfl.seeds import numpy_generator
 
 EXAMPLES = "iid, dirichlet:0.1, dirichlet-client:0.3, classes:3, silos, domains"
 MIN_SIZE = 10  # a client with fewer images cannot train

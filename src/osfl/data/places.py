@@ -12,11 +12,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 
-from osfl.caching import cache_folder
+from osfl.core.errors import DataError
+from osfl.core.types import Progress
 from osfl.data.catalog import File, Sheet
 from osfl.data.source import Problem
-from osfl.errors import DataError
-from osfl.protocol import Progress
+from osfl.runtime.cache import cache_folder
 
 SYSTEM = Path("/usr/share/datasets")  # Debian's dataset-* packages
 CHUNK = 1 << 20

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from osfl.core.errors import DataError
+from osfl.core.method import quiet
+from osfl.core.types import Progress, Task
 from osfl.data.arrays import open_npz_parts, unknown_arrays
 from osfl.data.catalog import nearest
 from osfl.data.folders import collect
 from osfl.data.source import Part, Problem, together
-from osfl.errors import DataError
-from osfl.protocol import Progress, Task, quiet
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from osfl.protocol import Dataset, canonical
+from osfl.core.types import Dataset, canonical
 
 if TYPE_CHECKING:
     from osfl.data.catalog import Sheet

@@ -11,8 +11,8 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from osfl.core.seeds import numpy_generator
 from osfl.data.source import Indices, Names
-from osfl.seeds import numpy_generator
 
 Mask = npt.NDArray[np.bool_]
 

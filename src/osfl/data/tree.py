@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from osfl.errors import DataError
+from osfl.core.errors import DataError
 
 LARGEST_FILE = 256 << 20  # bytes of one image file, after decompression
 

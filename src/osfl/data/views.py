@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from osfl.core.errors import UsageError
+from osfl.core.types import ClientId, Shard, digest_of
 from osfl.data.source import Indices, Part, Source, content_digest, source_digest
 from osfl.data.split import hold_out_mask, strata_of, stratified_pick
-from osfl.errors import UsageError
-from osfl.protocol import ClientId, Shard, digest_of
 
 
 def make_shards(source: Source, assignment: Mapping[ClientId, Indices], *, seed: int, val_fraction: float = 0.1) -> list[Shard]:

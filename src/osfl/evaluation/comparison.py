@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from osfl.core.result import Result
 from osfl.evaluation.course import equal_accuracy, mean_courses
-from osfl.result import Result
 
 SCHEMA = 1
 POOLED = "centralized"

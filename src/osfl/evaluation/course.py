@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from osfl.core.result import Course, Result
+from osfl.core.types import Dataset
 from osfl.evaluation.gains import same_shards
 from osfl.evaluation.scores import Map, probabilities
-from osfl.protocol import Dataset
-from osfl.result import Course, Result
 
 
 def course_of(models: Mapping[int, nn.Module], unit: str, test: Dataset, *, device: torch.device, map: Map) -> Course:

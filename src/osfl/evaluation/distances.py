@@ -1,4 +1,4 @@
-"""Distances between two samples of features: Fréchet, kernel, Kullback-Leibler of Gaussians, nearest neighbour.
+"""Distances between two samples of features: Fréchet, kernel, Kullback-Leibler of Gaussians, nearest neighbor.
 
 Features are float64 tensors (samples, dimensions). All are exact computations; what is estimated is what a finite sample
 says about the distribution behind it, and each function says how.
@@ -113,7 +113,7 @@ def _log_bias(samples: int, dimensions: int) -> float:
 
 
 def nearest(queries: Tensor, references: Tensor, *, same: bool = False) -> tuple[Tensor, Tensor]:
-    """Euclidean distance of each query to its nearest reference, and which one; `same`: nobody is its own neighbour."""
+    """Euclidean distance of each query to its nearest reference, and which one; `same`: nobody is its own neighbor."""
     places = []
     for start in range(0, len(queries), _CHUNK):
         rows = queries[start : start + _CHUNK]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from osfl.meter import spend
+from osfl.core.types import Task
 from osfl.models.build import build_model
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
@@ -22,7 +22,7 @@ from osfl.models.inputs import to_input
 from osfl.models.naming import ModelError, load_named
 from osfl.models.pretrained import load_pretrained, read_weights, weights_path
 from osfl.models.random_features import RandomFeatures
-from osfl.protocol import Task
+from osfl.runtime.meter import spend
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 _CHUNK = 64  # fixed, so that features do not depend on the number of workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from osfl.result import Gains, Result
+from osfl.core.result import Gains, Result
 
 ALONE = "local_only"  # what a client has without anybody else
 _STARTS = ("pretrained", "pretrained_sha256", "pretrained_pixels")  # settings that are said only where they are used

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from osfl.evaluation.distances import nearest
 from osfl.evaluation.embedding import Space
 from osfl.evaluation.generator_samples import ByKind, Draw
-from osfl.evaluation.memorization import Memorization, closest, views
 from osfl.evaluation.planes import each_of, plane
+from osfl.evaluation.privacy.memorization import Memorization, closest, views
 from osfl.models.pictures import png
 
 Figures = dict[str, Any]
@@ -50,9 +50,9 @@ def _pairs(found: Mapping[str, ByKind], verdicts: Mapping[str, Memorization]) ->
         shown, training = found[name]["synthetic"].shown, found[name]["training"].images
         neighbors = closest(shown, training)
         rank = neighbors.distance.argsort()
-        for word, i in (("closest", int(rank[0])), ("median", int(rank[len(rank) // 2]))):
+        for which, i in (("closest", int(rank[0])), ("median", int(rank[len(rank) // 2]))):
             pair = (views(shown[i : i + 1])[int(neighbors.turn[i])][0], training[int(neighbors.place[i])])
-            caption = f"{name}, {word} pair: {float(neighbors.distance[i]):.3f}"
+            caption = f"{name}, {which} pair: {float(neighbors.distance[i]):.3f}"
             images.append({"png": png(_side_by_side(*pair)), "caption": caption})
     note = (
         "Left: a synthetic image, turned or mirrored where that brings it closer. Right: the nearest real training image of "

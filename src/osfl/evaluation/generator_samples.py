@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from osfl.core.types import Dataset, Shard
 from osfl.evaluation.embedding import Map, Space
-from osfl.protocol import Dataset, Shard
 
 Draw = Callable[..., torch.Generator]  # ctx.generator
 MOST = 200  # images of a kind and class that are looked at

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from osfl.core.result import Bound, ClassOfImages, Generators
+from osfl.core.types import Dataset, Shard
 from osfl.evaluation.bound import DIMENSIONS, excess_risk_bound, generative_error, label_divergence, principal_axes
 from osfl.evaluation.distances import frechet, kernel_distance
 from osfl.evaluation.embedding import Map, Space, available_space
 from osfl.evaluation.generator_figures import figures_of
 from osfl.evaluation.generator_samples import KINDS, ByKind, Draw, collect
-from osfl.evaluation.memorization import COPIES, FEW, Memorization, verdict
-from osfl.protocol import Dataset, Shard
-from osfl.result import Bound, ClassOfImages, Generators
+from osfl.evaluation.privacy.memorization import COPIES, FEW, Memorization, verdict
 
 
 def judge(

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from osfl.core.types import Dataset
 from osfl.evaluation.bound import principal_axes
 from osfl.evaluation.generator_samples import Draw
 from osfl.evaluation.scores import CHUNK, Map
 from osfl.models.inputs import to_input
-from osfl.protocol import Dataset
 
 POINTS = 480  # over all classes and both kinds
 Part = tuple[str, str, torch.Tensor]  # class, kind, features

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from osfl.errors import TrainingError
-from osfl.meter import spend
+from osfl.core.errors import TrainingError
+from osfl.core.result import Metrics, Scores, Spread
+from osfl.core.types import ClientId, Dataset
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
-from osfl.protocol import ClientId, Dataset
-from osfl.result import Metrics, Scores, Spread
+from osfl.runtime.meter import spend
 
 Floats = NDArray[np.float64]
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
+from osfl.core.method import Context, Method
+from osfl.core.result import ClassOfTokens, Tokens
+from osfl.core.types import Dataset, Shard, Upload
 from osfl.data.source import together
 from osfl.evaluation.distances import gaussian_discrepancy, median_squared_distance
 from osfl.evaluation.generator_samples import KINDS, Draw, per_class
-from osfl.protocol import Context, Dataset, Shard, Tokenizing, Upload
-from osfl.result import ClassOfTokens, Tokens
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Features:
 
 
 def features_by_kind(
-    method: Tokenizing, uploads: Sequence[Upload], shards: Sequence[Shard], held_out: Dataset, ctx: Context
+    method: Method, uploads: Sequence[Upload], shards: Sequence[Shard], held_out: Dataset, ctx: Context
 ) -> dict[str, Features]:
     """Synthetic features, those of all clients' training images, and those of held-out images."""
     training = together([shard.train for shard in sorted(shards, key=lambda shard: shard.client)])

@@ -1,1 +1,1 @@
-"""One technique a file, as functions used by two or more methods. No names of methods, no printing, no plans."""
+"""One technique a file, as functions that two or more methods use, grouped by kind. No names of methods, printing or plans."""

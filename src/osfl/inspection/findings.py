@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from osfl.errors import Rejected
+from osfl.core.errors import Rejected
+from osfl.core.types import Json, Limits
 from osfl.inspection.known import Known
 from osfl.inspection.numbers import Numbers
 from osfl.inspection.roles import Role
-from osfl.protocol import Json, Limits
-from osfl.wire.bundle import Line
+from osfl.wire.bundle import TensorEntry
 from osfl.wire.contract import check_contract
 from osfl.wire.facts import architecture_of, check_well_known
 from osfl.wire.values import FLOATS
@@ -116,7 +116,7 @@ def _contract(m: Material) -> Iterator[Finding]:
         return
     try:
         facts = dict(m.seen.bundle.facts)
-        lines = {name: Line(raw.dtype, raw.shape, "") for name, raw in m.seen.bundle.tensors.items()}
+        lines = {name: TensorEntry(raw.dtype, raw.shape, "") for name, raw in m.seen.bundle.tensors.items()}
         check_contract(lines, m.known.contracts[architecture_of(facts, m.known.contracts)])
         check_well_known(facts, len(m.known.classes), m.known.limits or Limits())
     except Rejected as no:
@@ -152,12 +152,16 @@ def _class_counts(m: Material) -> Iterator[Finding]:
     counts = _counts(m)
     if counts is None:
         return
-    yield Finding("note", "Images by class", f"The number of training images of each class leaves: {_told(counts)}.")
+    yield Finding("note", "Images by class", f"The number of training images of each class leaves: {_counted(counts)}.")
     few = {name: n for name, n in counts.items() if 0 < n <= FEW}
     if few:
-        yield Finding("caution", "Rare classes", f"Of some classes there are only one or two images: {_told(few)}. With other "
-                      "knowledge such a count can point to a person.",
-                      "Ask whether these cases may be known to exist here.")  # fmt: skip
+        yield Finding(
+            "caution",
+            "Rare classes",
+            f"Of some classes there are only one or two images: {_counted(few)}. With other "
+            "knowledge such a count can point to a person.",
+            "Ask whether these cases may be known to exist here.",
+        )
     held = [name for name, n in counts.items() if n]
     if len(held) == 1:
         yield Finding("caution", "One class", f"All training images are of one class, {held[0]!r}. Whatever is learned about "
@@ -202,9 +206,13 @@ def _features(m: Material) -> Iterator[Finding]:
         return
     alone = {name: n for name, n in (_counts(m) or {}).items() if n == 1}
     if alone:
-        yield Finding("caution", "Sums", f"It holds sums of features. Of some classes there is a single image: {_told(alone)}. "
-                      "The sum of such a class is all that the network sees in this one image.",
-                      "Consider to leave these images out.")  # fmt: skip
+        yield Finding(
+            "caution",
+            "Sums",
+            f"It holds sums of features. Of some classes there is a single image: {_counted(alone)}. "
+            "The sum of such a class is all that the network sees in this one image.",
+            "Consider to leave these images out.",
+        )
     else:
         yield Finding("note", "Sums", "It holds sums of features over the images of each class. Who knows all images of a "
                       "class but one can compute what the network sees in that one.")  # fmt: skip
@@ -300,7 +308,7 @@ def _counts(m: Material) -> dict[str, int] | None:
     return dict(zip(names, counts, strict=True))
 
 
-def _told(counts: Mapping[str, int]) -> str:
+def _counted(counts: Mapping[str, int]) -> str:
     shown = [f"{name} {n:,}" for name, n in list(counts.items())[:12]]
     return ", ".join(shown) + (f" and {len(counts) - 12} more" if len(counts) > 12 else "")
 

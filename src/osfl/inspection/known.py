@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from osfl.errors import Rejected, UsageError
-from osfl.protocol import Contract, Json, Limits, Plan, digest_of
-from osfl.wire.agreed import read_json, standing_desk
+from osfl.core.errors import Rejected, UsageError
+from osfl.core.types import Contract, Json, Limits, Plan, digest_of
+from osfl.rounds.state import read_json, read_policy
 from osfl.wire.bundle import Bundle
 from osfl.wire.gate import verify_release
 from osfl.wire.signing import read_public
@@ -69,30 +69,30 @@ class Known:
 
     def whole_plan(self) -> Plan | None:
         """The plan with its method's settings; this is where torch comes in."""
-        from osfl.plan import plan_from
+        from osfl.core.plan import plan_from
 
         return None if self.plan is None else plan_from(dict(self.plan), self.where)
 
 
 def from_round(folder: Path) -> Known:
     """All that a round folder says; no torch."""
-    desk = standing_desk(folder)
+    policy = read_policy(folder)
     standing: Mapping[str, str] = {}
-    if desk.withdrawn.personal:
+    if policy.withdrawn.personal:
         with suppress(Rejected):
             release = folder / "release.safetensors"
-            standing = verify_release(release, desk.server, desk.plan, withdrawn=desk.withdrawn).made_from
+            standing = verify_release(release, policy.server, policy.plan, withdrawn=policy.withdrawn).made_from
     # What is left of an upload after a class was forgotten is signed by the server.
-    keys = {client: desk.server if desk.forgotten.get(client) else key for client, key in desk.enrolled.items()}
-    return Known(read_json(folder / "plan.json"), desk.contracts, keys, desk.server, where=str(folder),
-                 withdrawn=desk.withdrawn, standing=standing, enrolled=desk.enrolled)  # fmt: skip
+    keys = {client: policy.server if policy.forgotten.get(client) else key for client, key in policy.enrolled.items()}
+    return Known(read_json(folder / "plan.json"), policy.contracts, keys, policy.server, where=str(folder),
+                 withdrawn=policy.withdrawn, standing=standing, enrolled=policy.enrolled)  # fmt: skip
 
 
 def from_plan(path: Path) -> Known:
     """All that a plan.toml says: it knows nobody's key."""
-    from osfl.plan import read_plan
-    from osfl.registry import is_reference, load
-    from osfl.round import contracts_of
+    from osfl.core.plan import read_plan
+    from osfl.core.registry import is_reference, load
+    from osfl.rounds.folder import contracts_of
 
     plan = read_plan(path)
     method = load(plan.method)(plan.task, plan.settings)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from osfl.core.types import Json
 from osfl.inspection.findings import SEVERITIES, Finding, Material, findings, not_checked
 from osfl.inspection.known import Known
 from osfl.inspection.numbers import numbers_of
 from osfl.inspection.own_images import compare, ratio_chart
 from osfl.inspection.pictures import galleries, histograms, previews
 from osfl.inspection.roles import owner_of, role_of
-from osfl.protocol import Json
 from osfl.wire.bundle import Bundle
 from osfl.wire.source import BytesLike
 from osfl.wire.window import look_at
@@ -44,7 +44,7 @@ class Look(TypedDict):
     made_from: dict[str, str]
     findings: list[dict[str, Json]]
     not_checked: list[str]
-    ratios: list[dict[str, Json]]  # what the reconstruction attack found in each class (osfl.exposure)
+    ratios: list[dict[str, Json]]  # what the reconstruction attack found in each class (osfl.rounds.exposure)
     figures: dict[str, Json]  # as osfl.reports.figures describes
 
 
@@ -93,7 +93,7 @@ def _keeps_its_word(found: Sequence[Finding]) -> bool:
 
 
 def _description(method: str) -> str:
-    from osfl.registry import describe, names
+    from osfl.core.registry import describe, names
 
     return describe(method) if method in names() else ""
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from osfl.protocol import Json
-from osfl.wire.bundle import WIDTH, RawTensor
+from osfl.core.tensors import WIDTH, RawTensor
+from osfl.core.types import Json
 from osfl.wire.values import NUMPY
 
 _CHUNK = 1 << 20  # elements looked at together

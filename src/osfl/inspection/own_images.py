@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osfl.errors import OsflError, Withheld
+from osfl.core.errors import OsflError, UploadBlocked
+from osfl.core.types import Json, Plan, Shard
 from osfl.inspection.findings import Finding
 from osfl.inspection.pictures import payload_of
-from osfl.protocol import Exposing, Json, Plan, Shard
 from osfl.wire.bundle import Bundle
 
 if TYPE_CHECKING:
-    from osfl.exposure import Ratio
+    from osfl.rounds.exposure import Ratio
 
 _CHECK = "Reconstruction"
 
@@ -30,7 +30,7 @@ class Compared:
 
 def compare(bundle: Bundle, plan: Plan, data: Path, *, attacks: bool) -> Compared:
     """`attacks`: ask the method's own code what can be read out, as the egress check does; only for a sound bundle."""
-    from osfl.site import open_shard
+    from osfl.roles.site import open_shard
 
     shard = open_shard(plan, bundle.client or "reader", data)
     copies = _copies(bundle, plan, shard)
@@ -45,12 +45,12 @@ def compare(bundle: Bundle, plan: Plan, data: Path, *, attacks: bool) -> Compare
 
 def _copies(bundle: Bundle, plan: Plan, shard: Shard) -> Finding:
     """Whether a row that is as long as an image is one of the reader's own images."""
-    from osfl.outgoing import check_no_image, image_rows
+    from osfl.rounds.egress import check_no_image, image_rows
 
     payload, many = payload_of(bundle), len(shard.train) + len(shard.val)
     try:
         check_no_image(payload, shard, plan.task)
-    except Withheld as no:
+    except UploadBlocked as no:
         return Finding("serious", "Your images", f"ONE OF YOUR IMAGES IS INSIDE, in {no.field!r}.",
                        "Do not send it. This is a mistake in the method; please report it.")  # fmt: skip
     rows = sum(len(tensor) for tensor in image_rows(payload, plan.task).values())
@@ -64,19 +64,19 @@ def _copies(bundle: Bundle, plan: Plan, shard: Shard) -> Finding:
 def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
     import torch
 
-    from osfl.exposure import attack
-    from osfl.protocol import Context
-    from osfl.registry import load
+    from osfl.core.method import Context
+    from osfl.core.registry import load
+    from osfl.rounds.exposure import attack
 
     method = load(plan.method)(plan.task, plan.settings)
-    if not isinstance(method, Exposing):
+    if not method.provides("exposed"):
         return []
     return attack(method.exposed(payload_of(bundle), shard, Context(plan, torch.device("cpu"))))
 
 
 def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
     """The least ratio in words; nothing where nothing was tried."""
-    from osfl.exposure import BOUND
+    from osfl.rounds.exposure import BOUND
 
     if not ratios:
         return []

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from osfl.core.method import Context
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Json, Payload
 from osfl.inspection.findings import Material
 from osfl.inspection.numbers import chunks, histogram
-from osfl.protocol import Context, Json, Payload, Previewing
-from osfl.wire.bundle import Bundle, RawTensor
+from osfl.wire.bundle import Bundle
 from osfl.wire.values import FLOATS
 
 if TYPE_CHECKING:
-    from osfl.protocol import Plan
+    from osfl.core.types import Plan
 
 Figures = dict[str, Json]
 MOST_PICTURES = 24  # of one tensor
@@ -86,7 +88,7 @@ def _captions(bundle: Bundle, many: int, classes: Sequence[str]) -> dict[int, st
 
 
 def payload_of(bundle: Bundle) -> Payload:
-    from osfl.storage import from_raw
+    from osfl.runtime.payloads import from_raw
 
     return Payload(from_raw(bundle.tensors), dict(bundle.facts))
 
@@ -95,10 +97,10 @@ def previews(bundle: Bundle, plan: Plan) -> tuple[Figures, list[str]]:
     """What the method's `preview` draws, and why not if it cannot. Ask only for a bundle that keeps the contract."""
     import torch
 
-    from osfl.registry import load
+    from osfl.core.registry import load
 
     method = load(plan.method)(plan.task, plan.settings)
-    if not isinstance(method, Previewing):
+    if not method.provides("preview"):
         return {}, []
     try:
         drawn: Mapping[str, Json] = method.preview(payload_of(bundle), Context(plan, torch.device("cpu")))

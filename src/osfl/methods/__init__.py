@@ -1,1 +1,1 @@
-"""The story of one paper a file, both sides in it. No bytes, paths, metrics, nor another method."""
+"""One paper a file, both sides in it; a folder where its machinery is its own. No bytes, paths, metrics, nor another method."""

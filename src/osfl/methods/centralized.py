@@ -1,4 +1,4 @@
-"""Centralised — one model trained on everybody's images; the upper reference that no site may reach for."""
+"""Centralized — one model trained on everybody's images; the upper reference that no site may reach for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from osfl.ingredients.training import TRAINING_PRESETS, Training, classifier, local_model, training_problems
-from osfl.protocol import Configured, Context, Dataset, Exchange, Payload, Release, Shard, Simulated, digest_of
+from osfl.core.method import Context, Method
+from osfl.core.types import Dataset, Exchange, Payload, Release, Shard, Simulated, digest_of
+from osfl.ingredients.training.local import TRAINING_PRESETS, Training, classifier, local_model, training_problems
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Settings(Training):
     pass
 
 
-class Centralized(Configured):
+class Centralized(Method):
     Settings = Settings
     PRESETS = TRAINING_PRESETS
 

@@ -1,4 +1,4 @@
-"""Centralised on tokens — one classifier of everybody's features; the upper reference where the encoder is frozen."""
+"""Centralized on tokens — one classifier of everybody's features; the upper reference where the encoder is frozen."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from osfl.ingredients.token_training import Classifying, classifying_problems, fit_classifier
-from osfl.ingredients.tokens import Encoding, OnTokens, Tokenizer, token_problems
+from osfl.core.method import Context, Method
+from osfl.core.types import Exchange, Payload, Release, Shard, Simulated
+from osfl.ingredients.tokens.encoding import Encoding, OnTokens, Tokenizer, token_problems
+from osfl.ingredients.tokens.training import Classifying, classifying_problems, fit_classifier
 from osfl.models.naming import load_named, named
-from osfl.protocol import Configured, Context, Exchange, Payload, Release, Shard, Simulated
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Settings(Encoding, Classifying):
     pass
 
 
-class CentralizedTokens(Configured):
+class CentralizedTokens(Method):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

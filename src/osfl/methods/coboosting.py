@@ -14,11 +14,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.nn import functional
 
-from osfl.ingredients.distillation import kd_loss
-from osfl.ingredients.ensembles import COUNTED
-from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.odds import odds
-from osfl.ingredients.synthesis import (
+from osfl.core.method import Context
+from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.distillation.student import kd_loss
+from osfl.ingredients.ensembles.ensemble import COUNTED
+from osfl.ingredients.ensembles.odds import odds
+from osfl.ingredients.generators.synthesis import (  # fmt: skip
     Batch,
     Seen,
     Synthesis,
@@ -28,9 +29,9 @@ from osfl.ingredients.synthesis import (
     out_of_range,
     synthesis_problems,
     work_key,
-)  # fmt: skip
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, batches
-from osfl.protocol import Context, Payload, Release, Upload
+)
+from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, batches
+from osfl.ingredients.training.model_upload import ModelUpload
 
 
 @dataclass(frozen=True)

@@ -15,26 +15,19 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from osfl.ingredients.claimed_counts import capped_sites
-from osfl.ingredients.distillation import Pool, distil
-from osfl.ingredients.ensembles import COUNTED, fast_logits
-from osfl.ingredients.inversion import Pixels, Watched, invert, labels_for, pixel_problems
-from osfl.ingredients.model_upload import (
-    Combine,
-    ModelUpload,
-    Student,
-    counts_of,
-    digests_of,
-    start_student,
-    teachers,
-)
-from osfl.ingredients.pictures import by_class
-from osfl.ingredients.synthesis import student_problems
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, too_low
-from osfl.ingredients.trajectories import Teacher, teacher_of
+from osfl.core.method import Context
+from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.distillation.student import Pool, distill
+from osfl.ingredients.ensembles.ensemble import COUNTED, fast_logits
+from osfl.ingredients.generators.pictures import by_class
+from osfl.ingredients.generators.synthesis import student_problems
+from osfl.ingredients.inversion.pixels import Pixels, Watched, invert, labels_for, pixel_problems
+from osfl.ingredients.inversion.trajectories import Teacher, teacher_of
+from osfl.ingredients.statistics.claimed_counts import capped_sites
+from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, too_low
+from osfl.ingredients.training.model_upload import Combine, ModelUpload, Student, counts_of, digests_of, start_student, teachers
 from osfl.models.folding import freeze
 from osfl.models.naming import load_named, named
-from osfl.protocol import Context, Payload, Release, Upload
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class DeepInversion(ModelUpload):
             def teach(pool: Pool = pool, number: int = number) -> Payload:
                 return self._teach(student, pool, number, everyone, ctx)
 
-            learned = ctx.once({**key, "round": number, "student": True}, teach)
+            learned = ctx.get_or_compute({**key, "round": number, "student": True}, teach)
             load_named(student, learned.tensors, "model")
             ctx.progress("rounds", number + 1, self.settings.rounds)
         assert pool is not None and pool.labels is not None
@@ -120,7 +113,7 @@ class DeepInversion(ModelUpload):
         def make(task: tuple[Teacher, int]) -> Payload:
             maker, batch = task
             named_so = {**key, "maker": maker.name, "batch": batch}
-            return ctx.once(named_so, lambda: self._batch(maker, batch, number, counts, student, ctx))
+            return ctx.get_or_compute(named_so, lambda: self._batch(maker, batch, number, counts, student, ctx))
 
         made = ctx.map(make, [(maker, batch) for maker in makers for batch in range(self.settings.batches)])
         inputs, labels = (torch.cat([payload.tensors[name] for payload in made]) for name in ("inputs", "labels"))
@@ -148,7 +141,7 @@ class DeepInversion(ModelUpload):
     def _teach(self, student: nn.Module, pool: Pool, number: int, everyone: Teacher, ctx: Context) -> Payload:
         settings = self.settings
         frozen = everyone.of([freeze(member) for member in everyone.members])
-        distil(
+        distill(
             student, pool, ctx.generator("distil", number), epochs=settings.server_epochs, batch_size=settings.server_batch,
             lr=settings.server_lr, weight_decay=settings.server_decay, temperature=settings.temperature, hard=settings.hard,
             noise=settings.noise, mirror=settings.mirror, ask=frozen if settings.ask_again else None,

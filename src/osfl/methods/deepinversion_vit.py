@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.token_relabel import KD_ONLY, PatchServer, relabel_flops
-from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
-from osfl.protocol import ClientId, Context, Dataset, Release, Upload
+from osfl.core.method import Context
+from osfl.core.types import ClientId, Dataset, Release, Upload
+from osfl.ingredients.distillation.token_relabel import KD_ONLY, PatchServer, relabel_flops
+from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
 
 
 class DeepInversionVit(ModelUpload):

@@ -14,11 +14,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.nn import functional
 
-from osfl.ingredients.ensembles import COUNTED
-from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.synthesis import Seen, Synthesis, Workshop, in_stages, masked_divergence, synthesis_problems, work_key
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training
-from osfl.protocol import Context, Payload, Release, Upload
+from osfl.core.method import Context
+from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.ensembles.ensemble import COUNTED
+from osfl.ingredients.generators.synthesis import (
+    Seen,
+    Synthesis,
+    Workshop,
+    in_stages,
+    masked_divergence,
+    synthesis_problems,
+    work_key,
+)
+from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training
+from osfl.ingredients.training.model_upload import ModelUpload
 
 
 @dataclass(frozen=True)

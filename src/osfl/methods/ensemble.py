@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from osfl.ingredients.ensembles import COUNTED
-from osfl.ingredients.gathering import gather, members
-from osfl.ingredients.model_upload import Combine, ModelUpload, teacher_ensemble
-from osfl.ingredients.training import Training
-from osfl.protocol import Context, Limits, Payload, Release, Upload
+from osfl.core.method import Context
+from osfl.core.types import Limits, Payload, Release, Upload
+from osfl.ingredients.ensembles.ensemble import COUNTED
+from osfl.ingredients.ensembles.gathering import gather, members
+from osfl.ingredients.training.local import Training
+from osfl.ingredients.training.model_upload import Combine, ModelUpload, teacher_ensemble
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from osfl.ingredients.averaging import average
-from osfl.ingredients.claimed_counts import sizes_of
-from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.training import Training, training_problems
-from osfl.protocol import Context, Payload, Release, Upload
+from osfl.core.method import Context
+from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.statistics.claimed_counts import sizes_of
+from osfl.ingredients.training.local import Training, training_problems
+from osfl.ingredients.training.model_upload import ModelUpload
 
 
 @dataclass(frozen=True)

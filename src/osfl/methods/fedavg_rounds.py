@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from osfl.ingredients.rounds import MultiRound, Rounds, State, mean_model
+from osfl.ingredients.training.multi_round import MultiRound, Rounds, State, mean_model
 
 
 @dataclass(frozen=True)

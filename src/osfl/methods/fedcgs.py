@@ -3,7 +3,7 @@
 Paper: Guan et al., "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025. A client sends
 A_c = sum of x over class c, B = sum of x x^T and n_c of a frozen encoder's features; the head is w_c = S^-1 mu_c,
 b_c = -mu_c^T S^-1 mu_c / 2 + ln(n_c / N) (`linear_classifier`). The sums do not depend on who holds what, so neither does the
-classifier. Personalised (`personal`): a client also fits a map of its features, drawn to the global class means.
+classifier. Personalized (`personal`): a client also fits a map of its features, drawn to the global class means.
 """
 
 from __future__ import annotations
@@ -16,14 +16,32 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.ingredients.claimed_counts import capped
-from osfl.ingredients.gaussians import Covariance, Statistics, linear_classifier, packed, statistics, summed, unpacked
-from osfl.ingredients.one_upload import working_on
-from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoders, with_enough
-from osfl.ingredients.told_counts import facts_without, told_counts
-from osfl.ingredients.training import batches, not_positive, step, too_low
+from osfl.core.method import Context
+from osfl.core.types import ClientId, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
+from osfl.ingredients.statistics.claimed_counts import capped
+from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
+from osfl.ingredients.statistics.gaussians import (
+    Covariance,
+    Statistics,
+    linear_classifier,
+    packed,
+    statistics,
+    summed,
+    unpacked,
+)
+from osfl.ingredients.tokens.encoding import (
+    Encoding,
+    OnTokens,
+    Pooled,
+    Pooling,
+    TokenMethod,
+    pooled,
+    same_encoders,
+    with_enough,
+)
+from osfl.ingredients.training.local import batches, not_positive, step, too_low
+from osfl.ingredients.training.one_upload import working_on
 from osfl.models.naming import load_named, named
-from osfl.protocol import ClientId, Context, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
 
 
 @dataclass(frozen=True)
@@ -87,7 +105,7 @@ class FedCGS(TokenMethod):
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
         """The mean features of each class, beside the features of the site's images. See the card about the matrix B."""
-        features, counts = self.features_of(shard, ctx), told_counts(payload.facts, shard.client)
+        features, counts = self.features_of(shard, ctx), reported_counts(payload.facts, shard.client)
         for c, count in enumerate(counts):
             if count:
                 yield Exposed(c, {"mean": payload.tensors["sums"][c : c + 1].float() / count}, *features(c))
@@ -95,7 +113,7 @@ class FedCGS(TokenMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         """Sums are added one upload at a time, and only the total is unfolded: memory does not grow with the clients."""
         facts: dict[ClientId, Facts] = {}
-        claims = [sum(told_counts(upload.payload.facts, upload.client)) for upload in uploads]
+        claims = [sum(reported_counts(upload.payload.facts, upload.client)) for upload in uploads]
         believed = capped(torch.tensor(claims, dtype=torch.float64), ctx.plan.limits.share).tolist()
 
         def each() -> Iterator[Statistics]:
@@ -112,12 +130,12 @@ class FedCGS(TokenMethod):
         return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
 
     def _statistics(self, upload: Upload) -> Statistics:
-        """What an upload says; B stays folded, as it travelled."""
+        """What an upload says; B stays folded, as it traveled."""
         payload = upload.payload
         with working_on(upload.client):
             grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
             gram = torch.stack([value.double() for value in grams]).sum(0)
-            counts = torch.tensor(told_counts(payload.facts, upload.client), dtype=torch.float64)
+            counts = torch.tensor(reported_counts(payload.facts, upload.client), dtype=torch.float64)
             return Statistics(payload.tensors["sums"].double(), gram, counts)
 
     def without_class(self, payload: Payload, label: int) -> Payload:
@@ -130,8 +148,8 @@ class FedCGS(TokenMethod):
     @property
     def inseparable(self) -> str:
         """What has seen a class and stays when it is forgotten."""
-        said = "models that clients fit at home go on learning the class from their own images"
-        return said if self.settings.personal else ""
+        text = "models that clients fit at home go on learning the class from their own images"
+        return text if self.settings.personal else ""
 
     def separable(self) -> bool:
         """Whether one class can be taken out of an upload."""

@@ -1,4 +1,4 @@
-"""FedDyn — multi-round learning with a dynamic regulariser that aligns local and global optima.
+"""FedDyn — multi-round learning with a dynamic regularizer that aligns local and global optima.
 
 Paper: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021. The local problem is
 L_k(w) - <h_k, w> + (a/2)·||w - w_server||²; then h_k <- h_k - a (w_k - w_server), and the server keeps the mean h.
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from osfl.ingredients.rounds import MultiRound, Rounds, State, mean_model, parameters_of, part
-from osfl.ingredients.training import Adjust
+from osfl.core.types import Shard
+from osfl.ingredients.training.local import Adjust
+from osfl.ingredients.training.multi_round import MultiRound, Rounds, State, mean_model, parameters_of, part
 from osfl.models.build import build_model
-from osfl.protocol import Shard
 
 
 @dataclass(frozen=True)
 class Settings(Rounds):
-    alpha: float = 0.01  # strength a of the regulariser; FedFTG uses 0.01, FederatedFactory 0.001
+    alpha: float = 0.01  # strength a of the regularizer; FedFTG uses 0.01, FederatedFactory 0.001
 
 
 class FedDyn(MultiRound):
     Settings = Settings
     DEVIATIONS = (
         *MultiRound.DEVIATIONS,
-        "regularises ||w - w_server||² as the paper says; FederatedFactory's baseline code regularises ||w||²",
+        "regularizes ||w - w_server||² as the paper says; FederatedFactory's baseline code regularizes ||w||²",
     )
 
     def problems(self, clients: int) -> list[str]:

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.ingredients.claimed_counts import capped_counts
-from osfl.ingredients.inversion import Watched
-from osfl.ingredients.model_upload import ModelUpload, Student, counts_of, teachers
-from osfl.ingredients.pictures import by_class
-from osfl.ingredients.synthesis import (
+from osfl.core.method import Context
+from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.generators.pictures import by_class
+from osfl.ingredients.generators.synthesis import (  # fmt: skip
     Pair,
     check_finite,
     draw_labels,
@@ -27,12 +26,14 @@ from osfl.ingredients.synthesis import (
     out_of_range,
     student_problems,
     work_key,
-)  # fmt: skip
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, decay
+)
+from osfl.ingredients.inversion.pixels import Watched
+from osfl.ingredients.statistics.claimed_counts import capped_counts
+from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, decay
+from osfl.ingredients.training.model_upload import ModelUpload, Student, counts_of, teachers
 from osfl.models.folding import freeze
 from osfl.models.generators import Ending
 from osfl.models.naming import named
-from osfl.protocol import Context, Payload, Release, Upload
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,13 @@ from typing import Literal
 
 import torch
 
-from osfl.ingredients.ensembles import COUNTED
-from osfl.ingredients.inversion import Pixels, pixel_problems
-from osfl.ingredients.model_upload import (
-    Combine,
-    ModelUpload,
-    Student,
-    digests_of,
-    start_student,
-    teachers,
-)
-from osfl.ingredients.pictures import by_class
-from osfl.ingredients.synthesis import student_problems
-from osfl.ingredients.training import CPU_TRAINING, SMOKE_TRAINING, Training, decay
-from osfl.ingredients.trajectories import (
+from osfl.core.method import Context
+from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.ensembles.ensemble import COUNTED
+from osfl.ingredients.generators.pictures import by_class
+from osfl.ingredients.generators.synthesis import student_problems
+from osfl.ingredients.inversion.pixels import Pixels, pixel_problems
+from osfl.ingredients.inversion.trajectories import (
     Following,
     Learner,
     Lesson,
@@ -39,8 +32,9 @@ from osfl.ingredients.trajectories import (
     kept_images,
     teacher_of,
 )
+from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, decay
+from osfl.ingredients.training.model_upload import Combine, ModelUpload, Student, digests_of, start_student, teachers
 from osfl.models.naming import load_named, named
-from osfl.protocol import Context, Payload, Release, Upload
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ class FedISCA(ModelUpload):
                 state = {**named(learner.model, "model"), "velocity": learner.velocity.clone()}
                 return Payload({**state, **kept_images(lessons[-1])})
 
-            kept = ctx.once({**key, "until": part.stop}, work)
+            kept = ctx.get_or_compute({**key, "until": part.stop}, work)
             load_named(learner.model, kept.tensors, "model")
             learner.velocity = kept.tensors["velocity"].clone()
             ctx.progress("repetitions", part.stop, self.settings.repetitions)

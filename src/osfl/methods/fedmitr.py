@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from osfl.errors import UsageError
-from osfl.ingredients.model_upload import ModelUpload
-from osfl.ingredients.sparse_inversion import Events, events_of
-from osfl.ingredients.synthesis import out_of_range
-from osfl.ingredients.token_relabel import PatchServer, Terms, lipschitz, relabel_flops
-from osfl.ingredients.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
-from osfl.protocol import ClientId, Context, Dataset, Json, Payload, Release, Upload
+from osfl.core.errors import UsageError
+from osfl.core.method import Context
+from osfl.core.types import ClientId, Dataset, Json, Payload, Release, Upload
+from osfl.ingredients.distillation.token_relabel import PatchServer, Terms, lipschitz, relabel_flops
+from osfl.ingredients.generators.synthesis import out_of_range
+from osfl.ingredients.inversion.sparse import Events, events_of
+from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
 
 
 @dataclass(frozen=True)

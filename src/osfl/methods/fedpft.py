@@ -13,16 +13,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from osfl.errors import RoundError
-from osfl.ingredients.claimed_counts import drawn_for
-from osfl.ingredients.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
-from osfl.ingredients.one_upload import working_on
-from osfl.ingredients.token_training import linear_head
-from osfl.ingredients.tokens import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder, with_enough
-from osfl.ingredients.told_counts import facts_without, told_counts
-from osfl.ingredients.training import not_positive, too_low
+from osfl.core.errors import RoundError
+from osfl.core.method import Context
+from osfl.core.types import Contract, Exposed, Field, Payload, Release, Shard, Upload
+from osfl.ingredients.statistics.claimed_counts import drawn_for
+from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
+from osfl.ingredients.statistics.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
+from osfl.ingredients.tokens.encoding import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder, with_enough
+from osfl.ingredients.tokens.training import linear_head
+from osfl.ingredients.training.local import not_positive, too_low
+from osfl.ingredients.training.one_upload import working_on
 from osfl.models.naming import load_named, named
-from osfl.protocol import Context, Contract, Exposed, Field, Payload, Release, Shard, Upload
 
 LEAST_SPREAD = 5e-8  # the smallest 16-bit float above zero is larger
 PIECE_BYTES = 128 << 20  # of one float64 table while features are drawn
@@ -132,7 +133,7 @@ class FedPFT(TokenMethod):
 
     def _wanted(self, upload: Upload) -> list[int]:
         """So many features of each class its client asks for, by what it claims to have."""
-        counts = told_counts(upload.payload.facts, upload.client)
+        counts = reported_counts(upload.payload.facts, upload.client)
         return [max(1, round(n * self.settings.samples)) if n and f"class-{c}/weights" in upload.payload.tensors else 0
                 for c, n in enumerate(counts)]  # fmt: skip
 

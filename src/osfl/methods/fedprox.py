@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from osfl.ingredients.rounds import MultiRound, Rounds, State, mean_model, parameters_of
-from osfl.ingredients.training import Adjust
+from osfl.ingredients.training.local import Adjust
+from osfl.ingredients.training.multi_round import MultiRound, Rounds, State, mean_model, parameters_of
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from osfl.ingredients.training import TRAINING_PRESETS, Training, classifier, local_model, training_problems
-from osfl.protocol import Context, Contract, OneShot, Payload, Release, Shard, Upload
+from osfl.core.method import Context, Method
+from osfl.core.types import Contract, Payload, Release, Shard, Upload
+from osfl.ingredients.training.local import TRAINING_PRESETS, Training, classifier, local_model, training_problems
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Settings(Training):
     pass
 
 
-class LocalOnly(OneShot):
+class LocalOnly(Method):
     Settings = Settings
     PRESETS = TRAINING_PRESETS
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from osfl.ingredients.rounds import MultiRound, Rounds, State, mean_model, parameters_of, part
-from osfl.ingredients.training import Adjust
+from osfl.core.types import Shard
+from osfl.ingredients.training.local import Adjust
+from osfl.ingredients.training.multi_round import MultiRound, Rounds, State, mean_model, parameters_of, part
 from osfl.models.build import build_model
-from osfl.protocol import Shard
 
 
 @dataclass(frozen=True)

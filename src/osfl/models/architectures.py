@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from osfl.errors import UsageError
-from osfl.protocol import ClientId, Task
+from osfl.core.errors import UsageError
+from osfl.core.types import ClientId, Task
 
 OPTIONS = {"w": "width", "p": "patch side in pixels", "d": "depth in blocks", "h": "attention heads"}
 _LARGEST = 65536  # a typing mistake should be a message, not an allocation of a terabyte

@@ -5,20 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from osfl.models.architectures import (
-    Architecture,
-    architecture_for,
-    architectures,
-    architectures_in,
-    check_architecture,
-)
+from osfl.core.types import Task
+from osfl.models.architectures import Architecture, architecture_for, architectures, architectures_in, check_architecture
 from osfl.models.cnn import Cnn
 from osfl.models.efficientnet import EfficientNetLite
 from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
 from osfl.models.resnet import ResNet
 from osfl.models.vit import Vit, VitShape
-from osfl.protocol import Task
 
 __all__ = [
     "architecture_for",

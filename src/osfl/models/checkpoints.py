@@ -56,8 +56,8 @@ def naming_of(names: Iterable[str]) -> str:
     found = list(names)
     if any(name.startswith("model/") for name in found):
         return "osfl"
-    words = ("encoder.layer.", "position_embeddings", ".attention.q_proj.")
-    theirs = any(word in name for name in found for word in words)
+    marks = ("encoder.layer.", "position_embeddings", ".attention.q_proj.")
+    theirs = any(mark in name for name in found for mark in marks)
     return "transformers" if theirs else "timm"
 
 

@@ -43,14 +43,14 @@ def check_config(beside: Companions, architecture: str, classes: Sequence[str]) 
     if heads and type(its) is int and its > 0 and its != heads:
         raise _misfit(beside, "num_attention_heads", str(heads), str(its), "Say --architecture with its heads, such as vit-h4.")
     for name in ("id2label", "label_names", "labels"):
-        told = _rows(beside.config.get(name))
-        if told != list(classes) and sorted(told) == sorted(classes):
-            first = next(i for i, (given, ours) in enumerate(zip(told, classes, strict=True)) if given != ours)
-            raise _misfit(beside, name, f"{classes[first]!r} in row {first}", repr(told[first]),
+        listed = _rows(beside.config.get(name))
+        if listed != list(classes) and sorted(listed) == sorted(classes):
+            first = next(i for i, (given, ours) in enumerate(zip(listed, classes, strict=True)) if given != ours)
+            raise _misfit(beside, name, f"{classes[first]!r} in row {first}", repr(listed[first]),
                           "List classes in the order of the heads' rows, the same for all offers.")  # fmt: skip
 
 
-def told_pixels(beside: Companions) -> Pixels | None:
+def declared_pixels(beside: Companions) -> Pixels | None:
     """How the checkpoint's own files scale RGB in [0, 1], or None where they do not tell.
 
     transformers computes (255 u f - mean) / deviation, with f = 1/255 unless told, and 1 where nothing is rescaled.
@@ -78,10 +78,10 @@ def _scaled(beside: Companions, name: str, mean: Sequence[float], deviation: Seq
 
 
 def _rgb(beside: Companions, name: str, given: Any) -> tuple[float, ...]:
-    """One number for each colour; a single one is for all of them."""
+    """One number for each color; a single one is for all of them."""
     values = given if isinstance(given, list) else [given]
     if len(values) not in (1, 3):
-        raise _unclear(beside, name, "three numbers, or one for all colours", str(given))
+        raise _unclear(beside, name, "three numbers, or one for all colors", str(given))
     return tuple(_number(beside, name, value) for value in (values if len(values) == 3 else 3 * values))
 
 

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.errors import UsageError
+from osfl.core.errors import UsageError
+from osfl.core.seeds import torch_generator
+from osfl.core.types import Task, digest_of
 from osfl.models.architectures import check_architecture
 from osfl.models.build import build_model
 from osfl.models.checkpoints import usual_names
@@ -27,8 +29,6 @@ from osfl.models.pretrained import fill, given_path, read_weights, weights_path
 from osfl.models.random_features import RandomFeatures
 from osfl.models.vit import Vit
 from osfl.models.weights_table import IMAGENET, KNOWN, Weights
-from osfl.protocol import Task, digest_of
-from osfl.seeds import torch_generator
 
 _VERSION = 2  # of what an encoder does besides its weights; a change makes old features unused
 

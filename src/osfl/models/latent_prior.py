@@ -59,15 +59,15 @@ class Pipeline:
         side = int(self.unet.config.sample_size)
         self.latent, self.guidance, self.device = (int(self.unet.config.in_channels), side, side), guidance, device
         self.kept, self.velocity = parts["scheduler"].alphas_cumprod.float(), _velocity(parts["scheduler"], folder)
-        self.said = _embedded(parts["text_encoder"].to(device).eval(), parts["tokenizer"], ["", *prompts], device)
+        self.text_features = _embedded(parts["text_encoder"].to(device).eval(), parts["tokenizer"], ["", *prompts], device)
 
     @torch.no_grad()
     def noise(self, z: torch.Tensor, t: int, labels: torch.Tensor) -> torch.Tensor:
         """e(nothing) + g (e(class) - e(nothing)), both in one batch."""
-        words = torch.cat([self.said[torch.zeros_like(labels)], self.said[labels + 1]])
-        answer = self.unet(torch.cat([z, z]), torch.tensor(t, device=z.device), encoder_hidden_states=words).sample
-        plain, told = answer.chunk(2)
-        found: torch.Tensor = plain + self.guidance * (told - plain)
+        condition = torch.cat([self.text_features[torch.zeros_like(labels)], self.text_features[labels + 1]])
+        answer = self.unet(torch.cat([z, z]), torch.tensor(t, device=z.device), encoder_hidden_states=condition).sample
+        plain, conditioned = answer.chunk(2)
+        found: torch.Tensor = plain + self.guidance * (conditioned - plain)
         kept = self.kept[t]
         return kept.sqrt() * found + (1 - kept).sqrt() * z if self.velocity else found
 
@@ -153,8 +153,8 @@ def _embedded(encoder: Any, tokenizer: Any, sentences: Sequence[str], device: to
     """What the network hears of each sentence, (sentences, tokens, width)."""
     ids = tokenizer(list(sentences), padding="max_length", truncation=True, max_length=encoder.config.max_position_embeddings,
                     return_tensors="pt").input_ids  # fmt: skip
-    heard: torch.Tensor = encoder(ids.to(device)).last_hidden_state
-    return heard
+    hidden: torch.Tensor = encoder(ids.to(device)).last_hidden_state
+    return hidden
 
 
 def _from_hub(address: str) -> Path:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from osfl.errors import OsflError
-from osfl.protocol import Contract, Field
+from osfl.core.errors import OsflError
+from osfl.core.types import Contract, Field
 
 if TYPE_CHECKING:
-    from osfl.protocol import Tensors
+    from osfl.core.types import Tensors
 
 DTYPES: Mapping[torch.dtype, str] = {  # as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

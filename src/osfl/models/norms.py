@@ -15,7 +15,7 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
 
 
 @torch.no_grad()
-def settle(model: nn.Module, images: torch.Tensor, batch: int = 128) -> None:
+def recalibrate_bn(model: nn.Module, images: torch.Tensor, batch: int = 128) -> None:
     """Statistics as the mean over these images (as networks take them, or uint8), in place; the model is left in evaluation
     mode. Running ones forget a tenth a step: after 20 steps an eighth is still the (0, 1) they began with, and the rest
     belongs to weights of long ago."""
@@ -37,8 +37,8 @@ def settle(model: nn.Module, images: torch.Tensor, batch: int = 128) -> None:
     model.eval()
 
 
-def settled(model: nn.Module, images: torch.Tensor, batch: int = 128) -> nn.Module:
+def recalibrated_bn(model: nn.Module, images: torch.Tensor, batch: int = 128) -> nn.Module:
     """A copy that sees these images as it saw the ones it learned from."""
     network = copy.deepcopy(model)
-    settle(network, images, batch)
+    recalibrate_bn(network, images, batch)
     return network

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from osfl.seeds import torch_generator
+from osfl.core.seeds import torch_generator
 
 _CHANNELS = (3, 32, 64, 128)
 _GRID = 2  # each layer is averaged over the cells of a 2x2 grid, so that place counts a little

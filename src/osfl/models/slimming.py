@@ -16,7 +16,7 @@ from torch import nn
 from osfl.models.naming import load_named
 
 if TYPE_CHECKING:
-    from osfl.protocol import Tensors
+    from osfl.core.types import Tensors
 
 Link = tuple[nn.Conv2d, nn.BatchNorm2d, nn.Conv2d | nn.Linear]  # who speaks, the norm behind, who reads
 

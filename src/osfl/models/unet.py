@@ -1,7 +1,7 @@
 """A U-Net whose layers keep the magnitude of what passes through them, for diffusion models of small images.
 
 After Karras et al., "Analyzing and Improving the Training Dynamics of Diffusion Models" (EDM2), CVPR 2024: weights of unit
-length per output, sums and concatenations that preserve variance, pixel normalisation in the encoder, no biases (a
+length per output, sums and concatenations that preserve variance, pixel normalization in the encoder, no biases (a
 constant channel at the input instead). Written from the paper's equations.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.errors import UsageError
+from osfl.core.errors import UsageError
 from osfl.models.preconditioning import Gaussian, White
 
 _CLIP = 256.0  # activations stay within; reached only when training goes wrong
@@ -83,7 +83,7 @@ def mp_cat(a: torch.Tensor, b: torch.Tensor, t: float = 0.5) -> torch.Tensor:
 class MPConv(nn.Module):
     """Convolution (or a linear layer, kernel 0) whose effective weights have length 1 for every output.
 
-    While training, the stored weights are brought back to root mean square 1 at each call (forced weight normalisation),
+    While training, the stored weights are brought back to root mean square 1 at each call (forced weight normalization),
     so that the learning rate always means the same relative change.
     """
 
@@ -141,7 +141,7 @@ class Fourier(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block, with self-attention where the map is small. Encoder blocks normalise their input by pixel."""
+    """A residual block, with self-attention where the map is small. Encoder blocks normalize their input by pixel."""
 
     def __init__(
         self, inputs: int, outputs: int, embedding: int, *, encoder: bool, resample: str = "keep", attention: bool = False,

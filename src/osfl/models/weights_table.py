@@ -15,7 +15,7 @@ class Weights:
     architecture: str
     file: str
     sha256: str
-    licence: str
+    license: str
     origin: str
     # what the file's own preprocessing does to RGB in [0, 1]; ours gives [-1, 1], i.e. mean and deviation 0.5
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -53,7 +53,7 @@ KNOWN: Mapping[str, Weights] = {
         "vit_signs-fp16.safetensors",
         "b3f02b02d7de5791ea47fe169b3272fea4ab3542801206a0661a71fef66e8fb1",
         "Apache-2.0",
-        "a small ViT that learned to tell drawn signs apart, grey, 16 px (benchmarks/pretrain_vit.py)",
+        "a small ViT that learned to tell drawn signs apart, gray, 16 px (benchmarks/pretrain_vit.py)",
         embedded=True,
     ),
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osfl.reports.svg import label, line, width_of
-from osfl.reports.words import compact
+from osfl.reports.text import compact
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def _x_marks(frame: Frame, names: Sequence[str]) -> list[str]:
 
 def mark_names(axis: Axis) -> list[str]:
     """Short, but with digits enough that no two marks are called the same."""
-    told = [[compact(mark, digits) for mark in axis.marks] for digits in (3, 4, 5, 6)]
-    return next((names for names in told if len(set(names)) == len(names)), told[-1])
+    labels = [[compact(mark, digits) for mark in axis.marks] for digits in (3, 4, 5, 6)]
+    return next((names for names in labels if len(set(names)) == len(names)), labels[-1])
 
 
 def room_for(names: Sequence[str]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from osfl.reports.svg import canvas, color, fit_middle, label, legend, line, tag, title, width_of
-from osfl.reports.words import percent
+from osfl.reports.text import percent
 
 Value = tuple[float | None, float | None]  # (share, error); None where it does not exist
 _BAR, _GAP, _NUMBER = 16, 14, 62  # height of a bar, space between groups, room for a number at its right

@@ -1,4 +1,4 @@
-"""Clouds of unnamed points in a plane without units: colour tells groups, shape tells kinds."""
+"""Clouds of unnamed points in a plane without units: color tells groups, shape tells kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT = 4  # letters of a name that can stand in a cloud
 def cloud(series: Mapping[str, Mapping[str, Points]], *, what: str, width: float = 860) -> str:
     """group -> kind -> points (x, y). The first kind is drawn as rings, the second as full diamonds.
 
-    The axes of an embedding mean nothing, so there are none. With more groups than colours, each is also marked by its number,
+    The axes of an embedding mean nothing, so there are none. With more groups than colors, each is also marked by its number,
     or by its name where all are short.
     """
     kinds = list(dict.fromkeys(kind for group in series.values() for kind in group))

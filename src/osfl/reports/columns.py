@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from osfl.reports.words import NOTHING, PERCENT, POINTS, count, decimal, percent, seconds, signed, size
+from osfl.reports.text import NOTHING, PERCENT, POINTS, count, decimal, percent, seconds, signed, size
 
 POOLED = "centralized"  # trains on all images in one place: the bar to reach, so it never wins a column
 
@@ -16,7 +16,7 @@ POOLED = "centralized"  # trains on all images in one place: the bar to reach, s
 class Column:
     metric: str
     title: str
-    words: Callable[[float | None], str]
+    text_of: Callable[[float | None], str]
     best: Callable[..., float] | None = None  # max, min, or no best
     sent_only: bool = False  # the cheapest of those that sent anything; sending nothing is no saving
 
@@ -89,7 +89,7 @@ def _best(methods: Methods, column: Column) -> float | None:
         return None
     found = [mean(methods, name, column.metric) for name in methods if not is_pooled(name)]
     values = [value for value in found if value is not None and (value > 0 or not column.sent_only)]
-    return column.best(values) if len({column.words(value) for value in values}) > 1 else None
+    return column.best(values) if len({column.text_of(value) for value in values}) > 1 else None
 
 
 def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Cell:
@@ -97,11 +97,11 @@ def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Ce
     value, std = entry.get("mean"), entry.get("std")
     if value is None:
         return Cell(NOTHING)
-    told = std and (entry.get("n") or 0) > 1 and not column.is_cost  # the spread of costs would crowd out the table
-    spread = f"± {column.words(std).removesuffix(PERCENT).removesuffix(POINTS).lstrip('+')}" if told else ""
+    shown = std and (entry.get("n") or 0) > 1 and not column.is_cost  # the spread of costs would crowd out the table
+    spread = f"± {column.text_of(std).removesuffix(PERCENT).removesuffix(POINTS).lstrip('+')}" if shown else ""
     # Compared as shown: two values that read the same are both best.
-    wins = best is not None and not is_pooled(name) and column.words(value) == column.words(best)
-    return Cell(column.words(value), spread, wins)
+    wins = best is not None and not is_pooled(name) and column.text_of(value) == column.text_of(best)
+    return Cell(column.text_of(value), spread, wins)
 
 
 def is_pooled(label: str) -> bool:

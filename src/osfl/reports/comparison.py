@@ -8,14 +8,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from osfl.core.result import Result
 from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
 from osfl.reports.course import course_view, equal_rows
 from osfl.reports.gains import gains_views
 from osfl.reports.generators import bound_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
-from osfl.reports.words import flops_mark, judged_on, many, percent, size, size_mark
-from osfl.result import Result
+from osfl.reports.text import flops_mark, judged_on, many, percent, size, size_mark
 
 ACCURACY, OWN, UP = "scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes"
 
@@ -196,9 +196,9 @@ def _labels(results: Sequence[Result]) -> dict[str, Any]:
     note = ", the same in every run" if maps.count(maps[0]) == len(maps) else f", with seed {results[0]['seed']}"
     names, counts = [client for client, _ in maps[0]], [row for _, row in maps[0]]
     classes = [str(name) for name in results[0]["task"]["classes"]]
-    words = {"row_title": "client", "column_title": "class", "unit": "images", "what": "Label counts by client and class"}
+    texts = {"row_title": "client", "column_title": "class", "unit": "images", "what": "Label counts by client and class"}
 
     def draw(width: float) -> str:
-        return heatmap(names, classes, counts, width=width, root=True, **words)
+        return heatmap(names, classes, counts, width=width, root=True, **texts)
 
-    return {"label_chart": responsive(draw, words["what"]), "label_note": note}
+    return {"label_chart": responsive(draw, texts["what"]), "label_note": note}

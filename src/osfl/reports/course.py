@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from osfl.core.result import Course, Result
 from osfl.reports.figures import figure_views
-from osfl.reports.words import NOTHING, count, decimal, judged_on, percent, size
-from osfl.result import Course, Result
+from osfl.reports.text import NOTHING, count, decimal, judged_on, percent, size
 
 WORDS = {"server epoch": "server epochs", "round": "rounds"}
 

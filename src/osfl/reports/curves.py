@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from osfl.reports.axes import Frame, draw_axes, linear, mark_names, room_for
 from osfl.reports.svg import Attribute, canvas, color, legend, number, tag, title
 
-_DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines differ by dash as well as by colour
+_DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines differ by dash as well as by color
 _HEIGHT = 230.0
 _FEW = 12  # points that are marked, so that it is seen where the line is measured and where it is only drawn
 

@@ -5,7 +5,7 @@
     {"kind": "lines", "x": [...], "series": {name: [... or None]}}               optional: x_label, y_label
     {"kind": "histogram", "bins": [n + 1 edges], "series": {name: [n counts]}}   optional: x_label, y_label
     {"kind": "groups", "groups": {name: [client, ...]}, "classes": [...]}        optional: counts (client: images of each class)
-    {"kind": "scatter", "series": {group: {kind: [[x, y], ...]}}}                 colour by group, shape by kind (two of them)
+    {"kind": "scatter", "series": {group: {kind: [[x, y], ...]}}}                 color by group, shape by kind (two of them)
 
 Each may have a "note", a sentence shown above it. A figure that is not of these forms costs a sentence, never the report.
 """
@@ -62,8 +62,8 @@ def _heatmap(title: str, figure: Mapping[str, Any]) -> View:
     values = figure["values"]
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise ValueError(f"its values are not {len(rows)} rows of {len(columns)}")
-    words = _chosen(figure, "row_title", "column_title", "unit")
-    return {"chart": responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **words), title)}
+    texts = _chosen(figure, "row_title", "column_title", "unit")
+    return {"chart": responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **texts), title)}
 
 
 def _groups(title: str, figure: Mapping[str, Any]) -> View:
@@ -73,26 +73,26 @@ def _groups(title: str, figure: Mapping[str, Any]) -> View:
     counts, classes, names = figure["counts"], [str(name) for name in figure["classes"]], [*map(str, figure["groups"])]
     if members and all(len(counts.get(client, ())) == len(classes) for _, client in members):
         values = [[float(n) for n in counts[client]] for _, client in members]
-        words: dict[str, Any] = {"row_title": "client", "column_title": "class", "unit": "images", "root": True}
+        texts: dict[str, Any] = {"row_title": "client", "column_title": "class", "unit": "images", "root": True}
         note = "Training images of each class; clients of one group stand together."
         columns = classes
     else:
-        values, words, columns = [[float(group == name) for name in names] for group, _ in members], {}, names
+        values, texts, columns = [[float(group == name) for name in names] for group, _ in members], {}, names
         note = "Who is in which group; how many images of each class the clients have is not known here."
-    chart = responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **words), title)
+    chart = responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **texts), title)
     return {"note": note, "chart": chart}
 
 
 def _lines(title: str, figure: Mapping[str, Any]) -> View:
     x, series = figure["x"], _series(figure, len(figure["x"]))
-    words = _chosen(figure, "x_label", "y_label")
-    return {"chart": responsive(lambda width: lines(x, series, what=title, width=width, **words), title)}
+    texts = _chosen(figure, "x_label", "y_label")
+    return {"chart": responsive(lambda width: lines(x, series, what=title, width=width, **texts), title)}
 
 
 def _histogram(title: str, figure: Mapping[str, Any]) -> View:
     bins, series = figure["bins"], _series(figure, len(figure["bins"]) - 1)
-    words = _chosen(figure, "x_label", "y_label")
-    return {"chart": responsive(lambda width: histogram(bins, series, what=title, width=width, **words), title)}
+    texts = _chosen(figure, "x_label", "y_label")
+    return {"chart": responsive(lambda width: histogram(bins, series, what=title, width=width, **texts), title)}
 
 
 def _scatter(title: str, figure: Mapping[str, Any]) -> View:

@@ -7,10 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from osfl.core.result import Encounter, Gains, Result
 from osfl.reports.plots import bars, differences, ranked
 from osfl.reports.rendering import responsive
-from osfl.reports.words import count, many, percent, signed
-from osfl.result import Encounter, Gains, Result
+from osfl.reports.text import count, many, percent, signed
 
 _AXIS = "points over training alone"
 _ALONE = "local_only"
@@ -22,10 +22,10 @@ def gains_section(result: Result) -> dict[str, Any]:
     gains = result.get("gains")
     if gains is None:
         return {"gains": None}
-    return {"gains": {"hint": gains_words(gains), "chart": _chart(gains, result["method"])}}
+    return {"gains": {"hint": gains_text(gains), "chart": _chart(gains, result["method"])}}
 
 
-def gains_words(gains: Gains) -> str:
+def gains_text(gains: Gains) -> str:
     clients = len(gains["values"])
     winners, losers = (round(gains[key] * clients) for key in ("share", "share_that_loses"))  # type: ignore[literal-required]
     other = "" if gains["over"] == _ALONE else f" Compared with {gains['over']}."
@@ -42,7 +42,7 @@ def gains_views(comparison: Mapping[str, Any], results: Sequence[Result]) -> dic
     for name, result in zip((run["method"] for run in comparison.get("runs", [])), results, strict=False):
         if "gains" in result:
             first.setdefault(name, result)
-    each = [{"title": f"{name}, seed {run['seed']}", "hint": gains_words(run["gains"]), "chart": _chart(run["gains"], name)}
+    each = [{"title": f"{name}, seed {run['seed']}", "hint": gains_text(run["gains"]), "chart": _chart(run["gains"], name)}
             for name, run in first.items()]  # fmt: skip
     return {"each": each, "table": _table(first) if len(each) > _FEW else ""}
 
@@ -53,8 +53,8 @@ def _table(first: Mapping[str, Result]) -> Markup:
     if any(list(run["gains"]["values"]) != clients for run in first.values()):
         return Markup("")
     values = [[round(100 * run["gains"]["values"][client], 1) for client in clients] for run in first.values()]
-    words = {"what": "Gain of each client over training alone, by method", "unit": "points", "column_title": "client"}
-    return responsive(lambda width: differences(list(first), clients, values, width=width, **words), words["what"])
+    texts = {"what": "Gain of each client over training alone, by method", "unit": "points", "column_title": "client"}
+    return responsive(lambda width: differences(list(first), clients, values, width=width, **texts), texts["what"])
 
 
 def encounters_section(result: Result) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from osfl.core.result import ClassOfImages, Generators, Result
 from osfl.reports.columns import is_pooled
 from osfl.reports.figures import figure_views
-from osfl.reports.words import NOTHING, PERCENT, POINTS, count, decimal, percent, points
-from osfl.result import ClassOfImages, Generators, Result
+from osfl.reports.text import NOTHING, PERCENT, POINTS, count, decimal, percent, points
 
 Row = dict[str, Any]
 
@@ -98,10 +98,10 @@ def _value(found: Generators) -> str:
         return f"There is no bound: no variety, or no image at all, among synthetic {', '.join(bound['infinite'])}."
     if bound["value"] is None or bound["error"] is None:
         return "There are too few images to estimate how wrong the generators are."
-    said = " From 100 % on, it says nothing." if bound["value"] >= 1 else ""
+    vacuous = " From 100 % on, it says nothing." if bound["value"] >= 1 else ""
     return (
         f"With an estimated error of {_short(bound['error'])} nats, a classifier trained on these images loses at most about "
-        f"2√(½ × {_short(max(0.0, bound['error']))}) = {percent(bound['value'], 0)} of accuracy against the best one.{said}"
+        f"2√(½ × {_short(max(0.0, bound['error']))}) = {percent(bound['value'], 0)} of accuracy against the best one.{vacuous}"
     )
 
 

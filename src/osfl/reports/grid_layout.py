@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from osfl.reports.svg import fit_middle, label, width_of, wrap
-from osfl.reports.words import compact, count
+from osfl.reports.text import compact, count
 
-Words = Callable[[float], str]
+Format = Callable[[float], str]
 _MANY = 30  # from here on cells are dots: too many for numbers
 _NAME_SIZE, _LYING_SIZE, _DOT = 11.5, 11.0, 5.0
 
@@ -21,7 +21,7 @@ class Layout:
     top: float
     cell: float  # width of a cell
     row: float  # height of a cell
-    words: Words
+    text_of: Format
     size: float  # of the numbers
     lying: bool  # column names lie (on up to three lines) rather than stand
 
@@ -52,25 +52,25 @@ def plan_grid(
     cell = min(88.0, max(smallest, (width - left - 6) / max(1, len(columns))))
     row = 28.0 if not dots else 16.0 if len(rows) <= _MANY else max(_DOT, cell)
     row = min(row, 16.0) if len(rows) > _MANY else row
-    words, size = _number_style(values, cell) if row >= 15 else (_nothing, 9.0)
+    text_of, size = _number_style(values, cell) if row >= 15 else (_nothing, 9.0)
     wrapped = [wrap(name, _LYING_SIZE, cell - 3) for name in columns]
     flat = all(len(lines) == 1 for lines in wrapped)
     cut = any(line.endswith("…") for lines in wrapped for line in lines[: 1 if flat else 2])  # only a third line may be
     lying = not cut and (flat or cell >= 50)
     tallest = max((width_of(name, _NAME_SIZE) for name in columns), default=0)
     top = (26.0 if titled else 10.0) + (14 * max(map(len, wrapped), default=1) if lying else min(112.0, tallest + 4))
-    return Layout(left, top, cell, row, words, size, lying)
+    return Layout(left, top, cell, row, text_of, size, lying)
 
 
-def _widest(words: Words, size: float, values: Sequence[Sequence[float]]) -> float:
-    return max((width_of(words(value), size) for row in values for value in row), default=0)
+def _widest(text_of: Format, size: float, values: Sequence[Sequence[float]]) -> float:
+    return max((width_of(text_of(value), size) for row in values for value in row), default=0)
 
 
-def _number_style(values: Sequence[Sequence[float]], cell: float) -> tuple[Words, float]:
+def _number_style(values: Sequence[Sequence[float]], cell: float) -> tuple[Format, float]:
     """In full where the widest number fits, else smaller, else shortened, else not at all."""
-    for words, size in ((exact, 12.0), (exact, 10.5), (exact, 9.0), (_short, 10.0), (_short, 9.0)):
-        if _widest(words, size, values) <= cell - 2:
-            return words, size
+    for text_of, size in ((exact, 12.0), (exact, 10.5), (exact, 9.0), (_short, 10.0), (_short, 9.0)):
+        if _widest(text_of, size, values) <= cell - 2:
+            return text_of, size
     return _nothing, 9.0
 
 

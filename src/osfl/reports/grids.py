@@ -1,4 +1,4 @@
-"""Tables of coloured cells: the label heat map over clients, the confusion matrix, and differences above and below zero."""
+"""Tables of colored cells: the label heat map over clients, the confusion matrix, and differences above and below zero."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from osfl.reports.grid_layout import Layout, exact, headings, plan_grid
 from osfl.reports.svg import canvas, label, tag, title, width_of
-from osfl.reports.words import percent
+from osfl.reports.text import percent
 
 HEAT, LOSS = "var(--heat,#0a3190)", "var(--loss,#8f3a06)"
 _INK_FLIPS = 0.62  # from here on the opposite ink reads better: both have a contrast above 4.2 there, light and dark
@@ -19,7 +19,7 @@ def heatmap(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str, width: float = 860,
     row_title: str = "", column_title: str = "", unit: str = "", root: bool = False,
 ) -> str:  # fmt: skip
-    """Values by row and column; colour runs from nothing at zero to full at the largest value. With `root` it follows
+    """Values by row and column; color runs from nothing at zero to full at the largest value. With `root` it follows
     the square root, so that small counts are still told from none beside a large one."""
     top = max((abs(value) for row in values for value in row), default=0) or 1.0
     layout = plan_grid(rows, columns, values, width, titled=bool(column_title))
@@ -28,7 +28,7 @@ def heatmap(
         for c, value in enumerate(row):
             strength = math.sqrt(abs(value) / top) if root else abs(value) / top
             tip = f"{rows[r]}, {columns[c]}: {exact(value)} {unit}".rstrip()
-            parts.append(_cell(layout, (r, c), strength, layout.words(value), tip))
+            parts.append(_cell(layout, (r, c), strength, layout.text_of(value), tip))
     bottom = layout.at(len(rows), 0)[1]
     middle = exact(round(top / 4)) if root and top >= 8 else ""
     scale, right = _scale(layout.left, bottom + 16, ("0", middle, f"{exact(top)} {unit}".rstrip()))
@@ -39,7 +39,7 @@ def differences(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str, width: float = 860,
     row_title: str = "", column_title: str = "", unit: str = "",
 ) -> str:  # fmt: skip
-    """One colour above zero, another below it; both follow the square root: a small gain is seen beside a large loss."""
+    """One color above zero, another below it; both follow the square root: a small gain is seen beside a large loss."""
     top = max((abs(value) for row in values for value in row), default=0) or 1.0
     layout = plan_grid(rows, columns, values, width, titled=bool(column_title), room=_LONG_NAMES)
     parts = headings(rows, columns, layout, row_title, column_title)
@@ -47,14 +47,14 @@ def differences(
         for c, value in enumerate(row):
             tip = f"{rows[r]}, {columns[c]}: {'+' if value > 0 else ''}{exact(value)} {unit}".rstrip()
             fill = LOSS if value < 0 else HEAT
-            parts.append(_cell(layout, (r, c), math.sqrt(abs(value) / top), layout.words(value), tip, fill))
+            parts.append(_cell(layout, (r, c), math.sqrt(abs(value) / top), layout.text_of(value), tip, fill))
     bottom = layout.at(len(rows), 0)[1]
     worst, best = min(0.0, *(min(row) for row in values)), max(0.0, *(max(row) for row in values))
     ends = [(LOSS, worst, f"{exact(worst)} {unit}".rstrip()), (HEAT, best, f"+{exact(best)} {unit}".rstrip())]
     right = layout.at(0, len(columns))[0] + 6
-    for fill, end, words in ends:
+    for fill, end, text_of in ends:
         if end:
-            drawn, edge = _scale(layout.left, bottom + 16, ("0", "", words), fill, math.sqrt(abs(end) / top))
+            drawn, edge = _scale(layout.left, bottom + 16, ("0", "", text_of), fill, math.sqrt(abs(end) / top))
             parts, right, bottom = [*parts, *drawn], max(right, edge), bottom + 20
     return canvas(right, bottom + 16, what, *parts, scales=False)
 
@@ -63,7 +63,7 @@ def confusion(
     names: Sequence[str], counts: Sequence[Sequence[float]], *, what: str, width: float = 860,
     right: Sequence[float | None] = (),
 ) -> str:  # fmt: skip
-    """Rows are the truth, columns the answer; colour is the share of the row. `right` adds each row's accuracy."""
+    """Rows are the truth, columns the answer; color is the share of the row. `right` adds each row's accuracy."""
     layout = plan_grid(names, names, counts, width - (_RIGHT if right else 0))
     parts = headings(names, names, layout, "truth", "answer")
     for r, row in enumerate(counts):
@@ -71,7 +71,7 @@ def confusion(
         for c, value in enumerate(row):
             if value or layout.cell >= 12:  # with a hundred classes, empty cells are left to the background
                 tip = f"{names[r]} answered as {names[c]}: {exact(value)} ({percent(value / total)} of the row)"
-                parts.append(_cell(layout, (r, c), value / total, layout.words(value), tip))
+                parts.append(_cell(layout, (r, c), value / total, layout.text_of(value), tip))
     bottom, edge = layout.at(len(names), 0)[1], layout.at(0, len(names))[0]
     if right and layout.row >= 14:
         parts.append(label(edge + 8, layout.top - 8, "right", size=11, class_="muted"))
@@ -90,8 +90,8 @@ def _cell(layout: Layout, place: tuple[int, int], strength: float, text: str, ti
     )  # fmt: skip
     ink = "onheat" if strength >= _INK_FLIPS else "zero" if strength == 0 else "oncell"
     middle = (x + (layout.cell - gap) / 2, y + (layout.row - gap) / 2 + 0.36 * layout.size)
-    words = label(*middle, text, size=layout.size, anchor="middle", class_=ink) if text else ""
-    return tag("g", shape, words, title(tip))
+    text_of = label(*middle, text, size=layout.size, anchor="middle", class_=ink) if text else ""
+    return tag("g", shape, text_of, title(tip))
 
 
 def _opacity(strength: float, dot: bool) -> float:
@@ -110,7 +110,7 @@ def _frame(layout: Layout, count: int) -> str:
 def _scale(
     x: float, y: float, marks: tuple[str, str, str], fill: str = HEAT, full: float = 1.0
 ) -> tuple[list[str], float]:
-    """The colour scale up to `full` with what its ends (and its middle) stand for; returns the x where it ends too."""
+    """The color scale up to `full` with what its ends (and its middle) stand for; returns the x where it ends too."""
     low, middle, high = marks
     start = x + width_of(low, 11) + 8
     steps = [

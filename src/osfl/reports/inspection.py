@@ -9,7 +9,7 @@ from typing import Any
 
 from osfl.reports.figures import figure_views
 from osfl.reports.rendering import render, write_text
-from osfl.reports.words import NOTHING, compact, count, many, size
+from osfl.reports.text import NOTHING, compact, count, many, size
 
 _TITLES = {
     "upload": "What {sender} sends", "release": "What the server gives back", "personal": "What the server gives {receiver}",

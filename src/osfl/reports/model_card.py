@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from osfl.core.result import Result
 from osfl.reports.columns import POOLED
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, write_text
+from osfl.reports.text import count, decimal, flops, judged_on, many, percent, seconds, size
 from osfl.reports.tokens import attack_sentences
-from osfl.reports.words import count, decimal, flops, judged_on, many, percent, seconds, size
-from osfl.result import Result
 
 
 def write_model_card(result: Result, folder: Path) -> Path:
@@ -53,12 +53,12 @@ def _use(result: Result) -> str:
 def _data(result: Result) -> str:
     known = {key: value for key, value in result["data"].items() if value is not None}
     facts = dict(fact_rows({"dataset": _dataset(result), **known}))
-    licence = facts.pop("licence", None) or facts.pop("license", None)
+    license = facts.pop("license", None) or facts.pop("license", None)
     lines = [f"{safe(key.replace('_', ' '))}: {safe(value)}" for key, value in facts.items()]
     lines.append(
-        f"licence: {safe(licence)}"
-        if licence
-        else "licence: not recorded; ask the provider of the data before sharing the model"
+        f"license: {safe(license)}"
+        if license
+        else "license: not recorded; ask the provider of the data before sharing the model"
     )
     if "inputs" in result:
         lines += [safe(line) for line in (*result["inputs"]["lines"], *result["inputs"]["cautions"])]
@@ -68,11 +68,11 @@ def _data(result: Result) -> str:
 
 def _training(result: Result) -> str:
     messages = result["costs"]["messages_per_client"]
-    said = {0: "no client sent anything", 1: "each client sent exactly one message"}.get(
+    sent = {0: "no client sent anything", 1: "each client sent exactly one message"}.get(
         messages, f"each client sent {count(messages)} messages (a multi-round reference)"
     )
     rows = [[code(key), code(value)] for key, value in fact_rows(result["settings"])]
-    text = f"## Training\n\n{many(len(result['clients']), 'client').capitalize()} took part; {said}.\n"
+    text = f"## Training\n\n{many(len(result['clients']), 'client').capitalize()} took part; {sent}.\n"
     return text + (f"\n{table(['Setting', 'Value'], rows)}" if rows else "")
 
 

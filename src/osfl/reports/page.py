@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from osfl.core.result import Result
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
 from osfl.reports.figures import figure_views
@@ -13,9 +14,8 @@ from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.generators import generators_section
 from osfl.reports.rendering import fact_rows, render, write_text
 from osfl.reports.run_scores import accuracy_section, clients_section, confusion_section
+from osfl.reports.text import count, flops, judged_on, many, percent, seconds, size
 from osfl.reports.tokens import tokens_section
-from osfl.reports.words import count, flops, judged_on, many, percent, seconds, size
-from osfl.result import Result
 
 _PHASES = {
     "client": "Clients, before sending", "server": "Server", "personalize": "Clients, after the release",
@@ -62,7 +62,7 @@ def _lede(result: Result) -> str:
         return f"A reference, not a federation: the images of {clients} were brought together and trained on in one place."
     if "encounters" in result:
         times = many(len(result["encounters"]), "time")
-        return f"{clients} met their neighbours {times} and spoke exactly once in each encounter."
+        return f"{clients} met their neighbors {times} and spoke exactly once in each encounter."
     if messages == 1:
         return f"{clients} trained together, and each of them spoke exactly once."
     if messages == 0:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from osfl.reports.axes import Frame, linear, room_for
 from osfl.reports.svg import canvas, color, label, line, tag, title, width_of
-from osfl.reports.words import points
+from osfl.reports.text import points
 
 _HEIGHT, _SIZE = 210.0, 11.0
 _NAMED = 15  # pixels a bar needs to have its name below it

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from osfl.core.result import Result
 from osfl.reports.plots import bars, confusion, heatmap
 from osfl.reports.rendering import responsive
-from osfl.reports.words import count, decimal, judged_on, percent, size
-from osfl.result import Result
+from osfl.reports.text import count, decimal, judged_on, percent, size
 
 # --- against references ----------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def confusion_section(result: Result) -> dict[str, Any]:
     def draw(width: float) -> str:
         return confusion(names, scores["confusion"], what=what, width=width, right=right)
 
-    hint = "Rows are the truth, columns the answer; colour is the share of the row, the diagonal is right."
+    hint = "Rows are the truth, columns the answer; color is the share of the row, the diagonal is right."
     if scores["personalized"]:
         hint += " Counts are the mean over the clients' own models."
     return {"confusion_chart": responsive(draw, "Confusion matrix"), "confusion_hint": hint}

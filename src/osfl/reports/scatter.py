@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from osfl.reports.axes import Frame, draw_axes, linear, logarithmic, room_for
 from osfl.reports.svg import canvas, color, fit_middle, label, legend, line, tag, title, width_of
-from osfl.reports.words import compact
+from osfl.reports.text import compact
 
 _NAME_ROOM = 32  # pixels of width a name needs on average; where there is less, points are numbered
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -19,7 +19,7 @@ class Point:
     x: float
     y: float
     error: float | None = None
-    kind: int = 0  # colour and shape
+    kind: int = 0  # color and shape
 
 
 def scatter(
@@ -27,7 +27,7 @@ def scatter(
     x_words: Callable[[float], str] = compact, y_words: Callable[[float], str] = compact, log_y: bool = False,
     kinds: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Points with their names. A log axis keeps a place for zero at its start. `kinds` names what colours stand for."""
+    """Points with their names. A log axis keeps a place for zero at its start. `kinds` names what colors stand for."""
     across = logarithmic([p.x for p in points]) if log_x else linear([p.x for p in points])
     up = logarithmic([p.y for p in points]) if log_y else linear([p.y for p in points])
     y_names = [y_words(mark) for mark in up.marks]

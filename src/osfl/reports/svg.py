@@ -1,6 +1,6 @@
 """The alphabet of the drawings: tags, texts that know how wide they are, and the palette.
 
-Drawings are inline SVG without a namespace or script. Colours are CSS variables with a fallback, and text uses
+Drawings are inline SVG without a namespace or script. Colors are CSS variables with a fallback, and text uses
 currentColor, so the page's light and dark themes both apply.
 """
 
@@ -12,7 +12,7 @@ import unicodedata
 
 Attribute = str | int | float
 
-# Hues after Paul Tol's schemes, ordered so that neighbours also differ in lightness: colour-blind readers tell them apart.
+# Hues after Paul Tol's schemes, ordered so that neighbors also differ in lightness: color-blind readers tell them apart.
 PALETTE = (
     "#4477aa", "#ee7733", "#228833", "#aa3377", "#33a5c9", "#b8a12b", "#cc3311", "#777777", "#7b4b2a", "#e36fb0", "#7cae00",
     "#3b3b98",
@@ -22,7 +22,7 @@ _NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}/ -·"), set("mwMW@%—<>&+=~#")
 
 
 def color(index: int) -> str:
-    """The colour of a series: the page may override it for the dark theme."""
+    """The color of a series: the page may override it for the dark theme."""
     place = index % len(PALETTE)
     return f"var(--s{place + 1},{PALETTE[place]})"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from osfl.core.result import ClassOfTokens, Reconstruction, Result
 from osfl.reports.figures import figure_views
-from osfl.reports.words import NOTHING, count, decimal
-from osfl.result import ClassOfTokens, Reconstruction, Result
+from osfl.reports.text import NOTHING, count, decimal
 
 _SOURCES = {
     "real": "real features, against its own image", "real_best": "real features, best match",

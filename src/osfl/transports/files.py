@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from osfl.errors import FilesError
-from osfl.wire.atomic import replace_in_pieces
+from osfl.core.errors import FilesError
+from osfl.runtime.atomic import replace_in_pieces
 
 SUFFIX = ".safetensors"
 _PIECE = 4 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from osfl.errors import Rejected
+from osfl.core.errors import Rejected
 
 _AS_MADE = "Another copy will not help: ask the coordinator to make it again with `osfl server` and this version of osfl."
 _FIXES = MappingProxyType(  # by the last word of the field

@@ -7,41 +7,21 @@ Its metadata holds two strings. `manifest` is canonical JSON that lists everythi
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from osfl.protocol import ClientId, Facts, Json, canonical
+from osfl.core.names import is_tensor_name
+from osfl.core.tensors import WIDTH, RawTensor, nbytes
+from osfl.core.types import ClientId, Facts, Json, canonical
 from osfl.wire import strict_json
-from osfl.wire.names import is_tensor_name
 from osfl.wire.signing import SIGNATURE_DIGITS, SigningKey
 
 FORMAT = 1
 FACTS_DEPTH = 4
-WIDTH = MappingProxyType(  # bytes an element, by safetensors' name
-    {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U32": 4, "U16": 2, "U8": 1}
-    | {"BOOL": 1}
-)
 Kind: TypeAlias = Literal["upload", "release", "personal"]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class RawTensor:
-    """A tensor as bytes: little-endian, row by row."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes | memoryview
-
-    def __post_init__(self) -> None:
-        if self.dtype not in WIDTH:
-            raise ValueError(f"no bundle holds {self.dtype}; known are {', '.join(WIDTH)}")
-        expected, got = nbytes(self.dtype, self.shape), memoryview(self.data).nbytes
-        if got != expected:
-            raise ValueError(f"{self.dtype} {list(self.shape)} takes {expected} bytes, not {got}")
 
 
 @dataclass(frozen=True)
@@ -58,7 +38,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Line:
+class TensorEntry:
     """What a manifest says about one tensor."""
 
     dtype: str
@@ -67,10 +47,6 @@ class Line:
 
     def as_json(self) -> Json:
         return {"dtype": self.dtype, "shape": list(self.shape), "sha256": self.sha256}
-
-
-def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return WIDTH[dtype] * math.prod(shape)
 
 
 def pack(
@@ -84,7 +60,7 @@ def pack(
     made_from: Mapping[str, str] = _NOTHING,
 ) -> bytes:
     """The file. The same message and key give the same bytes."""
-    lines = {name: Line(t.dtype, t.shape, hashlib.sha256(t.data).hexdigest()) for name, t in tensors.items()}
+    lines = {name: TensorEntry(t.dtype, t.shape, hashlib.sha256(t.data).hexdigest()) for name, t in tensors.items()}
     manifest = manifest_bytes(kind, client, plan, lines, facts, made_from)
     head = header_bytes(manifest.decode(), key.sign(manifest), lines)
     return b"".join([head, *(tensors[name].data for name in data_order(lines))])
@@ -108,14 +84,14 @@ def promised_size(
     made_from: Mapping[str, str] = _NOTHING,
 ) -> int:  # fmt: skip
     """The same before there is any tensor, from dtypes and shapes alone: digests have a fixed length."""
-    lines = {name: Line(dtype, shape, "0" * 64) for name, (dtype, shape) in kinds.items()}
+    lines = {name: TensorEntry(dtype, shape, "0" * 64) for name, (dtype, shape) in kinds.items()}
     manifest = manifest_bytes(kind, client, plan, lines, facts, made_from)
     head = header_bytes(manifest.decode(), "0" * SIGNATURE_DIGITS, lines)
     return len(head) + sum(nbytes(line.dtype, line.shape) for line in lines.values())
 
 
 def manifest_bytes(
-    kind: str, client: str, plan: str, lines: Mapping[str, Line], facts: Facts, made_from: Mapping[str, str]
+    kind: str, client: str, plan: str, lines: Mapping[str, TensorEntry], facts: Facts, made_from: Mapping[str, str]
 ) -> bytes:
     if bad := [name for name in lines if not is_tensor_name(name)]:
         raise ValueError(f"tensor names are 1 to 200 printable ASCII characters, not {bad[0]!r}")
@@ -133,7 +109,7 @@ def manifest_bytes(
     )
 
 
-def header_bytes(manifest: str, signature: str, lines: Mapping[str, Line]) -> bytes:
+def header_bytes(manifest: str, signature: str, lines: Mapping[str, TensorEntry]) -> bytes:
     """The beginning of the file up to the first tensor: a length and JSON, padded with spaces to 8 bytes."""
     entries: dict[str, Json] = {
         name: {"dtype": lines[name].dtype, "shape": list(lines[name].shape), "data_offsets": list(span)}
@@ -144,12 +120,12 @@ def header_bytes(manifest: str, signature: str, lines: Mapping[str, Line]) -> by
     return len(text).to_bytes(8, "little") + text
 
 
-def data_order(lines: Mapping[str, Line]) -> list[str]:
+def data_order(lines: Mapping[str, TensorEntry]) -> list[str]:
     """Widest elements first, then by name: every tensor starts at a multiple of its width, as fast readers wish."""
     return sorted(lines, key=lambda name: (-WIDTH[lines[name].dtype], name))
 
 
-def offsets(lines: Mapping[str, Line]) -> dict[str, tuple[int, int]]:
+def offsets(lines: Mapping[str, TensorEntry]) -> dict[str, tuple[int, int]]:
     """Where each tensor lies after the header, without gaps."""
     spans, end = {}, 0
     for name in data_order(lines):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from osfl.errors import Rejected
-from osfl.protocol import Json, Limits, canonical
+from osfl.core.errors import Rejected
+from osfl.core.names import shown
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Json, Limits, canonical
 from osfl.wire import strict_json
-from osfl.wire.bundle import Line, RawTensor, header_bytes, offsets
+from osfl.wire.bundle import TensorEntry, header_bytes, offsets
 from osfl.wire.contract import REPACK
-from osfl.wire.names import shown
 from osfl.wire.sealing import MAGIC
 from osfl.wire.source import Source
 
@@ -31,7 +32,7 @@ class Envelope:
     manifest: Json
     signature: str
 
-    def slices(self, data: memoryview, lines: Mapping[str, Line]) -> dict[str, RawTensor]:
+    def slices(self, data: memoryview, lines: Mapping[str, TensorEntry]) -> dict[str, RawTensor]:
         """The tensors as windows on `data`."""
         body, spans = data[len(self.head) :], offsets(lines)
         return {
@@ -86,7 +87,7 @@ def _metadata(header: dict[str, Json]) -> tuple[str, str]:
     return manifest, signature
 
 
-def check_layout(envelope: Envelope, lines: Mapping[str, Line]) -> None:
+def check_layout(envelope: Envelope, lines: Mapping[str, TensorEntry]) -> None:
     """What safetensors readers see is what was signed: the same tensors, back to back, filling the file."""
     if envelope.entries.keys() != lines.keys():
         odd = sorted(envelope.entries.keys() ^ lines.keys())
@@ -107,7 +108,7 @@ def check_layout(envelope: Envelope, lines: Mapping[str, Line]) -> None:
         raise _no("size", "something was added to the file", f"{expected} bytes", envelope.size, AGAIN)
 
 
-def check_canonical(envelope: Envelope, lines: Mapping[str, Line]) -> None:
+def check_canonical(envelope: Envelope, lines: Mapping[str, TensorEntry]) -> None:
     """The one spelling of this message; another one would be a second file with the same meaning."""
     if canonical(envelope.manifest) != envelope.manifest_text.encode():
         raise _no("manifest", "the manifest is not in canonical form", "canonical JSON", "another spelling", REPACK)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from osfl.errors import Rejected
-from osfl.protocol import Contract, Json, Limits, canonical
+from osfl.core.errors import Rejected
+from osfl.core.names import shown
+from osfl.core.types import Contract, Json, Limits, canonical
 from osfl.wire import strict_json
 from osfl.wire.bundle import FACTS_DEPTH
-from osfl.wire.names import shown
 
 _FIX = "Facts are small and readable; train again with `osfl client plan.toml` and this version of osfl."
 
@@ -59,7 +59,7 @@ def check_needed(facts: dict[str, Json], tensors: Collection[str], contract: Con
 
 
 def architecture_of(facts: Json, known: Collection[str]) -> str:
-    """Which contract applies. A desk that knows the single architecture "" needs no fact about it."""
+    """Which contract applies. A coordinator that knows the single architecture "" needs no fact about it."""
     if not isinstance(facts, dict):
         raise _wrong("facts", "the facts are not an object", "an object", facts)
     name = facts.get("architecture", "")

@@ -13,14 +13,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from osfl.errors import Rejected, UsageError
-from osfl.protocol import ClientId, Contract, Json, Limits, canonical
+from osfl.core.errors import Rejected, UsageError
+from osfl.core.names import check_client_id, is_client_id, is_digest, shown
+from osfl.core.tensors import WIDTH, RawTensor
+from osfl.core.types import ClientId, Contract, Json, Limits, canonical
 from osfl.wire.advice import release_fix
-from osfl.wire.bundle import FORMAT, WIDTH, Bundle, Line, RawTensor
-from osfl.wire.contract import REPACK, check_contract, read_lines
+from osfl.wire.bundle import FORMAT, Bundle, TensorEntry
+from osfl.wire.contract import REPACK, check_contract, read_entries
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
 from osfl.wire.facts import architecture_of, check_facts, check_needed, check_well_known
-from osfl.wire.names import check_client_id, is_client_id, is_digest, shown
 from osfl.wire.signing import VerifyKey
 from osfl.wire.source import BytesLike, opened
 from osfl.wire.values import check_hashes, check_values
@@ -38,7 +39,7 @@ class ReleaseRejected(Rejected):
 
 
 @dataclass(frozen=True)
-class Desk:
+class AcceptancePolicy:
     """All that the receiving side has to know; worked out once, when the round opens."""
 
     plan: str  # digest of the plan: the round
@@ -66,38 +67,38 @@ class Desk:
                 raise UsageError(f"no bundle can hold the dtype of '{unknown[0]}'", field="contract", fix="Use F32.")
 
 
-def accept(source: BytesLike | Path, desk: Desk) -> Bundle:
+def accept(source: BytesLike | Path, policy: AcceptancePolicy) -> Bundle:
     """The upload, if every check says yes; `Rejected` otherwise."""
-    return open_upload(source, desk)[0]
+    return open_upload(source, policy)[0]
 
 
-def open_upload(source: BytesLike | Path, desk: Desk, signer: str = "") -> tuple[Bundle, memoryview]:
+def open_upload(source: BytesLike | Path, policy: AcceptancePolicy, signer: str = "") -> tuple[Bundle, memoryview]:
     """The same, with the file's bytes as they were checked; `signer` is a key to expect instead of the client's."""
     with _blaming(UNKNOWN), opened(source) as file:
-        envelope = read_envelope(file, desk.limits)
-        client = _enrolled(envelope.manifest, desk)
+        envelope = read_envelope(file, policy.limits)
+        client = _enrolled(envelope.manifest, policy)
         with _blaming(client):
-            _check_signature(envelope, VerifyKey(signer or desk.enrolled[client]))
-            manifest = check_round(envelope.manifest, {"upload"}, desk.plan)
-            contract = desk.contracts[architecture_of(manifest["facts"], desk.contracts)]
-            lines = read_lines(manifest["tensors"])
-            check_contract(lines, contract)
-            check_needed(manifest["facts"], lines, contract)
-            check_layout(envelope, lines)
+            _check_signature(envelope, VerifyKey(signer or policy.enrolled[client]))
+            manifest = check_round(envelope.manifest, {"upload"}, policy.plan)
+            contract = policy.contracts[architecture_of(manifest["facts"], policy.contracts)]
+            entries = read_entries(manifest["tensors"])
+            check_contract(entries, contract)
+            check_needed(manifest["facts"], entries, contract)
+            check_layout(envelope, entries)
             data = file.whole()
-            tensors = _check_tensors(data, envelope, lines, contract)
-            check_facts(manifest["facts"], desk.limits.facts_bytes)
-            check_well_known(manifest["facts"], desk.classes, desk.limits)
-            check_canonical(envelope, lines)
+            tensors = _check_tensors(data, envelope, entries, contract)
+            check_facts(manifest["facts"], policy.limits.facts_bytes)
+            check_well_known(manifest["facts"], policy.classes, policy.limits)
+            check_canonical(envelope, entries)
             return bundle_of(envelope, tensors), data
 
 
-def open_standing(source: BytesLike | Path, desk: Desk, client: ClientId) -> tuple[Bundle, memoryview]:
+def open_standing(source: BytesLike | Path, policy: AcceptancePolicy, client: ClientId) -> tuple[Bundle, memoryview]:
     """An upload that was received: signed by its client, or, where a class of it was forgotten, by the server."""
     with _blaming(client):
-        desk.withdrawn.check(read_manifest(source, desk.limits))
-    left = desk.forgotten.get(client)
-    bundle, data = open_upload(source, desk, desk.server if left else "")
+        policy.withdrawn.check(read_manifest(source, policy.limits))
+    left = policy.forgotten.get(client)
+    bundle, data = open_upload(source, policy, policy.server if left else "")
     if left and bundle.digest != left:
         fix = "Restore what the certificate of forgetting names."
         raise _no("upload", "it is not what was left of this upload", left, bundle.digest, fix)
@@ -122,11 +123,11 @@ def verify_release(
             _check_signature(envelope, VerifyKey(server_public_hex))
             manifest = check_round(envelope.manifest, {"release", "personal"}, plan)
             check_receiver(manifest, client)
-            lines = read_lines(manifest["tensors"])
-            check_layout(envelope, lines)
-            tensors = _check_tensors(file.whole(), envelope, lines, {})
+            entries = read_entries(manifest["tensors"])
+            check_layout(envelope, entries)
+            tensors = _check_tensors(file.whole(), envelope, entries, {})
             check_facts(manifest["facts"], limits.facts_bytes)
-            check_canonical(envelope, lines)
+            check_canonical(envelope, entries)
             withdrawn.check(manifest)
             return bundle_of(envelope, tensors)
     except Rejected as no:
@@ -151,15 +152,15 @@ def _blaming(client: str) -> Iterator[None]:
         raise
 
 
-def _enrolled(manifest: Json, desk: Desk) -> ClientId:
+def _enrolled(manifest: Json, policy: AcceptancePolicy) -> ClientId:
     client = manifest.get("client") if isinstance(manifest, dict) else None
-    if isinstance(client, str) and client in desk.enrolled:
+    if isinstance(client, str) and client in policy.enrolled:
         return client
     raise Rejected(
         "no such client is enrolled in this round",
         client=client if is_client_id(client) else UNKNOWN,
         field="client", expected="an enrolled client", got=shown(client),
-        fix="Enrol the client's public key before the round opens, or send this to the round that it was made for.",
+        fix="Enroll the client's public key before the round opens, or send this to the round that it was made for.",
     )  # fmt: skip
 
 
@@ -206,18 +207,18 @@ def check_receiver(manifest: dict[str, Json], client: ClientId | None) -> None:
 
 
 def _check_tensors(
-    data: memoryview, envelope: Envelope, lines: Mapping[str, Line], contract: Contract
+    data: memoryview, envelope: Envelope, entries: Mapping[str, TensorEntry], contract: Contract
 ) -> dict[str, RawTensor]:
-    tensors = envelope.slices(data, lines)
-    check_hashes(tensors, lines)
+    tensors = envelope.slices(data, entries)
+    check_hashes(tensors, entries)
     check_values(tensors, contract)
     return tensors
 
 
 def bundle_of(envelope: Envelope, tensors: Mapping[str, RawTensor]) -> Bundle:
-    said = envelope.manifest
-    digest = hashlib.sha256(canonical(said)).hexdigest()
-    return Bundle(said["kind"], said["client"], said["plan"], tensors, said["facts"], said["made_from"], digest)
+    content = envelope.manifest
+    digest = hashlib.sha256(canonical(content)).hexdigest()
+    return Bundle(content["kind"], content["client"], content["plan"], tensors, content["facts"], content["made_from"], digest)
 
 
 def _no(field: str, reason: str, expected: object, got: object, fix: str) -> Rejected:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from osfl.errors import Rejected, RoundError
-from osfl.protocol import ClientId, digest_of
-from osfl.wire import atomic
+from osfl.core.errors import Rejected, RoundError
+from osfl.core.names import check_client_id
+from osfl.core.types import ClientId, digest_of
+from osfl.runtime import atomic
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
-from osfl.wire.gate import Desk, open_standing, open_upload
-from osfl.wire.names import check_client_id
+from osfl.wire.gate import AcceptancePolicy, open_standing, open_upload
 from osfl.wire.sealing import is_sealed, unseal
 from osfl.wire.signing import SigningKey
 from osfl.wire.source import BytesLike, opened
@@ -37,8 +37,8 @@ class Receipt:
 class Inbox:
     """A folder with `<client>.safetensors` files; the folder is the state, so a new process just continues."""
 
-    def __init__(self, folder: Path, desk: Desk) -> None:
-        self.folder, self.desk = folder, desk
+    def __init__(self, folder: Path, policy: AcceptancePolicy) -> None:
+        self.folder, self.policy = folder, policy
         with _using(folder):
             atomic.make_folder(folder)
             atomic.sweep(folder)
@@ -46,7 +46,7 @@ class Inbox:
     def receive(self, source: BytesLike | Path) -> Receipt:
         """Check, store durably, then acknowledge. The same upload again gets the same receipt."""
         try:
-            bundle, data = open_upload(source, self.desk)
+            bundle, data = open_upload(source, self.policy)
             self._refuse_forgotten(bundle.client)
             receipt = Receipt(bundle.client, bundle.digest, data.nbytes, self.path(bundle.client))
             if self._store(receipt.path, data):
@@ -63,7 +63,7 @@ class Inbox:
             if not isinstance(source, Path) or not is_sealed(source):
                 return source
             if key is not None:
-                return unseal(source, key, self.desk.limits.upload_bytes)
+                return unseal(source, key, self.policy.limits.upload_bytes)
         except Rejected as no:
             self.note(no)
             raise
@@ -87,7 +87,7 @@ class Inbox:
         """The identity of a client's upload, from its header alone; it was checked on the way in."""
         try:
             with opened(self.path(client)) as file:
-                manifest = read_envelope(file, self.desk.limits).manifest
+                manifest = read_envelope(file, self.policy.limits).manifest
         except Rejected as no:
             raise _damaged(client, self.path(client), no.reason) from None
         return digest_of(manifest)
@@ -109,7 +109,7 @@ class Inbox:
     def _stored(self, client: ClientId) -> tuple[Bundle, Receipt]:
         path = self.path(client)
         try:
-            bundle, data = open_standing(path, self.desk, client)
+            bundle, data = open_standing(path, self.policy, client)
         except Rejected as no:
             raise _damaged(client, path, no.reason) from None
         if bundle.client != client:
@@ -126,11 +126,11 @@ class Inbox:
 
     def _expected(self) -> list[ClientId]:
         """Whose uploads count: a file of a forgotten client is nobody's."""
-        return [client for client in sorted(self.desk.enrolled) if self.desk.forgotten.get(client) != ""]
+        return [client for client in sorted(self.policy.enrolled) if self.policy.forgotten.get(client) != ""]
 
     def _refuse_forgotten(self, client: ClientId) -> None:
-        if client in self.desk.forgotten:
-            gone = "a class of its upload" if self.desk.forgotten[client] else "this client"
+        if client in self.policy.forgotten:
+            gone = "a class of its upload" if self.policy.forgotten[client] else "this client"
             raise Rejected(
                 f"{gone} was forgotten in this round", client=client, field="client", expected="another client",
                 got=client, fix="Forgetting is final in a round. To take part again, open a new round (another seed will do).",

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from osfl.errors import Rejected
-from osfl.wire.atomic import replace_in_pieces
+from osfl.core.errors import Rejected
+from osfl.runtime.atomic import replace_in_pieces
 from osfl.wire.points import PRIME
 from osfl.wire.signing import SigningKey, VerifyKey
 from osfl.wire.source import Source, opened
@@ -83,8 +83,8 @@ def _plain(file: Source, key: SigningKey, size: int, count: int) -> memoryview:
         plain = bytearray(size)
         for number in range(count):
             piece = file.part(_HEAD + number * (PIECE + _TAG), PIECE + _TAG)
-            words = cipher.decrypt(_nonce(number, number == count - 1), piece, None)
-            plain[number * PIECE : number * PIECE + len(words)] = words
+            piece_bytes = cipher.decrypt(_nonce(number, number == count - 1), piece, None)
+            plain[number * PIECE : number * PIECE + len(piece_bytes)] = piece_bytes
     except (InvalidTag, ValueError):  # ValueError: a public key of low order, which gives no secret
         raise _damaged("other bytes") from None
     return memoryview(plain).toreadonly()

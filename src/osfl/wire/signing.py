@@ -10,8 +10,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from osfl.errors import UsageError
-from osfl.wire.names import shown
+from osfl.core.errors import UsageError
+from osfl.core.names import shown
 from osfl.wire.points import weakness
 
 SIGNATURE_DIGITS = 128
@@ -21,7 +21,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}")  # one spelling only: upper-case digit
 
 
 class VerifyKey:
-    """The public half, known to everyone who must recognise the signer.
+    """The public half, known to everyone who must recognize the signer.
 
     Keys for which a signature can be made without a private key are refused here, and so everywhere (see osfl.wire.points).
     """
@@ -135,13 +135,13 @@ def read_public(path: Path) -> str:
         raise _key_error(path, f"cannot be read: {error.strerror}", "Name a .pub file that `osfl keys` wrote.") from None
     if b"PRIVATE KEY" in text:
         return SigningKey.load(path).public_hex
-    word = text.strip().decode("ascii", "replace")
-    if not _KEY.fullmatch(word):
-        raise _key_error(path, f"holds no public key: expected 64 lower-case hex digits, got {shown(word, 40)}",
+    digits = text.strip().decode("ascii", "replace")
+    if not _KEY.fullmatch(digits):
+        raise _key_error(path, f"holds no public key: expected 64 lower-case hex digits, got {shown(digits, 40)}",
                          "Ask its owner for the .pub file that `osfl keys` wrote.")  # fmt: skip
-    if problem := weakness(bytes.fromhex(word)):
+    if problem := weakness(bytes.fromhex(digits)):
         raise _key_error(path, f"holds a public key that is refused: {problem}", _OTHER_KEY)
-    return VerifyKey(word).hex
+    return VerifyKey(digits).hex
 
 
 def _key_error(path: Path, problem: str, fix: str) -> UsageError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from osfl.errors import Rejected
+from osfl.core.errors import Rejected
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from osfl.protocol import Json
+from osfl.core.types import Json
 
 _INT64 = 1 << 63
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from osfl.errors import Rejected
-from osfl.protocol import Contract, Field
-from osfl.wire.bundle import Line, RawTensor
+from osfl.core.errors import Rejected
+from osfl.core.tensors import RawTensor
+from osfl.core.types import Contract, Field
+from osfl.wire.bundle import TensorEntry
 
 # numpy has no bfloat16; its bits are enough to see what is not finite. A bool is read as the byte that it is.
 NUMPY = {
@@ -23,13 +24,13 @@ _CHUNK_BYTES = 4 << 20  # a check needs little memory beside the upload itself
 _BF16_EXPONENT = np.uint16(0x7F80)
 
 
-def check_hashes(tensors: Mapping[str, RawTensor], lines: Mapping[str, Line]) -> None:
+def check_hashes(tensors: Mapping[str, RawTensor], entries: Mapping[str, TensorEntry]) -> None:
     for name, tensor in tensors.items():
         got = hashlib.sha256(tensor.data).hexdigest()
-        if got != lines[name].sha256:
+        if got != entries[name].sha256:
             raise Rejected(
                 f"the data of tensor '{name}' are not what was signed",
-                field=f"{name}.sha256", expected=lines[name].sha256, got=got,
+                field=f"{name}.sha256", expected=entries[name].sha256, got=got,
                 fix="The file was damaged on its way; copy it again from where it was made.",
             )  # fmt: skip
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osfl.errors import OsflError, Rejected
-from osfl.protocol import Limits
+from osfl.core.errors import OsflError, Rejected
+from osfl.core.names import is_client_id, is_digest, shown
+from osfl.core.types import Limits
 from osfl.wire.bundle import Bundle
-from osfl.wire.contract import REPACK, read_lines
+from osfl.wire.contract import REPACK, read_entries
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
 from osfl.wire.facts import check_facts
 from osfl.wire.gate import bundle_of, check_receiver, check_round
-from osfl.wire.names import is_client_id, is_digest, shown
 from osfl.wire.signing import VerifyKey
 from osfl.wire.source import BytesLike, opened
 from osfl.wire.values import check_hashes
@@ -63,12 +63,12 @@ def look_at(source: BytesLike | Path, limits: Limits = WINDOW_LIMITS) -> Seen:
     with of_unknown_kind(), opened(source) as file:
         envelope = read_envelope(file, limits)
         manifest = _check_form(envelope.manifest)
-        lines = read_lines(manifest["tensors"])
-        check_layout(envelope, lines)
+        entries = read_entries(manifest["tensors"])
+        check_layout(envelope, entries)
         check_facts(manifest["facts"], limits.facts_bytes)
-        bundle = bundle_of(envelope, envelope.slices(file.whole(), lines))
+        bundle = bundle_of(envelope, envelope.slices(file.whole(), entries))
     checks: list[Callable[[], None]] = [
-        lambda: check_hashes(bundle.tensors, lines), lambda: check_canonical(envelope, lines),
+        lambda: check_hashes(bundle.tensors, entries), lambda: check_canonical(envelope, entries),
     ]  # fmt: skip
     return Seen(bundle, envelope.size, envelope, tuple(no for check in checks if (no := _refusal(check)) is not None))
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osfl.errors import Rejected
-from osfl.protocol import ClientId, Json, digest_of
+from osfl.core.errors import Rejected
+from osfl.core.types import ClientId, Json, digest_of
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,245 @@
+"""From words to a Simulation, with every mistake in one message instead of one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from osfl.cli import options
+from osfl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.core.types import Plan, Topology
+    from osfl.simulate.simulation import Simulation
+
+PRESETS = ("cpu", "paper", "smoke")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the options of run, compare, check, estimate and new say; nothing of it is checked yet."""
+
+    methods: Sequence[str]  # `run` has one; `name@key=value` is a variant
+    dataset: str = "digits"
+    clients: int | None = None
+    partition: str = "dirichlet:0.1"
+    preset: str = "cpu"
+    seed: int = 0
+    changes: Sequence[str] = ()  # --set
+    samples: int | None = None
+    image_size: int | None = None
+    channels: int | None = None
+    evaluate_on: Literal["test", "val"] = "test"
+    device: str = "cpu"
+    topology: str | None = None  # mesh, ring, random:K
+    encounters: int = 1
+    contacts: Path | None = None  # a schedule, as a CSV file
+    test_samples: int | None = None
+
+
+@dataclass
+class Mistakes:
+    """Collects what `UsageError`s say, and raises them as one."""
+
+    problems: list[str] = field(default_factory=list)
+    fixes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        try:
+            yield
+        except UsageError as error:
+            self.problems += [problem for problem in error.problems if problem not in self.problems]
+            if error.fix and error.fix not in self.fixes:
+                self.fixes.append(error.fix)
+
+    def check(self) -> None:
+        if self.problems:
+            raise UsageError(self.problems, fix="\n".join(self.fixes) or None)
+
+
+def parse_options(args: RunOptions) -> Simulation:
+    """The simulation that these words ask for (of the first method), or all that is wrong with them."""
+    from osfl.core.plan import parse_changes
+    from osfl.data.geometry import check_geometry
+    from osfl.data.partition import parse_partition
+    from osfl.runtime.environment import device_named
+    from osfl.simulate.simulation import Simulation, open_source
+
+    mistakes, changes, topology = Mistakes(), {}, None
+    with mistakes.noted():
+        changes = parse_changes(args.changes)
+    with mistakes.noted():
+        topology = _topology(args)
+    simulation = Simulation(
+        args.methods[0] if args.methods else "", args.dataset, args.clients, args.partition, args.preset, args.seed,
+        changes, args.samples, args.image_size, args.channels, args.evaluate_on, topology=topology,
+        contacts=str(args.contacts or ""), test_samples=args.test_samples,
+    )  # fmt: skip
+    _methods(simulation, args, mistakes)
+    with mistakes.noted():
+        parse_partition(args.partition)
+    with mistakes.noted():
+        device_named(args.device)
+    with mistakes.noted():
+        check_geometry(args.image_size, args.channels)
+    if mistakes.problems and _unheard_of(args.dataset):  # else it is opened by the walk, which may take a while
+        with mistakes.noted():
+            open_source(args.dataset, None, None)
+    mistakes.check()
+    return simulation
+
+
+def _topology(args: RunOptions) -> Topology | None:
+    from osfl.core.topology import parse_topology, read_contacts
+
+    if args.contacts is not None and (args.topology or args.encounters > 1):
+        raise UsageError("a contact schedule says itself who meets whom and how often", field="contacts",
+                         fix="Leave --topology and --encounters out; the column encounter numbers the exchanges.")  # fmt: skip
+    if args.contacts is not None:
+        return read_contacts(args.contacts)
+    if args.topology is None and args.encounters == 1:
+        return None
+    return parse_topology("mesh" if args.topology is None else args.topology, args.encounters)
+
+
+def _methods(simulation: Simulation, args: RunOptions, mistakes: Mistakes) -> None:
+    """Names, preset and settings of all methods; without a known method only the preset's name can be checked."""
+    from osfl.core.plan import resolve_settings
+    from osfl.core.registry import load
+    from osfl.simulate.simulation import for_methods
+
+    if not args.methods:
+        with mistakes.noted():
+            raise UsageError("--method is missing", field="method", fix="`osfl ls methods` lists them: --method ensemble.")
+    known = 0
+    for label in args.methods:
+        with mistakes.noted():
+            load(label.partition("@")[0])
+            known += 1
+    with mistakes.noted():
+        if known < len(args.methods) or not args.methods:
+            _preset(args.preset)
+        elif len(args.methods) == 1 and "@" not in args.methods[0]:
+            resolve_settings(load(args.methods[0]), args.preset, simulation.changes)
+        else:
+            for_methods(simulation, args.methods)
+
+
+def _preset(name: str) -> None:
+    from osfl.core.errors import nearest
+
+    if name not in PRESETS:
+        raise UsageError(f"there is no preset {name!r}.{nearest(name, PRESETS)}", fix=f"Presets: {', '.join(PRESETS)}.")
+
+
+def _unheard_of(dataset: str) -> bool:
+    from osfl.data.catalog import sheets
+    from osfl.data.places import data_folder
+
+    folder = data_folder()
+    files = folder.glob(f"{dataset}.*") if folder and "/" not in dataset else ()
+    return dataset not in sheets() and not Path(dataset).exists() and not any(files)
+
+
+def rehearse(simulation: Simulation, methods: Sequence[str]) -> None:
+    """Every plan of a comparison is checked before the first method starts; the dataset is opened once."""
+    from osfl.simulate.simulation import for_methods, prepare
+
+    mistakes = Mistakes()
+    for variant in for_methods(simulation, methods):
+        with mistakes.noted():
+            prepare(variant)
+    mistakes.check()
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """`0,1,2` as numbers, each once."""
+    try:
+        found = [int(item) for item in text.split(",") if item.strip()]
+    except ValueError:
+        found = []
+    if not found or len(set(found)) != len(found):
+        raise UsageError(f"{option} {text!r}: expected different whole numbers, such as {option} 0,1,2", field="seeds")
+    return found
+
+
+def names(text: str, option: str, what: str = "method") -> list[str]:
+    """`a,b,c` as names, each once."""
+    found = [item.strip() for item in text.split(",") if item.strip()]
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise UsageError(f"{option}: {', '.join(twice)} is named twice", field=f"{what}s", fix=f"Name each {what} once.")
+    return found
+
+
+# --- plans as words ----------------------------------------------------------------------------------------------------
+
+
+def from_plan(path: Path) -> tuple[Simulation, Plan]:
+    """A plan.toml that says where its shards come from, as a simulation of it."""
+    from osfl.core.plan import read_plan
+
+    plan = read_plan(path)
+    if not plan.data.get("dataset"):
+        raise UsageError(
+            f"{path} says nothing about data, so its shards cannot be simulated", field="data",
+            fix="Give --sites with the folders of its sites, or write it with `osfl new --dataset NAME`.",
+        )  # fmt: skip
+    return simulated(plan, path), plan
+
+
+def simulated(plan: Plan, path: Path) -> Simulation:
+    """A plan that says where its shards come from, as the words of a simulation."""
+    from osfl.core.registry import load
+    from osfl.simulate.simulation import Simulation
+
+    paper, data = load(plan.method).Settings(), plan.data
+    settings = plan.as_json()["settings"]
+    changes: dict[str, Any] = {k: v for k, v in settings.items() if getattr(plan.settings, k) != getattr(paper, k)}
+    fixed = str(data.get("partition", "")) in ("silos", "domains")  # these name the number of clients themselves
+    return Simulation(
+        plan.method, str(data["dataset"]), None if fixed else len(plan.clients), str(data.get("partition", "iid")), "paper",
+        plan.seed, changes, data.get("samples"), plan.task.image[1], plan.task.image[0], data.get("evaluated_on", "test"),
+        plan.limits, str(path), plan.topology, test_samples=data.get("test_samples"),
+    )  # fmt: skip
+
+
+def same_plan(plan: Plan, found: Plan, path: Path) -> None:
+    """The shards here must be those that the plan was written for; one written by hand, without a digest, takes any."""
+    there, here = ({**p.as_json(), "data": _given(p.data)} for p in (plan, found))
+    if "digest" not in there["data"]:
+        here["data"] = {key: value for key, value in here["data"].items() if key not in ("digest", "groups")}
+        there["data"] = {key: value for key, value in there["data"].items() if key != "groups"}
+    different = [key for key in ("task", "clients", "data") if there[key] != here[key]]
+    if different:
+        raise UsageError(
+            [f"{path}: [{key}] is {there[key]!r}, but the data here give {here[key]!r}" for key in different], field="plan",
+            fix="The dataset or the plan changed since `osfl new` wrote it: write it again with --force.",
+        )  # fmt: skip
+
+
+def _given(data: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no word for nothing."""
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def default_out(simulation: Simulation) -> Path:
+    """runs/ensemble-digits-dirichlet-0.1-seed0"""
+    parts = [simulation.method, Path(simulation.dataset).stem, simulation.partition.replace(":", "-")]
+    if simulation.topology:
+        parts.append(f"{simulation.topology.kind}-{simulation.topology.encounters}")
+    return Path("runs") / f"{'-'.join(parts)}-seed{simulation.seed}"
+
+
+def with_smoke(preset: str, smoke: bool) -> str:
+    """The preset that was asked for; `--smoke` beside another one contradicts it."""
+    if smoke and preset != "smoke" and any(one.name == "preset" for one in options.spoken()):
+        raise UsageError(f"--smoke is --preset smoke, which contradicts --preset {preset}", field="preset",
+                         fix="Leave one of them out.")  # fmt: skip
+    return "smoke" if smoke else preset
+
+

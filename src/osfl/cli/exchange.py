@@ -1,0 +1,161 @@
+"""`osfl exchange`: a site's model, made of what its neighbors said to it directly; no server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.enroll import gather
+from osfl.cli.personalize import placed
+from osfl.cli.progress import progress_display
+from osfl.cli.terminal import echo, errors, escape, put_json
+from osfl.core.errors import RoundError, UsageError
+
+if TYPE_CHECKING:
+    from osfl.core.types import Plan
+    from osfl.wire.inbox import Inbox
+    from osfl.wire.signing import SigningKey
+
+EXAMPLES = (
+    "osfl new --method fol --dataset digits --clients north,south --samples 150 --smoke --sites sites --force",
+    "osfl keys north south --out keys",
+    "osfl client plan.toml --client south --data sites/south --key keys/south.key --out usb/south.safetensors",
+    "osfl exchange plan.toml usb --client north --keys keys --data sites/north --out model",
+    "osfl predict --run model sites/north",
+)
+EVERY = 5.0  # seconds between two looks at the files
+Stamp = tuple[Path, int, int]  # a file, its size and when it was written
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE|FOLDER...", help="Neighbors' bundles, or folders with .safetensors files."),
+]  # fmt: skip
+Keys = Annotated[
+    Path, typer.Option("--keys", metavar="DIR", rich_help_panel=options.SITE, help="A folder with NAME.pub of each neighbor.")
+]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", "-k", metavar="FILE", rich_help_panel=options.SITE, show_default=False,
+                 help="This site's private key; only bundles that are sealed to it need it."),
+]  # fmt: skip
+WithoutMissing = Annotated[
+    bool, typer.Option("--without-missing", help="Go on with those who were heard, even if that is nobody.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until all neighbors were heard.")]
+
+
+def exchange(
+    plan: options.Plan,
+    name: options.ClientName,
+    keys: Keys,
+    files: Files = None,
+    data: options.Data = None,
+    key: Key = None,
+    work: options.Work = Path("work"),
+    without_missing: WithoutMissing = False,
+    wait: Wait = False,
+    out: options.ModelOut = None,
+    threads: options.Threads = 1,
+    device: options.Device = "cpu",
+    format: options.Format = "text",
+) -> None:
+    """Check the bundles of this site's neighbors, as a coordinator would, and make the site's model of them.
+
+    Strangers, other clients and damaged files are refused; a bundle that comes twice counts once. If a neighbor is missing,
+    say who: exit code 1, and what was received is kept.
+    """
+    from osfl.core.plan import read_plan
+    from osfl.roles.peer import exchange as make
+    from osfl.roles.peer import left_out, missing_neighbors, own_inbox
+    from osfl.runtime.machine import Machine
+    from osfl.transports.files import pick_up
+    from osfl.wire.signing import SigningKey
+
+    if wait and without_missing:
+        raise UsageError("--wait waits for everybody, and --without-missing for nobody", field="wait", fix="Say one of them.")
+    absent = [] if wait else [file.path for file in pick_up(files or [])[1] if file.absent]
+    if absent:
+        raise UsageError([f"there is no {path}" for path in absent], field="files", fix="Name files that are there, or --wait.")
+    agreed, own = read_plan(plan), SigningKey.load(key) if key else None
+    inbox, judged = own_inbox(agreed, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
+    heard = _listen(agreed, name, inbox, own, files or [], format, judged)
+    while wait and missing_neighbors(agreed, name, inbox):
+        errors().print(f"waiting for {', '.join(missing_neighbors(agreed, name, inbox))}", soft_wrap=True)
+        time.sleep(EVERY)
+        heard = _listen(agreed, name, inbox, own, files or [], format, judged)
+    try:
+        with progress_display(format == "json") as progress:
+            model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
+                         machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
+    except RoundError as no:
+        if format != "json":
+            raise
+        put_json({**no.as_json(), "heard": list(inbox.delivered()), **heard, "missing": missing_neighbors(agreed, name, inbox)})
+        raise typer.Exit(1) from None  # whoever is missing may have been refused: a script learns why
+    folder, unused = placed(model, out), left_out(model)
+    if format == "json":
+        put_json({"client": name, "round": agreed.digest, "heard": list(inbox.delivered()), **heard, "left_out": unused,
+                  "missing": missing_neighbors(agreed, name, inbox), "model": str(folder / "model.safetensors")})  # fmt: skip
+        return
+    echo(f"Heard    {', '.join(inbox.delivered()) or 'nobody'}")
+    if unused:
+        echo(f"[yellow]Left out {', '.join(unused)}[/]: what it says of this site's images, as it came or once it is aligned, "
+            "are no usable numbers. If that is so of everybody, a lower align_lr may help.")  # fmt: skip
+    echo(f"Model    {escape(str(folder / 'model.safetensors'))}")
+    echo(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
+
+
+def _listen(
+    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, files: Sequence[Path], format: str,
+    judged: dict[Stamp, dict[str, Any] | None],
+) -> dict[str, Any]:  # fmt: skip
+    """Every file through the gate, once as long as it stays the same; a line for each refusal. The site's own bundle may lie
+    among them."""
+    from osfl.transports.files import pick_up
+
+    taken, left = pick_up(files)
+    stamps = [_stamp(path) for path in taken]
+    for path, stamp in zip(taken, stamps, strict=True):
+        if stamp not in judged:
+            judged[stamp] = _refusal(plan, client, inbox, key, path, format)
+    for file in left:
+        stamp = _stamp(file.path)
+        if stamp not in judged and format == "text":
+            errors().print(f"[yellow]left[/]      {escape(str(file.path))}: {file.why}", soft_wrap=True)
+        judged[stamp] = None
+    return {"refused": [no for stamp in stamps if (no := judged[stamp]) is not None],
+            "left": [{"path": str(file.path), "why": file.why} for file in left]}  # fmt: skip
+
+
+def _refusal(
+    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, path: Path, format: str
+) -> dict[str, Any] | None:
+    """Why a file was refused, told; None if it was taken or is the site's own."""
+    from osfl.core.errors import Rejected
+    from osfl.roles.peer import receive_from_neighbor, sender
+
+    if sender(path, inbox) == client:
+        return None
+    try:
+        receive_from_neighbor(plan, client, inbox, path, key)
+    except Rejected as no:
+        if no.client == client:  # its own, sealed to itself
+            return None
+        if format == "text":
+            errors().print(f"[bold red]refused[/]   {escape(str(path))}: {escape(str(no))}", soft_wrap=True)
+        return {"path": str(path), **no.as_json(), "client": no.client}
+    return None
+
+
+def _stamp(path: Path) -> Stamp:
+    """What tells a file that was looked at from one that has changed since."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return path, -1, -1
+    return path, found.st_size, found.st_mtime_ns

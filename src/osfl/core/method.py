@@ -1,0 +1,218 @@
+"""What a method provides, and the context that it computes with. See docs/architecture.md for one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from osfl.core.topology import neighbors
+from osfl.core.types import (
+    ClientId,
+    Contract,
+    Dataset,
+    Exposed,
+    Json,
+    Payload,
+    Plan,
+    Progress,
+    Release,
+    Shard,
+    Simulated,
+    Task,
+    Upload,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _serial(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]
+
+
+def _compute(key: Json, make: Callable[[], Payload]) -> Payload:
+    return make()
+
+
+def ignore_figure(title: str, figure: Json) -> None:
+    pass
+
+
+def ignore_milestone(done: int, total: int, model: Callable[[], Payload]) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that is not data."""
+
+    plan: Plan
+    device: torch.device
+    progress: Progress = quiet
+    scratch: Path | None = None  # survives a crash; empty when the phase starts for the first time
+    map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
+    get_or_compute: Callable[[Json, Callable[[], Payload]], Payload] = _compute  # reuse work that this key names completely
+    show: Callable[[str, Json], None] = ignore_figure  # a picture for the report, as osfl.reports.figures describes
+    # (done, total, make): the server's model on its way, as `build` understands it; a simulation scores it, others do not ask
+    milestone: Callable[[int, int, Callable[[], Payload]], None] = ignore_milestone
+    previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
+
+    @property
+    def encounter(self) -> tuple[int, ...]:
+        """A label for what is drawn anew in later encounters; none in the first, so that a single one keeps its numbers."""
+        number = self.plan.topology.encounter if self.plan.topology else 1
+        return (number,) if number > 1 else ()
+
+    def generator(self, *labels: str | int) -> torch.Generator:
+        from osfl.core.seeds import torch_generator
+
+        return torch_generator(self.plan.seed, *labels)
+
+
+class Method:
+    """What a method provides: one paper, the client's side and the server's side in one class.
+
+    A one-shot method defines `contract`, `client_phase`, `server_phase` and `build`. A reference, which exists in simulation
+    only, defines `simulate` and `build`. Everything else has a default; `provides` tells what a class defines itself.
+    """
+
+    Settings: ClassVar[type[Any]]  # a frozen dataclass; its defaults are the paper's values
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "cpu": {}, "smoke": {}}  # what smaller budgets change
+    DEVIATIONS: ClassVar[Sequence[str]] = ()  # where we depart from the paper whatever the settings, a sentence each
+    NEEDS: ClassVar[Sequence[str]] = ()  # facts without which an upload cannot be used
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        self.task = task
+        self.settings = settings
+
+    @classmethod
+    def provides(cls, hook: str) -> bool:
+        """Whether this class defines a method of this name itself, instead of keeping the default of `Method`."""
+        return getattr(cls, hook) is not getattr(Method, hook)
+
+    # --- settings: checked before a round starts ---------------------------------------------------------------------------
+
+    def problems(self, clients: int) -> Sequence[str]:
+        """What is wrong with these settings for a round of so many clients, a sentence each. Default: nothing."""
+        return ()
+
+    def departures(self) -> Sequence[str]:
+        """Where these settings depart from the paper in a way that no changed value says, a sentence each. Default: none."""
+        return ()
+
+    def only_for_clients(self) -> set[str]:
+        """Names of settings that only the client phase reads. Default: none."""
+        return set()
+
+    def architectures(self) -> Sequence[str]:
+        """Architectures that clients may upload. Default: the setting `architecture`."""
+        return (getattr(self.settings, "architecture", ""),)
+
+    # --- a one-shot round ----------------------------------------------------------------------------------------------------
+
+    def contract(self, architecture: str) -> Contract:
+        """Exactly the tensors that an upload may hold: name, dtype, shape and range."""
+        raise NotImplementedError
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        """Learn from one client's images, and return what it uploads."""
+        raise NotImplementedError
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        """Make the release of all accepted uploads."""
+        raise NotImplementedError
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        """The client's own model after the round. Default: the release as it is."""
+        return release.for_client(shard.client)
+
+    def build(self, payload: Payload) -> nn.Module:
+        """The classifier that a payload of `server_phase`, `personalize` or `simulate` describes."""
+        raise NotImplementedError
+
+    # --- a reference: what one-shot methods are measured against
+    # ---------------------------------------------------------------
+
+    def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated:
+        """Train with pooled data or in many rounds. Such a method exists in simulation only."""
+        raise NotImplementedError
+
+    # --- rounds without a server ---------------------------------------------------------------------------------------------
+
+    def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+        """What this client gets of its neighbors' uploads, which are sorted by name; there may be none.
+
+        For methods whose server only passes uploads on: their clients can exchange them without one.
+        """
+        raise NotImplementedError
+
+    def after_round(self, payloads: Mapping[ClientId, Payload]) -> Payload | None:
+        """One model of all clients' models, as `build` understands it. Default: None, each client predicts alone."""
+        return None
+
+    # --- removal of single classes
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def inseparable(self) -> str:
+        """What else has seen a removed class, for the certificate of removal. Default: nothing."""
+        return ""
+
+    def separable(self) -> bool:
+        """Whether uploads with these settings hold a part of their own for each class. Default: if `without_class` exists."""
+        return self.provides("without_class")
+
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        """An upload's payload as if the client had no image of this class; 0 `samples`: nothing is left."""
+        raise NotImplementedError
+
+    # --- what evaluation, inspection and estimates ask for
+    # ----------------------------------------------------------------------
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterable[Exposed]:
+        """What of an upload the egress check and `osfl inspect` attack: generators, statistics, synthetic data. Default:
+        nothing."""
+        return ()
+
+    def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
+        """What a message looks like, for `osfl inspect`: figures by title (osfl.reports.figures). Default: none."""
+        return {}
+
+    def review(self, payloads: Mapping[ClientId, Payload]) -> Mapping[str, Json]:
+        """What only the clients' finished payloads together show: figures by title. Default: none."""
+        return {}
+
+    def server_flops(self, clients: Sequence[ClientId]) -> float | None:
+        """Operations of the server phase, as the meter will count them, for `osfl estimate`. Default: None, not known."""
+        return None
+
+    def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
+        """The synthetic images and their labels, as the classifier is trained on them."""
+        raise NotImplementedError
+
+    def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """The synthetic features (n, ...) and their labels, as the classifier is trained on them; n = 0 where it is not."""
+        raise NotImplementedError
+
+    def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """The same features of real images, uint8 (n, channels, height, width)."""
+        raise NotImplementedError
+
+
+def relayed(method: Method, uploads: Sequence[Upload], ctx: Context) -> Release:
+    """The server phase of a method that relays: to each client that spoke, what its neighbors said."""
+    received = list(uploads)  # a round opens and checks them anew each time they are asked for
+    return Release(Payload({}), {u.client: relay_to(method, u.client, received, ctx) for u in received})
+
+
+def relay_to(method: Method, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+    """The same for one client, as a site does it that has imported its neighbors' bundles itself."""
+    senders = neighbors(ctx.plan, client)
+    return method.relay(client, sorted((u for u in uploads if u.client in senders), key=lambda u: u.client), ctx)

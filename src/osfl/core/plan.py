@@ -1,0 +1,376 @@
+"""plan.toml ↔ Plan, and words ↔ settings. Reports every mistake at once, each with the nearest valid name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import math
+import re
+import tomllib
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+from osfl.core.errors import UsageError, nearest
+from osfl.core.method import Method
+from osfl.core.names import is_client_id, is_digest
+from osfl.core.registry import load
+from osfl.core.topology import KINDS, is_contact, topology_from, topology_problems
+from osfl.core.types import ClientId, Contact, Json, Limits, Plan, Task, Topology
+
+VERSION = 1
+_LARGEST = 1e30  # single precision ends soon after, and torch stops there with an error that names no setting
+
+
+def resolve_settings(method: type[Method], preset: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """The method's Settings: paper defaults, then the preset, then the user's changes (text or values).
+
+    Settings with a method `resolved` choose there what follows from other settings, so that the plan names it.
+    """
+    if preset not in method.PRESETS:
+        raise UsageError(f"there is no preset {preset!r}.{nearest(preset, list(method.PRESETS))}", field="preset",
+                         fix=f"Presets: {', '.join(method.PRESETS)}.")  # fmt: skip
+    kinds = typing.get_type_hints(method.Settings)
+    known = {f.name: kinds[f.name] for f in dataclasses.fields(method.Settings)}
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    for name, value in {**method.PRESETS[preset], **(changes or {})}.items():
+        if name not in known:
+            problems.append(f"{method.__name__} has no setting {name!r}.{nearest(name, list(known))}")
+            continue
+        try:
+            values[name] = _convert(value, known[name])
+        except (TypeError, ValueError) as error:
+            problems.append(f"setting {name!r}: expected {_spell(known[name])}, got {value!r}{_because(error)}")
+    if problems:
+        raise UsageError(problems, field="settings", fix=f"Settings: {', '.join(known)}.")
+    settings = method.Settings(**values)
+    return settings.resolved() if hasattr(settings, "resolved") else settings
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, str]:
+    """`--set epochs=2 --set method.lr=0.1` as a mapping; the prefix `method.` may be left out."""
+    changes, problems = {}, []
+    for change in texts:
+        name, equals, value = change.partition("=")
+        if not equals or not name.strip():
+            problems.append(f"--set {change!r}: expected key=value, for example --set epochs=2")
+        changes[name.strip().removeprefix("method.")] = value.strip()
+    if problems:
+        raise UsageError(problems, field="set")
+    return changes
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """A value, or its text, as the type that a setting is declared with."""
+    if typing.get_origin(kind) in (typing.Union, UnionType):
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        return None if value in (None, "none", "None") else _convert(value, options[0])
+    if typing.get_origin(kind) is tuple:
+        parts = value.split("+") if isinstance(value, str) else value
+        return tuple(_convert(part, typing.get_args(kind)[0]) for part in parts)
+    if typing.get_origin(kind) is typing.Literal:
+        return _one_of(value, typing.get_args(kind))
+    if kind is bool:
+        return _one_of(str(value).lower(), ("true", "false", "1", "0", "yes", "no")) in ("true", "1", "yes")
+    if kind is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError("not a whole number")
+    if kind is float and isinstance(value, bool):
+        raise ValueError("not a number")
+    if kind is float and not math.isfinite(float(value)):
+        raise ValueError("not a finite number")
+    if kind is float and abs(float(value)) > _LARGEST:
+        raise ValueError(f"at most {_LARGEST:g}")
+    return kind(value)
+
+
+def _one_of(value: Any, options: Sequence[Any]) -> Any:
+    if value not in options:
+        raise ValueError(f"one of {', '.join(map(str, options))}")
+    return value
+
+
+def _spell(kind: Any) -> str:
+    return "a choice" if typing.get_origin(kind) is typing.Literal else getattr(kind, "__name__", str(kind))
+
+
+def _because(error: TypeError | ValueError) -> str:
+    text = str(error)
+    return "" if isinstance(error, TypeError) or "could not convert" in text or "invalid literal" in text else f" ({text})"
+
+
+def deviations(method: Method | type[Method], settings: Any, without: Collection[str] = ()) -> list[str]:
+    """Where this run departs from the paper: what the method always does, each setting that is not the paper's (`without`
+    those that had no part in it), and what these settings leave without effect (`Method.departures`)."""
+    paper = method.Settings()
+    changed = [
+        f"{f.name} = {getattr(settings, f.name)!r}, paper: {getattr(paper, f.name)!r}"
+        for f in dataclasses.fields(settings)
+        if getattr(settings, f.name) != getattr(paper, f.name) and f.name not in without
+    ]
+    return [*method.DEVIATIONS, *changed, *getattr(method, "departures", tuple)()]
+
+
+# --- plan.toml ---------------------------------------------------------------------------------------------------------
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan.toml as a Plan, with every mistake in one message."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"there is no plan at {path}", fix="Write one with `osfl new --method fedavg`.") from None
+    except OSError as error:  # a folder, or not ours to read
+        raise UsageError(f"the plan {path} cannot be read: {error.strerror}", field="plan",
+                         fix="Name the file itself, such as plan.toml.") from None  # fmt: skip
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+    return plan_from(table, str(path))
+
+
+def plan_from(table: Mapping[str, Any], where: str) -> Plan:
+    """A parsed plan.toml or plan.json as a Plan."""
+    problems, fixes = _misshapen(table), ["`osfl new` writes a plan with every key explained."]
+    with contextlib.suppress(KeyError, TypeError):  # of another shape, which is told already
+        problems += _quorum_problems(table["round"]["quorum"], table["clients"])
+    settings = None
+    if isinstance(table.get("method"), str) and isinstance(table.get("settings", {}), Mapping):
+        try:
+            settings = resolve_settings(load(table["method"]), "paper", table.get("settings", {}))
+        except UsageError as error:
+            problems += error.problems
+            fixes = [error.fix] if error.fix else fixes
+    if problems:
+        raise UsageError([f"{where}: {problem}" for problem in problems], field="plan", fix=fixes[0])
+    task = table["task"]
+    channels, height, width = task["image"]
+    plan = Plan(Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width)), table["method"],
+                settings, tuple(sorted(table["clients"])), Limits(**table.get("limits", {})), table.get("seed", 0),
+                dict(table.get("data", {})), **table.get("round", {}),
+                topology=topology_from(table["topology"]) if "topology" in table else None)  # fmt: skip
+    check_plan(plan)
+    return plan
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What a key of a plan may hold, in words and as a test."""
+
+    texts: str
+    fits: Callable[[Any], bool]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(value: Any) -> bool:
+    return _whole(value) and value > 0
+
+
+def _moment(value: Any) -> bool:
+    """A time that means the same everywhere, or nothing."""
+    try:
+        return value == "" or datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_TABLE = _Kind("a table of keys and values", lambda value: isinstance(value, Mapping))
+_TEXT = _Kind("text", lambda value: isinstance(value, str))
+_POSITIVE = _Kind("a positive whole number", _positive)
+_SHARE = _Kind("a share above 0, at most 1", lambda value: (_whole(value) and value == 1) or (
+    isinstance(value, float) and 0 < value <= 1))  # fmt: skip
+_KEYS = {
+    "version": _Kind(f"{VERSION}; other versions are not supported", lambda value: _whole(value) and value == VERSION),
+    "task": _TABLE,
+    "method": _TEXT,
+    "settings": _TABLE,
+    "clients": _Kind('a list of names such as ["north", "south"]', _texts),
+    "limits": _TABLE,
+    "seed": _Kind("a whole number", _whole),
+    "data": _TABLE,
+    "round": _TABLE,
+    "topology": _TABLE,
+}
+_PARTS: Mapping[str, Mapping[str, _Kind]] = {
+    "task": {
+        "name": _TEXT,
+        "classes": _Kind('a list of names such as ["cat", "dog"]', _texts),
+        "image": _Kind("three positive whole numbers, [channels, height, width]",
+                       lambda value: isinstance(value, list) and len(value) == 3 and all(map(_positive, value))),
+    },
+    "limits": {**{field.name: _POSITIVE for field in dataclasses.fields(Limits)}, "share": _SHARE},
+    "data": {
+        "dataset": _TEXT,
+        "digest": _TEXT,
+        "partition": _TEXT,
+        "evaluated_on": _Kind("'test' or 'val'", lambda value: value in ("test", "val")),
+        "samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
+        "test_samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
+        "groups": _Kind("'whole': a person's images are at one site", lambda value: value in (None, "whole")),
+    },
+    "round": {
+        "quorum": _Kind("a whole number, 0 for all clients", lambda value: _whole(value) and value >= 0),
+        "deadline": _Kind('a time with its zone such as "2026-12-24T18:00:00Z", or ""', _moment),
+    },
+    "topology": {
+        "kind": _Kind(" or ".join(map(repr, KINDS)), lambda value: value in KINDS),
+        "peers": _Kind("a whole number, 0 unless the kind is 'random'", lambda value: _whole(value) and value >= 0),
+        "encounters": _POSITIVE,
+        "encounter": _POSITIVE,
+        "after": _Kind('the digest of a plan, or ""', lambda value: value == "" or is_digest(value)),
+        "contacts": _Kind("a list of tables with a, b, start, seconds, bytes_per_second and, if need be, encounter",
+                          lambda value: isinstance(value, list) and all(map(is_contact, value))),
+    },
+}  # fmt: skip
+_NEEDED = ("task", "method", "clients", "task.classes", "task.image")
+
+
+def _misshapen(table: Mapping[str, Any]) -> list[str]:
+    """Every key that is missing, unknown or of the wrong kind; `settings` are the method's own affair."""
+    known, found = dict(_KEYS), dict(table)
+    for part, kinds in _PARTS.items():
+        if isinstance(table.get(part), Mapping):
+            known |= {f"{part}.{key}": kind for key, kind in kinds.items()}
+            extra = part == "data"  # may say more: it describes, and the digest of the images decides
+            found |= {f"{part}.{key}": value for key, value in table[part].items() if not extra or key in kinds}
+    problems = [f"unknown key {key!r}.{nearest(key, list(known))}" for key in found if key not in known]
+    problems += [f"{key!r} is missing" for key in _NEEDED if key in known and key not in found]
+    return problems + [
+        f"{key!r}: expected {known[key].texts}, got {value!r}"
+        for key, value in found.items()
+        if key in known and not known[key].fits(value)
+    ]
+
+
+def _quorum_problems(quorum: int, clients: Sequence[ClientId]) -> list[str]:
+    wrong = quorum > len(clients)
+    return [f"round.quorum: expected at most {len(clients)}, the number of clients, got {quorum}"] * wrong
+
+
+def _architecture_problems(plan: Plan) -> list[str]:
+    """In `north:cnn,*:resnet18` a client that is none would silently get what all others get."""
+    pairs = [part for part in str(getattr(plan.settings, "architecture", "")).split(",") if ":" in part]
+    named = [part.rpartition(":")[0].strip() for part in pairs]
+    return [f"setting 'architecture': {name!r} is no client of this plan; clients: {', '.join(plan.clients)}"
+            for name in named if name and name != "*" and name not in plan.clients]  # fmt: skip
+
+
+def check_plan(plan: Plan) -> None:
+    """What no round can start with, all at once."""
+    problems = []
+    if len(plan.task.classes) < 2:
+        problems.append(f"task.classes: expected at least 2 classes, got {len(plan.task.classes)}")
+    if len(set(plan.task.classes)) != len(plan.task.classes):
+        problems.append("task.classes: a class is named twice")
+    if min(plan.task.image) < 1 or plan.task.image[0] not in (1, 3):
+        problems.append(f"task.image: expected (1 or 3, height, width), got {plan.task.image}")
+    if not plan.clients or len(set(plan.clients)) != len(plan.clients):
+        problems.append(f"clients: expected one or more different names, got {list(plan.clients)}")
+    problems += [
+        f"clients: {name!r} is not a client name; use lower-case letters, digits, '.', '_' and '-' (64 at most), not 'server'"
+        for name in plan.clients
+        if not is_client_id(name)
+    ]
+    problems += _quorum_problems(plan.quorum, plan.clients) + _architecture_problems(plan)
+    method, fix = load(plan.method)(plan.task, plan.settings), None
+    if plan.topology is not None:
+        wrong = topology_problems(plan.topology, plan.clients)
+        fix = f"Correct who meets whom; clients: {', '.join(plan.clients)}." if wrong else fix
+        problems += wrong
+        if not method.provides("relay"):
+            fix = "Leave the topology out, or choose a method that passes things on."
+            problems.append(f"topology: in {plan.method} everybody is heard, by a server or by all others; who meets whom "
+                            "matters only to methods that pass things on, such as fol")  # fmt: skip
+    try:
+        problems += method.problems(len(plan.clients))
+    except UsageError as error:  # a method that works with what it should have refused
+        problems, fix = [*problems, *error.problems], error.fix
+    if problems:
+        raise UsageError(problems, field="plan", fix=fix)
+
+
+def comments_of(settings: type[Any]) -> dict[str, str]:
+    """The sentence beside each setting in its source, and what it may be, so that a plan explains itself."""
+    found: dict[str, str] = {}
+    for owner in reversed(settings.__mro__[:-1]):
+        for name, comment in re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", inspect.getsource(owner), flags=re.M):
+            found[name] = comment
+    choices = {name: typing.get_args(kind) for name, kind in typing.get_type_hints(settings).items()
+               if typing.get_origin(kind) is typing.Literal}  # fmt: skip
+    return found | {name: f"{' | '.join(map(str, options))}: {found.get(name, '')}" for name, options in choices.items()}
+
+
+_LIMITS = comments_of(Limits)
+
+
+def write_plan(plan: Plan) -> str:
+    """A commented plan.toml; `read_plan` of it gives the same digest."""
+    data = plan.as_json()
+    explained = comments_of(type(plan.settings))
+    lines = [
+        f"# A one-shot round of {plan.method}. Everybody who takes part needs this same file: its digest names the round.",
+        f"version = {VERSION}",
+        f"method = {_toml(plan.method)}",
+        f"seed = {plan.seed}                       # all randomness is derived from it",
+        f"clients = {_toml(data['clients'])}       # each of them speaks exactly once",
+        "",
+        "[task]",
+        f"name = {_toml(plan.task.name)}",
+        f"classes = {_toml(data['task']['classes'])}",
+        f"image = {_toml(data['task']['image'])}   # channels, height, width",
+        "",
+        "[settings]",
+        *(f"{key} = {_toml(value)}{_comment(explained.get(key))}" for key, value in data["settings"].items()
+          if value is not None),
+        "",
+        "[limits]                         # what is accepted at most, and how far claimed counts are relied on",
+        *(f"{key} = {_toml(value)}{_comment(_LIMITS[key])}" for key, value in dataclasses.asdict(plan.limits).items()),
+        "",
+        "[round]                          # when the server phase may begin",
+        f"quorum = {plan.quorum}                       # so many uploads are needed; 0: one of each client",
+        f"deadline = {_toml(plan.deadline)}                    # wait for the others until then, \"2026-12-24T18:00:00Z\"",
+    ]  # fmt: skip
+    lines += _topology_lines(plan.topology) if plan.topology else []
+    if plan.data:
+        lines += ["", "[data]                           # simulation only: where the shards come from"]
+        lines += [f"{key} = {_toml(value)}" for key, value in data["data"].items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _topology_lines(topology: Topology) -> list[str]:
+    return [
+        "",
+        "[topology]                       # who hears whom",
+        f"kind = {_toml(topology.kind)}",
+        f"peers = {topology.peers}                        # random: how many others each client hears",
+        f"encounters = {topology.encounters}                   # so many exchanges follow each other, each with its own plan",
+        f"encounter = {topology.encounter}                    # this plan is that one of them",
+        f"after = {_toml(topology.after)}                       # digest of the plan before",
+        "contacts = [",
+        *(f"    {_inline(contact)}," for contact in topology.contacts),
+        "]",
+    ]
+
+
+def _inline(contact: Contact) -> str:
+    return "{ " + ", ".join(f"{key} = {_toml(value)}" for key, value in dataclasses.asdict(contact).items()) + " }"
+
+
+def _comment(text: str | None) -> str:
+    return f"  # {text}" if text else ""
+
+
+def _toml(value: Json) -> str:
+    """TOML spells strings, numbers, booleans and lists as JSON does."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,283 @@
+"""results.json: everything one run found out, with every key explained. Reports are pure functions of it.
+
+The schema carries a version. Adding a key keeps it; renaming, removing or changing the meaning of one raises it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from osfl.core.errors import RoundError
+
+SCHEMA = 1
+
+
+class Metrics(TypedDict):
+    """How good one classifier is on one set of images; a mean over clients where each client has its own model."""
+
+    accuracy: float  # share of right answers
+    balanced_accuracy: float  # mean of the per-class accuracies over the classes present
+    auroc: float | None  # macro one-vs-rest; None when fewer than two classes are present
+    f1: float  # macro, over the classes present
+    ece: float  # expected calibration error, 15 equal-width bins
+    nll: float  # mean negative log-likelihood
+
+
+class Spread(TypedDict):
+    """One number a client."""
+
+    mean: float
+    std: float  # population standard deviation over clients
+    median: NotRequired[float]  # absent in results of earlier versions
+    worst: float
+    worst_client: str
+    values: dict[str, float]  # client -> value
+
+
+class ClientScores(TypedDict):
+    own: Spread  # accuracy on the client's own distribution: per-class accuracy weighted by its class shares, exact;
+    # where clients are domains, on the test images of that domain
+    everyone: Spread  # accuracy on the global test set
+
+
+Scores = TypedDict(
+    "Scores",
+    {
+        "global": Metrics,  # on the global test set
+        "clients": ClientScores,
+        "personalized": bool,  # True: each client has a model of its own and `global` is the mean over them
+        "majority": float,  # share of the most frequent class in the test set: what a constant answer reaches
+        "per_class": dict[str, float | None],  # accuracy by class; None where the test set lacks the class
+        "confusion": list[list[float]],  # rows = truth, columns = answer; counts (mean over clients if personalized)
+    },
+)
+
+
+class Phase(TypedDict):
+    seconds: float  # by the wall clock, summed over clients; with more workers than free cores, waiting counts too
+    flops: float  # floating point operations by torch's counter (1 multiply-add = 2), of training and synthesis
+    peak_bytes: int  # high-water mark of resident memory while the phase ran, whole process
+
+
+class Generated(TypedDict):
+    samples: int  # synthetic images or features, over all phases
+    flops: float  # of making them: sampling a generator, or the optimization that ends in images
+
+
+class Costs(TypedDict):
+    upload_bytes: int  # all clients, as measured on the bundles
+    download_bytes: int  # all clients: each one's release bundle(s)
+    upload_bytes_by_client: dict[str, int]
+    download_bytes_by_client: dict[str, int]
+    messages_per_client: int  # 1 for a one-shot method, the number of rounds for a multi-round reference, 0 for none
+    client_seconds: float  # all clients, before the upload and after the release: phases client + personalize
+    server_seconds: float  # = phases.server.seconds
+    wall_seconds: float  # from command to report in this process, without what earlier, interrupted processes spent
+    phases: dict[str, Phase]  # client, server, personalize, evaluate
+    generated: NotRequired[Generated]  # only for methods that make samples
+    inference_bytes: NotRequired[int]  # after the round: each client's model to all others, where they answer together
+
+
+class Encounter(TypedDict):
+    """One of several encounters: a round of its own, whose models are where clients start in the next one."""
+
+    encounter: int  # 1, 2, ...
+    plan_digest: str
+    release_digest: str
+    models_digest: str
+    accuracy: float  # on the global test set
+    own: Spread  # as scores.clients.own
+    everyone: Spread  # as scores.clients.everyone
+    upload_bytes: int
+    download_bytes: int
+
+
+class Gains(TypedDict):
+    """What taking part was worth to each client: own-distribution accuracy over that of clients who train alone."""
+
+    over: str  # what it is compared with: local_only, and how its training differs if it does
+    mean: float  # over clients, in shares of accuracy
+    median: float
+    worst: float
+    worst_client: str
+    share: float  # of clients that gain
+    share_that_loses: float
+    everyone: float  # the same difference on the global test set, mean over clients
+    values: dict[str, float]  # client -> gain
+
+
+class Inputs(TypedDict):
+    """What networks got to see of the images (see osfl.models.input_facts)."""
+
+    native: int  # median side of the files, in pixels; 0: not known
+    opened: int  # side of the images that everybody had
+    network: int  # side that a frozen encoder resizes them to, or that published weights were trained at; 0: as opened
+    pixels: str  # symmetric ([-1, 1]) or imagenet, for networks with published weights; else empty
+    lines: list[str]  # the same as sentences
+    cautions: list[str]  # what costs accuracy, and what to do
+
+
+class ClientRow(TypedDict):
+    client: str
+    train: int  # images it trains on
+    val: int  # images it keeps for validation
+    class_counts: list[int]  # by class, train and validation together
+
+
+class ClassOfImages(TypedDict):
+    """Synthetic images of one class beside real ones. Distances are in `Generators.space`; None: too few images for it."""
+
+    synthetic: int  # images in the pool
+    training: int  # real images of all clients that generators were trained on
+    held_out: int  # real images that nobody was trained on
+    compared: int  # of each kind, drawn at random, in the two distances below: the same number, so the floor is fair
+    frechet: float | None  # Fréchet distance of synthetic and training images; too large when `compared` is small
+    frechet_floor: float | None  # the same between held-out and training images: what a perfect generator would get
+    kernel: float | None  # unbiased kernel distance of synthetic and training images; around 0 for a perfect generator
+    kernel_floor: float | None  # the same between held-out and training images
+    nearest_ratio: float | None  # median distance to the nearest training image, synthetic over held-out, on thumbnails
+    copied: float | None  # share of synthetic images that count as copies (see evaluation/privacy/memorization.py)
+    copied_floor: float | None  # share of held-out images that would count as copies by the same rule
+    verdict: str  # copies, no sign of copying, too few to say
+    error: float | None  # estimated KL(real ‖ synthetic) in nats, Gaussians on principal components of the space
+
+
+class Bound(TypedDict):
+    """Excess risk that generators of this error can cause at most, after 2M √(½ Σ π ε); an estimate where ε is one."""
+
+    value: float | None  # for the 0-1 loss, M = 1: in shares of accuracy; 1 and more says nothing; None: none can be given
+    error: float | None  # Σ π ε in nats, π = share of each class among the real training images
+    prior_shift: float | None  # KL of the shares of classes, real ‖ synthetic; not in `value`, 0 if the pool is as unbalanced
+    dimensions: int  # principal components that ε was estimated on
+    left_out: list[str]  # classes with too few images to estimate ε; the others' shares are scaled up
+    infinite: list[str]  # classes without synthetic images, or with always the same one: then there is no bound
+
+
+class Generators(TypedDict):
+    """What synthetic images are worth, from methods that show theirs; in simulations only, for it takes real images."""
+
+    space: str  # the features in which images are compared; figures of different spaces do not compare
+    frechet_name: str  # FID on Inception features, FD on any other
+    kernel_name: str  # KID on Inception features, KD on any other
+    overall: ClassOfImages  # over the classes that have images of every kind; no verdict of its own
+    classes: dict[str, ClassOfImages]
+    clients: dict[str, float | None]  # estimated KL of the client's own images from the pool, mean over its classes
+    bound: Bound
+    warnings: list[str]  # a sentence each, for a reader who looks at nothing else
+    figures: dict[str, Any]  # pictures, by figure kind (see reports)
+
+
+class ClassOfTokens(TypedDict):
+    """Synthetic features of one class beside real ones. None: too few of them."""
+
+    synthetic: int  # feature sequences in the pool
+    training: int  # real images of all clients that generators were trained on
+    held_out: int  # real images that nobody was trained on
+    compared: int  # of each kind, drawn at random: the same number, so the floor is fair
+    mmd: float | None  # squared maximum mean discrepancy of synthetic and training features; around 0: the same distribution
+    mmd_floor: float | None  # the same between held-out and training features: what a perfect generator would get
+
+
+class Tokens(TypedDict):
+    """What synthetic features are worth, from methods that show theirs (`tokens`); in simulations only."""
+
+    shape: list[int]  # of one image's features: 1 + L tokens of d numbers, or one vector
+    squared_width: float  # of the kernel exp(-|x - y|² / it): the median over pairs of training features, all in one vector
+    overall: ClassOfTokens  # over the classes that have features of every kind, as many of each
+    classes: dict[str, ClassOfTokens]
+
+
+class Reconstructed(TypedDict):
+    """Images that an attacker made, against training images; means over `count` of them."""
+
+    count: int
+    psnr: float  # peak signal-to-noise ratio in dB: higher is more alike
+    ssim: float  # structural similarity: 1 is the same image
+
+
+class Attacker(TypedDict):
+    images: int  # that it has, to learn how features become images
+    real: Reconstructed  # from features of training images, each against its own image
+    real_best: Reconstructed  # the same, each against the training image of the class that it is nearest to
+    synthetic: Reconstructed  # from synthetic features, against the nearest training image of the class
+    blind: Reconstructed  # the mean of the attacker's images of the class instead: what is found without features
+
+
+class Reconstruction(TypedDict):
+    """What attackers made of features (`osfl audit`; see evaluation/privacy). A lower bound: others may do better."""
+
+    side: int  # of the images that were compared, in pixels
+    steps: int  # of each attacker's training
+    decoder: NotRequired[int]  # which of ours attacked; what an earlier one found says less
+    attackers: dict[str, Attacker]  # by what they have
+    figures: dict[str, Any]
+
+
+class Course(TypedDict):
+    """How good the server's model was on its way; in simulations only, for it takes test images."""
+
+    unit: str  # server epoch, or round of a multi-round reference
+    at: list[int]  # after how many of them
+    accuracy: list[float]  # share of right answers then, on the images that the scores are on
+
+
+class Result(TypedDict):
+    schema: int
+    method: str
+    preset: str  # paper, cpu, smoke
+    seed: int
+    command: str  # repeats this run
+    plan_digest: str  # the round's name
+    release_digest: str  # of the release manifest: equal digests mean equal bytes
+    models_digest: str  # of all final models, after personalization
+    task: dict[str, Any]  # name, classes, image
+    data: dict[str, Any]  # dataset, digest, partition, groups, samples, test_samples, evaluated_on, train_images, ...
+    clients: list[ClientRow]
+    settings: dict[str, Any]  # every setting of the method, resolved
+    deviations: list[str]  # where this run departs from the paper, a sentence each
+    scores: Scores
+    costs: Costs
+    environment: dict[str, Any]  # versions, device, workers, threads, processor
+    inputs: NotRequired[Inputs]  # absent in results of earlier versions
+    figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
+    course: NotRequired[Course]  # only for methods whose server learns step by step, and for many rounds
+    generators: NotRequired[Generators]  # only for methods that offer `samples`
+    gains: NotRequired[Gains]  # only where a run of local_only on the same shards stands beside this one
+    topology: NotRequired[dict[str, Any]]  # topology and encounters, where the plan says who hears whom
+    encounters: NotRequired[list[Encounter]]  # where clients meet several times; `costs` are then those of all encounters
+    tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
+    reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Whole or not at all, and on disk when it returns: results.json marks a round as complete."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
+
+
+def read_result(path: Path) -> Result:
+    """Read a results.json (or the folder that holds one), or say plainly why not."""
+    path = path / "results.json" if path.is_dir() else path
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RoundError(f"there is no results.json in {path.parent}", fix="Run `osfl run --out DIR` first.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RoundError(f"{path} is not valid JSON: {error}", fix="Delete it and run the same command again.") from None
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        got = value.get("schema") if isinstance(value, dict) else type(value).__name__
+        raise RoundError(
+            f"{path} has another results schema", field="schema", expected=SCHEMA, got=got,
+            fix="Repeat the run with this version of osfl.",
+        )  # fmt: skip
+    return value  # type: ignore[return-value]

@@ -1,0 +1,254 @@
+"""What is exchanged in a round: plan, payload, upload, release. What a method provides is in osfl.core.method.
+
+    image folder ─► Shards ─client_phase─► Payload ─► Upload ─pack─► bytes ─transport─► inbox(gate)
+                                                                                           │
+    report ◄─ Result ◄─evaluate─ Model ◄─build─ Payload ◄─personalize─ Release ◄─server_phase┘
+
+Each client sends one `Upload`. This file imports nothing of ours and needs no torch at run time, so that the program that
+reads uploads of others (`osfl.wire`) stays small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+    Tensors: TypeAlias = Mapping[str, torch.Tensor]  # named: "model/head.weight"; never positional lists
+
+ClientId: TypeAlias = str
+Json: TypeAlias = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
+Facts: TypeAlias = Mapping[str, Json]  # small and readable: sample counts, architecture name
+Progress: TypeAlias = Callable[[str, int, int], None]  # (what, done, total)
+Item = TypeVar("Item")
+Out = TypeVar("Out")
+
+
+def canonical(value: Json) -> bytes:
+    """The one spelling of a JSON value: sorted keys, no spaces, ASCII, no NaN. Digests and signatures are taken of it."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def digest_of(value: Json) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+# Marks a setting that methods got after rounds had been agreed: where it has its default it is left out, so that the
+# digests of plans that never heard of it stand.
+LATER: Mapping[str, bool] = {"later": True}
+
+
+def settings_as_json(settings: Any) -> dict[str, Json]:
+    """A method's settings as a plan names them."""
+    if not is_dataclass(settings):
+        return dict(settings)
+    values = asdict(settings)  # type: ignore[arg-type]
+    return {f.name: values[f.name] for f in fields(settings) if not ("later" in f.metadata and values[f.name] == f.default)}
+
+
+# --- what a round is about -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned: the classes, and images as (channels, height, width)."""
+
+    name: str
+    classes: tuple[str, ...]
+    image: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a coordinator accepts at most, and how far a round relies on what sites claim."""
+
+    upload_bytes: int = 2 << 30  # of one upload
+    header_bytes: int = 1 << 20  # of its header
+    facts_bytes: int = 64 << 10  # of its facts
+    samples: int = field(default=1_000_000, metadata=LATER)  # images that a site may claim; `osfl check` finds a closer bound
+    class_samples: int = field(default=1_000_000, metadata=LATER)  # images of one class that a site may claim
+    # No more than half. Less than half by default: with exactly half, one site ties with all others together.
+    share: float = field(default=0.4, metadata=LATER)  # of any weight by claimed counts, what one site has at most
+    drawn_bytes: int = field(default=1 << 30, metadata=LATER)  # of features or sequences drawn for claimed counts, all sites
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Two clients within reach of each other: from when, for how long, and how fast."""
+
+    a: ClientId
+    b: ClientId
+    start: str  # with its zone, "2026-12-24T18:00:00Z"
+    seconds: float  # how long the window is open
+    bytes_per_second: float  # in each direction
+    encounter: int = 1  # the exchange that it belongs to; two windows of a pair in one encounter add up
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who hears whom where clients meet each other instead of a server, and how often they meet.
+
+    Each encounter is a round of its own, with a plan of its own: it names the encounter and, by its digest, the plan before.
+    """
+
+    kind: Literal["mesh", "ring", "random", "contacts"] = "mesh"
+    peers: int = 0  # random: how many others each client hears, drawn anew in every encounter
+    contacts: tuple[Contact, ...] = ()  # contacts: the schedule
+    encounters: int = 1  # so many exchanges follow each other
+    encounter: int = 1  # this round is that one of them
+    after: str = ""  # digest of the plan of the encounter before
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Agreed before the round; its digest is the round's name."""
+
+    task: Task
+    method: str
+    settings: Any  # the method's Settings
+    clients: tuple[ClientId, ...]
+    limits: Limits = Limits()
+    seed: int = 0
+    data: Mapping[str, Json] = field(default_factory=dict)  # simulation only: dataset, its digest, partition
+    quorum: int = 0  # the server phase needs so many uploads; 0: one of each client
+    deadline: str = ""  # until when to wait for the others once the quorum is there, "2026-12-24T18:00:00Z"
+    topology: Topology | None = None  # who hears whom, for methods that only pass things on; None: everybody
+
+    def as_json(self) -> dict[str, Json]:
+        waiting = {"quorum": self.quorum, "deadline": self.deadline}
+        return {
+            "version": 1,
+            "task": {"name": self.task.name, "classes": list(self.task.classes), "image": list(self.task.image)},
+            "method": self.method,
+            "settings": settings_as_json(self.settings),
+            "clients": list(self.clients),
+            "limits": settings_as_json(self.limits),
+            "seed": self.seed,
+            "data": dict(self.data),
+            **({"round": waiting} if any(waiting.values()) else {}),
+            **({"topology": json.loads(canonical(asdict(self.topology)))} if self.topology else {}),
+        }
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.as_json())
+
+
+# --- what is kept at a client ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images as uint8 (n, channels, height, width) and labels as int64 (n,), both in memory."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def subset(self, index: torch.Tensor) -> Dataset:
+        return Dataset(self.images[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's data. Only its own process sees it."""
+
+    client: ClientId
+    train: Dataset
+    val: Dataset
+    digest: str = ""  # of the images and labels; names work that may be reused on the same data
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Named tensors and what they mean."""
+
+    tensors: Tensors
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The one message of a client. Methods fill the payload; the walk sets sender and round."""
+
+    client: ClientId
+    plan: str
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Release:
+    """What the server gives back: a shared part, and a part of its own for each client that has one."""
+
+    shared: Payload
+    personal: Mapping[ClientId, Payload] = field(default_factory=dict)
+
+    def for_client(self, client: ClientId) -> Payload:
+        """The shared part overlaid with the client's own."""
+        own = self.personal.get(client)
+        if own is None:
+            return self.shared
+        return Payload({**self.shared.tensors, **own.tensors}, {**self.shared.facts, **own.facts})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One line of a contract. A string in `shape` is a free dimension that must agree across tensors:
+    tokens ("n", 5, 768), labels ("n",) with below=7."""
+
+    dtype: str  # as safetensors names it: F32, F16, I64, U8, ...
+    shape: tuple[int | str, ...]
+    required: bool = True
+    below: int | None = None  # integer values must be in [0, below)
+    group: str = field(default="", metadata=LATER)  # tensors of one group come together or not at all
+    choice: str = field(default="", metadata=LATER)  # of the tensors that name the same choice at least one is there
+    low: float | None = field(default=None, metadata=LATER)  # no value is below
+    positive_sum: bool = field(default=False, metadata=LATER)  # the values add up to more than zero
+    needs: tuple[str, ...] = field(default=(), metadata=LATER)  # facts without which the tensor cannot be used
+
+
+Contract: TypeAlias = Mapping[str, Field]  # tensor name -> field: exactly what an upload may hold
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """What of one class can be read out of an upload, beside the site's own images of that class; rows of pixels or features.
+
+    The egress check compares them (osfl.rounds.exposure).
+    """
+
+    label: int
+    candidates: Mapping[str, torch.Tensor]  # by kind, (m, d): each row might be one image
+    train: torch.Tensor  # (n, d): what it was computed from
+    held_out: torch.Tensor  # (m, d): images of the class that were not used
+    mean: torch.Tensor | None = None  # (1, d), with `directions` (k, d): combinations of them might be images
+    directions: torch.Tensor | None = None
+    setting: str = "least"  # what to raise where a candidate is too near
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A message that a multi-round reference sends `times` times; its bytes are measured like those of an upload."""
+
+    payload: Payload
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a reference returns: a release, and all that had to travel for it, by client."""
+
+    release: Release
+    up: Mapping[ClientId, Sequence[Exchange]] = field(default_factory=dict)
+    down: Mapping[ClientId, Sequence[Exchange]] = field(default_factory=dict)
+    client_seconds: float = 0.0  # of the work that clients would have done; the rest is the server's
+    client_flops: float = 0.0

@@ -1,0 +1,1 @@
+"""Rounds over a network, one package for each framework that carries them."""

@@ -1,0 +1,1 @@
+"""Everything that knows Flower: the app, its messages and chunks, collector, site node, gateway, TLS, deployment folders."""

@@ -1,0 +1,189 @@
+"""The two programs that Flower starts: what `osfl deploy` writes to disk only names them.
+
+    server_app   on the coordinator's machine; OSFL_COORDINATOR, set where the SuperLink is started, names its folder
+    client_app   on a site's machine; `flower-supernode --node-config` names its images, key and folders
+
+Neither takes a path from the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osfl.core.errors import RoundError, UsageError
+from osfl.core.names import check_client_id
+from osfl.core.types import ClientId, Plan
+from osfl.deploy.flower.collector import Collector, CollectorConfig, CoordinatorCalls
+from osfl.deploy.flower.grid import GridChannel, require_flower, site_node_app
+from osfl.deploy.flower.site_node import SiteNode
+from osfl.rounds.lock import folder_lock
+from osfl.rounds.state import pending_removal, read_json, read_policy
+from osfl.runtime.atomic import locked
+from osfl.wire.gate import read_manifest
+from osfl.wire.inbox import Inbox
+from osfl.wire.sealing import sealed_size
+from osfl.wire.signing import SigningKey
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+HOME = "OSFL_COORDINATOR"
+SERVER_KEY = "keys/server.key"
+DONE = "everyone-has-it"  # what run.sh waits for
+SECONDS = ("wait", "linger", "again", "poll")
+SIZES = ("chunk", "window")
+
+
+# --- coordinator -----------------------------------------------------------------------------------------------------
+
+
+def server_app() -> ServerApp:
+    require_flower()
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        collect(grid, context.run_config)
+
+    return app
+
+
+def collect(grid: Any, config: Mapping[str, Any]) -> bool:
+    """One run of the ServerApp: goes on with the round where the last one stopped."""
+    home = coordinator_home()
+    folder = home / "rounds" / check_client_id(str(config["round"]))
+    if not (folder / "plan.json").exists():
+        raise RoundError(f"there is no round {folder.name!r} here", field="round",
+                         fix="Write it with `osfl deploy`, or name another with -c 'round=\"NAME\"'.")  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        if _waited_for_others(folder, stack) and (folder / DONE).exists():
+            log(f"round {folder.name}: another run brought it to its end")
+            return True
+        log(f"round {folder.name}: {', '.join(Inbox(folder / 'inbox', read_policy(folder)).delivered()) or 'nobody'} "
+             "has delivered so far")  # fmt: skip
+        channel = GridChannel(grid, long_ttl=float(config["ttl"]))
+        everyone = Collector(coordinator_calls(folder, home / SERVER_KEY), channel, collector_config(config), log=log).run()
+        if everyone:
+            (folder / DONE).touch()
+        return everyone
+
+
+def _waited_for_others(folder: Path, stack: contextlib.ExitStack) -> bool:
+    """Alone at this round, or everybody would be asked twice; True if another run was at work. The program of a run may outlive
+    its SuperLink, and it goes on when that is back: to start others all the time until it has ended would help nobody."""
+    try:
+        stack.enter_context(folder_lock(folder, ".flower.lock"))
+        return False
+    except RoundError:
+        log(f"round {folder.name}: another run is at work; waiting for it (`flwr stop` ends a run)")
+        stack.enter_context(locked(folder / ".flower.lock"))
+        return True
+
+
+def coordinator_home() -> Path:
+    """Set by the machine that runs the SuperLink; whoever submits a run cannot choose it."""
+    if not os.environ.get(HOME):
+        raise UsageError(f"{HOME} is not set where the SuperLink was started", field=HOME,
+                         fix="Start the SuperLink with the start.sh that `osfl deploy` wrote.")  # fmt: skip
+    return Path(os.environ[HOME])
+
+
+def collector_config(config: Mapping[str, Any]) -> CollectorConfig:
+    times = {name: float(config[name]) for name in SECONDS if name in config}
+    sizes = {name: max(1, int(config[name])) for name in SIZES if name in config}
+    return CollectorConfig(**times, **sizes)  # type: ignore[arg-type]
+
+
+def coordinator_calls(folder: Path, key: Path) -> CoordinatorCalls:
+    """A round folder as the network's program uses it."""
+    from osfl.roles.coordinator import receive, run_server_phase, status
+
+    policy = read_policy(folder)
+
+    def serve() -> None:
+        run_server_phase(folder, SigningKey.load(key), progress=lambda what, done, total: log(f"{what} {done}/{total}"))
+
+    return CoordinatorCalls(
+        round=policy.plan,
+        plan=json.dumps(read_json(folder / "plan.json"), sort_keys=True),
+        enrolled=policy.enrolled,
+        limit=sealed_size(policy.limits.upload_bytes),
+        folder=folder / "partial",
+        standing=lambda client: Inbox(folder / "inbox", policy).path(client),
+        receive=lambda path: receive(folder, path, SigningKey.load(key)),
+        refuse=Inbox(folder / "inbox", policy).note,
+        ready=lambda: status(folder).ready,
+        serve=serve,
+        parts=lambda client: released(folder, client),
+        forgotten=lambda: read_policy(folder).gone,
+    )
+
+
+def released(folder: Path, client: ClientId) -> dict[str, Path] | None:
+    """The files that a client fetches; None before the server phase has finished, and while something is being forgotten."""
+    shared, own = folder / "release.safetensors", folder / "personal" / f"{client}.safetensors"
+    if not shared.exists() or pending_removal(folder) is not None:
+        return None
+    if read_policy(folder).withdrawn.of(read_manifest(shared)) is not None:
+        return None  # somebody put an old release back; the server phase says so
+    return {"release": shared, **({"personal": own} if client and own.exists() else {})}
+
+
+def log(body: str) -> None:
+    print(f"[osfl] {body}", flush=True)
+
+
+# --- site ------------------------------------------------------------------------------------------------------------
+
+
+def client_app() -> ClientApp:
+    require_flower()
+    return site_node_app(open_site)
+
+
+def open_site(config: Mapping[str, Any]) -> SiteNode:
+    """A site as its own node describes it: client, data, key, work, server (public key), plans it agreed to."""
+    missing = [name for name in ("client", "data", "key", "work", "server", "plans") if not config.get(name)]
+    if missing:
+        raise UsageError([f"the node's configuration has no {name!r}" for name in missing], field="node-config",
+                         fix="Start the SuperNode with the start.sh that `osfl deploy` wrote.")  # fmt: skip
+    client, data, work = check_client_id(str(config["client"])), Path(str(config["data"])), Path(str(config["work"]))
+    key, plans = SigningKey.load(Path(str(config["key"]))), Path(str(config["plans"]))
+
+    def make(plan: str) -> Path:
+        from osfl.roles.site import make_upload
+
+        return make_upload(agreed(plan, plans), client, data, key, work, progress=_progress, sealed=True, notice=log)
+
+    def take(plan: str, release: Path, personal: Path | None) -> Path:
+        from osfl.roles.site import take_release
+
+        return take_release(agreed(plan, plans), client, release, personal, str(config["server"]), work,
+                            data=data, progress=_progress, spare=True)  # fmt: skip
+
+    return SiteNode(client, key, work, make, take, seal=str(config["server"]))
+
+
+def agreed(text: str, plans: Path) -> Plan:
+    """The plan of the message, if people at this site put the same one into their folder of plans."""
+    from osfl.core.plan import plan_from, read_plan
+
+    asked = plan_from(json.loads(text), "the coordinator's plan")
+    if any(read_plan(path).digest == asked.digest for path in sorted(plans.glob("*.toml"))):
+        return asked
+    raise UsageError(f"this site has not agreed to the plan {asked.digest[:16]} ({asked.method})", field="plan",
+                     fix=f"Look at the coordinator's plan.toml; to take part, put it into {plans}.")  # fmt: skip
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    if done in (0, total):
+        log(f"{what} {done}/{total}")

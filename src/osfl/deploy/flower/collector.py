@@ -1,0 +1,392 @@
+"""The coordinator at the network: asks every site for its upload, takes it piece by piece, and brings back the release.
+
+What is on disk is the state. A program that was killed is started again, reads the round folder, and asks only for what is
+missing: pieces that arrived stay, uploads in the inbox stay, a release stays. An upload is acknowledged when it is in the
+inbox and not before. The network is handed in as a `Post`, so that tests can lose, repeat and reorder everything.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from osfl.core.errors import Rejected
+from osfl.core.types import ClientId
+from osfl.deploy.flower import messages
+from osfl.deploy.flower.chunks import Damaged, Partial, Whole, announce, read_chunk
+from osfl.deploy.flower.messages import MessageBody, Reply
+from osfl.runtime.atomic import replace_atomically
+from osfl.wire.inbox import Receipt
+from osfl.wire.signing import VerifyKey
+
+LOOK = 10.0  # seconds between two looks at the deadline
+
+
+@dataclass(frozen=True)
+class CollectorConfig:
+    """How to ask, not what for. Times are in seconds, sizes in bytes."""
+
+    chunk: int = 16 << 20  # one message; it bounds the memory of every program on the way
+    window: int = 2  # messages under way to one site
+    wait: float = 7 * 86400.0  # for uploads; then the program ends, and can be started again
+    linger: float = 86400.0  # offer the release to sites that are away
+    again: float = 300.0  # at most so long until a site that failed is asked once more
+    poll: float = 1.0
+
+
+class Channel(Protocol):
+    """A network that delivers questions to nodes and brings answers back, perhaps late, twice, or never."""
+
+    def nodes(self) -> Collection[int]: ...
+    def send(self, node: int, kind: str, body: MessageBody) -> str: ...
+    def replies(self) -> Iterator[Reply]: ...
+
+
+@dataclass(frozen=True)
+class CoordinatorCalls:
+    """What the coordinator can do with files; osfl.roles.coordinator behind plain functions."""
+
+    round: str  # the plan's digest
+    plan: str  # the plan itself, as text for the sites
+    enrolled: Mapping[ClientId, str]
+    limit: int  # bytes of an upload
+    folder: Path  # for pieces
+    standing: Callable[[ClientId], Path]  # where the upload of a client is in the inbox
+    receive: Callable[[Path], Receipt]
+    refuse: Callable[[Rejected], None]  # remembered for `osfl show`
+    ready: Callable[[], bool]
+    serve: Callable[[], None]
+    parts: Callable[[ClientId], Mapping[str, Path] | None]  # what a client fetches; None before the release
+    forgotten: Callable[[], Collection[ClientId]] = tuple  # nobody waits for them, and nothing is brought to them
+
+
+@dataclass
+class NodeSession:
+    """One node: who it showed itself to be, what was asked and not answered, and how far the files are."""
+
+    node: int
+    client: ClientId = ""
+    sent: dict[str, tuple[str, int]] = field(default_factory=dict)  # ticket -> (kind, offset)
+    partial: Partial | None = None  # an upload under way
+    news: MessageBody | None = None  # what the site must hear: a receipt or a refusal
+    parts: list[tuple[str, Path, Whole]] | None = None  # of the release, those not fetched yet
+    have: int = 0  # bytes of the first of them that the site has
+    took: bool = False
+    away: bool = False
+    failures: int = 0
+    rests_until: float = 0.0
+    nonce: str = ""
+
+    def asked(self, kind: str) -> bool:
+        return any(kind == asked for asked, _ in self.sent.values())
+
+
+class Collector:
+    """Runs one round over a network, until everybody has the release or time is up."""
+
+    def __init__(
+        self, calls: CoordinatorCalls, channel: Channel, collector_config: CollectorConfig = CollectorConfig(), *,
+        log: Callable[[str], None] = print, clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        self.calls, self.channel, self.collector_config = calls, channel, collector_config
+        self.log, self.clock, self.sleep = log, clock, sleep
+        self.sessions: dict[int, NodeSession] = {}
+        self.took: set[ClientId] = set()
+        self.noted: set[ClientId] = set()  # who heard from this program what became of its upload
+        self.refused: set[str] = set()  # hashes of uploads that the gate said no to
+        self.strangers: set[int] = set()
+        self.looked: float | None = None  # when the round was last found not to be ready
+        self.release: tuple[int, ...] = ()  # the file that is being brought
+        self.forgotten: set[ClientId] = set()
+
+    def run(self) -> bool:
+        """True when every client has the release."""
+        self._gather()
+        if not self._released():
+            self.log("time is up; start again to go on waiting, nothing is lost")
+            return False
+        until = self.clock() + self.collector_config.linger
+        self._look_at_round()
+        while self._without() and self.clock() < until:
+            self._step()
+        missing = self._without()
+        self.log(f"has no release yet: {', '.join(missing)}" if missing else "every client has the release")
+        return not missing
+
+    def _without(self) -> list[ClientId]:
+        """Who has no release yet."""
+        return sorted(set(self.calls.enrolled) - self.forgotten - self.took)
+
+    def _gather(self) -> None:
+        until = self.clock() + self.collector_config.wait
+        while not self._released() and self.clock() < until:
+            self._step()
+            if self._may_begin():
+                self.log("the server phase begins")
+                self.calls.serve()
+                self.log("the release is published")
+
+    def _may_begin(self) -> bool:
+        """Asked when an upload has come, and from time to time because of the deadline."""
+        if self.looked is not None and self.clock() < self.looked + LOOK:
+            return False
+        self.looked = self.clock()
+        return self.calls.ready()
+
+    def _released(self) -> bool:
+        return self.calls.parts("") is not None
+
+    def _look_at_round(self) -> None:
+        """Something may have been forgotten meanwhile: then there is another release, which nobody has yet."""
+        self.forgotten = set(self.calls.forgotten())
+        found = _mark(self.calls.parts(""))
+        if not found or found == self.release:
+            return
+        if self.release:
+            self.took.clear()
+            for session in self.sessions.values():
+                session.parts, session.have, session.took = None, 0, False
+                session.sent.clear()  # answers about the old one do not count
+        self.release = found
+
+    def _step(self) -> None:
+        self._look_at_round()
+        online = self.channel.nodes()
+        for node in online:
+            self.sessions.setdefault(node, NodeSession(node))
+        for reply in self.channel.replies():  # one at a time: each may hold a piece
+            self._hear(reply)
+        for session in self.sessions.values():
+            self._notice(session, session.node in online)
+            if not session.away and self.clock() >= session.rests_until:
+                self._ask(session)
+        self.sleep(self.collector_config.poll)
+
+    def _notice(self, session: NodeSession, online: bool) -> None:
+        """A node that was away may have forgotten what it was asked: it is asked again."""
+        if online and session.away:
+            session.sent.clear()
+        session.away = not online
+
+    # --- asking ---
+
+    def _ask(self, session: NodeSession) -> None:
+        if not session.client:
+            self._ask_once(session, messages.SPEAK)
+        elif session.partial is not None:
+            self._ask_for_pieces(session, session.partial)
+        elif session.news is not None:
+            self._ask_once(session, messages.RECEIPT)
+        elif (
+            not session.took
+            and session.client not in self.forgotten
+            and (files := self.calls.parts(session.client)) is not None
+        ):
+            self._bring(session, files)
+
+    def _ask_once(self, session: NodeSession, kind: str) -> None:
+        if session.asked(kind):
+            return
+        if kind == messages.SPEAK:
+            session.nonce = secrets.token_hex(16)
+            wanted = int(not self._released())
+            body: MessageBody = {
+                "plan": self.calls.plan,
+                "nonce": session.nonce,
+                "wanted": wanted,
+                "length": self.collector_config.chunk,
+            }
+        elif kind == messages.TAKE:
+            body = {"plan": self.calls.plan}
+        else:
+            body = session.news or {}
+        self._send(session, kind, 0, body)
+
+    def _send(self, session: NodeSession, kind: str, offset: int, body: MessageBody) -> None:
+        ticket = self.channel.send(session.node, kind, {"round": self.calls.round, "client": session.client, **body})
+        session.sent[ticket] = (kind, offset)
+
+    def _ask_for_pieces(self, session: NodeSession, partial: Partial) -> None:
+        for offset in self._offsets(partial.size, partial.whole.bytes, session, messages.CHUNK):
+            self._send(session, messages.CHUNK, offset, {"offset": offset, "length": self.collector_config.chunk})
+
+    def _bring(self, session: NodeSession, files: Mapping[str, Path]) -> None:
+        if session.parts is None:
+            session.parts = [(part, path, announce(path)) for part, path in files.items()]
+        if not session.parts:
+            self._ask_once(session, messages.TAKE)
+            return
+        part, path, whole = session.parts[0]
+        for offset in self._offsets(session.have, whole.bytes, session, messages.PUT):
+            piece = messages.chunk_body(read_chunk(path, offset, self.collector_config.chunk))
+            about: MessageBody = {
+                "part": part,
+                "bytes": whole.bytes,
+                "whole": whole.sha256,
+                "chunk": self.collector_config.chunk,
+            }
+            self._send(session, messages.PUT, offset, {**about, **piece})
+
+    def _offsets(self, start: int, end: int, session: NodeSession, kind: str) -> Sequence[int]:
+        """The next pieces that are not under way already."""
+        under_way = {offset for asked, offset in session.sent.values() if asked == kind}
+        wanted = range(start, end, self.collector_config.chunk)[: self.collector_config.window]
+        return [offset for offset in wanted if offset not in under_way]
+
+    # --- hearing ---
+
+    def _hear(self, reply: Reply) -> None:
+        session = self.sessions.get(reply.node)
+        kind, _ = session.sent.pop(reply.ticket, ("", 0)) if session else ("", 0)
+        if session is None or not kind:
+            return  # an answer that nobody waits for any more: a repeated or forgotten one
+        if reply.body is None:
+            self._failed(session, reply.error)
+        elif "refused" in reply.body:
+            self._start_over(session, kind)
+            self._failed(session, f"the site says no: {messages.text(reply.body, 'refused')}; its own log has the reason")
+        else:
+            session.failures = 0
+            hear = {messages.SPEAK: self._receive_upload, messages.CHUNK: self._hear_piece, messages.RECEIPT: self._hear_noted,
+                    messages.PUT: self._hear_put, messages.TAKE: self._hear_taken}  # fmt: skip
+            hear[kind](session, reply.body)
+
+    def _start_over(self, session: NodeSession, kind: str) -> None:
+        """What a site says no to is begun again: its upload may be gone, or a file was damaged on the way."""
+        session.parts, session.have = None, 0
+        if kind == messages.CHUNK:
+            session.client, session.partial = "", None
+
+    def _failed(self, session: NodeSession, why: str) -> None:
+        session.failures += 1
+        rest = min(self.collector_config.again, 2.0 ** min(session.failures, 20))
+        session.rests_until = self.clock() + rest
+        self.log(f"{session.client or f'node {session.node}'}: {why}; asked again in {rest:.0f} s")
+
+    def _receive_upload(self, session: NodeSession, body: MessageBody) -> None:
+        client, proof = messages.text(body, "client"), messages.text(body, "proof")
+        key = self.calls.enrolled.get(client)
+        if key is None or not VerifyKey(key).verify(messages.statement(self.calls.round, client, session.nonce), proof):
+            self._turn_away(session, client)
+            return
+        session.client, session.parts, session.have, session.took = client, None, 0, client in self.took
+        whole = Whole.announced(body.get("bytes"), body.get("whole"))
+        if whole is not None:
+            self._begin(session, whole, body)
+        elif self._released() and client not in self.noted and self.calls.standing(client).exists():
+            self._deliver(session, self.calls.standing(client))  # the program before may have died with the receipt
+
+    def _turn_away(self, session: NodeSession, client: str) -> None:
+        no = Rejected("the node did not show the key of an enrolled client", client=client[:64] or None, field="proof",
+                      expected="a signature by the enrolled key", got=f"node {session.node}",
+                      fix="Enroll the site's public key, or give its node the key file that is enrolled.")  # fmt: skip
+        if session.node not in self.strangers:
+            self.strangers.add(session.node)
+            self.calls.refuse(no)
+        self._failed(session, no.reason)
+        session.rests_until = self.clock() + self.collector_config.again
+
+    def _begin(self, session: NodeSession, whole: Whole, body: MessageBody) -> None:
+        """An announced upload: it is here already, it is too large, or its pieces are asked for."""
+        standing = self.calls.standing(session.client)
+        if whole.sha256 in self.refused:
+            self._forget(session)
+        elif standing.exists() and (self._came(session.client) == whole.sha256 or announce(standing) == whole):
+            self._deliver(session, standing)
+            Partial(
+                self.calls.folder, session.client, whole, self.collector_config.chunk
+            ).remove()  # of a program that died here
+        elif whole.bytes > self.calls.limit:
+            no = Rejected("the upload is larger than the plan allows", client=session.client, field="size",
+                          expected=f"at most {self.calls.limit} bytes", got=whole.bytes)  # fmt: skip
+            self.calls.refuse(no)
+            self._say_no(session, whole, no)
+        else:
+            session.partial = Partial(self.calls.folder, session.client, whole, self.collector_config.chunk)
+            self._hear_piece(session, body)
+
+    def _hear_piece(self, session: NodeSession, body: MessageBody) -> None:
+        partial, chunk = session.partial, messages.chunk_in(body)
+        if partial is None:
+            return
+        if chunk is not None:
+            partial.add(chunk)  # any other than the next one is dropped and asked for again
+        if not partial.finished:
+            return
+        try:
+            path = partial.complete()
+        except Damaged as no:
+            self._failed(session, no.reason)
+            return
+        self._deliver(session, path)
+        if session.news and "digest" in session.news:
+            replace_atomically(came_as(self.calls.folder, session.client), partial.whole.sha256.encode())
+        partial.remove()
+        session.partial = None
+
+    def _came(self, client: ClientId) -> str:
+        """The hash of the file that a client's upload came as: a sealed one has other bytes than what stands in the inbox."""
+        path = came_as(self.calls.folder, client)
+        return path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
+
+    def _deliver(self, session: NodeSession, path: Path) -> None:
+        """Through the gate; the receipt is written for a file that is in the inbox, and only then."""
+        whole = announce(path)
+        try:
+            receipt = self.calls.receive(path)
+        except Rejected as no:
+            self._say_no(session, whole, no)
+            return
+        self.looked = None
+        session.news = {"digest": receipt.digest, "bytes": receipt.bytes}
+        self.log(f"{session.client}: the upload is in the inbox ({receipt.bytes} bytes)")
+
+    def _say_no(self, session: NodeSession, whole: Whole, no: Rejected) -> None:
+        self.refused.add(whole.sha256)
+        session.news = {"refused": str(no)}
+        self.log(str(no))
+
+    def _hear_noted(self, session: NodeSession, body: MessageBody) -> None:
+        self.noted.add(session.client)
+        refused = session.news is not None and "refused" in session.news
+        session.news = None
+        if refused:
+            self._forget(session)
+
+    def _forget(self, session: NodeSession) -> None:
+        """Ask from the beginning, later: people at the site may have put things right."""
+        session.client, session.rests_until = "", self.clock() + self.collector_config.again
+
+    def _hear_put(self, session: NodeSession, body: MessageBody) -> None:
+        if not session.parts:
+            return
+        part, _, whole = session.parts[0]
+        if messages.text(body, "part") != part:
+            return
+        session.have = min(max(0, messages.number(body, "have")), whole.bytes)
+        if session.have == whole.bytes:
+            session.parts.pop(0)
+            session.have = 0
+
+    def _hear_taken(self, session: NodeSession, body: MessageBody) -> None:
+        session.took = True
+        self.took.add(session.client)
+        self.log(f"{session.client}: has the release and made its model of it")
+
+
+def came_as(folder: Path, client: ClientId) -> Path:
+    return folder / f"{client}.came"
+
+
+def _mark(files: Mapping[str, Path] | None) -> tuple[int, ...]:
+    """Tells a release from the one before without reading it; empty if there is none."""
+    try:
+        found = files["release"].stat() if files else None
+    except FileNotFoundError:
+        found = None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if found else ()

@@ -1,0 +1,1 @@
+"""A student learns from teachers' outputs."""

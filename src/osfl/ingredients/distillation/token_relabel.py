@@ -1,0 +1,435 @@
+"""Token relabel: a student ViT learns from every patch of synthetic images, from each kind in its own way.
+
+Paper: Shen et al., "Provable Sparse Inversion and Token Relabel Enhanced One-shot Federated Learning with ViTs" (FedMITR),
+2026. L_TR = KL(E(x) || S(x)) + λ1 CE(S(x_h), y) + λ2 KL(E(x_l) || S(x_l)): E are the clients as one, x_h the patches that
+were made to the end, with the label they were made for, and x_l the others, which the clients label again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.core.errors import TrainingError, UsageError
+from osfl.core.method import Context
+from osfl.core.types import ClientId, Dataset, Json, Payload, Upload
+from osfl.ingredients.distillation.student import kd_loss
+from osfl.ingredients.ensembles.ensemble import combine
+from osfl.ingredients.ensembles.odds import from_odds, rebalanced, softened
+from osfl.ingredients.generators.pictures import by_class, gallery
+from osfl.ingredients.generators.synthesis import check_finite, draw_labels, keep, take_up, work_key
+from osfl.ingredients.inversion.sparse import SparseInversion, dropped, invert_sparsely, patches_left, pixels_of, sparse_flops
+from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.statistics.claimed_counts import capped
+from osfl.ingredients.training.local import batches, decay
+from osfl.ingredients.training.model_upload import ModelUpload, counts_of, start_student, teacher_weights, teachers
+from osfl.models.build import architecture_for, build_model
+from osfl.models.flops import forward_flops, training_flops
+from osfl.models.folding import freeze
+from osfl.models.inputs import to_images
+from osfl.models.naming import named
+from osfl.models.vit import OnSubset, Vit
+from osfl.runtime.meter import spend
+
+_SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two cores work and bits stay the same
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How much each term of L_TR counts."""
+
+    whole: float = 1.0  # KL on whole images
+    kept: float = 0.5  # λ1: cross-entropy on patches that were made to the end
+    rest: float = 0.5  # λ2: KL on the others
+
+
+KD_ONLY = Terms(1.0, 0.0, 0.0)  # DeepInversion
+
+
+# --- images and what is known about them -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Synthetic images with their kept patches, and what the clients as one said about them, once."""
+
+    images: torch.Tensor  # (n, channels, height, width) float16
+    labels: torch.Tensor  # (n,) made for
+    makers: torch.Tensor  # (n,) which client was inverted
+    keep: torch.Tensor  # (n, kept) patches made to the end
+    drop: torch.Tensor  # (n, others)
+    whole: torch.Tensor  # E(x), (n, classes)
+    rest: torch.Tensor  # E(x_l), (n, classes); nothing was asked where nothing was dropped: zeros
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: torch.Tensor, device: torch.device) -> Pool:
+        """A part of the pool, ready to be learned from."""
+        parts = {name: value[index].to(device) for name, value in self.tensors().items()}
+        return Pool(**{**parts, "images": parts["images"].float()})
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class Pools:
+    """Pools one after the other, as one, without a copy of what may be gigabytes of images."""
+
+    def __init__(self, parts: Sequence[Pool]) -> None:
+        lengths = torch.tensor([len(part) for part in parts])
+        self.parts, self.ends = [part.tensors() for part in parts], lengths.cumsum(0)
+        self.begins = self.ends - lengths
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def take(self, index: torch.Tensor, device: torch.device) -> Pool:
+        """Rows in the order of the index, ready to be learned from."""
+        whose = torch.bucketize(index, self.ends, right=True)
+        places = zip(whose.tolist(), (index - self.begins[whose]).tolist(), strict=True)
+        rows = [(self.parts[part], row) for part, row in places]
+        picked = {field.name: torch.stack([part[field.name][row] for part, row in rows]) for field in fields(Pool)}
+        return Pool(**picked).take(torch.arange(len(index)), device)
+
+
+def relabel_terms(student: Vit, part: Pool, terms: Terms, temperature: float = 1.0) -> torch.Tensor:
+    """The three terms of L_TR before they are weighted, (3,); one without weight is not computed."""
+    whole = kept = rest = part.whole.new_zeros(())
+    if terms.whole:
+        whole = kd_loss(part.whole, student(part.images), temperature)
+    if terms.kept:
+        kept = functional.cross_entropy(student(part.images, part.keep), part.labels)
+    if terms.rest and part.drop.shape[1]:
+        rest = kd_loss(part.rest, student(part.images, part.drop), temperature)
+    return torch.stack([whole, kept, rest])
+
+
+def weighted(values: torch.Tensor, terms: Terms) -> torch.Tensor:
+    return (values * values.new_tensor([terms.whole, terms.kept, terms.rest])).sum()
+
+
+def gradient_norms(student: Vit, part: Pool, terms: Terms, temperature: float = 1.0) -> torch.Tensor:
+    """||∇|| of the student for each image, (n, 2): hard labels on all patches, and relabeled patches.
+
+    The theorem's L_DI and L_Fed bound these. The second loss is the part of L_TR that treats patches apart, its weights
+    scaled to sum to 1, so that both losses speak equally loud.
+    """
+    parameters, total = list(student.parameters()), (terms.kept + terms.rest) or 1.0
+    apart = Terms(0.0, terms.kept / total, terms.rest / total)
+    rows = []
+    for i in range(len(part)):
+        one = part.take(torch.tensor([i]), part.whole.device)
+        hard = functional.cross_entropy(student(one.images), one.labels)
+        soft = weighted(relabel_terms(student, one, apart, temperature), apart)
+        rows.append(torch.stack([_norm(torch.autograd.grad(loss, parameters)) for loss in (hard, soft)]))
+    return torch.stack(rows) if rows else torch.zeros(0, 2)
+
+
+def _norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    total: torch.Tensor = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    return total
+
+
+# --- the server ----------------------------------------------------------------------------------------------------------
+
+
+class PatchServer:
+    """Frozen client ViTs, a student with its optimizer, and the images so far. Every epoch's images and every epoch's
+    student are kept, so that a killed server goes on from there, to the same bytes."""
+
+    def __init__(
+        self, method: ModelUpload, uploads: Sequence[Upload], ctx: Context, what: str, inversion: SparseInversion,
+        terms: Terms, probe: int = 0,
+    ) -> None:  # fmt: skip
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        self.ctx, self.settings, self.task = ctx, method.settings, method.task
+        self.inversion, self.terms = inversion, terms
+        self.probe = probe if terms.kept or terms.rest else 0  # else there is nothing to compare
+        self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
+        self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
+        self.counts = counts_of(uploads, classes)
+        votes = softened(teacher_weights(uploads, self.settings.teacher, classes), self.settings.votes)
+        self.votes = capped(votes, ctx.plan.limits.share)
+        self.wanted = label_weights(self.settings.labels, self.counts)
+        model, self.architecture = start_student(uploads, method, ctx)
+        self.student = as_vit(model.to(ctx.device))
+        self.start = named(self.student, "model")
+        self.optimizer = torch.optim.SGD(
+            self.student.parameters(), self.settings.student_lr, momentum=self.settings.student_momentum,
+            weight_decay=self.settings.student_decay,
+        )  # fmt: skip
+        self.pools: list[Pool] = []
+        self.losses, self.norms = torch.zeros(0, 3), torch.zeros(0, 2)  # (epochs, terms); (probed images, two losses)
+        self.key = work_key(what, uploads, method, ctx)
+
+    def learn(self) -> None:
+        """Algorithm 1: images from every client against the server as it is, then a pass over all images so far."""
+        for epoch in range(self.settings.server_epochs):
+            self.dream(epoch)
+            self.study(epoch)
+            self.ctx.milestone(epoch + 1, self.settings.server_epochs, self.release)
+            self.ctx.progress("server epochs", epoch + 1, self.settings.server_epochs)
+
+    def release(self) -> Payload:
+        """The student as it is now, or a point on its straight way from where it began: synthetic images teach it things that
+        hold for them alone, and part of the way it has forgotten less of what real images taught the clients."""
+        weights, share = named(self.student, "model"), self.settings.student_share
+        if share < 1:
+            weights = average([self.start, weights], [1 - share, share])
+        return Payload(weights, {"architecture": self.architecture})
+
+    # --- images ---
+
+    def dream(self, epoch: int) -> None:
+        """New images of every client; the oldest leave when the pool is full."""
+        made = self.ctx.get_or_compute({**self.key, "images": epoch}, lambda: Payload(self._dream(epoch).tensors()))
+        self.pools = [*self.pools, Pool(**made.tensors)][-self.settings.pool_epochs :]
+
+    def _dream(self, epoch: int) -> Pool:
+        server = as_vit(freeze(self.student))
+
+        def make(which: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            rng = self.ctx.generator("images", self.clients[which], epoch)
+            labels = draw_labels(self.settings.images, self.wanted[which], rng)
+            found = invert_sparsely(self.members[which], labels, self.task.image, self.inversion, rng, server=server,
+                                    device=self.ctx.device)  # fmt: skip
+            return halved(found.images, self.inversion.lr).cpu().contiguous(), labels, found.keep.cpu()
+
+        made = self.ctx.map(make, range(len(self.members)))
+        images, labels, kept = (torch.cat(parts) for parts in zip(*made, strict=True))
+        makers = torch.arange(len(self.members)).repeat_interleave(self.settings.images)
+        drop = dropped(kept, self.student.patches)
+        whole, rest = self._ask(images, drop)
+        return Pool(images, labels, makers, kept, drop, whole, rest)
+
+    def _ask(self, images: torch.Tensor, drop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """E(x) and E(x_l): each client looks at each image once, and once at its dropped patches."""
+        count = drop.shape[1] if self.terms.rest else 0
+
+        @torch.no_grad()  # gradients are switched off per thread, and this runs in others
+        def ask(member: Vit) -> tuple[torch.Tensor, torch.Tensor]:
+            outputs, again = [], []
+            for x, away in zip(torch.split(images, 64), torch.split(drop, 64), strict=True):
+                x = x.to(self.ctx.device).float()
+                outputs.append(member(x).cpu())
+                again.append(member(x, away.to(x.device)).cpu() if count else torch.zeros_like(outputs[-1]))
+            spend(ask_flops(member, count, self.task.image) * len(images))
+            return torch.cat(outputs), torch.cat(again)
+
+        answers = self.ctx.map(ask, self.members)
+        outputs, again = (self._together(torch.stack(parts)) for parts in zip(*answers, strict=True))
+        return outputs, again
+
+    def _together(self, logits: torch.Tensor) -> torch.Tensor:
+        """All clients as one, E."""
+        freed = rebalanced(logits, self.counts, self.settings.balance)
+        if self.settings.teacher == "odds":
+            return from_odds(freed, self.votes, logits.mean(0))
+        return combine(freed, self.settings.teacher, self.votes)
+
+    # --- the student ---
+
+    def study(self, epoch: int) -> None:
+        """The student passes over the pool."""
+        done = self.ctx.get_or_compute({**self.key, "student": epoch}, lambda: self._study(epoch))
+        take_up(self.student, self.optimizer, "model", done.tensors)
+        self.losses, self.norms = done.tensors["losses"], done.tensors["norms"]
+
+    def _study(self, epoch: int) -> Payload:
+        settings, pool = self.settings, Pools(self.pools)
+        norms = self._probe(self.pools[-1], self.ctx.generator("probe", epoch))
+        rate = decay("cosine" if settings.student_cosine else "constant", epoch, settings.server_epochs)
+        self.optimizer.param_groups[0]["lr"] = settings.student_lr * rate
+        rng = self.ctx.generator("study", epoch)
+        self.student.train()
+        order = [index for _ in range(settings.passes) for index in batches(len(pool), settings.student_batch, rng)]
+        losses = torch.stack([self._step(pool, index) for index in order]).mean(0, keepdim=True)
+        check_finite(losses.sum(), "student", "student_lr", settings.student_lr)
+        self.student.eval()
+        newest = self.pools[-1]
+        each = study_flops(self.student, newest.keep.shape[1], newest.drop.shape[1], self.terms, self.task.image)
+        spend(each * len(pool) * settings.passes)
+        state = keep(self.student, self.optimizer, "model")
+        return Payload({**state, "losses": torch.cat([self.losses, losses]), "norms": torch.cat([self.norms, norms])})
+
+    def _step(self, pool: Pools, index: torch.Tensor) -> torch.Tensor:
+        """One step of SGD on a batch; returns its three terms."""
+        parameters = list(self.student.parameters())
+
+        def slopes(part: torch.Tensor) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+            share = len(part) / len(index)
+            values = relabel_terms(self.student, pool.take(part, self.ctx.device), self.terms, self.settings.temperature)
+            gradients = torch.autograd.grad(share * weighted(values, self.terms), parameters)
+            return gradients, share * values.detach().cpu()
+
+        found = self.ctx.map(slopes, index.chunk(_SHARDS))
+        for parameter, *parts in zip(parameters, *(gradients for gradients, _ in found), strict=True):
+            parameter.grad = torch.stack(parts).sum(0)
+        if self.settings.student_clip:
+            nn.utils.clip_grad_norm_(parameters, self.settings.student_clip)
+        self.optimizer.step()
+        return torch.stack([values for _, values in found]).sum(0)
+
+    def _probe(self, newest: Pool, rng: torch.Generator) -> torch.Tensor:
+        """Gradient norms of the student, as it is before this epoch, on some of the new images."""
+        chosen = torch.randperm(len(newest), generator=rng)[: self.probe]
+        if not len(chosen) or not newest.drop.shape[1]:  # nothing was dropped: both losses are of the same patches
+            return torch.zeros(0, 2)
+        found = self.ctx.map(
+            lambda part: gradient_norms(
+                self.student, newest.take(part, self.ctx.device), self.terms, self.settings.temperature
+            ).cpu(),
+            chosen.chunk(_SHARDS),
+        )
+        return torch.cat(found)
+
+    # --- what the report shows ---
+
+    def samples(self) -> Dataset:
+        """The images that the student sees in the end, and what they were made for."""
+        images = torch.cat([to_images(pool.images.float()) for pool in self.pools])  # an epoch at a time: floats take much room
+        return Dataset(images, torch.cat([pool.labels for pool in self.pools]))
+
+    def show(self) -> None:
+        newest, classes = self.pools[-1], self.task.classes
+        images = newest.images.float()
+        note = "Of the last epoch, made for the class named below each; never seen by any client."
+        self.ctx.show("Synthetic images", by_class(images, newest.labels, classes, 4, note))
+        if newest.drop.shape[1]:
+            self.ctx.show("Kept and dropped patches", self._patches(newest))
+        self.ctx.show("Loss over server epochs", loss_curve(self.losses, self.terms))
+        self.ctx.show("Labels of the synthetic images", label_table(newest, self.clients, classes))
+        self.ctx.show("What the synthetic images are taken for", taken_table(newest, self.clients, classes))
+        if len(self.norms):
+            self.ctx.show("Gradient norms of the student", norm_figure(self.norms, self.terms))
+
+    def _patches(self, newest: Pool) -> Json:
+        """Pairs: a synthetic image, and the same with its dropped patches blanked (Fig. 6)."""
+        first = [int((newest.makers == i).nonzero()[0]) for i in range(len(self.clients))][:12]
+        x, inside = newest.images[first].float(), pixels_of(newest.keep[first], self.student.grid, self.student.patch)
+        pairs = torch.cat([x, x.new_ones(*x.shape[:3], 2), torch.where(inside > 0, x, 1.0)], 3)  # white between them
+        names = [f"{self.clients[int(newest.makers[i])]}: {self.task.classes[int(newest.labels[i])]}" for i in first]
+        count, total = newest.keep.shape[1], self.student.patches
+        note = f"Left as made, right without the {total - count} of {total} patches that were stopped."
+        return {**gallery(pairs, names, note), "wide": True}
+
+
+def loss_curve(losses: torch.Tensor, terms: Terms) -> Json:
+    weights = {"whole images, KL": terms.whole, "kept patches, CE": terms.kept, "dropped patches, KL": terms.rest}
+    series = {name: losses[:, i].tolist() for i, (name, weight) in enumerate(weights.items()) if weight}
+    return {"kind": "lines", "x": list(range(1, len(losses) + 1)), "series": series, "x_label": "server epoch",
+            "y_label": "loss", "note": "Mean over the epoch's steps, before weighting."}  # fmt: skip
+
+
+def label_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> Json:
+    """What each client's images were made for (Fig. 3)."""
+    note = "Images of the last epoch by the label that they were made for."
+    return _by_client(pool, pool.labels, clients, classes, "made for", note)
+
+
+def taken_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> Json:
+    """What all clients together take each client's images for, and how often that is the label they were made for."""
+    outputs = pool.whole.argmax(1)
+    agreed = float((outputs == pool.labels).float().mean())
+    note = f"Images of the last epoch by what the clients together take them for; {agreed:.0%} are what they were made for."
+    return _by_client(pool, outputs, clients, classes, "taken for", note)
+
+
+def _by_client(
+    pool: Pool, labels: torch.Tensor, clients: Sequence[str], classes: Sequence[str], title: str, note: str
+) -> Json:
+    values = [torch.bincount(labels[pool.makers == i], minlength=len(classes)).tolist() for i in range(len(clients))]
+    return {"kind": "heatmap", "rows": list(clients), "columns": list(classes), "values": values, "row_title": "made from",
+            "column_title": title, "unit": "images", "note": note}  # fmt: skip
+
+
+def lipschitz(norms: torch.Tensor) -> dict[str, Json]:
+    """The measured theorem: the largest gradient norm on either side, the means, and whether L_Fed < L_DI held."""
+    dense, sparse = norms[:, 0], norms[:, 1]
+    largest = {"L_DI": round(float(dense.max()), 4), "L_Fed": round(float(sparse.max()), 4)}
+    means = {"mean_DI": round(float(dense.mean()), 4), "mean_Fed": round(float(sparse.mean()), 4)}
+    return {**largest, **means, "images": len(norms), "held": bool(sparse.max() < dense.max())}
+
+
+def norm_figure(norms: torch.Tensor, terms: Terms) -> Json:
+    """Both distributions, and what the second one is: a student that agrees with its teachers about dropped patches has hardly
+    any gradient from them, and then L_Fed is little more than the label's gradient times its share."""
+    found, most = lipschitz(norms), float(norms.max())
+    share = terms.kept / ((terms.kept + terms.rest) or 1.0)
+    bins = torch.linspace(0, most if most > 0 else 1.0, 21)
+    counts = {
+        name: torch.histogram(norms[:, i].contiguous(), bins).hist.int().tolist()
+        for i, name in enumerate(("hard labels on all patches", "relabeled patches"))
+    }
+    note = (
+        f"L_Fed < L_DI held: {'yes' if found['held'] else 'no'}. Largest norm {found['L_DI']:.3g} with hard labels on all "
+        f"patches, {found['L_Fed']:.3g} with relabeled ones; means {found['mean_DI']:.3g} and {found['mean_Fed']:.3g}, over "
+        f"{len(norms)} images, the same for both. The relabeled loss is {share:.0%} cross-entropy on kept patches and "
+        f"{1 - share:.0%} KL on dropped ones, without the KL on whole images; where the KL asks for little, that share alone "
+        "makes L_Fed the smaller one."
+    )
+    return {"kind": "histogram", "bins": bins.tolist(), "series": counts, "x_label": "gradient norm", "y_label": "images",
+            "note": note, "measured": found}  # fmt: skip
+
+
+# --- small parts -----------------------------------------------------------------------------------------------------------
+
+
+def as_vit(model: nn.Module) -> Vit:
+    if isinstance(model, Vit):
+        return model
+    raise UsageError(f"{type(model).__name__} has no patches to drop: clients and server need vision transformers",
+                     field="architecture", fix="Use vit, deit_tiny or another ViT of `osfl ls architectures`.")  # fmt: skip
+
+
+def halved(images: torch.Tensor, lr: float) -> torch.Tensor:
+    """As 16-bit floats; pixels beyond their range would be infinite, and the student's fault when it sees them."""
+    found = images.half()
+    if bool(found.isfinite().all()):
+        return found
+    raise TrainingError(
+        f"inversion gave pixels up to {float(images.abs().max()):.3g}, beyond 16-bit floats", field="pixel_lr", got=lr,
+        fix="Lower it (`--set pixel_lr=...`), or keep pixels in range (`--set clamp=true`).",
+    )  # fmt: skip
+
+
+def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
+    """How likely each client is asked for each class, (clients, classes), not yet normalized."""
+    if how == "uniform":
+        return torch.ones_like(counts)
+    return (counts > 0).double() if how == "seen" else counts.double()
+
+
+def study_flops(student: Vit, kept: int, others: int, terms: Terms, image: tuple[int, int, int]) -> float:
+    """Of one image in one pass of the student, with so many patches kept and so many dropped."""
+    total = training_flops(student, image) if terms.whole else 0.0
+    subsets = ((terms.kept, kept), (terms.rest, others))
+    return total + sum(training_flops(OnSubset(student, count), image) for weight, count in subsets if weight and count)
+
+
+def ask_flops(member: Vit, others: int, image: tuple[int, int, int]) -> float:
+    """Of asking one client about one image, and once more about its dropped patches where there are any."""
+    return forward_flops(member, image) + (forward_flops(OnSubset(member, others), image) if others else 0.0)
+
+
+def relabel_flops(method: ModelUpload, clients: Sequence[ClientId], inversion: SparseInversion, terms: Terms) -> float:
+    """All operations of Algorithm 1, known before anything runs: what the meter says afterwards."""
+    settings, image = method.settings, method.task.image
+    names = [architecture_for(settings.architecture, client) for client in clients]
+    built = {name: as_vit(build_model(name, method.task)) for name in {*names, settings.student or min(names)}}
+    student, members = built[settings.student or min(names)], [built[name] for name in names]
+    kept = patches_left(student.patches, inversion.events)
+    asked_again = student.patches - kept if terms.rest else 0
+    new, epochs = settings.images * len(members), settings.server_epochs
+    seen = sum(new * min(epoch + 1, settings.pool_epochs or epochs) for epoch in range(epochs)) * settings.passes
+    total: float = seen * study_flops(student, kept, student.patches - kept, terms, image)
+    for member in members:
+        networks = [member, student] if inversion.js else [member]
+        dreamed = sum(sparse_flops(network, image, inversion) for network in networks) * settings.images
+        total += epochs * (dreamed + new * ask_flops(member, asked_again, image))
+    return total

@@ -1,0 +1,1 @@
+"""Outputs of several models as one."""

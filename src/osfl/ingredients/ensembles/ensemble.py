@@ -1,0 +1,177 @@
+"""Several classifiers as one: how their answers are combined, and how to ask them all quickly.
+
+Averaging logits and averaging probabilities are different teachers, so the mode is always named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from osfl.core.errors import TrainingError, UsageError
+from osfl.ingredients.ensembles.odds import odds
+from osfl.ingredients.statistics.claimed_counts import capped
+from osfl.models.flops import forward_flops
+from osfl.models.folding import freeze
+from osfl.models.inputs import to_input
+from osfl.runtime.meter import spend
+from osfl.runtime.workers import Workers
+
+Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+
+MODES: Mapping[str, str] = {
+    "logits": "mean of logits",
+    "probabilities": "mean of probabilities",
+    "size": "mean of probabilities, weighted by the number of training images",
+    "class_count": "mean of probabilities, each class weighted by who has seen how much of it",
+    "odds": "what fits best to the differences between classes that each member has seen",
+}
+COUNTED = ("class_count", "odds")  # need to know how many images of each class a member has seen
+_FLOOR = -27.631  # log 1e-12: what a class gets that no member may vote for; finite, so that losses stay finite
+
+
+def check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise UsageError(f"unknown ensemble mode '{mode}'", field="mode", fix=f"Choose one of {', '.join(MODES)}.")
+
+
+def weights_for(mode: str, counts: torch.Tensor) -> torch.Tensor:
+    """Voting weights from label counts (members, classes): (members,), or the counts for modes that are `COUNTED`."""
+    check_mode(mode)
+    counts = counts.to(torch.float64)
+    if mode == "size":
+        return counts.sum(1)
+    return counts if mode in COUNTED else torch.ones(len(counts), dtype=torch.float64)
+
+
+class Ensemble(nn.Module):
+    """Members of any architectures; `forward` gives logits (modes `logits` and `odds`), or log-probabilities.
+
+    `weights` has one number a member, or one a member and class; only their proportions over the members matter. Those that
+    come from claimed counts are capped: no member has more than `share`, in all or of a class.
+    """
+
+    weights: torch.Tensor
+    voted: torch.Tensor | None
+
+    def __init__(
+        self, members: Sequence[nn.Module], mode: str = "logits", weights: torch.Tensor | None = None, share: float = 1.0
+    ) -> None:
+        super().__init__()
+        check_mode(mode)
+        self.mode, self.share = mode, share
+        self.members = nn.ModuleList(members)  # a plain list would escape eval(), to() and modules()
+        self.register_buffer("weights", _shares(mode, weights, len(members), share))
+        # known beforehand, not asked of the weights in each pass: operations are counted without any values
+        self.register_buffer("voted", _voted(self.weights), persistent=False)
+
+    def extra_repr(self) -> str:
+        return self.mode  # two modes are two networks: they cost different operations
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = torch.stack([member(x) for member in self.members])
+        return _combine(logits, self.mode, self.weights, self.voted, share=self.share)
+
+
+def combine(
+    logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None, louder: torch.Tensor | None = None,
+    share: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
+    """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite.
+
+    `louder` (members,), for odds alone, whose weights are counts: how much each member counts besides. `share`: the cap of
+    weights that come from claimed counts.
+    """
+    check_mode(mode)
+    shares = _shares(mode, weights, len(logits), share)
+    return _combine(logits, mode, shares, _voted(shares), louder, share)
+
+
+def _combine(
+    logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None, louder: torch.Tensor | None = None,
+    share: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
+    voted = None if voted is None else voted.to(logits.device)
+    if mode == "odds":
+        return _only(odds(logits, shares.to(logits), None if louder is None else louder.to(logits), share), voted)
+    shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
+    if mode == "logits":
+        return (shares * logits).sum(0)
+    return _mix(logits.log_softmax(-1), shares, voted)
+
+
+def _shares(mode: str, weights: torch.Tensor | None, members: int, share: float = 1.0) -> torch.Tensor:
+    """Weights as shares of one over the members (a class that nobody has keeps zeros), capped; for odds, the counts as they
+    are: there the votes made of them are capped."""
+    if weights is None:
+        if mode in ("size", *COUNTED):
+            raise TrainingError(f"the ensemble mode '{mode}' needs weights", field="weights", fix="Pass label counts.")
+        weights = torch.ones(members)
+    weights = weights.detach().to(torch.float64)
+    total = weights.sum(0)
+    fits = weights.ndim in (1, 2) and len(weights) == members
+    if not fits or not weights.isfinite().all() or (weights < 0).any() or not (total > 0).any():
+        raise TrainingError(
+            f"ensemble weights of shape {list(weights.shape)} do not suit {members} members",
+            field="weights",
+            expected="finite, not negative, not all zero, one row a member",
+            fix="Check the sample counts that the clients reported.",
+        )
+    if mode == "odds":
+        return weights.to(torch.float32)
+    weights = capped(weights, share)
+    total = weights.sum(0)
+    return (weights / total.where(total > 0, 1.0)).to(torch.float32)
+
+
+def _voted(shares: torch.Tensor) -> torch.Tensor | None:
+    """The classes that some member may vote for, or None where that is all of them."""
+    votes = (shares > 0).any(0)
+    return None if bool(votes.all()) else votes.nonzero().flatten()
+
+
+def _mix(log_p: torch.Tensor, shares: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
+    """log of the weighted mean of probabilities, renormalized per sample over the classes that anyone has seen."""
+    votes = log_p + shares.log()  # a member without a vote adds exp(-inf) = 0
+    votes = votes if voted is None else votes.index_select(-1, voted)
+    return _placed(votes.logsumexp(0).log_softmax(-1), voted, log_p.shape[-1])
+
+
+def _only(scores: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:
+    """Scores (batch, classes) in which a class that nobody has seen is never the highest."""
+    return scores if voted is None else _placed(scores.index_select(-1, voted), voted, scores.shape[-1])
+
+
+def _placed(scores: torch.Tensor, voted: torch.Tensor | None, classes: int) -> torch.Tensor:
+    """Scores of the classes that have votes among all classes; the others are below every one of them."""
+    if voted is None:
+        return scores
+    floor = scores.detach().amin(-1, keepdim=True).clamp(max=0.0) + _FLOOR
+    return floor.repeat(1, classes).index_copy(1, voted, scores)
+
+
+# --- asking frozen members quickly ---------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def fast_logits(
+    members: Sequence[nn.Module], images: torch.Tensor, *, map: Map | None = None, batch: int = 64
+) -> torch.Tensor:
+    """Logits of every member for every image, (members, images, classes); members in parallel, frozen and folded.
+
+    `images` are uint8, or floats in [-1, 1]. The same batches go through one compute thread a member, so the result
+    has the same bits for any number of workers.
+    """
+    inputs = images if images.dtype == torch.uint8 else to_input(images)  # uint8 stays small until its batch comes
+    shape = tuple(images.shape[1:])
+
+    @torch.no_grad()  # gradients are switched off per thread, and this runs in others
+    def ask(member: nn.Module) -> torch.Tensor:
+        teacher = freeze(member)
+        spend(forward_flops(teacher, shape) * len(images))
+        return torch.cat([teacher(to_input(part)) for part in torch.split(inputs, batch)])
+
+    return torch.stack((map or Workers().map)(ask, members))

@@ -1,0 +1,1 @@
+"""Synthetic images from generator networks, and how they are shown."""

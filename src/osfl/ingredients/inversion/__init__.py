@@ -1,0 +1,1 @@
+"""Synthetic images by optimizing pixels against trained models."""

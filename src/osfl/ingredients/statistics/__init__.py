@@ -1,0 +1,1 @@
+"""Sums, means, Gaussians, clusters and class counts."""

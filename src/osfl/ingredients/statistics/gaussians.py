@@ -1,0 +1,267 @@
+"""Gaussians in feature space: sufficient statistics with a classifier in closed form (FedCGS), and mixtures (FedPFT)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from osfl.ingredients.statistics.kmeans import kmeans
+from osfl.ingredients.statistics.support import effective_images
+from osfl.runtime.meter import spend
+
+Covariance = Literal["total", "within"]
+Shape = Literal["diag", "spherical", "full"]
+NEVER = -1e9  # logit of a class that nobody has; finite, because an infinite number would be refused on the wire
+SMALL = 1e-4  # the least deviation that features are divided by
+FLOOR = 1e-6  # of variances: below 6e-8 a 16-bit float is zero
+
+
+# --- statistics that add up --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over samples, in float64. Adding two is the same as taking them of both sets: any partition gives one total."""
+
+    sums: torch.Tensor  # A_c = sum of x, (classes, d)
+    gram: torch.Tensor  # B = sum of x x^T, (d, d)
+    counts: torch.Tensor  # n_c, (classes,)
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(self.sums + other.sums, self.gram + other.gram, self.counts + other.counts)
+
+    def means(self) -> torch.Tensor:
+        """mu_c, (classes, d); zeros where there is nothing. Counts may be fractions, where the weight of a site was capped."""
+        return self.sums / torch.where(self.counts > 0, self.counts, 1.0)[:, None]
+
+    def __mul__(self, factor: float) -> Statistics:
+        return self if factor == 1 else Statistics(self.sums * factor, self.gram * factor, self.counts * factor)
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        return Statistics(self.sums - other.sums, self.gram - other.gram, self.counts - other.counts)
+
+
+def statistics(features: torch.Tensor, labels: torch.Tensor, classes: int, chunk: int = 4096) -> Statistics:
+    """Of features (n, d); in chunks, so that memory does not grow with n."""
+    d = features.shape[1]
+    sums, gram = torch.zeros(classes, d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
+    for x, y in zip(torch.split(features, chunk), torch.split(labels, chunk), strict=True):
+        wide = x.double()
+        sums.index_add_(0, y, wide)
+        gram.addmm_(wide.T, wide)
+    spend(2.0 * len(features) * d * d)
+    return Statistics(sums, gram, torch.bincount(labels, minlength=classes).double())
+
+
+def linear_classifier(total: Statistics, covariance: Covariance, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """W (classes, d) and b (classes,) of the Gaussian classifier with one covariance for all classes; nothing is trained.
+
+    w_c = S^-1 mu_c, b_c = -mu_c^T S^-1 mu_c / 2 + ln(n_c / N). S is the covariance of all samples ("total", as the public
+    code has it) or within classes ("within", linear discriminant analysis); ridge * tr(S)/d is added on its diagonal.
+    Means are taken from the overall mean, which shifts all logits of a sample alike and keeps them small.
+    """
+    n, d = float(total.counts.sum()), total.gram.shape[0]
+    present = total.counts > 0
+    means, mean = total.means(), total.sums.sum(0) / n
+    if covariance == "total":
+        spread = (total.gram - n * torch.outer(mean, mean)) / max(n - 1, 1)
+    else:
+        spread = (total.gram - (means * total.counts[:, None]).T @ means) / max(n - float(present.sum()), 1)
+    spread = (spread + spread.T) / 2
+    spread.diagonal().add_(ridge * float(spread.trace()) / d)
+    off = means - mean
+    weight = _solved(spread, off.T).T
+    bias = -weight @ mean - 0.5 * (weight * off).sum(1) + (total.counts / n).clamp_min(1e-300).log()
+    spend(d**3 / 3.0)
+    weight = torch.where(present[:, None], weight, torch.zeros_like(weight))
+    return weight, torch.where(present, bias, torch.full_like(bias, NEVER))
+
+
+def _solved(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """S^-1 right; where S is singular (fewer samples than dimensions and no ridge) the solution of least norm."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed) == 0:
+        return torch.cholesky_solve(right, factor)
+    found: torch.Tensor = torch.linalg.pinv(matrix, hermitian=True) @ right
+    return found
+
+
+def packed(symmetric: torch.Tensor) -> torch.Tensor:
+    """The upper triangle of (..., d, d) as (..., d (d + 1) / 2): all that a symmetric matrix says."""
+    row, column = torch.triu_indices(symmetric.shape[-1], symmetric.shape[-1]).unbind()
+    return symmetric[..., row, column]
+
+
+def unpacked(triangle: torch.Tensor) -> torch.Tensor:
+    d = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
+    row, column = torch.triu_indices(d, d).unbind()
+    whole = triangle.new_zeros(*triangle.shape[:-1], d, d)
+    whole[..., row, column] = triangle
+    whole[..., column, row] = triangle
+    return whole
+
+
+def summed(parts: Iterable[Statistics]) -> Statistics:
+    """One after the other: no more than two are in memory."""
+    total: Statistics | None = None
+    for part in parts:
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+# --- a space in which a covariance is the identity ---------------------------------------------------------------------------
+
+
+def shrunk_covariance(off: torch.Tensor) -> torch.Tensor:
+    """Covariance of centred rows (n, d), drawn to a multiple of the identity by as much as Ledoit and Wolf (2004) compute.
+
+    The weight is b^2 / d^2: how far single samples are from their mean covariance, over how far that is from the target.
+    """
+    n, d = off.shape
+    plain = off.T @ off / n
+    target = torch.eye(d, dtype=off.dtype) * (plain.trace() / d)
+    apart = (plain - target).square().sum()
+    noise = (off.square().sum(1).square().sum() / n - plain.square().sum()) / n
+    weight = float((noise / apart).clamp(0, 1)) if float(apart) > 0 else 1.0
+    return (1 - weight) * plain + weight * target
+
+
+def whitening(off: torch.Tensor) -> torch.Tensor:
+    """M (d, d) such that centred rows times M^-1 have about the identity as covariance; float64.
+
+    M = S^1/2 diag(s): s are the deviations, S is the shrunk covariance of rows / s. The symmetric root is the one that
+    turns nothing, so each coordinate stays what it was.
+    """
+    wide = off.double()
+    scale = wide.square().mean(0).sqrt().clamp_min(SMALL)
+    return _root(shrunk_covariance(wide / scale)) * scale
+
+
+# --- mixtures --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FeatureMixture:
+    """K Gaussians: weights (K,), means (K, d) and variances: (K, d) diag, (K,) spherical, (K, d, d) full."""
+
+    weights: torch.Tensor
+    means: torch.Tensor
+    spread: torch.Tensor
+
+    def sample(self, count: int, rng: torch.Generator) -> torch.Tensor:
+        """(count, d)"""
+        which = torch.multinomial(self.weights, count, replacement=True, generator=rng)
+        noise = torch.randn((count, self.means.shape[1]), generator=rng, dtype=self.means.dtype)
+        if self.spread.ndim == 3:
+            roots = _root(self.spread)
+            spend(2.0 * noise.numel() * self.means.shape[1], makes=count)
+            off = torch.empty_like(noise)
+            for k in range(len(self.weights)):
+                off[which == k] = noise[which == k] @ roots[k]
+        else:
+            deviation = self.spread.sqrt()
+            spend(2.0 * noise.numel(), makes=count)
+            off = noise * (deviation[which] if self.spread.ndim == 2 else deviation[which, None])
+        return self.means[which] + off
+
+
+def _root(spread: torch.Tensor) -> torch.Tensor:
+    """The symmetric square root. As 16-bit floats a covariance of few samples is not quite positive definite any more, so
+    what is below the floor of variances is lifted there."""
+    values, vectors = torch.linalg.eigh(spread)
+    root: torch.Tensor = (vectors * values.clamp_min(FLOOR).sqrt().unsqueeze(-2)) @ vectors.transpose(-1, -2)
+    return root
+
+
+def components_for(count: int, most: int) -> int:
+    """A class of few images gets fewer Gaussians, never none (the public code drops such classes)."""
+    return max(1, min(most, count // 10))
+
+
+def fit_mixture(
+    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, *, least: int = 1, tolerance: float = 1e-3,
+    iterations: int = 200,
+) -> FeatureMixture:  # fmt: skip
+    """At most k Gaussians for features (n, d), fitted anew with fewer until each rests on at least `least` samples."""
+    while True:
+        found, owned = _fitted(x, k, shape, rng, tolerance, iterations)
+        rests_on = torch.minimum(effective_images(owned.T, len(x)), owned.sum(1))
+        enough = int((rests_on >= least - 1e-6).sum())
+        if least <= 1 or k == 1 or enough == k:
+            return found
+        k = max(1, min(enough, k - 1))
+
+
+def _fitted(
+    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, tolerance: float, iterations: int
+) -> tuple[FeatureMixture, torch.Tensor]:
+    """Expectation maximization from a k-means start, on features (n, d) in float64; variances are at least FLOOR. Also the
+    shares (K, n) of the samples that the components were computed from.
+
+    Sums and densities are matrix products with x and its squares side by side (see `_powers`), so no (n, K, d) array is made.
+    Shares lie by component, (K, n): products with so few rows are twice as fast as with so few columns.
+    """
+    center = x.double().mean(0)
+    x = x.double() - center  # products of centred numbers lose fewer digits
+    powers = _powers(x, shape)
+    owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).T.double()
+    before = -math.inf
+    for _ in range(iterations):
+        used = owned
+        weights, means, spread = _maximized(powers, owned, shape)
+        logs = _log_density(powers, means, spread).add_(weights.log()[:, None])
+        spend(4.0 * powers.numel() * k * (x.shape[1] if shape == "full" else 1))
+        total = logs.logsumexp(0)
+        likelihood, owned = float(total.mean()), logs.sub_(total).exp_()
+        if abs(likelihood - before) < tolerance:
+            break
+        before = likelihood
+    return FeatureMixture(weights, means + center, spread), used
+
+
+def _powers(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """All that EM asks of samples (n, d): [x, x^2] for diag, [x, |x|^2] for spherical, x for full."""
+    if shape == "full":
+        return x
+    return torch.cat([x, x.square() if shape == "diag" else x.square().sum(1, keepdim=True)], 1)
+
+
+def _maximized(
+    powers: torch.Tensor, owned: torch.Tensor, shape: Shape
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weights, means and variances of samples that the components own in these shares, (K, n)."""
+    mass = owned.sum(1).clamp_min(1e-10)
+    weights, averages = mass / mass.sum(), owned @ powers / mass[:, None]
+    if shape == "full":
+        offs = (powers - mean for mean in averages)
+        spread = torch.stack([(off * w[:, None]).T @ off / m for off, w, m in zip(offs, owned, mass, strict=True)])
+        spread.diagonal(dim1=1, dim2=2).add_(FLOOR)
+        return weights, averages, spread
+    if shape == "diag":
+        means, squares = averages.tensor_split(2, 1)
+        return weights, means, (squares - means.square()).clamp_min(FLOOR)
+    means, lengths = averages[:, :-1], averages[:, -1]
+    return weights, means, ((lengths - means.square().sum(1)) / means.shape[1]).clamp_min(FLOOR)
+
+
+def _log_density(powers: torch.Tensor, means: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """log N(x; mean_k, spread_k), (K, n)."""
+    d = means.shape[1]
+    if spread.ndim == 3:
+        factors = torch.linalg.cholesky(spread)
+        white = torch.stack([
+            torch.linalg.solve_triangular(factor.mT, powers - mean, upper=True, left=False).square_().sum(1)
+            for factor, mean in zip(factors, means, strict=True)
+        ])  # fmt: skip
+        logdet = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)
+        whole: torch.Tensor = -0.5 * (white + (logdet + d * math.log(2 * math.pi))[:, None])
+        return whole
+    inverse = 1 / (spread if spread.ndim == 2 else spread[:, None])
+    logdet = -inverse.log().sum(1) * (d / inverse.shape[1])
+    constant = -0.5 * ((means.square() * inverse).sum(1) + logdet + d * math.log(2 * math.pi))
+    return torch.addmm(constant[:, None], torch.cat([means * inverse, -0.5 * inverse], 1), powers.T)

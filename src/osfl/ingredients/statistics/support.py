@@ -1,0 +1,58 @@
+"""On how many images a statistic rests, and principal directions that rest on enough of them to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from osfl.runtime.meter import spend
+
+
+@dataclass(frozen=True)
+class Support:
+    """How many different images stand behind whatever a site sends of a class."""
+
+    least: int = 10  # different images that a class, a component and a direction rest on; smaller classes get no generator
+
+
+@dataclass(frozen=True)
+class Readable:
+    """What anybody can read out of a generator, as rows of pixels in [-1, 1]; the egress check attacks it."""
+
+    candidates: Mapping[str, torch.Tensor]  # by kind, (m, pixels)
+    mean: torch.Tensor | None = None  # (1, pixels)
+    directions: torch.Tensor | None = None  # (k, pixels)
+
+
+def effective_images(shares: torch.Tensor, images: int) -> torch.Tensor:
+    """On how many of the images each column rests: (sum p)^2 / sum p^2 of shares p (copies * images, k).
+
+    Mirrored and turned copies follow the images in the same order; an image's shares are added over its copies.
+    """
+    p = shares.reshape(len(shares) // images, images, shares.shape[1]).sum(0)
+    return p.sum(0).square() / p.square().sum(0).clamp_min(1e-300)
+
+
+def supported_directions(off: torch.Tensor, most: int, least: int, images: int) -> torch.Tensor:
+    """Principal directions of centered rows, at most two for every `least` images, without those that fewer images carry.
+
+    n images lie exactly in n - 1 directions, and could be computed from them; a fifth of that leaves most of each image out.
+    An image that is unlike all others has a direction almost of its own: mean plus direction would show it.
+    """
+    basis = principal(off, min(most, 2 * images // least))
+    return basis[effective_images((off @ basis.T).square(), images) >= least]
+
+
+def principal(x: torch.Tensor, dims: int) -> torch.Tensor:
+    """The first principal directions of centered rows (n, pixels), as rows, from the smaller of the two Gram matrices."""
+    n, pixels = x.shape
+    spend(2.0 * n * pixels * min(n, pixels) + 9.0 * min(n, pixels) ** 3)
+    if n < pixels:
+        values, vectors = torch.linalg.eigh(x @ x.T)
+        directions = vectors.flip(1)[:, :dims].T @ x
+        lengths = values.flip(0)[:dims].clamp_min(0).sqrt()
+        return torch.div(directions, lengths.clamp_min(1e-9)[:, None])
+    vectors = torch.linalg.eigh(x.T @ x)[1]
+    return torch.clone(vectors.flip(1)[:, :dims].T)

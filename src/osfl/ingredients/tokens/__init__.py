@@ -1,0 +1,1 @@
+"""Features of a frozen encoder: made, stored and learned from."""

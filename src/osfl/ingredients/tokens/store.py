@@ -1,0 +1,107 @@
+"""Features on disk, image by image: encoding the same image twice costs nothing, whoever asks and however shards are cut.
+
+    <cache>/features/<encoder and geometry>/<content>.safetensors     some hundred images each: their digests and tokens
+
+A block is written whole or not at all, so an interrupted encoding goes on behind its last block. Everything here can be
+deleted at any time; it never leaves the site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from osfl.core.types import Payload
+from osfl.runtime.cache import cache_folder
+from osfl.runtime.payloads import save_payload
+
+
+def image_digests(images: torch.Tensor) -> list[bytes]:
+    """sha256 of each uint8 image and its shape."""
+    shape = repr(tuple(images.shape[1:])).encode()
+    return [hashlib.sha256(shape + image.tobytes()).digest() for image in images.contiguous().numpy()]
+
+
+class TokenStore:
+    """Tokens of one encoder and geometry, (1 + L, d) an image."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._where: dict[bytes, tuple[str, int]] = {}  # image -> (block, row)
+        self._seen: set[str] = set()
+
+    def missing(self, digests: Sequence[bytes]) -> list[int]:
+        """Positions of images that are not here, each image once."""
+        self._look()
+        first: dict[bytes, int] = {}
+        for place, digest in enumerate(digests):
+            first.setdefault(digest, place)
+        return [place for digest, place in first.items() if digest not in self._where]
+
+    def put(self, digests: Sequence[bytes], tokens: torch.Tensor) -> None:
+        """Keep the tokens of these images; a block that somebody else wrote meanwhile is the same block."""
+        name = hashlib.sha256(b"".join(digests)).hexdigest()[:32]
+        keys = torch.from_numpy(np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), 32).copy())
+        path = self.folder / f"{name}.safetensors"
+        save_payload(path, Payload({"images": keys, "tokens": tokens}))
+        with self._lock:
+            self._seen.discard(path.name)  # it may have been there before, and damaged
+
+    def get(self, digests: Sequence[bytes]) -> torch.Tensor:
+        """Tokens of images that are here, (n, 1 + L, d)."""
+        self._look()
+        rows: dict[str, list[tuple[int, int]]] = {}
+        for place, digest in enumerate(digests):
+            block, row = self._where[digest]
+            rows.setdefault(block, []).append((place, row))
+        found: torch.Tensor | None = None
+        for block, pairs in rows.items():
+            tokens = _read(self.folder / block, "tokens")
+            assert tokens is not None
+            if found is None:
+                found = torch.empty(len(digests), *tokens.shape[1:])
+            places, wanted = zip(*pairs, strict=True)
+            found[list(places)] = tokens[list(wanted)]
+        assert found is not None
+        return found
+
+    def _look(self) -> None:
+        """Take notice of blocks that are new in the folder or gone; a damaged one is as if it were not there."""
+        with self._lock:
+            there = sorted(self.folder.glob("*.safetensors")) if self.folder.exists() else []
+            if gone := self._seen - {path.name for path in there}:
+                self._seen -= gone
+                self._where = {image: place for image, place in self._where.items() if place[0] not in gone}
+            for path in there:
+                if path.name not in self._seen:
+                    self._seen.add(path.name)
+                    keys = _read(path, "images")
+                    for row, key in enumerate(keys.numpy() if keys is not None else ()):
+                        self._where.setdefault(key.tobytes(), (path.name, row))
+
+
+def _read(path: Path, name: str) -> torch.Tensor | None:
+    try:
+        with safe_open(path, framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+            return tensor
+    except (FileNotFoundError, SafetensorError):
+        return None
+
+
+@lru_cache(maxsize=16)
+def _store(folder: Path) -> TokenStore:
+    return TokenStore(folder)
+
+
+def store_of(digest: str) -> TokenStore:
+    """The store of an encoder and geometry in the user's cache."""
+    return _store(cache_folder() / "features" / digest[:32])

@@ -1,0 +1,1 @@
+"""Local training and what clients upload after it; multi-round references."""

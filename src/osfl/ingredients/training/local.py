@@ -1,0 +1,293 @@
+"""Training a classifier on one client's images: the settings that methods share, the loop, and a client's local model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.core.errors import TrainingError, UsageError
+from osfl.core.method import Context
+from osfl.core.types import LATER, Dataset, Payload, Shard, Task, settings_as_json
+from osfl.models.build import architecture_for, architectures_in, build_model, check_architecture
+from osfl.models.flops import forward_flops, training_flops
+from osfl.models.inputs import to_input
+from osfl.models.naming import load_named, named
+from osfl.models.norms import norms, recalibrate_bn
+from osfl.models.pretrained import fit_problems, pin_problems, pixels_for, start_from
+from osfl.models.weights_table import KNOWN
+from osfl.runtime.meter import spend
+
+Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
+After = Callable[[nn.Module, float], None]  # changes the weights after a step with this learning rate
+Perturb = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # changes what enters the network while it learns
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains; defaults are those of FedISCA's clients, which FedBiCross inherits (ResNet-18, 100 epochs)."""
+
+    architecture: str = "resnet18"  # `osfl ls architectures`; "client-01:cnn,*:resnet18" gives clients their own
+    epochs: int = 100  # passes over the client's images
+    batch_size: int = 128  # images a step
+    optimizer: Literal["sgd", "adam"] = "sgd"  # sgd with momentum, or adam
+    lr: float = 1e-3  # learning rate
+    momentum: float = 0.9  # SGD only
+    weight_decay: float = 5e-4  # pulls weights towards zero; 0 = off
+    schedule: Literal["steps", "cosine", "constant"] = "steps"  # steps: times 0.1 at half and three quarters
+    augment: Literal["none", "flip", "flip+crop"] = "none"  # random mirror; crop = shift by up to an eighth
+    clip: float = 0.0  # largest gradient norm; 0 = do not clip
+    pretrained: str = field(default="", metadata=LATER)  # weights to start from: a known name, a safetensors file, hub:name
+    pretrained_sha256: str = field(default="", metadata=LATER)  # what that file must hash to, at every site
+    # table: what the weights or the architecture are published for
+    pretrained_pixels: Literal["table", "symmetric", "imagenet"] = field(default="table", metadata=LATER)  # symmetric: [-1, 1]
+    settle_local: bool = field(default=False, metadata=LATER)  # take BN statistics afresh when training ends; small clients lag
+
+    def resolved(self) -> Self:
+        """The same settings, with the pixels of a file named where the table has others than [-1, 1]: the plan says them."""
+        if self.pretrained_pixels != "table" or not self.pretrained or self.pretrained in KNOWN:
+            return self
+        try:
+            names = architectures_in(self.architecture)
+            found = {pixels_for(self.pretrained, "table", name) for name in names}
+        except UsageError:  # named among the problems of these settings
+            return self
+        return replace(self, pretrained_pixels="imagenet") if found == {"imagenet"} else self
+
+
+# A small network for two cores: 28 px, a few thousand images, half a minute for five clients.
+CPU_TRAINING = {
+    "architecture": "cnn-w16", "epochs": 20, "batch_size": 64, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
+}  # fmt: skip
+SMOKE_TRAINING = {
+    "architecture": "cnn-w8", "epochs": 1, "batch_size": 32, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
+}  # fmt: skip
+TRAINING_PRESETS = {"paper": {}, "cpu": CPU_TRAINING, "smoke": SMOKE_TRAINING}
+
+
+def training_problems(settings: Training, task: Task, *, one: str = "") -> list[str]:
+    """Settings that cannot train anything, a sentence each. `one`: why all clients must share an architecture."""
+    found = too_low(settings, {"epochs": 1, "batch_size": 2, "momentum": 0, "weight_decay": 0, "clip": 0})
+    if not (settings.lr > 0 and math.isfinite(settings.lr)):
+        found.append(f"setting 'lr': expected a positive number, got {settings.lr}")
+    found += pin_problems(settings.pretrained, settings.pretrained_sha256, "pretrained")
+    one = one or ("one file of weights fits one architecture" if settings.pretrained else "")
+    wrong = architecture_problems("architecture", settings.architecture, task, one=one)
+    if not wrong:
+        found += fit_problems(settings.pretrained, settings.pretrained_pixels, architectures_in(settings.architecture))
+    return found + wrong
+
+
+def too_low(settings: Any, least: Mapping[str, float]) -> list[str]:
+    """Settings below the least that makes sense, a sentence each; what is no number is not enough either."""
+    return [
+        f"setting {name!r}: expected at least {bound}, got {getattr(settings, name)}"
+        for name, bound in least.items()
+        if not getattr(settings, name) >= bound
+    ]
+
+
+def not_positive(settings: Any, *names: str) -> list[str]:
+    """Settings that must be above zero, and finite, and are not, a sentence each."""
+    return [
+        f"setting {name!r}: expected a positive number, got {getattr(settings, name)}"
+        for name in names
+        if not 0 < getattr(settings, name) < math.inf
+    ]
+
+
+def architecture_problems(setting: str, spec: str, task: Task, *, one: str = "") -> list[str]:
+    """What is wrong with the architectures that a setting names, before anything is trained; `one` as above."""
+    rules = [part.rpartition(":")[0].strip() for part in spec.split(",")]
+    try:
+        names = architectures_in(spec)
+    except UsageError as error:
+        return _sentences(setting, error)
+    found = []
+    if one and any(rules):
+        found.append(f"setting {setting!r}: {one}; expected one name such as {names[0]!r}, got {spec!r}")
+    elif any(rules) and "*" not in rules:  # who takes part is not known here, only how many
+        found.append(f"setting {setting!r}: {spec!r} has no rule for clients that it does not name; add ',*:{names[0]}'")
+    for name in names:
+        try:
+            check_architecture(name, task)
+        except UsageError as error:
+            found += _sentences(setting, error)
+    return found
+
+
+def _sentences(setting: str, error: UsageError) -> list[str]:
+    return [f"setting {setting!r}: {problem}{f'. {error.fix}' if error.fix else ''}" for problem in error.problems]
+
+
+def fit(
+    model: nn.Module,
+    data: Dataset,
+    settings: Training,
+    rng: torch.Generator,
+    *,
+    device: torch.device | None = None,
+    adjust: Adjust | None = None,
+    after: After | None = None,
+    perturb: Perturb | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Train in place with cross-entropy; returns the number of steps. `rng` decides order and augmentation."""
+    device = device or torch.device("cpu")
+    model.to(device).train()
+    optimizer = _optimizer(model, settings)
+    steps = 0
+    for epoch in range(settings.epochs):
+        lr = settings.lr * decay(settings.schedule, epoch, settings.epochs)
+        _set_lr(optimizer, lr)
+        total = torch.zeros((), device=device)
+        for index in batches(len(data), settings.batch_size, rng):
+            inputs = to_input(augment(data.images[index], settings.augment, rng), device)
+            if perturb is not None:
+                inputs = perturb(inputs, rng)
+            loss = functional.cross_entropy(model(inputs), data.labels[index].to(device))
+            step(model, optimizer, loss, clip=settings.clip, adjust=adjust)
+            if after is not None:
+                after(model, lr)
+            total += loss.detach()
+            steps += 1
+        if not math.isfinite(float(total)):  # once an epoch: asking at each step would stall a GPU
+            raise TrainingError(
+                "the training loss is not finite", field="lr", got=settings.lr,
+                fix="Lower it (`--set lr=...`) or clip gradients (`--set clip=5`).",
+            )  # fmt: skip
+        if progress is not None:
+            progress(epoch + 1, settings.epochs)
+    spend(training_flops(model, tuple(data.images.shape[1:])) * len(data) * settings.epochs)
+    model.eval()
+    if settings.settle_local and norms(model):
+        recalibrate_bn(model, data.images)
+        spend(forward_flops(model, tuple(data.images.shape[1:])) * len(data))
+    return steps
+
+
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, *, clip: float = 0.0,
+    adjust: Adjust | None = None,
+) -> None:  # fmt: skip
+    """One optimizer step; `adjust` may correct the gradients first (FedProx, SCAFFOLD, FedDyn)."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if adjust is not None:
+        adjust(model)
+    if clip > 0:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+
+
+def batches(count: int, size: int, rng: torch.Generator) -> Sequence[torch.Tensor]:
+    """A random order cut into batches of at most size + 1: a last batch of one image would have no variance for BatchNorm."""
+    order = torch.randperm(count, generator=rng)
+    if count == 1:
+        return [order.repeat(2)]
+    parts = list(torch.split(order, size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def augment(images: torch.Tensor, how: str, rng: torch.Generator) -> torch.Tensor:
+    """Random mirror and shift of uint8 images (batch, channels, height, width)."""
+    if how == "none":
+        return images
+    mirrored = torch.rand(len(images), generator=rng) < 0.5
+    images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    return images if how == "flip" else _shift(images, rng)
+
+
+def _shift(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Each image moved by up to an eighth of its side, the border repeated."""
+    height, width = images.shape[-2:]
+    reach = max(1, height // 8)
+    padded = functional.pad(images.float(), (reach,) * 4, mode="replicate").to(images.dtype)
+    down, right = torch.randint(0, 2 * reach + 1, (2, len(images)), generator=rng)
+    rows = (torch.arange(height) + down[:, None])[:, None, :, None]
+    columns = (torch.arange(width) + right[:, None])[:, None, None, :]
+    which = torch.arange(len(images))[:, None, None, None]
+    return padded[which, torch.arange(images.shape[1])[None, :, None, None], rows, columns]
+
+
+def noisy(most: float) -> Perturb | None:
+    """x + sigma N(0, 1) with sigma ~ U(0, most) for each image; nothing for 0."""
+
+    def perturb(x: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        sigma = most * torch.rand((len(x), 1, 1, 1), generator=rng)
+        return x + (sigma * torch.randn(x.shape, generator=rng)).to(x.device)
+
+    return perturb if most > 0 else None
+
+
+def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def decay(schedule: str, done: int, total: int) -> float:
+    """Factor on the learning rate when `done` of `total` epochs (or rounds) are over."""
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done / total))
+    if schedule == "steps":
+        return float(0.1 ** ((done >= total * 0.5) + (done >= total * 0.75)))
+    return 1.0
+
+
+def first_model(settings: Training, architecture: str, task: Task, rng: torch.Generator) -> nn.Module:
+    """A model before it learns: every weight drawn from `rng`, or all but the head taken from a file."""
+    model = build_model(architecture, task, rng)
+    if settings.pretrained:
+        pixels = pixels_for(settings.pretrained, settings.pretrained_pixels, architecture)
+        start_from(model, settings.pretrained, settings.pretrained_sha256, pixels)
+    return model
+
+
+def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> Payload:
+    """The client's own classifier, trained from the start that all clients of an architecture share (`first_model`).
+
+    Named completely by data, settings and seed, so that `compare` trains it once for all methods that upload it.
+    """
+    shared, everything = {f.name for f in fields(Training)}, settings_as_json(settings)
+    recipe = {name: value for name, value in everything.items() if name in shared}
+    architecture = recipe["architecture"] = architecture_for(settings.architecture, shard.client)
+
+    def train() -> Payload:
+        model = first_model(settings, architecture, task, ctx.generator("init", architecture))
+        try:
+            fit(
+                model, shard.train, settings, ctx.generator("local", shard.client), device=ctx.device,
+                progress=lambda done, total: ctx.progress(f"{shard.client} trains", done, total),
+            )  # fmt: skip
+        except TrainingError as error:
+            error.client = shard.client
+            raise
+        return Payload(named(model, "model"), {"architecture": architecture, "samples": len(shard.train)})
+
+    key: dict[str, Any] = {"what": "local model", "client": shard.client, "data": shard.digest, "recipe": recipe,
+           "seed": ctx.plan.seed, "task": asdict(task)}  # fmt: skip
+    if ctx.device.type != "cpu":  # another device gives other bits
+        key["device"] = ctx.device.type
+    return ctx.get_or_compute(key, train)
+
+
+def classifier(payload: Payload, task: Task, prefix: str = "model") -> nn.Module:
+    """The other way round: a payload's named tensors as a network in evaluation mode."""
+    model = build_model(str(payload.facts["architecture"]), task)
+    load_named(model, payload.tensors, prefix)
+    return model.eval()

@@ -1,0 +1,161 @@
+"""Clients that upload their trained classifier as it is: the part that all such methods share, and the server's view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from osfl.core.errors import TrainingError, UsageError, go_on_without
+from osfl.core.method import Context, Method
+from osfl.core.types import Contract, Payload, Shard, Upload
+from osfl.ingredients.ensembles.ensemble import Ensemble, weights_for
+from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
+from osfl.ingredients.training.local import (
+    TRAINING_PRESETS,
+    Training,
+    architecture_problems,
+    classifier,
+    first_model,
+    local_model,
+    training_problems,
+)
+from osfl.ingredients.training.one_upload import working_on
+from osfl.models.build import architectures_in, build_model
+from osfl.models.naming import contract_of, load_named
+from osfl.models.norms import norms
+from osfl.models.output_checks import SANE, loudest
+from osfl.runtime.payloads import payload_digest
+
+Combine = Literal["logits", "probabilities", "size", "class_count", "odds"]
+
+
+class ModelUpload(Method):
+    """A client trains (`local_model`) and uploads its weights with BN statistics; the paper's story begins at the server.
+
+    A method that needs to know how many images of each class a client has says so with `needs_counts`.
+    """
+
+    PRESETS: ClassVar[Any] = TRAINING_PRESETS
+    NEEDS = ("samples",)
+
+    def needs_counts(self) -> bool:
+        return False
+
+    def needs(self) -> Sequence[str]:
+        return (*self.NEEDS, "class_counts") if self.needs_counts() else self.NEEDS
+
+    def problems(self, clients: int) -> list[str]:
+        found = training_problems(self.settings, self.task)
+        if isinstance(self.settings, Student) and self.settings.student:
+            found += architecture_problems("student", self.settings.student, self.task, one="the server has one model")
+        if getattr(self.settings, "init", "") == "pretrained" and not self.settings.pretrained:
+            found.append("setting 'init': 'pretrained' needs weights to start from; set pretrained")
+        return found
+
+    def departures(self) -> list[str]:
+        """Statistics of batch norm are what the inversion family compares images with; not every network has them."""
+        if not getattr(self.settings, "bn", 0):
+            return []
+        bare = [name for name in self.architectures() if not norms(build_model(name, self.task))]
+        return bare and [f"bn = {self.settings.bn} has no effect on {', '.join(bare)}: no batch norm to compare or adapt"]
+
+    def only_for_clients(self) -> set[str]:
+        """Settings that say how a client trains, and nothing else: without effect on models that came trained."""
+        return {one.name for one in fields(Training)} - {"architecture"}
+
+    def architectures(self) -> Sequence[str]:
+        return architectures_in(self.settings.architecture)
+
+    def contract(self, architecture: str) -> Contract:
+        return contract_of(build_model(architecture, self.task), "model")
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        payload = local_model(shard, self.task, self.settings, ctx)
+        if not self.needs_counts():
+            return payload
+        counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
+        return Payload(payload.tensors, {**payload.facts, "class_counts": counts})
+
+    def build(self, payload: Payload) -> nn.Module:
+        return classifier(payload, self.task)
+
+
+@dataclass(frozen=True)
+class Student:
+    """Where the server's own model starts; mixed into the Settings of methods that distil one."""
+
+    student: str = ""  # architecture of the server's model; empty = the clients', where they share one
+    # average: start from one-round FedAvg of the clients' weights; client: from the model of the client with most images, for
+    # models whose weights have nothing in common; pretrained: from the file that clients started from
+    init: Literal["random", "average", "client", "pretrained"] = "random"  # where the server's model begins
+
+
+def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
+    """How many images of each class each client trained on, (clients, classes); one a class where it was not said."""
+    rows = [upload.payload.facts.get("class_counts", [1] * classes) for upload in uploads]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def teachers(uploads: Sequence[Upload], method: ModelUpload) -> list[nn.Module]:
+    """The uploaded classifiers in evaluation mode, in the order of the uploads; one that explodes is refused by name."""
+    members = []
+    for upload in uploads:
+        with working_on(upload.client):
+            members.append(method.build(upload.payload))
+    for upload, member in zip(uploads, members, strict=True):
+        if not (most := loudest(member, method.task.image)) < SANE:
+            raise TrainingError(f"the model of {upload.client} answers noise with numbers beyond all bounds",
+                                client=upload.client, field="model", expected=f"below {SANE:g}", got=f"{most:.3g}",
+                                fix=go_on_without(upload.client))  # fmt: skip
+    return members
+
+
+def teacher_weights(uploads: Sequence[Upload], mode: str, classes: int) -> torch.Tensor:
+    """Voting weights of the clients as they claim them, (clients,) or (clients, classes); whoever combines answers caps them.
+
+    Weighting by class needs the counts that `needs_counts` asks for; by size, the samples.
+    """
+    if mode == "size":
+        return torch.tensor([samples_of(upload) for upload in uploads])
+    return weights_for(mode, counts_of(uploads, classes))
+
+
+def teacher_ensemble(
+    uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, share: float
+) -> Ensemble:
+    """All teachers as one; nobody has more than `share` of a weight by counts."""
+    return Ensemble(members, mode, teacher_weights(uploads, mode, classes), share)
+
+
+def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) -> tuple[nn.Module, str]:
+    """The server's model before it learns anything, and its architecture."""
+    uploaded = sorted({str(upload.payload.facts["architecture"]) for upload in uploads})
+    architecture = method.settings.student or uploaded[0]
+    model = build_model(architecture, method.task, ctx.generator("student"))
+    if method.settings.init == "pretrained":
+        model = first_model(method.settings, architecture, method.task, ctx.generator("student"))
+    if method.settings.init == "average":
+        if uploaded != [architecture]:
+            raise UsageError(
+                f"init = 'average' needs clients that all have the student's architecture {architecture!r}, not {uploaded}",
+                field="init", fix="Use --set init=random.",
+            )  # fmt: skip
+        weights = sizes_of(uploads, ctx.plan.limits.share).tolist()
+        load_named(model, average([upload.payload.tensors for upload in uploads], weights), "model")
+    if method.settings.init == "client":
+        alike = [upload for upload in uploads if upload.payload.facts["architecture"] == architecture]
+        if not alike:
+            raise UsageError(f"init = 'client' needs a client with the student's architecture {architecture!r}, not {uploaded}",
+                             field="init", fix="Use --set init=random.")  # fmt: skip
+        load_named(model, largest(alike, ctx.plan.limits.share).payload.tensors, "model")
+    return model, architecture
+
+
+def digests_of(uploads: Sequence[Upload]) -> dict[str, str]:
+    """What each client sent, by its digest: names the server's work completely, together with settings and seed."""
+    return {upload.client: payload_digest(upload.payload) for upload in uploads}

@@ -1,0 +1,37 @@
+"""Work on one upload at a time: whatever fails there names its client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from osfl.core.errors import UNUSABLE, OsflError, RoundError, go_on_without
+from osfl.core.types import ClientId
+from osfl.models.output_checks import SANE
+
+
+@contextmanager
+def working_on(client: ClientId) -> Iterator[None]:
+    """Errors inside are about this client's upload, and say so."""
+    try:
+        yield
+    except OsflError as error:
+        error.client = error.client or client
+        error.fix = error.fix or go_on_without(client)
+        raise
+    except UNUSABLE as error:
+        raise RoundError(f"this upload cannot be used: {type(error).__name__}: {first_line(error)}", client=client,
+                         field="upload", fix=go_on_without(client)) from error  # fmt: skip
+
+
+def check_sane(values: torch.Tensor, field: str) -> None:
+    """What comes out of an upload must be numbers that can be learned from."""
+    if values.numel() and not bool((values.abs() < SANE).all()):
+        raise RoundError("what it makes is beyond all bounds", field=field, expected=f"numbers below {SANE:g}",
+                         got="larger ones, or none")  # fmt: skip
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]

@@ -1,0 +1,354 @@
+"""FALCON — a frozen encoder turns images into token sequences; each client sends sequences of a generator, and a classifier.
+
+Paper: "FALCON: feature-aware one-shot federated learning with hierarchical token sequences". A client encodes each image as
+one global and L regional tokens (`views`), fits a mixture-density transformer p(s0 | y) p(s1..sL | s0, y) (`TokenGenerator`)
+and a classifier (`AttentionPool`), and sends drawn sequences, or the generator where that is smaller. The server trains one
+classifier on all sequences with (1 - alpha) CE + alpha T^2 KL(mean of the clients' classifiers || student).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.core.errors import RoundError, TrainingError, UsageError
+from osfl.core.method import Context
+from osfl.core.types import LATER, Contract, Exposed, Field, Json, Payload, Release, Shard, Upload
+from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.statistics.claimed_counts import capped, drawn_for, sizes_of
+from osfl.ingredients.statistics.class_counts import facts_without, reported_counts, shares
+from osfl.ingredients.tokens.encoding import Encoding, OnTokens, TokenMethod, same_encoder, with_enough
+from osfl.ingredients.tokens.training import Classifying, classifying_problems, fit_classifier, train_on_tokens
+from osfl.ingredients.training.local import not_positive, too_low
+from osfl.ingredients.training.one_upload import check_sane, working_on
+from osfl.methods.falcon.generator import draw_sequences, fit_generator
+from osfl.methods.falcon.token_space import into_space, standard_space, white_space
+from osfl.models.initial import initialize
+from osfl.models.naming import contract_of, load_named, named
+from osfl.models.token_models import AttentionPool, TokenGenerator
+
+if TYPE_CHECKING:
+    from osfl.core.types import Tensors
+
+
+@dataclass(frozen=True)
+class Generating:
+    """The clients' generators; Sec. 4.1 and 1.3 of our sheet."""
+
+    order: Literal["mar", "ar", "nar"] = "mar"  # regions given the global token; each given all before; each by itself
+    generator_epochs: int = 400  # passes over the client's sequences, at most
+    generator_batch: int = 256  # sequences a step
+    generator_lr: float = 1e-4  # AdamW, weight decay 1e-4, gradients clipped at 2
+    generator_width: int = 0  # 0: the tokens' own
+    depth: int = 4  # transformer blocks
+    heads: int = 16  # of attention, in each block
+    components: int = 20  # K, Gaussians at each position; fewer where a client has few images
+    standardize: bool = True  # z-score each dimension with the client's own statistics, undone before upload
+    whiten: bool = field(default=False, metadata=LATER)  # instead: less the mean of their class, covariance divided out
+    least: int = 3  # images that a class needs: the generator learns no smaller ones, and nothing is drawn of them
+    generator_patience: int = field(default=0, metadata=LATER)  # epochs without gain on own held-out images; 0: train all
+
+
+@dataclass(frozen=True)
+class Settings(Encoding, Generating, Classifying):
+    per_image: float = 1.5  # sequences drawn for each real image
+    labels: Literal["own", "balanced"] = field(default="own", metadata=LATER)  # as often as own images; all its classes alike
+    temperature_sampling: float = 1.0  # on the mixture's weights
+    send: Literal["smaller", "sequences", "generator"] = "smaller"  # whichever takes fewer bytes, or always one
+    wire: Literal["float32", "float16"] = "float32"  # of the sequences
+    alpha: float = 0.5  # weight of distillation; 0: cross-entropy alone
+    temperature: float = 4.0  # T
+    teachers: Literal["uniform", "size", "class_count", "relative"] = "uniform"  # how the clients' classifiers are averaged
+    init: Literal["random", "average", "mean"] = "random"  # the student's; average: by images; mean: plain, as in public code
+    noise: float = 0.0  # deviation of noise on every token; the public code adds 1.0
+    server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
+
+
+ATTACKED = 256  # sequences of a class that the egress check compares with images
+
+
+class Falcon(TokenMethod):
+    Settings = Settings
+    NEEDS = ("samples", "class_counts")
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112,
+                "generator_epochs": 60, "generator_batch": 64, "generator_lr": 1e-3, "generator_width": 128, "depth": 2,
+                "heads": 4, "components": 5, "whiten": True, "generator_patience": 3, "hidden": 320, "wire": "float16",
+                "teachers": "relative", "alpha": 0.2},
+        "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "generator_epochs": 2,
+                  "generator_batch": 32, "generator_lr": 1e-3, "generator_width": 16, "depth": 1, "heads": 2,
+                  "components": 2, "epochs": 3, "batch_size": 32, "hidden": 32},
+    }  # fmt: skip
+    DEVIATIONS = (
+        "log variances are clamped to [-7, 7] and tokens standardized: the likelihood of few samples is unbounded otherwise",
+        "a client with few images has fewer components: one for every ten images",
+        "generators learn classes with at least `least` images; a sequence of a smaller class would be one of its images",
+        "the last epoch is used; the public code selects by accuracy on pooled real validation tokens",
+    )
+    inseparable = "the classifiers that came with the sequences were trained on the class, too"
+
+    def problems(self, clients: int) -> list[str]:
+        s = self.settings
+        found = too_low(s, {"generator_epochs": 1, "depth": 1, "heads": 1, "components": 1, "generator_batch": 2, "least": 1,
+                            "generator_patience": 0, "generator_width": 0, "noise": 0})  # fmt: skip
+        found += not_positive(s, "generator_lr", "per_image", "temperature", "temperature_sampling")
+        found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
+        found += classifying_problems(s)
+        before = [*super().problems(clients), *found]
+        if not before and (s.generator_width or s.width()) % s.heads:
+            before.append(f"setting 'heads': {s.heads} do not divide the generator's width {s.generator_width or s.width()}")
+        return before
+
+    # --- what travels ---
+
+    def contract(self, architecture: str) -> Contract:
+        s, tokens = self.settings, 1 + self.settings.regions()
+        found = dict(contract_of(self._classifier(None), "classifier"))
+        if s.server == "average":
+            return found
+        # either sequences with their labels, or a whole generator with the space that it works in
+        pool: dict[str, Any] = {"required": False, "group": "sequences", "choice": "sequences or generator"}
+        maker = {**pool, "group": "generator"}
+        found["sequences"] = Field("F16" if s.wire == "float16" else "F32", ("n", tokens, s.width()), **pool)
+        found["labels"] = Field("I64", ("n",), below=len(self.task.classes), **pool)
+        for name, line in contract_of(self._generator(s.components, None), "generator").items():
+            shape = tuple("k" if i == 0 and "weights." in name else "kd" if i == 0 and _per_component(name) else side
+                          for i, side in enumerate(line.shape))  # fmt: skip
+            found[name] = Field(line.dtype, shape, **maker)
+        length = tokens * s.width()
+        space = (len(self.task.classes) + length, length) if s.whiten else (2, s.width())
+        found["statistics"] = Field("F32", space, **maker)  # where the generator works
+        return found
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        tokens = self.encoded(shard.train, shard, ctx)
+        if self.settings.server == "average":
+            return Payload(self._local(tokens, shard, ctx), self.facts(shard))
+        kept = with_enough(shard, self.settings.least)
+        generator = ctx.get_or_compute({**self._key(shard, ctx), "what": "token generator", **_part(self.settings, Generating)},
+                             lambda: self._generated(self.encoded(kept.train, shard, ctx), kept, ctx))  # fmt: skip
+        facts = self.facts(kept)
+        sequences = self._sequences(generator, shard.client, self._wanted(facts["class_counts"]), ctx)
+        return Payload({**self._local(tokens, shard, ctx), **self._smaller(generator, sequences)}, facts)
+
+    def _key(self, shard: Shard, ctx: Context) -> dict[str, Json]:
+        """What names a client's finished work."""
+        return {"client": shard.client, "data": shard.digest, "seed": ctx.plan.seed, "encoding": _part(self.settings, Encoding),
+                "classes": len(self.task.classes), "device": ctx.device.type}  # fmt: skip
+
+    def _local(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> Tensors:
+        """The client's classifier."""
+        key = {**self._key(shard, ctx), "what": "token classifier", **_part(self.settings, Classifying)}
+        return ctx.get_or_compute(key, lambda: Payload(named(self._fitted(tokens, shard, ctx), "classifier"))).tensors
+
+    def _smaller(self, generator: Payload, sequences: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        sizes = [sum(t.numel() * t.element_size() for t in each.values()) for each in (sequences, generator.tensors)]
+        wanted = self.settings.send
+        send_sequences = wanted == "sequences" or (wanted == "smaller" and sizes[0] <= sizes[1])
+        return sequences if send_sequences else dict(generator.tensors)
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
+        """The sequences of each class, sent or drawn from the generator, beside the tokens of the site's images."""
+        if self.settings.server == "average":
+            return
+        upload = Upload(shard.client, "", payload)
+        features, offered = self.features_of(shard, ctx), self._offered(upload)
+        pool = self._pool(upload, offered, offered, ctx)
+        for c in sorted(set(pool["labels"].tolist())):
+            kinds = {"sequence": pool["sequences"][pool["labels"] == c][:ATTACKED].flatten(1)}
+            if self.settings.whiten and "statistics" in payload.tensors:
+                kinds["mean"] = payload.tensors["statistics"][c : c + 1]
+            yield Exposed(c, kinds, *features(c))
+
+    # --- the client's two models ---
+
+    def _classifier(self, rng: torch.Generator | None) -> AttentionPool:
+        found: AttentionPool = self.settings.classifier(self.settings.width(), len(self.task.classes), rng)
+        return found
+
+    def _fitted(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> AttentionPool:
+        """The local classifier, from a start that all clients share."""
+        return fit_classifier(
+            self.settings, tokens, shard.train.labels, len(self.task.classes), ctx.generator("classifier"),
+            ctx.generator("local", shard.client), ctx.device,
+            lambda done, total: ctx.progress(f"{shard.client} classifier", done, total),
+        )  # fmt: skip
+
+    def _generator(self, components: int, rng: torch.Generator | None) -> TokenGenerator:
+        s = self.settings
+        model = TokenGenerator(1 + s.regions(), s.width(), len(self.task.classes), width=s.generator_width, depth=s.depth,
+                               heads=s.heads, components=components, order=s.order)  # fmt: skip
+        initialize(model, rng)
+        return model
+
+    def _generated(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> Payload:
+        """The client's generator: least negative log-likelihood, mean over positions, AdamW."""
+        s, rng, labels = self.settings, ctx.generator("generator", shard.client), shard.train.labels
+        space = self._space(tokens, labels)
+        held_out = None
+        if s.generator_patience and len(shard.val):
+            held_out = into_space(self.encoded(shard.val, shard, ctx), shard.val.labels, space), shard.val.labels
+        z = into_space(tokens, labels, space)
+        model = self._generator(max(1, min(s.components, len(tokens) // 10)), ctx.generator("generator start"))
+        try:
+            fit_generator(model, z, labels, rng, epochs=s.generator_epochs, batch_size=s.generator_batch, lr=s.generator_lr,
+                          device=ctx.device, held_out=held_out, patience=s.generator_patience,
+                          progress=lambda done, total: ctx.progress(f"{shard.client} generator", done, total))  # fmt: skip
+        except TrainingError as error:
+            error.client = shard.client
+            raise
+        return Payload({**named(model, "generator"), "statistics": space})
+
+    def _space(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.settings.whiten:
+            return white_space(tokens, labels, len(self.task.classes))
+        found = standard_space(tokens)
+        return found if self.settings.standardize else torch.stack([torch.zeros_like(found[0]), torch.ones_like(found[1])])
+
+    def _wanted(self, counts: Sequence[int]) -> list[int]:
+        """So many sequences of each class for so many images; classes that a client lacks get none."""
+        had = [c for c, count in enumerate(counts) if count]
+        wanted = {c: max(1, round(self.settings.per_image * counts[c])) for c in had}
+        if self.settings.labels == "balanced":
+            wanted = {c: max(1, n) for c, n in zip(had, shares(sum(wanted.values()), [1] * len(had)), strict=True)}
+        return [wanted.get(c, 0) for c in range(len(counts))]
+
+    def _sequences(self, generator: Payload, client: str, wanted: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
+        """So many drawn sequences of each class, each class with its own seed."""
+        components = len(generator.tensors["generator/weights.bias"])
+        model = self._generator(components, None)
+        load_named(model, {n: t for n, t in generator.tensors.items() if n.startswith("generator/")}, "generator")
+        found, labels = draw_sequences(
+            model, generator.tensors["statistics"], {c: n for c, n in enumerate(wanted) if n},
+            lambda c: ctx.generator("sequences", client, c), self.settings.temperature_sampling, ctx.device,
+        )  # fmt: skip
+        kind = torch.float16 if self.settings.wire == "float16" else torch.float32
+        return {"sequences": found.to(kind), "labels": labels}
+
+    # --- the server ---
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        same_encoder(uploads, self.settings)
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        if self.settings.server == "average":
+            return Release(Payload(self._averaged(uploads, ctx)))
+        x, y = self.tokens(uploads, ctx)
+        student = self._classifier(ctx.generator("student"))
+        if self.settings.init != "random":
+            load_named(student, self._averaged(uploads, ctx, alike=self.settings.init == "mean"), "classifier")
+        teacher, s, rng = self._teacher(uploads, x, ctx), self.settings, ctx.generator("distil")
+
+        def loss(index: torch.Tensor) -> torch.Tensor:
+            seen = x[index]
+            if s.noise:
+                seen = seen + s.noise * torch.randn(seen.shape, generator=rng)
+            logits = student(seen.to(ctx.device), rng)
+            hard = functional.cross_entropy(logits, y[index].to(ctx.device))
+            if not s.alpha:
+                return hard
+            log_q = functional.log_softmax(logits / s.temperature, -1)
+            soft = functional.kl_div(log_q, teacher[index].to(ctx.device), reduction="batchmean")
+            total: torch.Tensor = (1 - s.alpha) * hard + s.alpha * s.temperature**2 * soft
+            return total
+
+        train_on_tokens(student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total))
+        return Release(Payload(named(student, "classifier")))
+
+    def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sequences (n, 1 + L, d) of all clients and their labels; none where only classifiers travel."""
+        if self.settings.server == "average":
+            return torch.zeros(0, 1 + self.settings.regions(), self.settings.width()), torch.zeros(0, dtype=torch.int64)
+        uploads = sorted(uploads, key=lambda upload: upload.client)
+        offered = [self._offered(upload) for upload in uploads]
+        if not any(map(any, offered)):
+            raise RoundError("no upload holds a sequence", field="sequences", expected="some of any class", got="none",
+                             fix="Ask a site to train again, in a new round.")  # fmt: skip
+        taken = drawn_for(offered, self._sequence_bytes(), ctx.plan.limits)
+        pool = [self._pool(*one, ctx) for one in zip(uploads, offered, taken, strict=True)]
+        return torch.cat([part["sequences"].float() for part in pool]), torch.cat([part["labels"] for part in pool])
+
+    def _sequence_bytes(self) -> int:
+        return 4 * (1 + int(self.settings.regions())) * int(self.settings.width())
+
+    def _offered(self, upload: Upload) -> list[int]:
+        """So many sequences of each class a client sent, or asks for by what it claims to have."""
+        labels = upload.payload.tensors.get("labels")
+        if labels is not None:
+            return [int(n) for n in torch.bincount(labels, minlength=len(self.task.classes))]
+        return self._wanted(reported_counts(upload.payload.facts, upload.client))
+
+    def _pool(self, upload: Upload, offered: Sequence[int], taken: Sequence[int], ctx: Context) -> dict[str, torch.Tensor]:
+        """A client's sequences, as it sent them or drawn here from its generator, which gives the same; where the plan's cap
+        asks for fewer or more of a class, so many are taken of them, in turn."""
+        tensors = upload.payload.tensors
+        found = {name: tensors[name] for name in ("sequences", "labels") if name in tensors}
+        with working_on(upload.client):
+            if not found:  # all that it asks for where the plan has memory for it, and so the same as if it had sent them
+                fits = sum(offered) * self._sequence_bytes() <= ctx.plan.limits.drawn_bytes
+                offered = offered if fits else taken
+                found = self._sequences(upload.payload, upload.client, offered, ctx)
+            if list(offered) != list(taken):
+                places = [(found["labels"] == c).nonzero().flatten() for c in range(len(taken))]
+                rows = [place[torch.arange(n) % len(place)] for place, n in zip(places, taken, strict=True) if n]
+                found = {name: value[torch.cat(rows)] for name, value in found.items()} if rows else found
+            check_sane(found["sequences"], "sequences")
+        return found
+
+    @torch.no_grad()
+    def _teacher(self, uploads: Sequence[Upload], x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """p_T of every sequence, (n, classes): the weighted mean of the clients' softened answers. Asked once.
+
+        `relative`: each answer over what its client says on average. By Bayes' rule that takes the frequency of its classes
+        out; a client with one class, which says the same of everything, then says nothing.
+        """
+        how = self.settings.teachers
+        counts = torch.tensor([reported_counts(upload.payload.facts, upload.client) for upload in uploads], dtype=torch.float32)
+        weights = {"size": counts.sum(1, keepdim=True).expand_as(counts),
+                   "class_count": counts + 1e-6}.get(how, torch.ones_like(counts))  # fmt: skip
+        weights = weights if how == "uniform" else capped(weights, ctx.plan.limits.share)
+        weights = weights / weights.sum(0)
+        total = torch.zeros(len(x), len(self.task.classes))
+        for upload, weight in zip(uploads, weights, strict=True):
+            with working_on(upload.client):
+                model = self._classifier(None)
+                load_named(model, upload.payload.tensors, "classifier")
+                model.to(ctx.device).eval()
+                answers = torch.cat([model(part.to(ctx.device)).cpu() for part in torch.split(x, 4096)])
+                check_sane(answers, "classifier")
+            logits = (answers / self.settings.temperature).softmax(-1)
+            total += weight * (logits / logits.mean(0).clamp_min(1e-12) if how == "relative" else logits)
+        return total / total.sum(-1, keepdim=True)
+
+    def _averaged(self, uploads: Sequence[Upload], ctx: Context, alike: bool = False) -> dict[str, torch.Tensor]:
+        own = [{n: t for n, t in u.payload.tensors.items() if n.startswith("classifier/")} for u in uploads]
+        return average(own, [1.0] * len(uploads) if alike else sizes_of(uploads, ctx.plan.limits.share).tolist())
+
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        """The same upload had its client no sequence of the class; the classifier has still seen it (see the card)."""
+        if "labels" not in payload.tensors:
+            raise UsageError("an upload holds one generator of all its classes, which cannot be taken apart", field="class",
+                             fix="Forget the whole client; in the next plan, send = \"sequences\".")  # fmt: skip
+        keep = payload.tensors["labels"] != label
+        cut = {"sequences": payload.tensors["sequences"][keep], "labels": payload.tensors["labels"][keep]}
+        return Payload({**payload.tensors, **cut}, facts_without(payload.facts, label))
+
+    def build(self, payload: Payload) -> nn.Module:
+        model = self._classifier(None)
+        load_named(model, payload.tensors, "classifier")
+        return OnTokens(self.tokenizer(), model).eval()
+
+
+def _per_component(name: str) -> bool:
+    return name.removeprefix("generator/").startswith(("means.", "variances."))
+
+
+def _part(settings: Settings, kind: type[Any]) -> dict[str, Any]:
+    """The settings of one mixin: what names the work that depends on nothing else."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in asdict(settings).items() if name in names}

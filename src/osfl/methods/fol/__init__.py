@@ -1,0 +1,384 @@
+"""FOL — neighbors meet once and swap models; each makes the best of what it got for its own images.
+
+Paper: Federated Oriented Learning, ICML 2025 (slides; no public code). No server: a neighbor's model is fine-tuned, pruned
+towards the own model and tuned again (`methods/fol/alignment.py`); the best of them and of the own model on held-out images
+become an ensemble with weights on the simplex (`methods/fol/selection.py`), which teaches the own model (`_taught`). FOL is the
+student, FOL-A the ensemble (`answer=ensemble`); FOL-N and FOL-AN are the same without alignment (`align=false`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from osfl.core.errors import TrainingError
+from osfl.core.method import Context, relayed
+from osfl.core.types import LATER, ClientId, Contract, Json, Payload, Release, Shard, Upload
+from osfl.ingredients.distillation.student import Pool, distill
+from osfl.ingredients.ensembles.ensemble import Ensemble, fast_logits
+from osfl.ingredients.ensembles.gathering import gather, members
+from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.training.local import (
+    CPU_TRAINING,
+    SMOKE_TRAINING,
+    Training,
+    augment,
+    classifier,
+    local_model,
+    not_positive,
+    too_low,
+)
+from osfl.ingredients.training.model_upload import ModelUpload, digests_of
+from osfl.methods.fol.alignment import Alignment, aligned, alignment_problems, likeness
+from osfl.methods.fol.bounds import Descent, head_descent, risk_gap
+from osfl.methods.fol.figures import exchange_figures
+from osfl.methods.fol.pruning import layers_of, pull
+from osfl.methods.fol.selection import Candidate, accuracy, best, simplex_weights
+from osfl.models.build import build_model
+from osfl.models.inputs import to_input
+from osfl.models.naming import ModelError, halved, halved_contract, named, widened
+from osfl.models.norms import recalibrated_bn
+from osfl.models.output_checks import sane
+from osfl.models.slimming import load_slim, slim
+
+AS_OTHERS = {"weight_decay": Training.weight_decay}  # so that the local models are those of all methods
+MEMBERS = "members/"  # where the ensemble's models are in a personal payload, beside the student's `model/`
+
+
+@dataclass(frozen=True)
+class Settings(Training, Alignment):
+    batch_size: int = 32
+    weight_decay: float = 1e-3
+    schedule: Literal["steps", "cosine", "constant"] = "constant"
+    answer: Literal["student", "ensemble"] = "student"  # FOL or FOL-A: who answers in the end
+    align: bool = True  # false: FOL-N and FOL-AN, neighbors' models as they came
+    top: int = 3  # K: members of the ensemble, chosen among the neighbors and the own model
+    fit_on: Literal["train", "train+val"] = "train"  # images that the ensemble's weights are fitted on
+    evenness: float = 0.0  # ρ ‖w - 1/K‖²: training images flatter the own model, which has seen them most often
+    start: Literal["own", "average"] = field(default="own", metadata=LATER)  # of the student; average: of the ensemble's models
+    student_epochs: int = 20  # passes over the client's images when the ensemble is distilled
+    student_lr: float = 1e-3  # learning rate of the distillation
+    student_batch: int = 32  # images a step of the distillation
+    temperature: float = 3.0  # T of the distillation
+    scaled: bool = False  # true: T² KL, so that gradients do not shrink with T
+    anchor: float = 1e-3  # λ ‖θ - θ_before‖²
+    copies: int = 0  # so many shifted and mirrored copies of each image are shown to ensemble and student, too
+    blends: int = field(default=0, metadata=LATER)  # and so many mixtures of each image with another one of the client
+    track: bool = False  # the student's BN statistics follow its batches; false: they stay as they were where it began
+    wire: Literal["float32", "float16"] = field(default="float32", metadata=LATER)  # of the model that travels
+    rate_steps: int = 0  # above 0: so many steps of a convex head are measured against Theorem 2's rate
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One client among the candidates for its ensemble: itself first, then its neighbors by name."""
+
+    shard: Shard
+    pool: Mapping[ClientId, Payload]
+    models: Mapping[ClientId, nn.Module]
+    images: torch.Tensor  # the shard's, training images first
+    labels: torch.Tensor
+    logits: torch.Tensor  # (candidates, images, classes)
+    left_out: Sequence[ClientId] = ()  # neighbors whose models do not answer with usable numbers
+
+    @property
+    def trained(self) -> slice:
+        return slice(len(self.shard.train))
+
+    @property
+    def judged(self) -> slice:
+        """Held-out images, or all where a client is too small to hold any out."""
+        return slice(len(self.shard.train), None) if len(self.shard.val) else slice(None)
+
+    def answers(self, names: Iterable[ClientId]) -> torch.Tensor:
+        places = list(self.models)
+        return self.logits[[places.index(name) for name in names]]
+
+    def scores(self) -> dict[ClientId, float]:
+        """Accuracy of every candidate on held-out images."""
+        return {name: accuracy(row[self.judged], self.labels[self.judged])
+                for name, row in zip(self.models, self.logits, strict=True)}  # fmt: skip
+
+
+class Fol(ModelUpload):
+    Settings = Settings
+    PRESETS = {  # noqa: RUF012
+        "paper": {},
+        "cpu": {  # chosen on validation images of bloodcells-28; see the method's card
+            **CPU_TRAINING, **AS_OTHERS, "settle": True, "align_lr": 0.01, "attraction": 0.01, "sparsity": 2.0,
+            "sparsity_unshared": 2.0, "top": 6, "fit_on": "train+val", "evenness": 1.0, "start": "average",
+            "student_epochs": 8, "student_lr": 0.02, "student_batch": 64, "scaled": True, "copies": 3, "blends": 4,
+        },
+        "smoke": {
+            **SMOKE_TRAINING, **AS_OTHERS, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02,
+            "sparsity": 1.0, "student_epochs": 1, "student_lr": 0.02, "rate_steps": 5,
+        },
+    }  # fmt: skip
+    DEVIATIONS = (
+        "gates are folded into the weights; both penalties of the pruning stage are proximal steps after each optimizer step",
+        "the ensemble's weights are fitted by projected descent from the best member; the paper does not say how",
+        "λ ‖θ - θ_before‖² is a proximal step, too: any λ is stable",
+        "a tenth of a client's images is held out (the paper: 15 %); without any, candidates are scored on training images",
+        "E encounters exchange students, also where the ensemble answers",
+    )
+
+    # --- before the meeting ---
+
+    def problems(self, clients: int) -> list[str]:
+        least = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "copies": 0, "blends": 0, "evenness": 0,
+                 "rate_steps": 0}  # fmt: skip
+        s = self.settings
+        flat = s.rate_steps and s.anchor == 0  # then the loss of Theorem 2 has no single optimum
+        return [*super().problems(clients), *alignment_problems(s), *too_low(s, least),
+                *not_positive(s, "student_lr", "temperature"),
+                *(["setting 'rate_steps': Theorem 2 needs an anchor above 0; expected 0, or --set anchor=..."] if flat else [])]
+
+    def contract(self, architecture: str) -> Contract:
+        whole = super().contract(architecture)
+        return halved_contract(whole) if self.settings.wire == "float16" else whole
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        own = self._own(shard, ctx)
+        return Payload(halved(own.tensors), own.facts) if self.settings.wire == "float16" else own
+
+    def _own(self, shard: Shard, ctx: Context) -> Payload:
+        """θ_before: the student of the encounter before, or the local model that all methods share."""
+        if ctx.previous is None:
+            return local_model(shard, self.task, self.settings, ctx)
+        tensors = {name: value for name, value in ctx.previous.tensors.items() if name.startswith("model/")}
+        return Payload(tensors, {name: ctx.previous.facts[name] for name in ("architecture", "samples")})
+
+    # --- the meeting ---
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        return relayed(self, uploads, ctx)
+
+    def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+        return gather({upload.client: upload.payload for upload in uploads})
+
+    # --- after the meeting ---
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        own = self._own(shard, ctx)
+        parts = members(release.for_client(shard.client))
+        received = {name: Payload(widened(part.tensors), part.facts) for name, part in parts.items()}
+        if not received:  # Q = 0 is Local
+            return ctx.previous or own
+        key: dict[str, Any] = {
+            "what": "fol", "version": 2, "settings": asdict(replace(self.settings, answer="student")), "client": shard.client,
+            "data": shard.digest, "models": digests_of([Upload(name, "", part) for name, part in received.items()]),
+            "own": digests_of([Upload(shard.client, "", own)]), "seed": ctx.plan.seed, "task": asdict(self.task),
+            "device": ctx.device.type, "encounter": list(ctx.encounter),
+        }  # fmt: skip
+        both = ctx.get_or_compute(key, lambda: self._learn_from(received, own, shard, ctx))
+        return both if self.settings.answer == "ensemble" else _student_of(both)
+
+    def _learn_from(self, received: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Payload:
+        """Candidates, ensemble and student of one encounter, all in one payload."""
+        met = self._meet(received, own, shard, ctx)
+        if len(met.pool) == 1:  # nobody whom it heard can be used: as if nobody had come
+            return _as_before(ctx.previous or own, met.left_out)
+        weights = self._weigh(met)
+        teacher = torch.tensordot(torch.tensor(list(weights.values())), met.answers(weights), 1)  # A_w, (images, classes)
+        student = self._taught(met, weights, teacher, ctx)
+        ensemble = gather({name: _member(met, name, weight) for name, weight in weights.items()}, MEMBERS)
+        notes = {
+            "bytes": {"kept": _bytes(ensemble.tensors), "whole": sum(_bytes(met.pool[name].tensors) for name in weights)},
+            "candidates": {name: _short(score) for name, score in met.scores().items()},
+            "pruned": {name: part.facts["pruned"] for name, part in met.pool.items() if "pruned" in part.facts},
+            "left_out": list(met.left_out),
+            **self._measured(met, student, teacher),
+        }
+        return Payload({**named(student, "model"), **ensemble.tensors}, {**own.facts, **ensemble.facts, "told": notes})
+
+    def _meet(self, received: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Meeting:
+        """Every neighbor's model made ready, and what all candidates say about the own images, each asked once. A neighbor
+        whose model explodes is left out and named in the report; it must not spoil the meeting for everybody who hears it."""
+        usable = [name for name in sorted(received) if self._answers(name, received[name], shard)]
+        ready = {name: self._prepared(name, received[name], own, shard, ctx) for name in usable}
+        pool = {shard.client: own, **{name: payload for name, payload in ready.items() if payload is not None}}
+        models = {name: classifier(payload, self.task) for name, payload in pool.items()}
+        images = torch.cat([shard.train.images, shard.val.images])
+        logits = fast_logits(list(models.values()), images, map=_one_by_one)
+        labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(received.keys() - pool.keys())
+        return Meeting(shard, pool, models, images, labels, logits, left_out)
+
+    def _weigh(self, met: Meeting) -> dict[ClientId, float]:
+        """The K best candidates and their weights in A_w; who would have none is left out."""
+        mine = met.models[met.shard.client]
+        candidates = [Candidate(name, score, likeness(met.models[name], mine)) for name, score in met.scores().items()]
+        chosen = [candidate.name for candidate in best(candidates, self.settings.top)]
+        fitted = slice(None) if self.settings.fit_on == "train+val" else met.trained
+        weights = simplex_weights(met.answers(chosen)[:, fitted], met.labels[fitted], self.settings.evenness)
+        return {name: float(w) for name, w in zip(chosen, weights, strict=True) if w > 0}
+
+    def _answers(self, name: ClientId, given: Payload, shard: Shard) -> bool:
+        """Whether a neighbor's model says anything of the own images in usable numbers; a broken one is refused by name."""
+        try:
+            model = classifier(given, self.task)
+        except ModelError as error:
+            error.client = name
+            raise
+        broken = [key for key, value in given.tensors.items() if not bool(torch.isfinite(value).all())]
+        if broken:
+            raise TrainingError("a neighbor's model holds numbers that are not finite", client=name, field=broken[0],
+                                fix="Ask for it again, or leave this neighbor out.")  # fmt: skip
+        return _sane(model, shard)
+
+    def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload | None:
+        """A neighbor's model ready to be judged; None where alignment, which sees it in training mode, makes it explode."""
+        if not self.settings.align:
+            return given
+        try:
+            found = aligned(name, given, own, shard, self.settings, self.task, ctx)
+        except TrainingError:
+            return None
+        return found if _sane(classifier(found, self.task), shard) else None
+
+    def _taught(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
+        """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images."""
+        s, rng = self.settings, ctx.generator("student", met.shard.client, *ctx.encounter)
+        student, before = self._begin(met, weights).to(ctx.device), met.models[met.shard.client]
+        anchors = [parameter.detach().to(ctx.device, copy=True) for parameter in before.parameters()]
+        pairs = list(zip(student.parameters(), anchors, strict=True))
+
+        def stay_near(_: nn.Module, lr: float) -> None:
+            for parameter, anchor in pairs:
+                pull(parameter, anchor, lr * s.anchor)
+
+        lessons = self._lessons(met, weights, teacher[met.trained], rng)
+        try:
+            distill(
+                student, lessons, rng, epochs=s.student_epochs, batch_size=s.student_batch, lr=s.student_lr,
+                momentum=s.momentum, weight_decay=0.0, temperature=s.temperature,
+                soft=1.0 if s.scaled else 1 / s.temperature**2, schedule=s.schedule, clip=s.clip, after=stay_near,
+                track=s.track, device=ctx.device,
+            )  # fmt: skip
+        except TrainingError as error:
+            error.client, error.field = met.shard.client, "student_lr"
+            error.fix = "Lower it (`--set student_lr=...`), or clip gradients (`--set clip=5`)."
+            raise
+        return recalibrated_bn(student.cpu(), met.shard.train.images) if s.track and s.settle else student.cpu()
+
+    def _begin(self, met: Meeting, weights: Mapping[ClientId, float]) -> nn.Module:
+        """Where the student begins: θ_before, or the w-weighted average of the members that have its architecture, with BN
+        statistics of the own images. As it is, the average is worse than θ_before; but what the ensemble says is learned sooner
+        from there (the method's card)."""
+        mine = met.pool[met.shard.client]
+        alike = {name: w for name, w in weights.items() if met.pool[name].facts["architecture"] == mine.facts["architecture"]}
+        if self.settings.start == "own" or not alike:
+            return copy.deepcopy(met.models[met.shard.client])
+        mean = average([met.pool[name].tensors for name in alike], list(alike.values()))
+        return recalibrated_bn(classifier(Payload(mean, mine.facts), self.task), met.shard.train.images)
+
+    def _lessons(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, rng: torch.Generator) -> Pool:
+        """The training images and changed copies of them, each with what A_w says about it."""
+        images = met.shard.train.images
+        more = [augment(images, "flip+crop", rng) for _ in range(self.settings.copies)]
+        more += [blended(augment(images, "flip+crop", rng), rng) for _ in range(self.settings.blends)]
+        if not more:
+            return Pool(to_input(images), teacher)
+        answers = fast_logits([met.models[name] for name in weights], torch.cat(more), map=_one_by_one)
+        notes = torch.tensordot(torch.tensor(list(weights.values())), answers, 1)
+        return Pool(to_input(torch.cat([images, *more])), torch.cat([teacher, notes]))
+
+    # --- what theory promises ---
+
+    def _measured(self, met: Meeting, student: nn.Module, teacher: torch.Tensor) -> dict[str, Json]:
+        """Theorem 1 on held-out images and, if asked for, Theorem 2 on the training images (`methods/fol/bounds.py`)."""
+        answers = fast_logits([student], met.images[met.judged], map=_one_by_one)[0]
+        gap = asdict(risk_gap(teacher[met.judged], answers, met.labels[met.judged]))
+        notes: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
+        if self.settings.rate_steps:
+            descent = asdict(self._descent(met, teacher[met.trained]))
+            notes["descent"] = {name: [_short(value) for value in row] for name, row in descent.items()}
+        return notes
+
+    def _descent(self, met: Meeting, teacher: torch.Tensor) -> Descent:
+        """The last layer of the own model alone learns from the ensemble, its other layers stay."""
+        s, before = self.settings, met.models[met.shard.client]
+        last = layers_of(before)[-1].module
+        assert last.bias is not None
+        with torch.no_grad():
+            features = before.features(to_input(met.shard.train.images))  # type: ignore[operator]
+            head = torch.cat([last.weight, last.bias[:, None]], 1)
+        scale = s.temperature**2 if s.scaled else 1.0  # of the KL, as in `_taught`
+        return head_descent(features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps,
+                            scale=scale)  # fmt: skip
+
+    def review(self, payloads: Mapping[ClientId, Payload]) -> dict[str, Json]:
+        """Pictures of all clients together: what they chose, what was pruned, and theory beside measurement."""
+        notes = {client: payload.facts["told"] for client, payload in payloads.items() if "told" in payload.facts}
+        chosen = {client: _weights_of(payloads[client]) for client in notes}
+        return exchange_figures(notes, {client: w.get(client, 0.0) if w else 1.0 for client, w in chosen.items()})
+
+    # --- in the end ---
+
+    def build(self, payload: Payload) -> nn.Module:
+        parts = members(payload, MEMBERS) if self.settings.answer == "ensemble" else {}
+        if not parts:
+            return super().build(payload)
+        weights = torch.tensor([float(part.facts["weight"]) for part in parts.values()])
+        return Ensemble([self._slim_classifier(part) for part in parts.values()], "logits", weights).eval()
+
+    def _slim_classifier(self, payload: Payload) -> nn.Module:
+        model = build_model(str(payload.facts["architecture"]), self.task)
+        load_slim(model, payload.tensors, "model")
+        return model.eval()
+
+
+def _sane(model: nn.Module, shard: Shard) -> bool:
+    """Whether a model answers the own images with usable numbers."""
+    return sane(fast_logits([model], shard.train.images, map=_one_by_one))
+
+
+def _member(met: Meeting, name: ClientId, weight: float) -> Payload:
+    """A model of the ensemble without the filters that pruning has silenced."""
+    facts = {"architecture": met.pool[name].facts["architecture"], "weight": weight}
+    return Payload(named(slim(met.models[name]), "model"), facts)
+
+
+def blended(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Each image mixed with one that is drawn, by a share that is drawn: in between, an ensemble says more than a label."""
+    share = torch.rand((len(images), 1, 1, 1), generator=rng)
+    others = images[torch.randperm(len(images), generator=rng)]
+    return (share * images + (1 - share) * others).round().to(images.dtype)
+
+
+def _as_before(kept: Payload, left_out: Sequence[ClientId]) -> Payload:
+    """What a client had before this encounter, and whom it could not use."""
+    facts = {name: value for name, value in kept.facts.items() if name != "told"}
+    return Payload(kept.tensors, {**facts, "told": {"left_out": list(left_out)}})
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(value.nbytes for value in tensors.values())
+
+
+def _student_of(both: Payload) -> Payload:
+    """What is left where the student answers: its model, and what its client has seen."""
+    tensors = {name: value for name, value in both.tensors.items() if name.startswith("model/")}
+    facts = {name: value for name, value in both.facts.items() if name != "members"}
+    return Payload(tensors, {**facts, "weights": weights} if (weights := _weights_of(both)) else facts)
+
+
+def _weights_of(payload: Payload) -> dict[ClientId, float]:
+    """w of the ensemble, whether or not its members are still there; empty where there never was one."""
+    found: dict[ClientId, float] = payload.facts.get("weights") or {
+        name: facts["weight"] for name, facts in payload.facts.get("members", {}).items()
+    }
+    return found
+
+
+def _one_by_one(work: Any, items: Any) -> list[Any]:
+    """Clients already run side by side when they personalize."""
+    return [work(item) for item in items]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,276 @@
+"""The coordinator: opens the round, receives bundles through the gate, runs the server phase when it may begin.
+
+Receiving and looking need no torch and no private key, and any number of processes may do it at once. What is on disk is
+the state (see osfl.rounds.folder).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osfl.core.errors import UNUSABLE, OsflError, RoundError, UsageError, go_on_without
+from osfl.core.method import Method
+from osfl.core.types import ClientId, Json, Plan, Progress, Upload
+from osfl.rounds.state import check_key, pending_removal, read_json, read_policy
+from osfl.wire.inbox import JOURNAL, Inbox, Receipt
+from osfl.wire.source import BytesLike
+
+if TYPE_CHECKING:
+    from osfl.rounds.folder import Round
+    from osfl.runtime.machine import Machine
+    from osfl.wire.bundle import Bundle
+    from osfl.wire.signing import SigningKey
+
+FAILED, LEFT_OUT = "server failed", "left out"  # notes in journal.jsonl
+
+
+def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
+    """Open a round here: the plan, what an upload may hold, and whose keys are known. The same words again do nothing."""
+    from osfl.core.registry import one_shot
+    from osfl.rounds.folder import agree, contracts_of
+    from osfl.wire.gate import AcceptancePolicy
+    from osfl.wire.signing import VerifyKey
+
+    method = one_shot(plan)
+    _check_enrolled(plan, enrolled, server)
+    keys = {"clients": dict(enrolled), "server": server}
+    if (folder / "enrolled.json").exists() and read_json(folder / "enrolled.json") != keys:
+        raise RoundError(f"{folder} holds this round with other keys", field="enrolled",
+                         fix="Keys are agreed when a round opens. Choose another folder for other keys.")  # fmt: skip
+    contracts = contracts_of(method)
+    AcceptancePolicy(
+        plan.digest, enrolled, contracts, len(plan.task.classes), plan.limits
+    )  # refuses keys that are none, or shared
+    VerifyKey(server)
+    agree(folder, plan, contracts, enrolled, server)
+
+
+def _check_enrolled(plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
+    missing, strange = sorted(set(plan.clients) - set(enrolled)), sorted(set(enrolled) - set(plan.clients))
+    problems = [f"no key for {client!r}" for client in missing]
+    problems += [f"{client!r} is no client of this plan" for client in strange]
+    problems += [f"{client!r} has the server's key" for client, key in enrolled.items() if key == server]
+    if problems:
+        raise UsageError(problems, field="enrolled", fix="Each client sends its public key (`osfl keys NAME` prints it).")
+
+
+def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = None) -> Receipt:
+    """Let a bundle through the gate and keep it; returns when it is safe on disk, raises `Rejected` with the reason.
+
+    `key`: the server's private one, which only sealed bundles need.
+    """
+    inbox = Inbox(folder / "inbox", read_policy(folder))
+    if key is not None:
+        check_key(inbox.policy.server, key)  # else a sealed bundle would get the blame
+    source = inbox.unsealed(source, key)
+    for client in inbox.policy.gone:
+        inbox.path(client).unlink(missing_ok=True)  # of a process that died at the next lines
+    receipt = inbox.receive(source)
+    if receipt.client in read_policy(folder).gone:  # forgotten meanwhile: what was stored must not stay
+        receipt.path.unlink(missing_ok=True)
+        return Inbox(folder / "inbox", read_policy(folder)).receive(source)  # refused, with the reason
+    return receipt
+
+
+@dataclass(frozen=True)
+class Status:
+    """Who has delivered, who is missing, what was refused, and what comes next."""
+
+    plan: str  # digest: the round's name
+    method: str
+    delivered: Mapping[ClientId, int]  # bytes of each upload in the inbox
+    missing: Sequence[ClientId]
+    refused: Sequence[Mapping[str, Json]]  # as rejected.jsonl has them: time, client, field, reason, fix
+    quorum: int
+    deadline: datetime | None
+    ready: bool  # the server phase may begin
+    waits_for: str  # why not, in words
+    released: bool
+    late: Sequence[ClientId] = ()  # delivered, but not in the release
+    digests: Mapping[ClientId, str] = field(default_factory=dict)  # of each upload in the inbox
+    release: str = ""  # its digest, once it is there
+    personal: Sequence[ClientId] = ()  # for whom the release has a part of its own
+    forgotten: Sequence[ClientId] = ()  # nobody waits for them
+    left_out: Sequence[ClientId] = ()  # delivered, but the coordinator made the release without them
+    failed: Mapping[str, Json] | None = None  # the last server phase, if it failed: time, client, reason, fix
+
+
+def status(folder: Path, now: datetime | None = None, without: Collection[ClientId] = ()) -> Status:
+    """The state of the round, read from its folder; `without`: as if these clients were no part of it."""
+    policy, plan = read_policy(folder), read_json(folder / "plan.json")
+    inbox = Inbox(folder / "inbox", policy)
+    delivered = inbox.delivered()
+    waiting = plan.get("round", {})
+    present = [client for client in plan["clients"] if client not in policy.gone]
+    quorum = waiting.get("quorum", 0) or max(1, len(set(present).difference(without)))
+    deadline = datetime.fromisoformat(waiting["deadline"]) if waiting.get("deadline") else None
+    here, all_of_them = (len(set(clients).difference(without)) for clients in (delivered, present))
+    why = _waits_for(here, all_of_them, quorum, deadline, now or datetime.now(UTC))
+    half = pending_removal(folder) is not None
+    why = "a forgetting has begun and not ended: repeat that command" if half else why
+    release = None if half else _release(folder)
+    made_from = release.made_from if release else {}
+    missed, notes = _without(release, delivered), list(_lines(folder / "journal.jsonl"))
+    left_out = [client for client in missed if any(n.get("phase") == LEFT_OUT and n.get("client") == client for n in notes)]
+    failed = [note for note in notes if note.get("phase") == FAILED]
+    return Status(
+        policy.plan, plan["method"], delivered, [client for client in present if client not in delivered],
+        list(refusals(folder)), quorum, deadline, not why, why, release is not None,
+        [client for client in missed if client not in left_out],
+        {client: inbox.digest(client) for client in delivered}, release.digest if release else "",
+        [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
+        [client for client in plan["clients"] if client not in present], left_out,
+        failed[-1] if failed and release is None else None,
+    )  # fmt: skip
+
+
+def too_late(folder: Path, clients: Sequence[ClientId]) -> list[ClientId]:
+    """Those whose uploads came after the release was made, which has no part of them."""
+    return _without(_release(folder), clients) if clients and pending_removal(folder) is None else []
+
+
+def _without(release: Bundle | None, clients: Iterable[ClientId]) -> list[ClientId]:
+    return [client for client in clients if release and f"upload/{client}" not in release.made_from]
+
+
+def _waits_for(delivered: int, clients: int, quorum: int, deadline: datetime | None, now: datetime) -> str:
+    """Empty if the server phase may begin: everybody has spoken, or enough have and nobody need be waited for."""
+    if delivered < quorum:
+        return f"{delivered} of the {quorum} uploads that are needed have arrived"
+    if delivered < clients and deadline is not None and now < deadline:
+        return f"{clients - delivered} more may deliver until {deadline.isoformat()}"
+    return ""
+
+
+def refusals(folder: Path) -> Iterator[Mapping[str, Json]]:
+    """What was refused and why, oldest first; a line torn by a crash is passed over."""
+    return _lines(folder / JOURNAL)
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Json]]:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError, UnicodeDecodeError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _release(folder: Path) -> Bundle | None:
+    """The release in the folder, verified; None before there is one."""
+    from osfl.wire.gate import verify_release
+
+    path = folder / "release.safetensors"
+    if not path.exists():
+        return None
+    policy = read_policy(folder)
+    return verify_release(path, policy.server, policy.plan, withdrawn=policy.withdrawn)
+
+
+def run_server_phase(
+    folder: Path, server_key: SigningKey, *, machine: Machine | None = None, progress: Progress | None = None,
+    now: datetime | None = None, without: Collection[ClientId] = (),
+) -> str:  # fmt: skip
+    """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands.
+
+    `without`: leave the uploads of these clients out, which stay in the inbox; the release does not name them.
+    """
+    from osfl.core.method import quiet
+    from osfl.core.registry import load
+    from osfl.rounds.folder import standing_round
+    from osfl.rounds.phases import computing
+    from osfl.rounds.phases import run_server_phase as serve_phase
+    from osfl.runtime.machine import Machine
+
+    plan = standing_plan(folder)
+    with standing_round(folder, plan, server_key) as round:
+        published = round.release()
+        if published is not None:
+            return published[1]
+        found = status(folder, now, without)
+        _check_without(without, found)
+        if not found.ready:
+            raise RoundError(f"the server phase cannot begin: {found.waits_for}", field="round",
+                             expected=f"uploads from {', '.join(found.missing)}",
+                             got=f"uploads from {', '.join(found.delivered) or 'nobody'}",
+                             fix="Receive what is missing with `osfl receive`; `osfl show` lists it.")  # fmt: skip
+        method = load(plan.method)(plan.task, plan.settings)
+        among = [client for client in found.delivered if client not in without]
+        _check_settings(method, len(among))
+        with (
+            _recorded(round, among),
+            computing(plan, machine or Machine(), progress or quiet, round.scratch, show=round.show) as ctx,
+        ):
+            serve_phase(method, round, ctx, among)
+        for client in sorted(without):
+            round.note(LEFT_OUT, {}, client)
+        round.tidy()
+        published = round.release()
+    assert published is not None
+    return published[1]
+
+
+def _check_without(without: Collection[ClientId], found: Status) -> None:
+    strange = sorted(set(without) - set(found.delivered))
+    if strange:
+        raise UsageError([f"there is no upload of {client!r} to leave out" for client in strange], field="without",
+                         fix=f"Uploads are here from {', '.join(found.delivered) or 'nobody'}.")  # fmt: skip
+
+
+@contextmanager
+def _recorded(round: Round, among: Sequence[ClientId]) -> Iterator[None]:
+    """A server phase that fails leaves a note of why, which `status` shows, and never ends in a traceback."""
+    try:
+        yield
+    except OsflError as error:
+        if error.client is not None and error.client in among and "--without" not in (error.fix or ""):
+            error.fix = f"{error.fix or ''} {go_on_without(error.client)}".strip()
+        _note_failure(round, error)
+        raise
+    except UNUSABLE as error:
+        last = _last_upload(error)
+        known = f", last at work on the upload of {last!r}" if last else ""
+        failure = RoundError(f"the server phase failed{known}: {type(error).__name__}: {str(error)[:300]}", client=last,
+                             field="server phase", expected=f"a release made of the uploads of {', '.join(among)}",
+                             fix=f"{go_on_without(last or 'NAME')} The whole error is in journal.jsonl; without a fault in "
+                                 "an upload it is one of the method.")  # fmt: skip
+        _note_failure(round, failure, "".join(traceback.format_exception(error))[-4000:])
+        raise failure from error
+
+
+def _note_failure(round: Round, error: OsflError, trace: str = "") -> None:
+    facts = {key: value for key, value in error.as_json().items() if key != "client"}
+    more = {"time": float(f"{time.time():.3f}"), **({"traceback": trace} if trace else {})}
+    with suppress(OSError):  # a full disk must not hide the error itself
+        round.note(FAILED, {**facts, **more}, error.client or "")
+
+
+def _last_upload(error: BaseException) -> ClientId | None:
+    """Whose upload the code held that raised this, seen from the innermost call outwards."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        held = [value.client for value in frame.f_locals.values() if isinstance(value, Upload)]
+        if held:
+            return held[-1]
+    return None
+
+
+def standing_plan(folder: Path) -> Plan:
+    """The plan of the round that is here."""
+    from osfl.core.plan import plan_from
+
+    return plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
+
+
+def _check_settings(method: Method, clients: int) -> None:
+    """Settings that fit all clients may not fit those who came."""
+    problems = list(method.problems(clients))
+    if problems:
+        raise RoundError(f"with {clients} uploads the method cannot run: {'; '.join(problems)}", field="settings",
+                         fix="Wait for more uploads, or open a new round with other settings.")  # fmt: skip

@@ -1,0 +1,1 @@
+"""The round folder: its state and lock, phases, storage, egress check, provenance and forgetting. Carries no bytes."""

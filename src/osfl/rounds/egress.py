@@ -1,0 +1,111 @@
+"""What a client refuses to send. Any doubt means refuse: after the upload it is too late.
+
+The gate at the other end checks the same contract, but a site must not rely on a stranger for its own secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+
+from osfl.core.errors import UploadBlocked
+from osfl.core.method import Context, Method
+from osfl.core.types import Contract, Field, Limits, Payload, Shard, Task, canonical
+from osfl.rounds.exposure import BOUND, attack
+from osfl.runtime.payloads import to_raw
+
+MODELS_ONLY = "This is a mistake in the method, not in your data; please report it."
+
+
+def check_outgoing(payload: Payload, contract: Contract, shard: Shard, task: Task, limits: Limits) -> None:
+    """Raise UploadBlocked unless the payload is exactly what the contract announces and holds no image of the shard."""
+    for name in payload.tensors:
+        if name not in contract:
+            raise UploadBlocked(f"tensor {name!r} is not in the contract", client=shard.client, field=name, fix=MODELS_ONLY)
+    for name, field in contract.items():
+        if name in payload.tensors:
+            _check_tensor(name, payload.tensors[name], field, shard)
+        elif field.required:
+            raise UploadBlocked(f"tensor {name!r} is missing", client=shard.client, field=name, fix=MODELS_ONLY)
+    _check_size(payload, shard, limits)
+    check_no_image(payload, shard, task)
+
+
+def check_exposure(method: Method, payload: Payload, shard: Shard, task: Task, ctx: Context) -> None:
+    """Attack what a generator, statistics or synthetic data show (osfl.rounds.exposure); raise UploadBlocked where an image
+    shows."""
+    if not method.provides("exposed"):
+        return
+    exposed = list(method.exposed(payload, shard, ctx))
+    worst = min(attack(exposed), key=lambda found: found.ratio, default=None)
+    if worst is None or worst.ratio >= BOUND:
+        return
+    setting = next(one.setting for one in exposed if one.label == worst.label)
+    raise UploadBlocked(
+        f"class {task.classes[worst.label]!r}: a {worst.what} in the upload is much nearer to one of your training images "
+        "than to images that were not used", client=shard.client, field=setting,
+        expected=f"a distance ratio of at least {BOUND}", got=f"{worst.ratio:.2f}",
+        fix=f"Agree on a larger {setting!r} in the plan (`--set {setting}=20`), or leave this class out at your site. "
+            "Several images of one person or object in a class are a usual cause.",
+    )  # fmt: skip
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, field: Field, shard: Shard) -> None:
+    raw = to_raw({name: tensor})[name]
+    fits = len(raw.shape) == len(field.shape) and all(
+        isinstance(want, str) or want == have for want, have in zip(field.shape, raw.shape, strict=True)
+    )
+    if raw.dtype != field.dtype or not fits:
+        raise UploadBlocked(
+            f"tensor {name!r} is not as agreed", client=shard.client, field=name,
+            expected=f"{field.dtype} {list(field.shape)}", got=f"{raw.dtype} {list(raw.shape)}", fix=MODELS_ONLY,
+        )  # fmt: skip
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise UploadBlocked(
+            f"tensor {name!r} holds values that are not finite", client=shard.client, field=name,
+            fix="Training diverged; lower the learning rate (`--set lr=...`) and run again.",
+        )  # fmt: skip
+
+
+def _check_size(payload: Payload, shard: Shard, limits: Limits) -> None:
+    facts = len(canonical(dict(payload.facts)))
+    if facts > limits.facts_bytes:
+        raise UploadBlocked("the facts are too long", client=shard.client, field="facts",
+                       expected=f"at most {limits.facts_bytes} bytes", got=facts, fix=MODELS_ONLY)  # fmt: skip
+    total = sum(tensor.numel() * tensor.element_size() for tensor in payload.tensors.values())
+    if total > limits.upload_bytes:
+        raise UploadBlocked(
+            "the upload is larger than the plan allows", client=shard.client, field="limits.upload_bytes",
+            expected=f"at most {limits.upload_bytes} bytes", got=total,
+            fix="Choose a smaller architecture, or agree on a larger limit in the plan.",
+        )  # fmt: skip
+
+
+def image_rows(payload: Payload, task: Task) -> dict[str, torch.Tensor]:
+    """The tensors whose rows are as long as an image, as rows (n, pixels); a vector of that length is one row."""
+    pixels = math.prod(task.image)
+    found = {name: tensor[None] if tensor.ndim == 1 else tensor for name, tensor in payload.tensors.items()}
+    return {name: rows.flatten(1) for name, rows in found.items() if rows.ndim > 1 and len(rows) and rows[0].numel() == pixels}
+
+
+def check_no_image(payload: Payload, shard: Shard, task: Task) -> None:
+    """No row of any tensor may be a training image, whatever its scale: compared after standardizing each row."""
+    rows = image_rows(payload, task)
+    known = _prints(shard.train.images) | _prints(shard.val.images) if rows else set()
+    for name, tensor in rows.items():
+        if known & _prints(tensor):
+            raise UploadBlocked(f"tensor {name!r} contains an image of yours", client=shard.client, field=name,
+                           expected="no raw sample in an upload", got="a training image", fix=MODELS_ONLY)  # fmt: skip
+
+
+def _prints(images: torch.Tensor) -> set[bytes]:
+    """A fingerprint of each row that does not change with brightness or contrast; constant rows have none."""
+    if not len(images):
+        return set()
+    rows = images.reshape(len(images), -1).double()
+    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    varied = (high > low).squeeze(1)
+    scaled = ((rows - low) / (high - low).clamp_min(1e-12) * 64).round().to(torch.uint8)[varied]
+    return {hashlib.sha256(row.numpy().tobytes()).digest() for row in scaled}

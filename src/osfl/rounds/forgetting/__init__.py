@@ -1,0 +1,13 @@
+"""Exact forgetting: what a client said is deleted, and the server phase is repeated as if it had never been said.
+
+    request.py        what is to go, and every reason to refuse, before anything is touched
+    execution.py      the steps; a kill anywhere costs nothing, the same command goes on
+    proof.py          the certificate's claims, looked at again
+
+docs/forgetting.md says what is exact and what nobody can take back.
+"""
+
+from osfl.rounds.forgetting.execution import forget
+from osfl.rounds.forgetting.proof import Finding, verify
+
+__all__ = ["Finding", "forget", "verify"]

@@ -1,0 +1,284 @@
+"""The steps of forgetting, in an order that makes a kill harmless.
+
+    forgetting.json       what is about to go; from here on nobody takes the round for finished, and the gate refuses
+    clear                 the old release first, then all that was made of it, then the upload (or its part of a class)
+    replay                the server phase on what is left; it continues where it was killed
+    search                no bytes of what was removed are left under the round folder
+    forgotten/NNNN.json   the certificate, signed by the server; then forgetting.json goes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from osfl.core.errors import OsflError, RoundError, TrainingError, UsageError
+from osfl.core.method import quiet
+from osfl.core.plan import plan_from
+from osfl.core.registry import load
+from osfl.core.types import ClientId, Plan, Progress, canonical
+from osfl.rounds.folder import Round, check_server_key, first_encounter, simulated_key
+from osfl.rounds.forgetting.request import RELEASE, doomed, intend, later, reduced
+from osfl.rounds.forgetting.traces import search
+from osfl.rounds.lock import folder_lock
+from osfl.rounds.phases import computing, run_server_phase
+from osfl.rounds.state import (
+    CERTIFICATES,
+    INTENT,
+    certificates,
+    forget_options,
+    pending_removal,
+    read_json,
+    read_policy,
+    removed_uploads,
+)
+from osfl.runtime.atomic import make_folder, replace_atomically, sync_folder
+from osfl.runtime.environment import describe_environment
+from osfl.runtime.machine import Machine
+from osfl.runtime.workers import default_workers
+from osfl.wire.gate import verify_release
+from osfl.wire.inbox import JOURNAL
+from osfl.wire.signing import SigningKey
+from osfl.wire.withdrawn import withdrawn_by
+
+STILL_NAMED = {
+    "plan.json": "the names of all clients are part of the plan, whose digest is the round's name",
+    "enrolled.json": "public keys are agreed when a round opens; the gate must know whom it refuses",
+    f"{CERTIFICATES}/": "this certificate: names, digests, and fingerprints that find left-over bytes but do not tell them",
+    JOURNAL: "if the client tries to deliver again, that it was refused",
+}
+
+
+def forget(
+    folder: Path, server_key: SigningKey | None = None, *, clients: Sequence[ClientId] = (), class_name: str = "",
+    withdraw: bool = False, machine: Machine = Machine(), progress: Progress = quiet,
+) -> dict[str, Any]:  # fmt: skip
+    """Forget clients, a class of everybody, or a class of some clients; the certificate. Simulated rounds need no key.
+
+    `withdraw`: where no release can be made of what is left, the old one is taken back without a new one. Where clients met
+    several times, they are forgotten from the first encounter on, and the same words of `osfl run` repeat the later ones.
+    """
+    first = first_encounter(folder)
+    if first != folder:
+        _clear_later(folder, first, server_key, sorted(set(clients)), class_name, withdraw)
+        folder = first
+    plan = plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
+    key = server_key or _simulated(folder, plan)
+    asked = sorted(set(clients))
+    with folder_lock(folder):
+        intent = pending_removal(folder)
+        if intent is None:
+            intent = intend(_opened(folder, plan, key), asked, class_name, withdraw)
+        else:
+            _check_same(intent, asked, class_name, folder)
+            wayout = withdraw and (intent.get("failed") or not intent.get("withdraw"))  # else it means what it meant before
+            intent = {**intent, "replay": None if wayout else intent["replay"]}
+        _keep(folder, intent)
+        if not intent["cleared"]:
+            _clear(_opened(folder, plan, key), intent)
+            _keep(folder, {**intent, "cleared": True})
+        try:
+            after = _replay(_opened(folder, plan, key), intent, machine, progress)
+        except (RoundError, TrainingError) as error:  # all that was asked for is deleted by now; a new release is missing
+            _keep(folder, {**intent, "cleared": True, "failed": True})
+            error.fix = f"{error.fix or ''} Or finish without a new release: the same command with --withdraw.".strip()
+            raise
+        return _certify(_opened(folder, plan, key), intent, after, machine)
+
+
+def _simulated(folder: Path, plan: Plan) -> SigningKey:
+    """The key of a simulated round's server is derived; a real one has to be given."""
+    key = simulated_key(plan.seed, "server")
+    if read_json(folder / "enrolled.json")["server"] != key.public_hex:
+        raise UsageError("this is a real round: what is released again must be signed by its server", field="key",
+                         fix="Give the server's private key with --key server.key.")  # fmt: skip
+    return key
+
+
+def _opened(folder: Path, plan: Plan, key: SigningKey) -> Round:
+    """The round as it is now, in the middle of a forgetting too."""
+    policy = read_policy(folder)
+    round = Round(folder, plan, policy, policy.server, key)
+    check_server_key(round)
+    return round
+
+
+def _keep(folder: Path, intent: Mapping[str, Any]) -> None:
+    replace_atomically(folder / INTENT, json.dumps(intent, indent=1, sort_keys=True).encode())
+
+
+def _check_same(intent: Mapping[str, Any], clients: Sequence[ClientId], class_name: str, folder: Path) -> None:
+    asked = {"clients": list(clients), "class": class_name}
+    if intent["asked"] != asked:
+        raise RoundError("another forgetting has begun here and not ended", field="round", expected=forget_options(intent),
+                         got=forget_options({"asked": asked}) or "nothing",
+                         fix=f"Finish it first: osfl forget {folder} {forget_options(intent)}")  # fmt: skip
+
+
+def _clear_later(
+    folder: Path, first: Path, server_key: SigningKey | None, clients: Sequence[ClientId], class_name: str, withdraw: bool
+) -> None:
+    """Remove the encounters after the first, which were all made of it; but only if that one can forget what is asked."""
+    plan = plan_from(read_json(first / "plan.json"), str(first / "plan.json"))
+    with folder_lock(folder):
+        if pending_removal(first) is None:
+            intend(_opened(first, plan, server_key or _simulated(first, plan)), clients, class_name, withdraw)
+        for path in later(folder, first):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_folder(folder)
+
+
+# --- clear --------------------------------------------------------------------------------------------------------------
+
+
+def _clear(round: Round, intent: Mapping[str, Any]) -> None:
+    """Remove what was said and what was made of it. Whatever is gone already was removed before a kill."""
+    folder, uploads = round.folder, intent["uploads"]
+    gone = {client for client, upload in uploads.items() if not upload["after"]}
+    for path in doomed(folder, uploads):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    kept = ("client", "cache", "left out")
+    _rewrite(folder / "journal.jsonl", lambda note: note["client"] not in gone and note["phase"] in kept)
+    _rewrite(folder / JOURNAL, lambda entry: entry.get("client") not in gone)
+    for client, upload in uploads.items():
+        if upload["after"]:
+            _reduce(round, client, upload["after"], intent["label"])
+
+
+def _rewrite(path: Path, keeps: Callable[[Any], bool]) -> None:
+    """The journal without the lines that speak of what is forgotten; torn lines go, too."""
+    if not path.exists():
+        return
+    lines = []
+    for line in path.read_bytes().splitlines():
+        try:
+            if keeps(json.loads(line)):
+                lines.append(line + b"\n")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    replace_atomically(path, b"".join(lines))
+
+
+def _reduce(round: Round, client: ClientId, after: str, label: int) -> None:
+    """Put what is left of an upload in its place: one atomic step, after which the class is not on the disk."""
+    path = round.inbox.path(client)
+    if round.inbox.digest(client) != after:
+        known = certificates(round.folder, round.server)  # how the upload that stands was signed
+        before = replace(round, policy=replace(round.policy, forgotten=removed_uploads(known), withdrawn=withdrawn_by(known)))
+        rest = reduced(before, load(round.plan.method)(round.plan.task, round.plan.settings), client, label)
+        assert rest is not None
+        replace_atomically(path, rest)
+    path.chmod(0o600)
+
+
+# --- replay and certificate -----------------------------------------------------------------------------------------------
+
+
+def _replay(round: Round, intent: Mapping[str, Any], machine: Machine, progress: Progress) -> str:
+    """The release that a round without all this would have; its digest, or "" where there is none."""
+    if intent["replay"] is not None and round.release() is None:
+        method = load(round.plan.method)(round.plan.task, round.plan.settings)
+        with computing(round.plan, machine, progress, round.scratch, show=round.show) as ctx:
+            run_server_phase(method, round, ctx, intent["replay"])
+    round.tidy()
+    published = round.release()
+    return published[1] if published else ""
+
+
+def _certify(round: Round, intent: Mapping[str, Any], after: str, machine: Machine) -> dict[str, Any]:
+    path = round.folder / CERTIFICATES / f"{intent['number']:04}.json"
+    if not path.exists():
+        own = left_over(round, intent["traces"])
+        certificate = _certificate(round, intent, after, own, machine)
+        make_folder(path.parent)
+        assert round.server_key is not None
+        signed = {"certificate": certificate, "signature": round.server_key.sign(canonical(certificate))}
+        replace_atomically(path, json.dumps(signed, indent=1, sort_keys=True).encode())
+    (round.folder / INTENT).unlink()
+    sync_folder(round.folder)
+    return certificates(round.folder, round.server)[-1]
+
+
+def left_over(round: Round, traces: Sequence[str]) -> list[str]:
+    """Those fingerprints that nobody else's bytes have; an error if they are anywhere under the round folder.
+
+    Bytes that other uploads or the release made of them hold, too, are not the forgotten client's: common initial weights.
+    """
+    found, others = search(round.folder, traces), _of_others(round)
+    own = set(traces).difference(*(found.get(path, set()) for path in others))
+    where = sorted(str(path.relative_to(round.folder)) for path, hits in found.items() if path not in others and hits & own)
+    if where:
+        raise RoundError(f"bytes of what was forgotten are still in {', '.join(where)}", field="folder",
+                         expected=f"none under {round.folder}", got=f"{len(where)} file(s)",
+                         fix="osfl did not put them there: remove them and run the same command again.")  # fmt: skip
+    return sorted(own)
+
+
+def _of_others(round: Round) -> list[Path]:
+    """Files that are known to be made without what was forgotten: signed uploads, and a release of nothing but those."""
+    known: list[Path] = []
+    uploads: dict[str, str] = {}
+    for client in round.delivered():
+        with suppress(RoundError):
+            uploads[f"upload/{client}"] = round.inbox.bundle(client).digest
+            known.append(round.inbox.path(client))
+    with suppress(OsflError):
+        published = round.release()
+        made_from = verify_release(round.folder / RELEASE, round.server, round.plan.digest).made_from if published else {}
+        if published and all(uploads.get(name) == d for name, d in made_from.items() if name.startswith("upload/")):
+            known += [round.folder / RELEASE, *(round.folder / "personal" / f"{c}.safetensors" for c in published[0].personal)]
+    return known
+
+
+def _certificate(
+    round: Round, intent: Mapping[str, Any], after: str, own: Sequence[str], machine: Machine
+) -> dict[str, Any]:
+    """Every key is explained in docs/forgetting.md."""
+    kept = ("format", "number", "asked", "uploads", "removed", "stays", "again")
+    environment = describe_environment(machine.device, machine.workers or default_workers())
+    return {
+        **{key: intent[key] for key in kept},
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "plan": round.plan.digest,
+        "method": round.plan.method,
+        "release": {"before": intent["release"], "after": after},
+        "replace": _replacements(round, intent, after),
+        "elsewhere": _elsewhere(round, own),
+        "still_named": STILL_NAMED,
+        "machine": {"device": machine.device, "threads": machine.threads},
+        "environment": {key: environment[key] for key in ("osfl", "python", "torch", "numpy", "system", "processor")},
+        "traces": list(own),
+        "verify": "osfl forget ROUND --verify",
+    }
+
+
+def _replacements(round: Round, intent: Mapping[str, Any], after: str) -> list[dict[str, str]]:
+    """Who may hold the old release, and what takes its place."""
+    before = intent["release"]
+    if not before or before == after:
+        return []
+    rows = []
+    for client in round.plan.clients:
+        row = {"who": client, "delete": before, "fetch": after if client in round.present else ""}
+        if client in intent["personal"]:
+            row["delete_personal"] = intent["personal"][client]
+        rows.append(row)
+    return rows
+
+
+def _elsewhere(round: Round, own: Sequence[str]) -> list[str]:
+    """Files outside the round folder that hold the same bytes, seen from there: on the cache that a comparison shares, and
+    in the SuperLink's database, where Flower leaves what passed through it (see osfl.deploy.flower.deployment)."""
+    note = round.journal().get(("cache", ""))
+    places = [round.folder / str(note["path"])] if note else []
+    places += [round.folder.resolve().parent.parent / "link"] if round.folder.resolve().parent.name == "rounds" else []
+    found = [path for place in places if place.is_dir() for path in search(place, own)]
+    return [os.path.relpath(path, round.folder) for path in found]

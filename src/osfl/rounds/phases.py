@@ -1,0 +1,127 @@
+"""The steps of a round, one function each, whoever carries the bytes.
+
+`osfl.run` takes them all in one process; a site takes `run_client_phase` and `run_personalization` (osfl.roles.site), a
+coordinator takes `run_server_phase`
+(osfl.roles.coordinator). A method's file does not know which of these it is part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from osfl.core.errors import UploadBlocked
+from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
+from osfl.core.types import ClientId, Contract, Payload, Plan, Progress, Release, Shard
+from osfl.models.architectures import architecture_for
+from osfl.rounds.contacts import check_windows, least_bytes, windows
+from osfl.rounds.egress import check_exposure, check_outgoing
+from osfl.rounds.folder import Round
+from osfl.runtime.environment import device_named
+from osfl.runtime.machine import Machine
+from osfl.runtime.meter import Meter, measure, reset_peak_memory
+from osfl.runtime.payloads import PayloadCache, to_raw
+from osfl.runtime.workers import Workers, compute_threads
+from osfl.wire.bundle import pack
+from osfl.wire.sealing import sealed_size
+from osfl.wire.signing import SigningKey
+
+
+@contextmanager
+def computing(
+    plan: Plan, machine: Machine, progress: Progress, scratch: Path, *, cache: Path | None = None, show: Any = ignore_figure,
+    milestone: Any = ignore_milestone,
+) -> Iterator[Context]:  # fmt: skip
+    """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
+    with compute_threads(machine.threads):
+        yield Context(plan, device_named(machine.device), progress, scratch, Workers(machine.workers).map,
+                      PayloadCache(cache or scratch / "cache").get_or_compute, show, milestone)  # fmt: skip
+
+
+def contract_for(plan: Plan, contracts: Mapping[str, Contract], client: ClientId) -> tuple[str, Contract]:
+    """The architecture that the plan gives this client, and what its upload must hold; "" where there is but one contract."""
+    name = "" if "" in contracts else architecture_for(plan.settings.architecture, client)
+    return name, contracts[name]
+
+
+def run_client_phase(
+    method: Method, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
+) -> tuple[bytes, Meter]:
+    """All that a client says in the round, checked by itself first and signed; and what it cost."""
+    check_claim(plan, shard)  # both before it trains in vain
+    check_promised_size(plan, shard.client, contracts)
+    with measure() as meter:
+        payload = method.client_phase(shard, ctx)
+    contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
+    check_outgoing(payload, contract, shard, plan.task, plan.limits)
+    with measure():  # what the check computes is no cost of the method
+        check_exposure(method, payload, shard, plan.task, ctx)
+    bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
+    check_windows(plan, shard.client, len(bundle), contract)
+    return bundle, meter
+
+
+def check_claim(plan: Plan, shard: Shard) -> None:
+    """Refuse more images than the plan lets a site claim, in all or of a class: the gate would refuse the upload."""
+    most_of_a_class = int(torch.bincount(shard.train.labels).max()) if len(shard.train) else 0
+    for limit, images, what in (("samples", len(shard.train), ""), ("class_samples", most_of_a_class, " of one class")):
+        if images > (most := getattr(plan.limits, limit)):
+            raise UploadBlocked(f"it has more images{what} than the plan allows a site", client=shard.client,
+                           field=f"limits.{limit}", expected=f"at most {most}", got=images,
+                           fix=f"Agree on a plan with limits.{limit} = {images} or more, or learn from fewer.")  # fmt: skip
+
+
+def check_promised_size(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> None:
+    """Refuse what the contract alone says cannot fit into a contact's window, if there are any."""
+    if windows(plan, client):
+        check_windows(plan, client, _promised(plan, client, contracts), contract_for(plan, contracts, client)[1], least=True)
+
+
+def _promised(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> int:
+    return least_bytes(plan, client, *contract_for(plan, contracts, client))
+
+
+def check_schedule(plan: Plan, clients: Iterable[ClientId], contracts: Mapping[str, Contract]) -> None:
+    """The same for all who will speak, before the first of them trains; one refusal names everybody, with advice for the
+    bundle that fits worst."""
+    refused: list[tuple[float, UploadBlocked]] = []
+    for client in clients:
+        try:
+            check_promised_size(plan, client, contracts)
+        except UploadBlocked as no:
+            refused.append((min(windows(plan, client).values()) / _promised(plan, client, contracts), no))
+    if refused:
+        worst = min(refused, key=lambda pair: pair[0])[1]
+        others = ", ".join(str(no.client) for _, no in refused if no is not worst)
+        worst.fix = f"{worst.fix} Nor does what {others} would send fit." if others else worst.fix
+        raise worst
+
+
+def check_sealed_size(plan: Plan, client: ClientId, size: int, contracts: Mapping[str, Contract]) -> None:
+    """A sealed copy is longer than the bundle, whose own size `run_client_phase` has checked: refused if a window would cut
+    it."""
+    _, contract = contract_for(plan, contracts, client)
+    check_windows(plan, client, sealed_size(size), contract)
+
+
+def run_server_phase(method: Method, round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:
+    """From the inbox to a signed release. The server sees uploads, never shards; `among`: only those of these clients."""
+    uploads, made_from = round.uploads(among)
+    reset_peak_memory()
+    ctx.progress("server", 0, 1)
+    with measure() as meter:
+        release = method.server_phase(uploads, ctx)
+    round.note("server", meter.as_json())
+    round.publish(release, made_from)
+    ctx.progress("server", 1, 1)
+
+
+def run_personalization(method: Method, release: Release, shard: Shard, ctx: Context) -> tuple[Payload, Meter]:
+    """What a client makes of the release, and what it cost."""
+    with measure() as meter:
+        payload: Payload = method.personalize(release, shard, ctx)
+    return payload, meter

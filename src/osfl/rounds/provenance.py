@@ -1,0 +1,161 @@
+"""Who said it, and what it was made of: signatures and digests of bundles, and a release traced back to its uploads.
+
+Anybody can ask, without a private key. What could not be checked, for want of a file or a key, is said, never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from osfl.core.errors import Rejected
+from osfl.core.types import ClientId
+from osfl.wire.bundle import Bundle
+from osfl.wire.envelope import read_envelope
+from osfl.wire.gate import RELEASE_LIMITS, AcceptancePolicy, open_standing, open_upload, read_manifest, verify_release
+from osfl.wire.source import opened
+from osfl.wire.window import of_unknown_kind
+from osfl.wire.withdrawn import Withdrawal, Withdrawn
+
+VALID = "not withdrawn by a certificate of forgetting"
+
+Answer: TypeAlias = Literal["yes", "no", "not checked"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about a file, and its answer."""
+
+    question: str
+    answer: Answer
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known about one file."""
+
+    path: Path
+    kind: str = ""
+    client: ClientId = ""
+    digest: str = ""  # empty unless the file was believed
+    checks: Sequence[Check] = ()
+
+    @property
+    def good(self) -> bool:
+        """Its signature was checked, and nothing was answered with no."""
+        return bool(self.digest) and all(check.answer != "no" for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the one who asks knows of the round."""
+
+    plan: str  # digest: the round
+    server: str = ""  # public key; without it releases cannot be believed
+    policy: AcceptancePolicy | None = None  # keys and contracts; without it uploads cannot be believed
+    others: Mapping[str, str] = field(default_factory=dict)  # "upload/north" -> digest, from a round folder
+    withdrawn: Withdrawn | None = None  # what certificates of forgetting took back; None: nobody knows of any certificates
+    standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
+
+
+def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
+    """Each file by itself, then what they say about each other."""
+    believed: dict[Path, Bundle] = {}
+    alone = {path: _believe(path, known, believed) for path in files}
+    gone = {path: found for path, bundle in believed.items() if (found := _withdrawal(path, bundle, known))}
+    valid = [bundle for path, bundle in believed.items() if path not in gone]
+    digests = {**known.others, **{_name(bundle): bundle.digest for bundle in valid if bundle.kind != "release"}}
+    releases = [bundle for bundle in valid if bundle.kind == "release"]
+    named = {*known.standing.values(), *(digest for release in releases for digest in release.made_from.values())}
+    verdicts = []
+    for path, check in alone.items():
+        bundle = believed.get(path)
+        if bundle is None:
+            verdicts.append(Verdict(path, checks=[check]))
+            continue
+        origin = _traced(bundle, digests) if bundle.kind == "release" else _named(bundle, releases)
+        forgotten = _forgotten(bundle, gone.get(path), known, named)
+        verdicts.append(Verdict(path, bundle.kind, bundle.client, bundle.digest, [check, *origin, forgotten]))
+    return verdicts
+
+
+def _withdrawal(path: Path, bundle: Bundle, known: Known) -> Withdrawal | None:
+    """Why an upload or a release must not be used any more."""
+    return None if known.withdrawn is None or bundle.kind == "personal" else known.withdrawn.of(read_manifest(path))
+
+
+def _forgotten(bundle: Bundle, why: Withdrawal | None, known: Known, named: Collection[str]) -> Check:
+    """Whether a certificate took it back. Personal parts that a valid release names are valid: not every one changes."""
+    question = VALID
+    if known.withdrawn is None:
+        return Check(question, "not checked", "no certificates are at hand: give --round or --certificates")
+    if bundle.kind == "personal" and bundle.digest not in named:
+        why = known.withdrawn.personal.get(bundle.digest)
+    if why is not None:
+        return Check(question, "no", f"{why}. Its signature is good, and it must not be used: delete this copy")
+    return Check(question, "yes", f"certificates read: {known.withdrawn.certificates}")
+
+
+def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
+    question = "signature, round and content"
+    try:
+        kind, client = _kind_and_client(path)
+        if kind == "upload":
+            if known.policy is None:
+                return Check(question, "not checked", "the clients' keys are not known: give --round or --keys")
+            believed[path] = _upload(path, known, client)
+        else:
+            if not known.server:
+                return Check(question, "not checked", "the server's key is not known: give --server")
+            believed[path] = verify_release(path, known.server, known.plan)
+    except Rejected as no:
+        return Check(question, "no", str(no))
+    return Check(question, "yes")
+
+
+def _upload(path: Path, known: Known, client: ClientId) -> Bundle:
+    """An upload that is valid, or that was when its client signed it."""
+    assert known.policy is not None
+    if known.withdrawn is not None and known.withdrawn.of(read_manifest(path)) is not None:
+        return open_upload(path, known.policy)[0]
+    return open_standing(path, known.policy, client)[0]
+
+
+def _kind_and_client(path: Path) -> tuple[str, ClientId]:
+    """Kind and client as the manifest has them; nothing of it is believed yet."""
+    with of_unknown_kind(), opened(path) as file:
+        manifest = read_envelope(file, RELEASE_LIMITS).manifest
+    return (str(manifest.get("kind")), str(manifest.get("client"))) if isinstance(manifest, dict) else ("", "")
+
+
+def _name(bundle: Bundle) -> str:
+    """As `made_from` of a release has it."""
+    return f"{bundle.kind}/{bundle.client}"
+
+
+def _traced(release: Bundle, digests: Mapping[str, str]) -> Iterator[Check]:
+    """Each part that the release says it was made of, or comes with."""
+    if not any(name.startswith("upload/") for name in release.made_from):
+        yield Check("made from uploads", "not checked", "the release names none, as in a simulation that pools images")
+    for name, digest in sorted(release.made_from.items()):
+        question = f"made from {name}" if name.startswith("upload/") else f"comes with {name}"
+        if name not in digests:
+            yield Check(question, "not checked", f"that file was not given: it has the digest {digest}")
+        elif digests[name] == digest:
+            yield Check(question, "yes", digest)
+        else:
+            yield Check(question, "no", f"the release names {digest}, the file is {digests[name]}")
+
+
+def _named(bundle: Bundle, releases: Sequence[Bundle]) -> Iterator[Check]:
+    """Whether the release speaks of this upload or personal part."""
+    for release in releases:
+        if release.made_from.get(_name(bundle)) == bundle.digest:
+            yield Check("named by the release", "yes")
+        elif bundle.kind == "personal":
+            yield Check("named by the release", "no", "this part belongs to another release")
+        else:
+            yield Check("named by the release", "not checked", "it is no part of it: it came too late, or was left out")

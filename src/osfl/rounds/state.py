@@ -1,0 +1,135 @@
+"""What a round folder says about the round, read back without torch: the coordinator needs nothing else to receive.
+
+What was forgotten is part of it (see osfl.rounds.forgetting): certificates in `forgotten/`, signed by the server, and while a
+forgetting is unfinished its intent in `forgetting.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from osfl.core.errors import RoundError, UsageError
+from osfl.core.types import ClientId, Contract, Field, Limits, canonical, digest_of
+from osfl.wire.gate import AcceptancePolicy
+from osfl.wire.signing import SigningKey, VerifyKey
+from osfl.wire.withdrawn import withdrawn_by
+
+CERTIFICATES, INTENT = "forgotten", "forgetting.json"
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of the round, or a plain sentence about what is wrong with it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RoundError(f"{path} is missing", field=path.name, fix="This is not a whole round folder.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RoundError(f"{path} is damaged: {error}", field=path.name,
+                         fix="Restore it from a copy, or choose another folder and start again.") from None  # fmt: skip
+
+
+def read_policy(folder: Path) -> AcceptancePolicy:
+    """Who may deliver what here; plan.json is the plan's canonical content, so its digest is the round's name."""
+    plan, enrolled = read_json(folder / "plan.json"), read_json(folder / "enrolled.json")
+    try:
+        contracts = {name: _contract(lines) for name, lines in read_json(folder / "contract.json").items()}
+        classes, limits = len(plan["task"]["classes"]), Limits(**plan["limits"])
+        server = enrolled["server"]
+        known, intent = certificates(folder, server), pending_removal(folder)
+        forgotten = removed_uploads([*known, *filter(None, [intent])])
+        withdrawn = withdrawn_by(known or _first_encounter(folder, server), intent)
+        return AcceptancePolicy(
+            digest_of(plan), dict(enrolled["clients"]), contracts, classes, limits, server, forgotten, withdrawn
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RoundError(f"{folder} is not a whole round folder: {error!r}", field="round",
+                         fix="Open the round again with `osfl enroll`, in a new folder.") from None  # fmt: skip
+
+
+def check_key(server: str, key: SigningKey) -> None:
+    """Refuse a private key that is not the round's."""
+    if server != key.public_hex:
+        raise UsageError(
+            [f"this key is not the server's: expected the private half of {server}, got that of {key.public_hex}"],
+            field="key", fix="Give the key with which the round was opened.",
+        )  # fmt: skip
+
+
+def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
+    """What was forgotten in this round, oldest first; refused unless the server signed every one."""
+    return read_certificates(sorted((folder / CERTIFICATES).glob("*.json")), server)
+
+
+def _first_encounter(folder: Path, server: str) -> list[dict[str, Any]]:
+    """Where clients meet several times, what was forgotten in the first encounter is forgotten in all."""
+    return certificates(folder / "encounters" / "1", server)
+
+
+def certificates_at(place: Path, server: str, plan: str) -> list[dict[str, Any]]:
+    """Certificates of a round (the digest of its plan) in a file or a folder of copies, oldest first."""
+    if not place.exists():
+        raise UsageError(f"there are no certificates at {place}", field="certificates",
+                         fix=f"Name a certificate, or the {CERTIFICATES}/ folder of a round or a copy of it.")  # fmt: skip
+    paths = sorted(place.glob("*.json")) if place.is_dir() else [place]
+    found = [entry for entry in read_certificates(paths, server) if entry["plan"] == plan]
+    return sorted(found, key=lambda entry: int(entry["number"]))
+
+
+def beside(bundle: Path) -> Path | None:
+    """The certificates of the round folder in which this file lies, or a copy of them beside it."""
+    places = (bundle.parent, bundle.parent.parent) if bundle.parent.name in ("inbox", "personal") else (bundle.parent,)
+    return next((place / CERTIFICATES for place in places if (place / CERTIFICATES).is_dir()), None)
+
+
+def read_certificates(paths: Iterable[Path], server: str) -> list[dict[str, Any]]:
+    """These certificates; refused unless the server signed every one."""
+    found = []
+    for path in paths:
+        content = read_json(path)
+        try:
+            good = VerifyKey(server).verify(canonical(content["certificate"]), content["signature"])
+            found.append({**content["certificate"], "uploads": dict(content["certificate"]["uploads"])})
+        except (AttributeError, KeyError, TypeError, ValueError):
+            good = False
+        if not good:
+            raise RoundError(f"{path.parent.name}/{path.name} is not what the server signed", field="certificate",
+                             expected=f"a signature by {server}",
+                             fix="It was edited or damaged: restore it from a copy.")  # fmt: skip
+    return found
+
+
+def pending_removal(folder: Path) -> dict[str, Any] | None:
+    """The forgetting that has begun here and has not ended."""
+    if not (folder / INTENT).exists():
+        return None
+    intent: dict[str, Any] = read_json(folder / INTENT)
+    return intent
+
+
+def check_whole(folder: Path) -> None:
+    """Half a forgetting is no state to work in or to read from."""
+    intent = pending_removal(folder)
+    if intent is not None:
+        raise RoundError(f"{folder} is in the middle of forgetting {forget_options(intent)}", field="round",
+                         expected="a round that nothing is being removed from", got=INTENT,
+                         fix=f"Finish it first: osfl forget {folder} {forget_options(intent)}")  # fmt: skip
+
+
+def forget_options(entry: Mapping[str, Any]) -> str:
+    """What a certificate or an intent was asked for, as words of `osfl forget`."""
+    options = [option for client in entry["asked"]["clients"] for option in ("--client", client)]
+    return shlex.join(options + (["--class", entry["asked"]["class"]] if entry["asked"]["class"] else []))
+
+
+def removed_uploads(entries: Iterable[Mapping[str, Any]]) -> dict[ClientId, str]:
+    """Of whom these certificates (or an intent) took something: the digest of what is left of the upload, or ""."""
+    return {client: str(upload["after"]) for entry in entries for client, upload in entry["uploads"].items()}
+
+
+def _contract(lines: Any) -> Contract:
+    return {name: Field(**{**line, "shape": tuple(line["shape"]), "needs": tuple(line.get("needs", ()))})
+            for name, line in lines.items()}  # fmt: skip

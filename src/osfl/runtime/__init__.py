@@ -1,0 +1,1 @@
+"""How to compute and to keep files: workers, meter, cache, atomic files, environment. Knows no round."""

@@ -1,0 +1,54 @@
+"""What a result depends on besides the plan: versions, processor, device."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from osfl.core.errors import UsageError
+from osfl.core.version import __version__
+
+
+def device_named(name: str) -> torch.device:
+    """`cpu`, `cuda`, `cuda:1`, `mps` or `auto`, checked before any work starts."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"there is no device {name!r}", field="device", fix="Use cpu, cuda, cuda:1, mps or auto.") from None
+    missing = (device.type == "cuda" and not torch.cuda.is_available()) or (
+        device.type == "mps" and not torch.backends.mps.is_available()
+    )
+    if missing:
+        raise UsageError(f"this machine has no usable {device.type} device", field="device", fix="Use --device cpu.")
+    return device
+
+
+def describe_environment(device: str, workers: int) -> dict[str, Any]:
+    return {
+        "osfl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "device": device,
+        "workers": workers,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    """The processor's name as Linux knows it, else what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,90 @@
+"""What a phase costs: seconds, FLOPs, peak memory.
+
+The walk opens a meter around each phase; whoever computes says `spend(flops)`. FLOPs are counted by torch's own counter
+on one step and multiplied by the number of steps, because counting every operation would slow training by tens of per cent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Meter:
+    seconds: float = 0.0  # by the wall clock: workers that wait for a core count, too
+    flops: float = 0.0
+    made: int = 0  # synthetic samples
+    made_flops: float = 0.0  # of `flops`, those that went into making them
+    peak_bytes: int = 0  # of the whole process: phases of several clients that run at once share it
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, *, seconds: float = 0.0, flops: float = 0.0, made: int = 0, made_flops: float = 0.0) -> None:
+        with self._lock:
+            self.seconds += seconds
+            self.flops += flops
+            self.made += made
+            self.made_flops += made_flops
+
+    def as_json(self) -> dict[str, float | int]:
+        made = {"made": self.made, "made_flops": int(self.made_flops)} if self.made else {}
+        return {"seconds": round(self.seconds, 4), "flops": int(self.flops), "peak_bytes": self.peak_bytes, **made}
+
+
+_current: ContextVar[Meter | None] = ContextVar("osfl_meter", default=None)
+
+
+def spend(flops: float, *, makes: int = 0) -> None:
+    """Book floating point operations on the phase that is running, if any; `makes`: so many synthetic samples came of them."""
+    meter = _current.get()
+    if meter is not None:
+        meter.add(flops=flops, made=makes, made_flops=flops if makes else 0.0)
+
+
+def spend_again(cost: Mapping[str, float]) -> None:
+    """Book what work that is reused cost its first user."""
+    meter = _current.get()
+    if meter is not None:
+        meter.add(flops=cost["flops"], made=int(cost.get("made", 0)), made_flops=cost.get("made_flops", 0.0))
+
+
+def book(seconds: float) -> None:
+    """Book seconds that this phase did not spend now (a client model trained earlier), or take some off (negative)."""
+    meter = _current.get()
+    if meter is not None:
+        meter.add(seconds=seconds)
+
+
+@contextlib.contextmanager
+def measure() -> Iterator[Meter]:
+    """Measure what happens inside; workers started inside inherit the meter (see runtime/workers.py)."""
+    meter = Meter()
+    token = _current.set(meter)
+    start = time.perf_counter()
+    try:
+        yield meter
+    finally:
+        meter.add(seconds=time.perf_counter() - start)
+        meter.peak_bytes = peak_memory()
+        _current.reset(token)
+
+
+def reset_peak_memory() -> None:
+    """Start a new high-water mark where the system allows it (Linux); elsewhere the mark is that of the process."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """The high-water mark of resident memory in bytes since the last reset."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,1 @@
+"""A whole federation in one process: simulate, compare, estimate, audit, and the checks that every method must pass."""

@@ -1,0 +1,63 @@
+"""Several methods on the same shards and seeds, summarized in one comparison."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from osfl.core.method import quiet
+from osfl.core.result import Result, write_json
+from osfl.core.types import Progress
+from osfl.evaluation.comparison import summarize
+from osfl.evaluation.gains import with_gains
+from osfl.reports.comparison import write_comparison
+from osfl.reports.page import write_report
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run, within
+from osfl.simulate.simulation import Simulation, for_methods
+
+
+def compare(
+    simulation: Simulation,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path | str,
+    *,
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+) -> dict[str, Any]:
+    """Several methods on the same shards. Each client model is trained once and shared by all that upload it."""
+    out = Path(out)
+    variants = dict(zip(methods, for_methods(simulation, methods), strict=True))
+    results: list[tuple[str, Result]] = []
+    for seed in seeds:
+        for label, variant in variants.items():
+            where = f"{label} seed {seed}"
+            result = run(replace(variant, seed=seed), out / label / f"seed{seed}", machine=machine,
+                         progress=within(progress, where), cache=out / "cache")  # fmt: skip
+            results.append((label, result))
+            progress(f"{where} done", len(results), len(seeds) * len(variants))
+    results = [(label, result) for (label, _), result in zip(results, with_gains([r for _, r in results]), strict=True)]
+    comparison = summarize(
+        [result for _, result in results], labels=[label for label, _ in results],
+        paths=[f"{label}/seed{result['seed']}" for label, result in results],
+        command=_compare_command(simulation, methods, seeds, out),
+    )  # fmt: skip
+    for label, result in results:  # again, now that every reference is known
+        others: list[Result] = [
+            {**r, "method": other} for other, r in results if other != label and r["seed"] == result["seed"]
+        ]
+        write_report(result, out / label / f"seed{result['seed']}" / "report", others)
+    write_json(out / "comparison.json", comparison)
+    write_comparison(comparison, [result for _, result in results], out / "report")
+    return comparison
+
+
+def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path) -> str:
+    one = f"osfl run --method {shlex.quote(simulation.method)} "
+    several = f"osfl compare --methods {shlex.quote(','.join(methods))} "
+    text = simulation.command(str(out)).replace(one, several, 1)
+    return text.replace(f"--seed {simulation.seed} ", f"--seeds {','.join(map(str, seeds))} ", 1)

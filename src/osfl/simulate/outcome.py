@@ -1,0 +1,189 @@
+"""From finished models to results.json: scores, costs, and what the method's own material is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from osfl.core.method import Context, Method
+from osfl.core.plan import deviations
+from osfl.core.registry import is_reference
+from osfl.core.result import SCHEMA, Costs, Course, Generators, Phase, Result, Tokens
+from osfl.core.topology import topology_summary
+from osfl.core.types import ClientId, Exchange, Payload, digest_of
+from osfl.data import summarize
+from osfl.evaluation.course import course_of
+from osfl.evaluation.generators import judge
+from osfl.evaluation.planes import model_plane
+from osfl.evaluation.scores import score
+from osfl.evaluation.tokens import features_by_kind, judge_tokens
+from osfl.models.input_facts import describe_inputs
+from osfl.rounds.folder import Round
+from osfl.runtime.meter import measure, reset_peak_memory
+from osfl.runtime.payloads import payload_digest, to_raw
+from osfl.simulate.simulation import Federation
+from osfl.wire.bundle import size_of
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that traveled, by client, and how often each client spoke."""
+
+    up: Mapping[ClientId, int]
+    down: Mapping[ClientId, int]
+    messages: int
+
+
+def outcome(
+    method: Method, federation: Federation, payloads: Mapping[ClientId, Payload], traffic: Traffic, round: Round, ctx: Context
+) -> Result:
+    """The result of a round, but for the words that asked for it and the time that it took."""
+    joint = method.after_round(payloads)
+    exchanged = {} if joint is None else {"inference_bytes": _exchanged(payloads, round)}
+    payloads = payloads if joint is None else dict.fromkeys(payloads, joint)
+    built: dict[int, nn.Module] = {}
+    for payload in payloads.values():
+        if id(payload) not in built:
+            built[id(payload)] = method.build(payload)
+    models = {client: built[id(payload)] for client, payload in payloads.items()}
+    published = round.release()
+    assert published is not None
+    plan, classes = federation.plan, federation.plan.task.classes
+    reset_peak_memory()
+    ctx.progress("evaluate", 0, 1)
+    with measure() as meter:
+        scores = score(models, federation.test, classes, federation.counts,
+                       device=ctx.device, map=ctx.map, domains=federation.domains,
+                       personalized=joint is None and any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
+        judged = _generators(method, federation, models, round, ctx)
+        course = _course(method, federation, round, ctx)
+        compared = _tokens(method, federation, round, ctx)
+    round.note("evaluate", meter.as_json())
+    ctx.progress("evaluate", 1, 1)
+    described = plan.as_json()
+    result: Result = {
+        "schema": SCHEMA,
+        "method": plan.method,
+        "preset": "",
+        "seed": plan.seed,
+        "command": "",
+        "plan_digest": plan.digest,
+        "release_digest": published[1],
+        "models_digest": digest_of({client: payload_digest(payload) for client, payload in payloads.items()}),
+        "task": described["task"],
+        "data": _data(federation),
+        "clients": [
+            {"client": s.client, "train": len(s.train), "val": len(s.val), "class_counts": list(federation.counts[s.client])}
+            for s in federation.shards
+        ],
+        "settings": described["settings"],
+        "deviations": deviations(method, plan.settings),
+        "scores": scores,
+        "costs": {**_costs(traffic, round), **exchanged},  # type: ignore[typeddict-item]
+        "environment": {},
+        "inputs": describe_inputs(plan.settings, plan.task.image[1], federation.source.native),
+        "figures": round.figures() | dict(method.review(payloads)),
+    }
+    if judged is not None:
+        result["generators"] = judged
+    if plan.topology is not None:
+        result["topology"] = topology_summary(plan.topology)
+    if course["at"]:
+        result["course"] = course
+    if compared is not None:
+        result["tokens"] = compared
+    return result
+
+
+def _course(method: Method, federation: Federation, round: Round, ctx: Context) -> Course:
+    """The server's models on the way, scored when everything else is done: nothing is chosen by them."""
+    models = {done: method.build(payload) for done, payload in round.milestones().items()}
+    unit = "round" if is_reference(method) else "server epoch"
+    return course_of(models, unit, federation.test, device=ctx.device, map=ctx.map)
+
+
+def _generators(
+    method: Method, federation: Federation, models: Mapping[ClientId, nn.Module], round: Round, ctx: Context
+) -> Generators | None:
+    """Synthetic images beside real ones, which only a simulation has in one place."""
+    if not method.provides("samples"):
+        return None
+    uploads, _ = round.uploads()
+    with measure():  # the operations of making images are the server's, and were counted there
+        pool = method.samples(uploads, ctx)
+    classes = federation.plan.task.classes
+    how: dict[str, Any] = {"draw": ctx.generator, "device": ctx.device, "map": ctx.map}
+    found = judge(pool, federation.shards, federation.test, classes, **how)
+    if len({id(model) for model in models.values()}) == 1:
+        found["figures"] |= model_plane(next(iter(models.values())), pool, federation.test, classes, **how)
+    return found
+
+
+def _tokens(method: Method, federation: Federation, round: Round, ctx: Context) -> Tokens | None:
+    """Synthetic features beside those of real images."""
+    if not method.provides("tokens"):
+        return None
+    uploads, _ = round.uploads()
+    with measure():  # drawing features was counted where it was first done
+        found = features_by_kind(method, uploads, federation.shards, federation.test, ctx)
+    return judge_tokens(found, federation.plan.task.classes, draw=ctx.generator)
+
+
+def _exchanged(models: Mapping[ClientId, Payload], round: Round) -> int:
+    """Bytes of every client's model sent to each of the others, which clients that answer together need."""
+    return sum(measured([Exchange(model, len(models) - 1)], client, round) for client, model in models.items())
+
+
+def _data(federation: Federation) -> dict[str, Any]:
+    sheet = federation.source.sheet
+    about = {"title": sheet.title, "source": sheet.source, "license": sheet.license} if sheet else {}
+    images = sum(len(shard.train) + len(shard.val) for shard in federation.shards)
+    noticed = summarize(federation.source.problems)
+    return {
+        **federation.data_facts,
+        **federation.plan.data,
+        **about,
+        "train_images": images,
+        "test_images": len(federation.test),
+        **({"noticed": noticed} if noticed else {}),
+    }
+
+
+def _costs(traffic: Traffic, round: Round) -> Costs:
+    phases: dict[str, Phase] = {}
+    for name in ("client", "server", "personalize", "evaluate"):
+        notes = [note for (phase, _), note in round.journal().items() if phase == name]
+        phases[name] = {
+            "seconds": round_seconds(sum(note["seconds"] for note in notes)),
+            "flops": sum(note["flops"] for note in notes),
+            "peak_bytes": max((note["peak_bytes"] for note in notes), default=0),
+        }
+    costs: Costs = {
+        "upload_bytes": sum(traffic.up.values()),
+        "download_bytes": sum(traffic.down.values()),
+        "upload_bytes_by_client": dict(traffic.up),
+        "download_bytes_by_client": dict(traffic.down),
+        "messages_per_client": traffic.messages,
+        "client_seconds": round_seconds(phases["client"]["seconds"] + phases["personalize"]["seconds"]),
+        "server_seconds": phases["server"]["seconds"],
+        "wall_seconds": 0.0,
+        "phases": phases,
+    }
+    making = [note for (phase, _), note in round.journal().items() if phase != "evaluate" and note.get("made")]
+    if making:
+        costs["generated"] = {"samples": sum(n["made"] for n in making), "flops": sum(n["made_flops"] for n in making)}
+    return costs
+
+
+def round_seconds(seconds: float) -> float:
+    return float(f"{seconds:.4f}")
+
+
+def measured(sent: Sequence[Exchange], client: ClientId, round: Round) -> int:
+    """Bytes of the bundles that these messages would be."""
+    return sum(
+        e.times * size_of("upload", client, round.plan.digest, to_raw(e.payload.tensors), dict(e.payload.facts)) for e in sent
+    )

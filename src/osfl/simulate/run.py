@@ -1,0 +1,255 @@
+"""One round from top to bottom; the only file that sees every stage.
+
+    plan → shards → client phases → bytes → gate → inbox → server phase → personalization → build → evaluation
+    → results.json → report
+
+The round folder is the state. Kill the process anywhere and call `run` again with the same words: it continues to the
+same digest, and no finished client phase is repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from osfl.core.errors import RoundError
+from osfl.core.method import Context, Method, quiet
+from osfl.core.registry import is_reference, load
+from osfl.core.result import Result, write_json
+from osfl.core.topology import all_encounters, is_last
+from osfl.core.types import ClientId, Payload, Progress, Shard
+from osfl.reports.model_card import write_model_card
+from osfl.reports.page import write_report
+from osfl.rounds.folder import Round, contracts_of, encounter_folder, open_round, simulated_key
+from osfl.rounds.phases import check_schedule, computing, run_client_phase, run_personalization, run_server_phase
+from osfl.rounds.storage import load_model_of
+from osfl.runtime.environment import describe_environment
+from osfl.runtime.machine import Machine
+from osfl.runtime.meter import Meter, measure, reset_peak_memory
+from osfl.runtime.workers import default_workers
+from osfl.simulate.encounters import after_encounters
+from osfl.simulate.outcome import Traffic, measured, outcome, round_seconds
+from osfl.simulate.ray import run_client_phases_on_ray
+from osfl.simulate.simulation import Federation, Simulation, prepare
+from osfl.transports.memory import deliver
+
+
+def run(
+    simulation: Simulation,
+    out: Path | str,
+    *,
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+    cache: Path | None = None,
+) -> Result:
+    """Simulate one round in `out`, or continue it. `cache`: where client models are shared with other methods."""
+    about = {"preset": simulation.preset, "command": simulation.command(str(out)) + machine.options()}
+    return run_federation(prepare(simulation), Path(out), about, machine=machine, progress=progress, cache=cache)
+
+
+def run_federation(
+    federation: Federation,
+    out: Path,
+    about: Mapping[str, Any],
+    *,
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+    cache: Path | None = None,
+) -> Result:
+    """From shards to a report. `about` goes into the result: preset and command.
+
+    Where clients meet several times, each encounter is a whole round, and what a client made of it is where it starts in
+    the next one. The last is the round in `out` itself, those before it are in `out/encounters`.
+    """
+    *before, last = all_encounters(federation.plan)
+    history = RunHistory()
+    for number, plan in enumerate(before, 1):
+        folder, within_encounter = encounter_folder(out, number), within(progress, f"encounter {number}")
+        result = run_round(replace(federation, plan=plan), folder, about, history, machine, within_encounter, cache)
+        history = RunHistory((*history.results, result), folder)
+    within_encounter = within(progress, f"encounter {len(before) + 1}") if before else progress
+    return run_round(replace(federation, plan=last), out, about, history, machine, within_encounter, cache)
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """What happened in the encounters before this one: their results, and the folder of the last of them."""
+
+    results: Sequence[Result] = ()
+    folder: Path | None = None
+
+    def previous(self, client: ClientId) -> Payload | None:
+        """The model that this client made in the encounter before; None before the first."""
+        if self.folder is None:
+            return None
+        kept = load_model_of(self.folder / "models" / f"{client}.safetensors")
+        if kept is None:
+            raise RoundError("the model of the encounter before is lost", client=client, field="models",
+                             expected=f"{client}.safetensors in {self.folder / 'models'}", got="nothing that can be read",
+                             fix=f"Remove {self.folder} and later encounters, and run the same command again.")  # fmt: skip
+        return kept[0]
+
+
+def run_round(
+    federation: Federation, out: Path, about: Mapping[str, Any], history: RunHistory, machine: Machine, progress: Progress,
+    cache: Path | None,
+) -> Result:  # fmt: skip
+    """One round from top to bottom, in a folder of its own."""
+    started = time.perf_counter()
+    plan = federation.plan
+    method = load(plan.method)(plan.task, plan.settings)
+    contracts = {} if is_reference(method) else contracts_of(method)
+    enrolled = {client: simulated_key(plan.seed, client).public_hex for client in plan.clients}
+    with open_round(out, plan, contracts, enrolled, simulated_key(plan.seed, "server")) as round:
+        finished = round.finished()
+        if finished is not None:
+            return _completed(finished, round)
+        federation = _without_forgotten(method, federation, round, history)
+        if cache is not None and ("cache", "") not in round.journal():
+            round.note("cache", {"path": os.path.relpath(cache, out)})  # client models are kept there, too
+        with computing(plan, machine, progress, round.scratch, cache=cache, show=round.show,
+                       milestone=round.milestone) as ctx:  # fmt: skip
+            traffic = _release(method, federation, round, ctx, history, machine)
+            payloads = _personalization(method, federation.shards, round, ctx, history)
+            result = outcome(method, federation, payloads, traffic, round, ctx)
+            environment = describe_environment(machine.device, machine.workers or default_workers())
+        result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
+        result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
+        if is_last(plan):
+            result = after_encounters(result, history.results)
+        write_json(out / "results.json", result)
+        return _completed(result, round)
+
+
+def within(progress: Progress, where: str) -> Progress:
+    """The same lines, each saying what it is a part of."""
+    return lambda what, done, total: progress(f"{where}: {what}", done, total)
+
+
+def _without_forgotten(method: Method, federation: Federation, round: Round, history: RunHistory) -> Federation:
+    """Clients that were forgotten (`osfl forget`) do not come back when the same words are said again, nor later on."""
+    present = set(round.present).intersection(*({row["client"] for row in r["clients"]} for r in history.results))
+    if len(present) == len(round.plan.clients):
+        return federation
+    shards = [shard for shard in federation.shards if shard.client in present]
+    problems = list(method.problems(len(shards))) if shards else ["every client was forgotten"]
+    if problems:
+        raise RoundError(f"nothing can be made of what was not forgotten: {'; '.join(problems)}", field="clients",
+                         expected="enough clients for this method", got=f"{len(shards)} of {len(federation.shards)}",
+                         fix="Start a new round with other settings, in another folder.")  # fmt: skip
+    return replace(federation, shards=shards)
+
+
+def _completed(result: Result, round: Round) -> Result:
+    """A round with results has its report and model card, drawn again if they were lost, and no checkpoints."""
+    if not (round.folder / "report" / "index.html").exists():
+        write_report(result, round.folder / "report")
+    if not (round.folder / "model_card.md").exists():
+        write_model_card(result, round.folder)
+    round.tidy()
+    return result
+
+
+# --- to a release --------------------------------------------------------------------------------------------------------
+
+
+def _release(
+    method: Method, federation: Federation, round: Round, ctx: Context, history: RunHistory, machine: Machine
+) -> Traffic:
+    """Everything up to release.safetensors, which is left alone if it is there."""
+    if is_reference(method):
+        return _reference(method, federation.shards, round, ctx)
+    speaks = any(round.policy.contracts.values())
+    _client_phases(method, federation.shards, round, ctx, history, machine)
+    if round.release() is None:
+        run_server_phase(method, round, ctx)
+    everyone = {shard.client for shard in federation.shards}
+    # an empty contract: the bundles of a real round, so that digests agree, but they say nothing, and count as nothing
+    up = round.delivered() if speaks else dict.fromkeys(sorted(everyone), 0)
+    down = {client: size for client, size in round.release_bytes().items() if client in everyone}
+    return Traffic(up, down, int(speaks))
+
+
+def _client_phases(
+    method: Method, shards: Sequence[Shard], round: Round, ctx: Context, history: RunHistory, machine: Machine
+) -> None:
+    """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
+    delivered = round.delivered()
+    waiting = [shard for shard in shards if shard.client not in delivered]
+    check_schedule(round.plan, [shard.client for shard in waiting], round.policy.contracts)
+    done = len(shards) - len(waiting)
+    done_clients: list[ClientId] = []
+    reset_peak_memory()
+
+    def hand_over(client: ClientId, bundle: bytes, meter: Meter) -> None:
+        round.note("client", meter.as_json(), client)
+        deliver(bundle, round.inbox)
+        done_clients.append(client)
+        ctx.progress("clients", done + len(done_clients), len(shards))
+
+    def run_here(shard: Shard) -> None:
+        key = simulated_key(round.plan.seed, shard.client)
+        own = replace(ctx, previous=history.previous(shard.client))
+        hand_over(shard.client, *run_client_phase(method, shard, round.plan, round.policy.contracts, key, own))
+
+    ctx.progress("clients", done, len(shards))
+    if machine.engine == "ray" and not history.results:  # later encounters start from models, which stay in this process
+        for finished_client in run_client_phases_on_ray(round.plan, waiting, workers=machine.workers):
+            hand_over(*finished_client)
+    else:
+        ctx.map(run_here, waiting)
+
+
+def _reference(method: Method, shards: Sequence[Shard], round: Round, ctx: Context) -> Traffic:
+    """References may pool data or speak often; what they would send is measured like an upload."""
+    note = round.journal().get(("server", ""))
+    if round.release() is None or note is None:
+        reset_peak_memory()
+        with measure() as meter:
+            simulated = method.simulate(shards, ctx)
+        everyone = round.present
+        traffic: dict[str, Any] = {
+            "up": {c: measured(simulated.up.get(c, ()), c, round) for c in everyone},
+            "down": {c: measured(simulated.down.get(c, ()), c, round) for c in everyone},
+            "messages": max((e.times for sent in simulated.up.values() for e in sent), default=0),
+        }
+        spent = {"seconds": simulated.client_seconds, "flops": simulated.client_flops, "peak_bytes": meter.peak_bytes}
+        round.note("client", spent)
+        round.note("server", {**meter.as_json(), **traffic})
+        round.publish(simulated.release, {})
+        note = traffic
+    return Traffic(note["up"], note["down"], note["messages"])
+
+
+# --- from a release to a result ---------------------------------------------------------------------------------------
+
+
+def _personalization(
+    method: Method, shards: Sequence[Shard], round: Round, ctx: Context, history: RunHistory
+) -> Mapping[ClientId, Payload]:
+    """What each client makes of the release; clients that take it as it is share one object."""
+    published = round.release()
+    assert published is not None
+    release, digest = published
+    if is_reference(method):
+        return {shard.client: release.for_client(shard.client) for shard in shards}
+    reset_peak_memory()
+    finished: list[ClientId] = []
+
+    def personalize(shard: Shard) -> Payload:
+        kept = round.model(shard.client, digest)
+        if kept is not None:
+            return kept
+        payload, meter = run_personalization(method, release, shard, replace(ctx, previous=history.previous(shard.client)))
+        if payload is not release.shared:
+            round.note("personalize", meter.as_json(), shard.client)
+            round.keep_model(shard.client, payload, digest)
+            finished.append(shard.client)
+            ctx.progress("personalize", len(finished), len(shards))
+        return payload
+
+    return dict(zip([s.client for s in shards], ctx.map(personalize, shards), strict=True))

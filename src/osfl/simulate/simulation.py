@@ -1,0 +1,235 @@
+"""What `osfl run` is asked for, and the first steps of its walk: words → plan, dataset → shards and a test set."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osfl.core.errors import DataError, UsageError, nearest
+from osfl.core.plan import check_plan, resolve_settings
+from osfl.core.registry import load
+from osfl.core.topology import parse_topology, topology_options, topology_summary
+from osfl.core.types import ClientId, Dataset, Limits, Plan, Shard, Task, Topology
+from osfl.data import (
+    Source,
+    assign,
+    class_counts,
+    domain_clients,
+    evaluation_part,
+    make_shard,
+    make_shards,
+    open_dataset,
+    parse_partition,
+    take_stratified,
+)
+from osfl.data.site import open_site
+from osfl.data.source import Part, finish, together
+from osfl.data.views import with_train
+from osfl.models.input_facts import encoder_side
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One simulated federation. The same words on the command line give the same digests."""
+
+    method: str
+    dataset: str = "digits"
+    clients: int | None = None  # None: 5, or as many as the partition dictates (silos, domains)
+    partition: str = "dirichlet:0.1"
+    preset: str = "cpu"
+    seed: int = 0
+    changes: Mapping[str, Any] = field(default_factory=dict)  # --set key=value
+    samples: int | None = None  # use so many training images, stratified
+    image_size: int | None = None
+    channels: int | None = None
+    evaluate_on: Literal["test", "val"] = "test"  # val: for choosing settings without touching the test set
+    limits: Limits = field(default_factory=Limits)  # no word for these: only a plan says others
+    plan: str = ""  # the file that this was read from
+    topology: Topology | None = None  # who meets whom
+    contacts: str = ""  # the file that its schedule was read from
+    test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
+
+    def command(self, out: str) -> str:
+        """The words that repeat this run."""
+        if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts)):
+            return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
+        parts = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
+        parts += ["--clients", str(self.clients)] if self.clients is not None else []
+        parts += ["--partition", self.partition, "--preset", self.preset, "--seed", str(self.seed)]
+        for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
+            parts += [name, str(value)] if value is not None else []
+        parts += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
+        parts += ["--test-samples", str(self.test_samples)] if self.test_samples is not None else []
+        parts += ["--contacts", self.contacts] if self.contacts else topology_options(self.topology) if self.topology else []
+        for key, value in self.changes.items():
+            parts += ["--set", f"{key}={value}"]
+        return shlex.join([*parts, "--out", out])
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A simulation made concrete: the plan, every client's shard, and the images to judge by."""
+
+    plan: Plan
+    shards: Sequence[Shard]
+    test: Dataset
+    counts: Mapping[ClientId, Sequence[int]]  # class counts of each client, training and validation together
+    domains: Mapping[ClientId, NDArray[np.bool_]] | None  # which test images are of a client's domain
+    source: Source
+    data_facts: Mapping[str, Any] = field(default_factory=dict)  # about the data, where the plan says nothing
+
+
+def prepare(simulation: Simulation) -> Federation:
+    """From words to shards. Settings are checked first, so that a typing mistake costs no decoding of images."""
+    settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
+    partition = parse_partition(simulation.partition)
+    source = _opened(simulation, settings)
+    train, judged = evaluation_part(source, simulation.evaluate_on)
+    if simulation.samples is not None:
+        train = take_stratified(train, simulation.samples)
+    if simulation.test_samples is not None:
+        judged = _judges(judged, simulation.test_samples)
+    used = with_train(source, train)
+    clients = simulation.clients
+    if clients is None and partition.kind not in ("silos", "domains"):
+        clients = 5
+    assignment = assign(partition, train.labels, clients, simulation.seed, train.domains, groups=train.groups)
+    shards = make_shards(used, assignment, seed=simulation.seed)
+    task = Task(source.name, source.classes, source.image)
+    data: dict[str, Any] = {"dataset": source.name, "digest": used.digest, "partition": simulation.partition,
+                            "evaluated_on": simulation.evaluate_on}  # fmt: skip
+    if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
+        data["samples"] = simulation.samples
+    if simulation.test_samples is not None:
+        data["test_samples"] = simulation.test_samples
+    if train.groups is not None and len(set(train.groups.tolist())) < len(train):  # plans of other draws have other digests
+        data["groups"] = "whole"
+    plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), simulation.limits, simulation.seed, data,
+                topology=simulation.topology)  # fmt: skip
+    check_plan(plan)
+    counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
+    domains = None
+    if partition.kind == "domains" and judged.domains is not None and train.domains is not None:
+        client_of = domain_clients(sorted(set(train.domains.tolist())))
+        domains = {client: judged.domains == name for name, client in client_of.items()}
+        without = [client for client, mask in domains.items() if not mask.any()]
+        if without:
+            raise DataError(f"no test images of the domain(s) {', '.join(without)}", field="partition",
+                            fix="Add some, or leave the split to osfl: domain/class/* without train and test.")  # fmt: skip
+    return Federation(plan, shards, judged.dataset, counts, domains, source)
+
+
+def _opened(simulation: Simulation, settings: Any) -> Source:
+    """The dataset; for a frozen encoder at the size that it works at, where the files have it and the user named none."""
+    source = open_source(simulation.dataset, simulation.image_size, simulation.channels)
+    side = min(encoder_side(settings), source.native)
+    if simulation.image_size is None and side > source.image[1]:
+        return open_source(simulation.dataset, side, simulation.channels)
+    return source
+
+
+def _judges(part: Part, count: int) -> Part:
+    """So many images to judge by, of every class and domain that there is: who has only a class without any would get 0."""
+    fewer = take_stratified(part, count)
+    for labels, left in ((part.labels, fewer.labels), (part.domains, fewer.domains)):
+        if labels is not None and left is not None and len(set(labels.tolist())) > len(set(left.tolist())):
+            raise UsageError(f"--test-samples {count} would leave a class or a domain without any image to judge by",
+                             field="test_samples", fix="Ask for more of them.")  # fmt: skip
+    return fewer
+
+
+def rehearsal(plan: Plan, sites: Path) -> Federation:
+    """A real plan simulated from the folders of its sites, `sites/<client>` each: the same digests as the real round.
+
+    It is judged on the sites' own test parts, or, where one of them has none, on what each holds out for validation.
+    """
+    found = {client: open_site(site_folder(sites, client), plan.task) for client in plan.clients}
+    shards = [make_shard(found[client].train, client, seed=plan.seed) for client in plan.clients]
+    tests = [data.test.dataset for data in found.values() if data.test is not None]
+    tested = len(tests) == len(shards)
+    judged = together(tests if tested else [shard.val for shard in shards])
+    counts = {c: class_counts(data.train.labels, len(plan.task.classes)).tolist() for c, data in found.items()}
+    problems = [replace(problem, path=f"{c}/{problem.path}") for c, data in found.items() for problem in data.problems]
+    train = together([data.train.dataset for data in found.values()])
+    source = finish(plan.task.name, plan.task.classes, Part(train), None, Part(judged), None, problems,
+                    int(np.median([data.native for data in found.values()])))  # fmt: skip
+    data_facts = {"dataset": plan.task.name, "digest": source.digest, "partition": "sites"}
+    return Federation(plan, shards, judged, counts, None, source, {**data_facts, "evaluated_on": "test" if tested else "val"})
+
+
+def site_folder(sites: Path, client: ClientId) -> Path:
+    """`north`, `north.zip`, `north.npz` or `north.csv` in the folder of all sites."""
+    options = [sites / f"{client}{suffix}" for suffix in ("", ".zip", ".npz", ".csv")]
+    there = [path for path in options if path.exists()]
+    if not there:
+        expected = " or ".join(path.name for path in options)
+        raise DataError(f"there is no data of {client!r} in {sites}", client=client, field="sites", expected=expected,
+                        fix="Name the folder after the client.")  # fmt: skip
+    return there[0]
+
+
+@lru_cache(maxsize=2)
+def open_source(dataset: str, size: int | None, channels: int | None) -> Source:
+    """Opened once for all methods and seeds of a comparison."""
+    return open_dataset(dataset, size=size, channels=channels)
+
+
+def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulation]:
+    """The same federation for several methods; `name@key=value` is a variant. A setting goes to all that have it.
+
+    Who meets whom goes to all that pass things on; the others hear everybody through a server, or nobody.
+    """
+    variants: list[Simulation] = []
+    taken: set[str] = set()
+    for label in methods:
+        name, extra = _variant(label)
+        fields = load(name).Settings.__dataclass_fields__
+        contact_plan, extra = _topology_of(simulation.topology, extra) if load(name).provides("relay") else (None, extra)
+        mine = {key: value for key, value in simulation.changes.items() if key in fields}
+        taken |= mine.keys()
+        contacts = simulation.contacts if contact_plan else ""
+        variants.append(replace(simulation, method=name, changes={**mine, **extra}, topology=contact_plan, contacts=contacts))
+    known = sorted({field for label in methods for field in load(label.partition("@")[0]).Settings.__dataclass_fields__})
+    unknown = [key for key in simulation.changes if key not in taken]
+    if unknown:
+        raise UsageError(
+            [f"none of these methods has a setting {key!r}.{nearest(key, known)}" for key in unknown], field="set"
+        )
+    if simulation.topology and not any(load(variant.method).provides("relay") for variant in variants):
+        raise UsageError("none of these methods has neighbors that meet, so who meets whom would change nothing",
+                         field="topology", fix="Add one that has, such as fol, or leave these words out.")  # fmt: skip
+    for variant in variants:  # all mistakes before the first method starts
+        resolve_settings(load(variant.method), variant.preset, variant.changes)
+    return variants
+
+
+def _topology_of(topology: Topology | None, extra: Mapping[str, str]) -> tuple[Topology | None, dict[str, str]]:
+    """`fol@topology=ring@encounters=2` is a variant, too: who meets whom, and the settings that are left."""
+    rest = {key: value for key, value in extra.items() if key not in ("topology", "encounters")}
+    if len(rest) == len(extra):
+        return topology, rest
+    before = topology_summary(topology or Topology())
+    if before["topology"] == "contacts":
+        raise UsageError("a contact schedule says itself who meets whom and how often", field="methods",
+                         fix="Leave topology and encounters out of the variant.")  # fmt: skip
+    times = extra.get("encounters", str(before["encounters"]))
+    if not times.isdecimal() or int(times) < 1:
+        raise UsageError(f"encounters={times}: expected a whole number from 1 on", field="methods")
+    return parse_topology(extra.get("topology", before["topology"]), int(times)), rest
+
+
+def _variant(label: str) -> tuple[str, dict[str, str]]:
+    """`ensemble@combine=size` as the method and what is changed in it."""
+    name, *parts = label.split("@")
+    pairs = [(key.strip(), equals, value.strip()) for key, equals, value in (word.partition("=") for word in parts)]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise UsageError(f"method {label!r}: after '@' a variant says key=value", field="methods",
+                         fix="For example ensemble@combine=size.")  # fmt: skip
+    return name, {key: value for key, _, value in pairs}

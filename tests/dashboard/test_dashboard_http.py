@@ -1,0 +1,269 @@
+"""Every address of the dashboard, used and abused."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from osfl.core.errors import RoundError
+from osfl.dashboard import intake
+from osfl.dashboard.guard import HEADER
+from osfl.dashboard.handler import GETS, POSTS
+from tests.dashboard.conftest import OpenDashboard, Visitor, World
+from tests.roles.test_roles import CLIENTS
+
+
+def spool(visitor: Visitor) -> list[str]:
+    """What lies beside the round that should not stay there."""
+    return [path.name for path in visitor.server.keeper.folder.glob("incoming-*")]
+
+
+# --- what it is for ----------------------------------------------------------------------------------------------------
+
+
+def test_it_shows_who_is_missing_and_loads_nothing_from_elsewhere(open_desk: OpenDashboard) -> None:
+    dashboard = open_desk()
+    page = dashboard.get("/").body.decode()
+    assert "0 of 3 sites have delivered." in page
+    assert [(row["client"], row["state"]) for row in dashboard.state()["clients"]] == [
+        (client, "missing") for client in CLIENTS
+    ]
+    links = re.findall(r'(?:href|src)="([^"]*)"', page)
+    assert all(link.startswith(("/", "data:")) for link in links)
+    for link in (link for link in links if link.endswith((".css", ".js"))):
+        assert dashboard.get(link).status == 200
+
+
+def test_a_bundle_is_received_and_can_be_looked_into(open_desk: OpenDashboard, world: World) -> None:
+    dashboard = open_desk()
+    data = world.bundles["north"].read_bytes()
+    answer = dashboard.post("/bundles", data)
+    assert answer.status == 200 and answer.json["client"] == "north" and answer.json["bytes"] == len(data)
+    assert dashboard.post("/bundles", data).json == answer.json  # the same again, the same receipt
+    stored = dashboard.server.keeper.round / "inbox" / "north.safetensors"
+    assert stored.read_bytes() == data and spool(dashboard) == []
+    row = dashboard.state()["clients"][0]
+    assert row["state"] == "delivered" and row["bytes"] == len(data)
+    inside = dashboard.get("/inside/north")
+    text = inside.body.decode()
+    assert inside.status == 200 and "What north sends" in text and "is enrolled here" in text
+    assert "script-src" not in inside.headers["Content-Security-Policy"]
+    assert str(dashboard.server.keeper.round) not in text
+
+
+def test_refusals_are_shown_with_their_reason(open_desk: OpenDashboard, world: World) -> None:
+    dashboard = open_desk()
+    answer = dashboard.post("/bundles", world.bundles["foreign"].read_bytes())
+    assert answer.status == 422 and answer.json["field"] == "plan" and "another round" in answer.json["words"]
+    shown = dashboard.get("/board").body.decode()
+    assert "it was made for another round" in shown and dashboard.state()["refused"][0]["client"] == "south"
+    assert dashboard.post("/bundles", b"GIF89a" + bytes(200)).status == 422
+    assert dashboard.post("/bundles", b"").status == 422
+    assert dashboard.state()["refusals"] == 3 and spool(dashboard) == []
+
+
+def test_what_strangers_write_stays_text(open_desk: OpenDashboard) -> None:
+    dashboard = open_desk()
+    line = b'{"client": "<script>alert(1)</script>", "reason": "<img src=x onerror=alert(1)>", "time": "soon"}\n'
+    (dashboard.server.keeper.round / "rejected.jsonl").write_bytes(line)
+    text = dashboard.get("/board").body.decode()
+    assert "<script>" not in text and "<img" not in text and "&lt;script&gt;" in text
+
+
+def test_the_board_is_sent_again_only_when_it_changed(open_desk: OpenDashboard, world: World) -> None:
+    dashboard = open_desk()
+    tag = dashboard.get("/board").headers["ETag"]
+    assert dashboard.get("/board", If_None_Match=tag).status == 304
+    dashboard.post("/bundles", world.bundles["west"].read_bytes())
+    assert dashboard.get("/board", If_None_Match=tag).status == 200
+
+
+def test_a_damaged_round_is_a_message(open_desk: OpenDashboard) -> None:
+    dashboard = open_desk()
+    (dashboard.server.keeper.round / "enrolled.json").write_text("{")
+    assert "damaged" in dashboard.get("/").body.decode()
+    assert dashboard.post("/bundles", b"x" * 100).status == 409
+    assert dashboard.post("/phase").status == 409
+
+
+def test_one_desk_a_round(open_desk: OpenDashboard, tmp_path: Path) -> None:
+    dashboard = open_desk()
+    with pytest.raises(RoundError, match="another dashboard"):
+        open_desk(dashboard.server.keeper.round)
+    with pytest.raises(RoundError, match="missing"):
+        open_desk(tmp_path)
+
+
+# --- attacks -----------------------------------------------------------------------------------------------------------
+
+ELSEWHERE = (
+    "/inside/../../server.key", "/inside/%2e%2e%2fplan", "/inside/..", "/inside/.lock", "/inside/con", "/inside/nobody",
+    "/download/../plan.json", "/download/plan.json", "/download/.dashboard/phase.json", "/download/personal/..%2fx.safetensors",
+    "/download/release.safetensors", "/download/personal/north.safetensors", "/release", "/release/north", "/plan.json",
+    "//etc/passwd", "/dashboard.css/..", "/../../etc/passwd", "/state?x=1", "/inside/north%00", "/templates/dashboard.html",
+    "/.dashboard/phase.log",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+def test_no_address_leads_out_of_what_is_meant(open_desk: OpenDashboard, path: str) -> None:
+    answer = open_desk().get(path)
+    assert answer.status in (404, 409)
+    assert b"PRIVATE" not in answer.body and b"root:" not in answer.body and b'"clients"' not in answer.body
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", "localhost.x:{port}"])
+def test_other_names_for_this_address_are_refused(open_desk: OpenDashboard, host: str) -> None:
+    dashboard = open_desk()
+    answer = dashboard.get("/", Host=host.format(port=dashboard.server.keeper.guard.port))
+    assert answer.status == 421 and dashboard.server.keeper.guard.secret.encode() not in answer.body
+
+
+@pytest.mark.parametrize("path", ["/bundles", "/phase"])
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"},
+     {HEADER: "guessed"}, {HEADER: ""}],
+)  # fmt: skip
+def test_requests_of_other_pages_do_nothing(open_desk: OpenDashboard, world: World, path: str, headers: dict[str, str]) -> None:
+    dashboard = open_desk()
+    answer = dashboard.post(path, world.bundles["north"].read_bytes(), **headers)
+    assert answer.status == 403
+    assert dashboard.state()["delivered"] == 0 and dashboard.state()["phase"]["state"] == "none"
+
+
+def test_other_pages_may_not_even_ask(open_desk: OpenDashboard) -> None:
+    dashboard = open_desk()
+    answer = dashboard.ask("OPTIONS", "/bundles", Origin="http://evil.example", Access_Control_Request_Method="POST")
+    assert answer.status == 501 and not any(name.lower().startswith("access-control") for name in answer.headers)
+    assert dashboard.get("/state", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
+    assert dashboard.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200  # a link
+
+
+def test_every_answer_carries_its_guards(open_desk: OpenDashboard) -> None:
+    dashboard = open_desk()
+    for answer in (
+        dashboard.get("/"),
+        dashboard.get("/nothing"),
+        dashboard.get("/dashboard.js"),
+        dashboard.ask("DELETE", "/"),
+        dashboard.post("/phase"),
+    ):
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe-eval" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Server"] == "osfl"
+
+
+def test_too_large_is_refused_before_it_is_read(open_desk: OpenDashboard) -> None:
+    dashboard = open_desk()
+    most = dashboard.server.keeper.most_bytes
+    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+        wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {most + 1}"))
+        assert b" 413 " in wire.recv(4096)
+    assert spool(dashboard) == []
+    assert dashboard.post("/phase", b"x" * 2000).status == 413
+
+
+@pytest.mark.parametrize("length", ["", "Content-Length: -1", "Content-Length: 1e9", "Transfer-Encoding: chunked"])
+def test_a_body_must_say_how_long_it_is(open_desk: OpenDashboard, length: str) -> None:
+    dashboard = open_desk()
+    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+        wire.sendall(_head(dashboard, "/bundles", length))
+        assert b" 411 " in wire.recv(4096)
+
+
+def test_a_transfer_that_breaks_off_leaves_nothing(open_desk: OpenDashboard, world: World) -> None:
+    dashboard, data = open_desk(), world.bundles["north"].read_bytes()
+    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+        wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {len(data)}") + data[: len(data) // 2])
+        wire.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: wire.recv(65536), b""))
+    assert b" 400 " in answer and b"cut off" in answer
+    assert spool(dashboard) == [] and dashboard.state()["delivered"] == 0 and dashboard.state()["refusals"] == 0
+    assert dashboard.post("/bundles", data).status == 200
+
+
+def test_only_a_piece_is_in_memory_while_it_is_streamed(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Stream:
+        def read(self, count: int) -> bytes:
+            asked.append(count)
+            return bytes(count)
+
+    monkeypatch.setattr(intake, "receive", lambda round, path, key: path.stat().st_size)
+    size = 5 * intake.CHUNK + 7
+    assert intake.take_in(tmp_path, tmp_path, Stream(), size) == size  # type: ignore[arg-type, comparison-overlap]
+    assert max(asked) == intake.CHUNK and sum(asked) == size and list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_killed_desk_are_swept(open_desk: OpenDashboard, world: World, tmp_path: Path) -> None:
+    round = world.new_round(tmp_path / "swept")
+    (round / ".dashboard").mkdir()
+    (round / ".dashboard" / "incoming-0123.part").write_bytes(b"half")
+    assert spool(open_desk(round)) == []
+
+
+def test_a_full_disk_is_told_and_nothing_is_acknowledged(
+    open_desk: OpenDashboard, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard = open_desk()
+    real = os.open
+
+    def full(path: object, flags: int, *more: int) -> int:
+        if "incoming-" in str(path):
+            raise OSError(28, "No space left on device")
+        return real(path, flags, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(intake.os, "open", full)
+    answer = dashboard.post("/bundles", world.bundles["north"].read_bytes())
+    assert answer.status == 507 and "No space left" in answer.json["reason"]
+    assert dashboard.state()["delivered"] == 0
+
+
+# --- the token ---------------------------------------------------------------------------------------------------------
+
+TOKEN = "correct horse battery"
+
+
+def test_with_a_token_everything_is_shut_until_it_is_given(open_desk: OpenDashboard, world: World) -> None:
+    dashboard = open_desk(token=TOKEN)
+    secret = dashboard.server.keeper.guard.secret.encode()
+    for path in ("/", "/board", "/state", "/inside/north", "/download/release.safetensors", "/dashboard.js"):
+        answer = dashboard.get(path)
+        assert answer.status == 401 and secret not in answer.body and b"north" not in answer.body
+    assert b"wants its token" in dashboard.get("/").body
+    assert dashboard.post("/bundles", world.bundles["north"].read_bytes()).status == 401
+    for wrong in (b"", b"correct horse batterx", TOKEN.encode() + b"x", "pässwörd-pässwörd".encode(), b"\xff\xfe"):
+        assert dashboard.post("/door", wrong).status == 401
+    assert dashboard.post("/door", TOKEN.encode(), Origin="http://evil.example").status == 403
+    opened = dashboard.post("/door", TOKEN.encode())
+    cookie = opened.headers["Set-Cookie"]
+    assert opened.status == 204 and "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
+    session = cookie.split(";")[0]
+    assert dashboard.get("/state", Cookie=session).status == 200
+    assert dashboard.post("/bundles", world.bundles["north"].read_bytes(), Cookie=session).status == 200
+    assert dashboard.get("/state", Cookie=session[:-1] + "0x").status == 401
+    assert dashboard.get("/state", Cookie=f"{session.split('=')[0]}={TOKEN}").status == 401
+
+
+def test_nothing_is_logged(open_desk: OpenDashboard, capfd: pytest.CaptureFixture[str]) -> None:
+    dashboard = open_desk(token=TOKEN)
+    dashboard.post("/door", TOKEN.encode())
+    dashboard.get(f"/?token={TOKEN.replace(' ', '')}")
+    said = capfd.readouterr()
+    assert said.out == said.err == ""
+
+
+def test_the_routes_are_the_ones_that_are_tested_here() -> None:
+    assert len(GETS) == 8 and len(POSTS) == 3
+
+
+def _head(dashboard: Visitor, path: str, length: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", f"Host: {dashboard.host}", f"{HEADER}: {dashboard.server.keeper.guard.secret}"]
+    return "\r\n".join([*lines, *([length] if length else []), "", ""]).encode()

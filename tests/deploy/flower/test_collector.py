@@ -1,0 +1,292 @@
+"""The coordinator and its sites over networks that fail in every way; the same protocol as over Flower, without Flower."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osfl.core.errors import RoundError
+from osfl.deploy.flower import messages
+from osfl.deploy.flower.collector import Collector
+from osfl.deploy.flower.messages import MessageBody
+from osfl.wire.inbox import JOURNAL
+from osfl.wire.sealing import sealed_size
+from osfl.wire.signing import SigningKey
+from tests.faults import network as net
+from tests.faults.network import QUICK, Clock, Faults, Network, Story, judge
+from tests.faults.story import _KEYS, CLIENTS, upload
+
+CLEAN = {"lost": 0, "missing": 0, "made_twice": 0, "pieces_left": 0}
+
+
+def test_a_round(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    network = story.network(Clock(), Faults())
+    assert story.log(network=network) and judge(story) == CLEAN
+    assert set(story.receipts) == set(story.clients)
+    first = story.site(CLIENTS[0]).folder(net.POLICY.plan)
+    assert (first / "release.safetensors").read_bytes() == net.RELEASE
+    assert json.loads((first / "receipt.json").read_text())["digest"] == story.receipts[CLIENTS[0]]
+    pieces = -(-len(upload(CLIENTS[0])) // QUICK.chunk)
+    assert network.tally[messages.CHUNK] == (pieces - 1) * 3  # the first piece comes with the announcement
+
+
+@pytest.mark.parametrize("fault", ["lost", "repeated", "late", "damaged", "cut", "away"])
+def test_a_network_that_always_fails_in_one_way(tmp_path: Path, fault: str) -> None:
+    story = Story(tmp_path)
+    network = story.network(Clock(), Faults(**{fault: 0.4}))
+    assert story.log(network=network) and judge(story) == CLEAN
+    assert network.tally[fault] > 0
+
+
+def test_networks_that_fail_in_all_ways(tmp_path: Path) -> None:
+    found = net.bad_networks(tmp_path, 5)
+    assert found["rounds"] == 5 and found["network_damaged"] and found["network_repeated"]
+    assert {key: found[key] for key in CLEAN} == CLEAN and not found["not_finished"]
+
+
+def test_killed_at_many_steps(tmp_path: Path) -> None:
+    """Whoever dies, wherever: started again it goes on, and what was acknowledged is there."""
+    found = net.killed_at_every_step(tmp_path, every=5)  # all of them in `make bench`
+    assert found["points"] >= 20 and not found.get("not_killed")
+    assert not any(found.get(key) for key in ("lost", "missing", "pieces_left", "not_finished")), found
+
+
+def test_all_sites_at_once(tmp_path: Path) -> None:
+    assert net.many_at_once(tmp_path, 24) == {"sites": 24, "finished": 1, **CLEAN}
+
+
+@pytest.mark.parametrize("server", [None, net.SERVER], ids=["open", "sealed"])
+def test_a_new_program_asks_only_for_what_is_missing(tmp_path: Path, server: SigningKey | None) -> None:
+    story = Story(tmp_path, server=server)
+    clock = Clock()
+    network = story.network(clock, Faults())
+    network.dead = {12}  # the third site is away for the whole first run
+    assert not story.log(network=network, collector_config=replace(QUICK, wait=100.0))
+    assert len(story.inbox.delivered()) == 2
+    again = story.network(Clock(), Faults())
+    assert story.log(network=again) and judge(story) == CLEAN
+    size = len(upload(CLIENTS[0]))
+    pieces = -(-(sealed_size(size) if server else size) // QUICK.chunk)
+    assert again.tally[messages.CHUNK] == pieces - 1  # of the third site only
+
+
+def test_a_receipt_that_was_lost_with_its_program_is_sent_by_the_next(tmp_path: Path) -> None:
+    """The last upload starts the server phase: the program may die after the release and before that receipt."""
+    story = Story(tmp_path)
+    assert story.log()
+    receipts = [story.site(client).folder(net.POLICY.plan) / "receipt.json" for client in story.clients]
+    before = [path.read_bytes() for path in receipts]
+    for path in receipts:
+        path.unlink()
+    assert story.log() and [path.read_bytes() for path in receipts] == before
+
+
+def test_pieces_survive_the_program(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    asked: list[int] = []
+
+    def answer(kind: str, body: MessageBody) -> MessageBody:
+        if kind == messages.CHUNK:
+            asked.append(messages.number(body, "offset"))
+            if len(asked) == 3:
+                raise net.Killed
+        return story.site(CLIENTS[0]).to(kind, body)
+
+    network = Network({10: answer}, Clock())
+    with pytest.raises(net.Killed):
+        story.log(network=network, collector_config=replace(QUICK, window=1))
+    assert story.log(network=Network({10: answer}, Clock()), collector_config=replace(QUICK, window=1))
+    assert asked == [1000, 2000, 3000, 3000, 4000]  # the piece that never came is asked for again, no other
+
+
+def test_a_late_site_delivers_hours_later(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    clock = Clock()
+    network = story.network(clock, Faults())
+    network.dead = {12}
+    sleep = clock.sleep
+
+    def hours(seconds: float) -> None:
+        sleep(seconds * 600)
+        if clock.now > 5 * 3600:
+            network.dead = set()
+
+    collector_config = replace(QUICK, wait=86400.0, linger=86400.0)
+    collector = Collector(story.calls(), network, collector_config, log=lambda body: None, clock=clock, sleep=hours)
+    assert collector.run() and clock.now > 5 * 3600 and judge(story) == CLEAN
+
+
+def test_nobody_waits_for_the_forgotten(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    assert story.log()
+    network = story.network(Clock(), Faults())
+    network.dead = {12}  # it took its upload back, and left
+
+    def run(gone: list[str]) -> bool:
+        calls = replace(story.calls(), forgotten=lambda: gone)
+        return Collector(calls, network, QUICK, log=lambda body: None, clock=network.clock, sleep=network.clock.sleep).run()
+
+    assert not run([]) and run([CLIENTS[2]])
+    network.dead, network.tally = set(), type(network.tally)()
+    assert run([CLIENTS[2]]) and network.tally[messages.TAKE] == 2  # the forgotten one is there, and is brought nothing
+
+
+def test_a_release_that_is_made_again_is_brought_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is forgotten while the program still waits for a site that is away."""
+    story = Story(tmp_path)
+    network = story.network(Clock(), Faults())
+    sleep, path = network.clock.sleep, tmp_path / "round" / "release.safetensors"
+
+    def pass_time(seconds: float) -> None:
+        sleep(seconds)
+        if path.exists() and not network.dead and len(collector.took) == 0:
+            network.dead = {12}
+        elif len(collector.took) == 2 and net.RELEASE[:3] != b"new":
+            monkeypatch.setattr(net, "RELEASE", b"new" + net.RELEASE)
+            path.write_bytes(net.RELEASE)
+            network.dead = {99}
+
+    collector = Collector(story.calls(), network, QUICK, log=lambda body: None, clock=network.clock, sleep=pass_time)
+    assert collector.run()
+    for client in story.clients:
+        assert (story.site(client).folder(net.POLICY.plan) / "release.safetensors").read_bytes() == net.RELEASE
+    assert net.RELEASE[:3] == b"new"
+
+
+def refused(story: Story, client: str, change: Callable[[str, MessageBody, MessageBody], MessageBody]) -> Network:
+    """A round in which one site does not play by the rules."""
+    network = story.network(Clock(), Faults())
+    node = 10 + story.clients.index(client)
+    honest = network.sites[node]
+    network.sites[node] = lambda kind, body: change(kind, body, honest(kind, body))
+    return network
+
+
+SHORT = replace(QUICK, wait=60.0)
+
+
+def test_a_node_that_cannot_sign_is_never_asked_for_a_byte(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    stranger = CLIENTS[5]  # has a key, but is not enrolled in this round
+
+    def lies(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
+        return {**answer, "proof": _KEYS[stranger].sign(b"something")} if kind == messages.SPEAK else answer
+
+    network = refused(story, CLIENTS[1], lies)
+    network.sites[13] = story.answer(stranger)
+    assert not story.log(network=network, collector_config=SHORT)
+    assert set(story.inbox.delivered()) == {CLIENTS[0], CLIENTS[2]}
+    assert network.tally[messages.CHUNK] == 2 * 4
+    assert len((tmp_path / "round" / JOURNAL).read_bytes().splitlines()) == 2  # both were written down, once
+
+
+def test_an_old_proof_is_not_good_again(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    proofs: list[object] = []
+
+    def replays(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
+        if kind == messages.SPEAK:
+            proofs.append(answer["proof"])
+            return {**answer, "proof": "0" * 128} if len(proofs) == 1 else {**answer, "proof": str(proofs[0])}
+        return answer
+
+    assert not story.log(network=refused(story, CLIENTS[0], replays), collector_config=SHORT) and len(proofs) > 1
+    assert not story.inbox.delivered()
+
+
+def test_an_upload_that_the_gate_refuses_is_answered_with_the_reason(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    folder = story.site(CLIENTS[1]).folder(net.POLICY.plan)
+    folder.mkdir(parents=True)
+    (folder / "upload.safetensors").write_bytes(upload(CLIENTS[5]))  # somebody else's
+    network = story.network(Clock(), Faults())
+    assert not story.log(network=network, collector_config=SHORT)
+    told = json.loads((folder / "receipt.json").read_text())
+    assert "no such client is enrolled" in told["refused"]
+    assert "digest" not in told and CLIENTS[1] not in story.inbox.delivered()
+    (folder / "upload.safetensors").write_bytes(upload(CLIENTS[1]))  # people at the site put it right
+    assert story.log() and judge(story) == CLEAN
+
+
+def test_a_second_different_upload_is_refused_and_the_first_stands(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.inbox.receive(upload(CLIENTS[0]))
+    folder = story.site(CLIENTS[0]).folder(net.POLICY.plan)
+    folder.mkdir(parents=True)
+    (folder / "upload.safetensors").write_bytes(upload(CLIENTS[0], version=1))
+    story.log(collector_config=replace(SHORT, linger=60.0))
+    assert "the first one stands" in json.loads((folder / "receipt.json").read_text())["refused"]
+    assert story.inbox.path(CLIENTS[0]).read_bytes() == upload(CLIENTS[0])
+
+
+def test_too_large_is_refused_before_a_piece_is_asked_for(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    network = story.network(Clock(), Faults())
+    small = replace(story.calls(), limit=100)
+    Collector(small, network, SHORT, log=lambda body: None, clock=network.clock, sleep=network.clock.sleep).run()
+    assert not network.tally[messages.CHUNK] and not story.inbox.delivered()
+
+
+def test_a_site_that_lost_its_upload_is_asked_from_the_beginning(tmp_path: Path) -> None:
+    story = Story(tmp_path, CLIENTS[:1])
+    kept = story.site(CLIENTS[0]).folder(net.POLICY.plan) / "upload.safetensors"
+
+    def forgets(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
+        if kind == messages.CHUNK and story.made[CLIENTS[0]] == 1:
+            kept.unlink(missing_ok=True)
+        return answer
+
+    assert story.log(network=refused(story, CLIENTS[0], forgets))
+    assert story.made[CLIENTS[0]] == 2 and story.inbox.delivered()
+
+
+def test_a_full_disk_ends_the_run_and_nothing_is_acknowledged(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+
+    def full(path: Path) -> object:
+        raise RoundError("the disk failed", field="inbox")
+
+    network = story.network(Clock(), Faults())
+    broken = replace(story.calls(), receive=full)  # type: ignore[arg-type]
+    with pytest.raises(RoundError):
+        Collector(broken, network, QUICK, log=lambda body: None, clock=network.clock, sleep=network.clock.sleep).run()
+    assert not story.receipts and not story.inbox.delivered()
+    assert story.log() and judge(story) == CLEAN
+
+
+def test_disks_that_are_full_at_many_points(tmp_path: Path) -> None:
+    found = net.full_disks(tmp_path, 10)  # more of them in `make bench`
+    assert found["points"] == 10 and found["stopped"] >= 8
+    assert not any(found[key] for key in ("lost", "missing", "pieces_left", "not_finished")), found
+
+
+def test_a_node_that_was_away_is_asked_again(tmp_path: Path) -> None:
+    """A SuperNode that is restarted forgets the question and nobody says so."""
+    story = Story(tmp_path, CLIENTS[:1])
+    network = story.network(Clock(), Faults())
+    send, nodes = network.send, network.nodes
+    silent = [True]
+    network.send = lambda node, kind, body: "never" if silent[0] else send(node, kind, body)  # type: ignore[method-assign]
+    network.nodes = lambda: set() if 5 < network.clock() < 8 else nodes()  # type: ignore[method-assign]
+    sleep = network.clock.sleep
+
+    def pass_time(seconds: float) -> None:
+        sleep(seconds)
+        silent[0] = network.clock() < 6
+
+    collector = Collector(story.calls(), network, QUICK, log=lambda body: None, clock=network.clock, sleep=pass_time)
+    assert collector.run() and network.clock() < 100
+
+
+def test_a_site_answers_only_for_itself_and_says_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = Story(tmp_path).site(CLIENTS[0])
+    about = {"round": net.POLICY.plan, "client": CLIENTS[1], "offset": 0, "length": 10}
+    assert site.to(messages.CHUNK, about) == {"client": CLIENTS[0], "refused": "UsageError (client)"}
+    assert site.to(messages.SPEAK, {"round": "../../etc"})["refused"] == "UsageError (round)"
+    assert site.to(messages.CHUNK, {**about, "client": CLIENTS[0]})["refused"] == "UsageError (upload)"
+    assert "there is no upload yet" in capsys.readouterr().out  # the reason stays at the site

@@ -1,0 +1,141 @@
+"""Rounds over Flower between real processes: SuperLink and SuperNodes with TLS and authentication, killed on the way."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from osfl.core.errors import UsageError
+from osfl.core.types import Plan
+from osfl.deploy.flower.grid import require_flower
+from osfl.deploy.flower.tls import make_node_key
+from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan
+from tests.faults.misuse import misuses
+from tests.faults.ways import by_files, by_memory, released
+
+# one shared model, in two pieces each way; and a smaller one with a part for each site
+PLANS = (make_plan("fedavg"), make_plan("fedbicross", architecture="cnn-w4"))
+
+
+def name_of(plan: Plan) -> str:
+    return f"{plan.method}-{plan.digest[:8]}"
+
+
+def check_round(net: Machines, plan: Plan, tmp_path: Path) -> None:
+    """The digest of the simulation and of carried files; each site trained once, has its receipt and its model."""
+    found = released(net.round(name_of(plan)), plan)
+    assert found == by_memory(tmp_path / "memory" / plan.method, plan, net.data)
+    assert found == by_files(tmp_path / "files" / plan.method, plan, net.data)
+    for client in CLIENTS:
+        work = net.folder / "sites" / client / "work" / plan.digest[:16] / client
+        journal = [json.loads(line)["phase"] for line in (work / "journal.jsonl").read_text().splitlines()]
+        assert journal.count("client") == 1, "a finished upload is sent again, never made again"
+        assert json.loads((work / "receipt.json").read_text())["digest"]
+        assert (work / "model.safetensors").exists()
+
+
+def add_stranger(net: Machines) -> None:
+    """A machine that has the certificate and a key of its own making, which nobody registered."""
+    folder = net.folder / "sites" / "stranger"
+    shutil.copytree(net.folder / "sites" / "north", folder)
+    (folder / "node.key").write_bytes(make_node_key()[0])
+
+
+def check_misuses(net: Machines) -> None:
+    """Whoever has no right to be there gets no identity; the one who has, does."""
+    announced = misuses(net)
+    assert announced.pop("none") == "accepted" and len(announced) >= 10
+    assert not [what for what, said in announced.items() if said == "accepted"], announced
+    certificates = ("another authority", "an expired certificate", "a self-signed certificate", "a name that is not")
+    assert all("CERTIFICATE_VERIFY_FAILED" in said for what, said in announced.items() if what.startswith(certificates)), (
+        announced
+    )
+
+
+def no_secrets(net: Machines) -> None:
+    """What is private appears in no log."""
+    private = [path.read_text() for path in net.folder.rglob("*.key")]
+    bodies = [line for text in private for line in text.splitlines() if "-----" not in line and len(line) > 20]
+    assert bodies and not [log for log in net.folder.glob("*.log") for body in bodies if body in net.log(log.stem)]
+
+
+def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
+    """Both rounds are under way at the same time, and every kind of process dies while they are."""
+    with machines(tmp_path, PLANS) as (net, plans):
+        rounds = [net.round(name_of(plan)) for plan in plans]
+
+        def uploads() -> list[int]:
+            return [len(list((round / "inbox").glob("*.safetensors"))) for round in rounds]
+
+        net.link()
+        net.run(rounds[0].name)
+        net.wait_registered()
+        check_misuses(net)
+        for client in CLIENTS:
+            net.site(client)
+        net.run(rounds[1].name)
+        net.wait_for("an upload", lambda: sum(uploads()) >= 1)
+        assert net.kill("flower-supernode", "north"), "a site's node dies; its script starts it again"
+        net.wait_for("three uploads", lambda: sum(uploads()) >= 3)
+        assert net.kill("flower-superlink"), "the SuperLink dies, and with it the runs"
+        begun = net.log("run").count("Successfully started run")
+        net.link()
+        add_stranger(net)
+        stranger = net.site("north", name="stranger")
+        net.wait_for("another run", lambda: net.log("run").count("Successfully started run") > begun)
+        assert net.kill("flwr-serverapp"), "the programs of runs die, the one that outlived the SuperLink too; others follow"
+        net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"))
+        net.stop(stranger)
+        net.wait_for("both releases everywhere", lambda: all((round / "everyone-has-it").exists() for round in rounds))
+        no_secrets(net)
+        net.stop()
+        largest = max(path.stat().st_size for path in (rounds[0] / "inbox").iterdir())
+        assert SETTINGS["chunk"] < largest <= 2 * SETTINGS["chunk"], "the larger upload came in two pieces"
+        for plan in plans:
+            check_round(net, plan, tmp_path)
+
+
+def test_programs_that_start_slowly_keep_their_tasks(tmp_path: Path) -> None:
+    """As on a busy machine: each needs longer to start than the heartbeat that Flower allows for it."""
+    with machines(tmp_path, ["fedavg"], ("north", "south"), {"chunk": 1 << 20}) as (net, (plan,)):
+        net.heartbeat, net.slow = 10, 15.0
+        inbox = net.round(name_of(plan)) / "inbox"
+
+        def lost() -> bool:
+            return any("token authentication failed" in net.log(name) for name in ("link", "north"))
+
+        net.link()
+        net.run(name_of(plan))
+        net.wait_registered()
+        net.site("north")
+        net.wait_for("an upload, or a lost task", lambda: any(inbox.glob("*.safetensors")) or lost())
+        assert not lost(), "a program that starts slowly keeps its task"
+        assert net.log("run").count("Start `flwr-serverapp` process") == 1, "no second one was started"
+
+
+def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="Flower is not installed") as caught:
+        require_flower()
+    assert "pip install 'osfl[flower]'" in str(caught.value)
+
+
+def test_our_files_import_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of ours names Flower before it is needed."""
+    real = builtins.__import__
+
+    def none(name: str, *args: object, **more: object) -> object:
+        if name.split(".")[0] == "flwr":
+            raise ModuleNotFoundError(name)
+        return real(name, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", none)
+    for module in ("osfl.deploy.flower.grid", "osfl.deploy.flower.app", "osfl.deploy.flower.deployment"):
+        spec = importlib.util.find_spec(module)
+        assert spec and spec.loader
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

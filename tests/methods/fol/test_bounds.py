@@ -1,0 +1,86 @@
+"""The two theorems where both sides are known exactly."""
+
+import math
+
+import pytest
+import torch
+
+from osfl.methods.fol.bounds import curvature, head_descent, risk_gap
+
+
+def logits(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def test_equal_answers_have_no_gap_and_no_bound() -> None:
+    p = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    gap = risk_gap(p, p, torch.tensor([0, 1, 2, 0, 1]))
+    assert gap.risk == gap.variation == gap.bound == 0
+
+
+def test_a_hand_made_gap() -> None:
+    """p = (.5, .5), q = (.25, .75), y = 0: risks .5 and .75, TV = .25, KL = .5 log 2 + .5 log(2/3)."""
+    gap = risk_gap(logits([0.5, 0.5]), logits([0.25, 0.75]), torch.tensor([0]))
+    kl = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert (gap.risk, gap.variation, gap.bound) == pytest.approx((0.25, 0.25, math.sqrt(kl / 2)))
+
+
+def test_the_gap_is_below_the_variation_below_the_bound_whatever_is_predicted() -> None:
+    rng = torch.Generator().manual_seed(1)
+    for scale in (0.1, 1.0, 30.0):
+        p, q = scale * torch.randn(50, 6, generator=rng), scale * torch.randn(50, 6, generator=rng)
+        gap = risk_gap(p, q, torch.randint(6, (50,), generator=rng))
+        assert 0 < gap.risk <= gap.variation <= gap.bound
+    p, q = logits([0.9, 0.1], [0.9, 0.1]), logits([0.1, 0.9], [0.1, 0.9])
+    assert risk_gap(p, q, torch.tensor([0, 1])).risk == pytest.approx(0, abs=1e-12)  # one gains what the other loses
+
+
+def problem(seed: int = 0) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {"features": torch.randn(30, 5, generator=rng), "teacher": 3 * torch.randn(30, 4, generator=rng),
+            "head": torch.randn(4, 6, generator=rng)}  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature, strength", [(1.0, 0.1), (3.0, 0.01), (3.0, 1.0)])
+def test_the_head_approaches_its_optimum_at_least_as_fast_as_promised(temperature: float, strength: float) -> None:
+    found = head_descent(**problem(), temperature=temperature, strength=strength, steps=60)
+    assert found.measured[0] == found.promised[0] == 1.0
+    assert all(m <= p + 1e-9 for m, p in zip(found.measured, found.promised, strict=True))
+    assert found.measured[-1] < 0.9
+
+
+def test_a_teacher_that_the_head_already_follows_leaves_nothing_to_learn() -> None:
+    p = {name: tensor.double() for name, tensor in problem().items()}
+    inputs = torch.cat([p["features"], torch.ones(30, 1)], 1)
+    found = head_descent(p["features"], inputs @ p["head"].T, p["head"], temperature=2.0, strength=0.1, steps=5)
+    assert found.measured == [0.0] * 6
+
+
+def test_a_scaled_divergence_is_another_optimum_and_another_promise() -> None:
+    """T² KL, as in the preset: c = T² is the plain loss with an anchor of λ / T²."""
+    t, strength = 3.0, 0.09
+    scaled = head_descent(**problem(), temperature=t, strength=strength, steps=20, scale=t**2)
+    plain = head_descent(**problem(), temperature=t, strength=strength / t**2, steps=20)
+    assert scaled.measured == pytest.approx(plain.measured, abs=1e-6) and scaled.promised == pytest.approx(plain.promised)
+
+
+def test_curvature_bounds_the_true_hessian() -> None:
+    rng = torch.Generator().manual_seed(4)
+    h, t, strength = torch.randn(12, 3, generator=rng, dtype=torch.float64), 2.0, 0.05
+    p = torch.rand(12, 3, generator=rng, dtype=torch.float64).softmax(-1)
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        w = flat.view(3, 3)
+        return -(p * (h @ w.T / t).log_softmax(-1)).sum(-1).mean() + strength * (w**2).sum()
+
+    low, high = curvature(h, t, strength)
+    for seed in range(5):
+        at = torch.randn(9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        values = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, at))
+        assert low - 1e-9 <= float(values.min()) and float(values.max()) <= high + 1e-9
+
+
+def test_curvature_by_hand() -> None:
+    """All inputs along one axis with E h hᵀ = 4, T = 2: L - μ = 4 / (2 · 4)."""
+    h = torch.tensor([[2.0, 0.0], [-2.0, 0.0]], dtype=torch.float64)
+    assert curvature(h, 2.0, 0.05) == pytest.approx((0.1, 0.1 + 0.5))

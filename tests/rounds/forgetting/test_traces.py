@@ -1,0 +1,45 @@
+"""Fingerprints find bytes wherever they are, and nothing else."""
+
+from pathlib import Path
+
+import numpy as np
+
+from osfl.rounds.forgetting import traces
+
+RNG = np.random.default_rng(5)
+
+
+def test_a_fingerprint_is_the_polynomial_of_its_window() -> None:
+    data = RNG.bytes(40)
+    base, modulus = traces._BASE, 1 << 64
+    for start, found in enumerate(traces.fingerprints(data)):
+        window = data[start : start + traces.WINDOW]
+        assert int(found) == sum((byte + 1) * pow(base, 31 - i, modulus) for i, byte in enumerate(window)) % modulus
+    assert len(traces.fingerprints(data)) == 9
+    assert not len(traces.fingerprints(data[:31]))
+
+
+def test_bytes_are_found_at_any_offset_and_across_chunks(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(traces, "_CHUNK", 100)
+    secret = RNG.bytes(500)
+    wanted = traces.sample([secret])
+    for offset in (0, 1, 63, 99):
+        (tmp_path / "a").write_bytes(RNG.bytes(offset) + secret + RNG.bytes(50))
+        assert traces.search(tmp_path, wanted) == {tmp_path / "a": set(wanted)}
+    (tmp_path / "a").write_bytes(RNG.bytes(2000))
+    assert traces.search(tmp_path, wanted) == {}
+
+
+def test_half_a_file_is_found_too(tmp_path: Path) -> None:
+    secret = RNG.bytes(4000)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / ".half.tmp").write_bytes(secret[:2000])
+    assert list(traces.search(tmp_path, traces.sample([secret]))) == [tmp_path / "deep" / ".half.tmp"]
+
+
+def test_what_everybody_has_is_nobodys() -> None:
+    assert traces.sample([bytes(4000), b"\1\0\0\0" * 100, np.arange(9, dtype=np.int64).tobytes(), b"short"]) == []
+
+
+def test_fingerprints_stay_few_however_large_a_model_is() -> None:
+    assert 900 < len(traces.sample([RNG.bytes(3000) for _ in range(100)])) <= 1024

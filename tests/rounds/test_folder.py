@@ -1,0 +1,79 @@
+"""Uploads of a round are read one at a time, checked each time, and not kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from osfl.core.errors import RoundError
+from osfl.core.method import quiet
+from osfl.core.types import Upload
+from osfl.methods.fedcgs import FedCGS
+from osfl.rounds.folder import Stored, standing_round
+from osfl.rounds.phases import computing
+from osfl.runtime.machine import Machine
+from osfl.runtime.payloads import payload_digest
+from osfl.simulate.run import run
+from osfl.simulate.simulation import Simulation, prepare
+
+SMALL = Simulation("fedcgs", "digits", 12, "iid", "smoke", samples=600, image_size=8)
+SMALL_CLIENTS = [f"client-{number:02d}" for number in range(1, 13)]
+
+
+@contextmanager
+def stored(folder: Path) -> Iterator[Stored]:
+    run(SMALL, folder)
+    with standing_round(folder, prepare(SMALL).plan) as round:
+        uploads, origin = round.uploads()
+        assert isinstance(uploads, Stored) and list(origin) == sorted(SMALL_CLIENTS)
+        yield uploads
+
+
+def test_uploads_are_a_sequence_and_nobody_keeps_them(tmp_path: Path) -> None:
+    with stored(tmp_path) as uploads:
+        assert len(uploads) == 12 and [u.client for u in uploads] == SMALL_CLIENTS
+        assert uploads[-1].client == "client-12" and [u.client for u in uploads[1:3]] == ["client-02", "client-03"]
+        first = uploads[0]
+        assert uploads[0] is first  # still held, so not read again
+        gone = weakref.ref(first)
+        del first
+        gc.collect()
+        assert gone() is None
+
+
+def test_the_sums_of_many_clients_are_never_together_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[weakref.ref[Upload]] = []
+    most = []
+    read = Stored.__getitem__
+
+    def watched(self: Stored, index: int) -> Upload:
+        upload = read(self, index)
+        seen.append(weakref.ref(upload))
+        most.append(sum(ref() is not None for ref in seen))
+        return upload
+
+    plan = prepare(SMALL).plan
+    with stored(tmp_path) as uploads, computing(plan, Machine(), quiet, tmp_path / "scratch") as ctx:
+        whole = FedCGS(plan.task, plan.settings).server_phase(list(uploads), ctx)
+        monkeypatch.setattr(Stored, "__getitem__", watched)
+        release = FedCGS(plan.task, plan.settings).server_phase(uploads, ctx)
+    assert len(most) >= 12 and max(most) <= 2
+    assert payload_digest(release.shared) == payload_digest(whole.shared)
+
+
+def test_an_upload_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    with stored(tmp_path) as uploads:
+        path = tmp_path / "inbox" / "client-03.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        assert torch.isfinite(uploads[1].payload.tensors["sums"]).all()
+        with pytest.raises(RoundError, match="damaged"):
+            uploads[2]
+        uploads._origin = {**uploads._origin, "client-04": "0" * 64}
+        with pytest.raises(RoundError, match="changed while"):
+            uploads[3]
