@@ -17,6 +17,7 @@ test: $(READY) lint     ## what CI runs, with wheel-check
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
 wheel-check:            ## what a user gets: the wheel in an empty environment, without constraints

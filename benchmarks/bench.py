@@ -1,7 +1,7 @@
 """`make bench`: the long evidence, one part after the other; figures with what produced them go to benchmarks/records/.
 
-    python -m benchmarks.bench                 everything
-    python -m benchmarks.bench walk_speed      one part
+python -m benchmarks.bench                 everything
+python -m benchmarks.bench walk_speed      one part
 """
 
 from __future__ import annotations
@@ -19,10 +19,23 @@ from osfl.runtime.workers import default_workers
 RECORDS = Path(__file__).parent / "records"
 # each is a module with run() -> dict
 PARTS = (
-    "walk_speed", "ensemble_forward", "inversion_speed", "sparse_inversion_speed", "synthesis_speed", "factory_speed",
-    "token_speed", "slimming_speed", "wire_faults", "walk_faults", "roles_faults", "forgetting", "flower_faults",
-    "three_ways", "pretrained_clients", "lying_counts",
-)  # fmt: skip
+    "walk_speed",
+    "ensemble_forward",
+    "inversion_speed",
+    "sparse_inversion_speed",
+    "synthesis_speed",
+    "factory_speed",
+    "token_speed",
+    "slimming_speed",
+    "wire_faults",
+    "walk_faults",
+    "roles_faults",
+    "forgetting",
+    "flower_faults",
+    "three_ways",
+    "pretrained_clients",
+    "lying_counts",
+)
 
 
 def main(parts: list[str]) -> None:

@@ -62,28 +62,44 @@ def _meetings(cell: str) -> bool:
 
 PAPERS: Mapping[str, Sequence[Claim]] = {
     "fedbicross": (
-        *(Claim(f"above {name} in every cell", "fedbicross", label, _inversion, OWN, everywhere=True)
-          for label, name in {"fedavg": "FedAvg of one round", "dense": "DENSE", "coboosting": "Co-Boosting",
-                              "fedisca": "FedISCA"}.items()),
+        *(
+            Claim(f"above {name} in every cell", "fedbicross", label, _inversion, OWN, everywhere=True)
+            for label, name in {
+                "fedavg": "FedAvg of one round",
+                "dense": "DENSE",
+                "coboosting": "Co-Boosting",
+                "fedisca": "FedISCA",
+            }.items()
+        ),
         Claim("learned weights above uniform ones", "fedbicross", "fedbicross@weights=uniform", _inversion, OWN),
         Claim("uniform weights above intra-cluster", "fedbicross@weights=uniform", "fedbicross@weights=intra", _inversion, OWN),
         Claim("… on the global test set", "fedbicross@weights=uniform", "fedbicross@weights=intra", _inversion),
         Claim("above local models", "fedbicross", "local_only", _inversion, OWN),
-        Claim("… whose BN statistics are settled", "fedbicross", "local_only@settle_local=true", _inversion, OWN),
+        Claim("… whose BN statistics are settled", "fedbicross", "local_only@recalibrate_bn=true", _inversion, OWN),
         Claim("above local models that train as long", "fedbicross", "local_only@epochs=40", _inversion, OWN),
     ),
-    **{name: (Claim("above 32 %, the best of public code", name, 0.32, _inversion, everywhere=True),
-              Claim("reaches its teacher", name, f"ensemble@combine={teacher}", _inversion))
-       for name, teacher in {"dense": "class_count", "coboosting": "odds", "fedisca": "class_count"}.items()},
+    **{
+        name: (
+            Claim("above 32 %, the best of public code", name, 0.32, _inversion, everywhere=True),
+            Claim("reaches its teacher", name, f"ensemble@ensemble={teacher}", _inversion),
+        )
+        for name, teacher in {"dense": "class_count", "coboosting": "odds", "fedisca": "class_count"}.items()
+    },
     "fedmitr": (
         Claim("above DeepInversion in every cell", "fedmitr", "deepinversion_vit", _vits, everywhere=True),
         Claim("… with 0.05, 0.1 and three classes", "fedmitr", "deepinversion_vit", _skewed),
         Claim("DeepInversion above FedAvg in every cell", "deepinversion_vit", "fedavg", _vits, everywhere=True),
         Claim("… with 0.05, 0.1 and three classes", "deepinversion_vit", "fedavg", _skewed),
-        *(Claim(f"above {name}", "fedmitr", label, _vits)
-          for label, name in {"dense": "DENSE", f"dense{SPARING}": "DENSE, quarter of its steps",
-                              f"coboosting{SPARING}": "Co-Boosting, quarter of its steps", "fedftg": "FedFTG",
-                              FEDFTG: "FedFTG, quarter of its steps"}.items()),
+        *(
+            Claim(f"above {name}", "fedmitr", label, _vits)
+            for label, name in {
+                "dense": "DENSE",
+                f"dense{SPARING}": "DENSE, quarter of its steps",
+                f"coboosting{SPARING}": "Co-Boosting, quarter of its steps",
+                "fedftg": "FedFTG",
+                FEDFTG: "FedFTG, quarter of its steps",
+            }.items()
+        ),
         Claim("labels of kept patches help", "fedmitr", "fedmitr@lambda1=0", _vits),
         Claim("relabeled patches help", "fedmitr", "fedmitr@lambda2=0", _vits),
         Claim("above the label alone", "fedmitr", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0", _vits),
@@ -109,7 +125,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
     "fol": (
         Claim("FOL-A above FOL", "fol@answer=ensemble", "fol", _meetings, OWN),
         Claim("FOL above local models", "fol", "local_only", _meetings, OWN),
-        Claim("… whose BN statistics lag", "fol", "local_only@settle_local=false", _meetings, OWN),
+        Claim("… whose BN statistics lag", "fol", "local_only@recalibrate_bn=false", _meetings, OWN),
         Claim("… that are shown as many images", "fol", "local_only@epochs=250", _meetings, OWN),
         Claim("… and these changed, as FOL's are", "fol", "local_only@epochs=250@augment=flip+crop", _meetings, OWN),
         Claim("alignment helps: FOL above FOL-N", "fol", "fol@align=false", _meetings, OWN),
@@ -122,7 +138,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("a second encounter helps", "fol#2", "fol#1", _meetings, OWN),
         Claim("a third encounter helps", "fol#3", "fol#2", _meetings, OWN),
     ),
-}  # fmt: skip
+}
 
 
 def values(record: Record, row: str | float, metric: str) -> Mapping[str, float]:
@@ -208,7 +224,12 @@ def table(claims: Sequence[Judged]) -> list[str]:
         where, held = one.words
         failing = f"**no**: {', '.join(one.below)}" if one.claim.everywhere else "**no**"
         reach = f"± {one.reach:.1f}" if math.isfinite(one.reach) else "(one seed)"
-        cells = [f"[{one.method}](methods/{one.method}.md)", one.claim.says, f"{one.above:+.1f} {reach} {where}", held,
-                 failing if one.holds == "no" else one.holds]  # fmt: skip
+        cells = [
+            f"[{one.method}](methods/{one.method}.md)",
+            one.claim.says,
+            f"{one.above:+.1f} {reach} {where}",
+            held,
+            failing if one.holds == "no" else one.holds,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

@@ -12,16 +12,20 @@ WIDTH, TEXT, RIGHT, ROW, TOP = 960, 400, 228, 22, 64  # TEXT and RIGHT are the r
 TICKS = (-50, -20, -5, -1, 0, 1, 5, 20, 50)
 INKS = {"yes": "#228833", "no": "#cc3311", "not told apart": "#777777"}
 STYLE: dict[str, Attribute] = {
-    "xmlns": "http://www.w3.org/2000/svg", "color": "#222222", "font_family": "system-ui, sans-serif",
-}  # fmt: skip
+    "xmlns": "http://www.w3.org/2000/svg",
+    "color": "#222222",
+    "font_family": "system-ui, sans-serif",
+}
 QUIET = ".grid { stroke: #dddddd } .axis { stroke: #777777 } .muted { fill: #555555 }"  # what reports say in their style sheet
 
 
 def alone(width: float, height: float, *parts: str) -> str:
     """A file of its own: it brings its colors and its background."""
     ground = tag("rect", x=0, y=0, width=width, height=height, rx=8, fill="#ffffff")
-    return tag("svg", tag("style", QUIET), ground, *parts, width=width, height=height, viewBox=f"0 0 {width} {height}",
-               **STYLE) + "\n"  # fmt: skip
+    return (
+        tag("svg", tag("style", QUIET), ground, *parts, width=width, height=height, viewBox=f"0 0 {width} {height}", **STYLE)
+        + "\n"
+    )
 
 
 def _bent(points: float) -> float:
@@ -40,8 +44,10 @@ def picture(judged: Sequence[Judged]) -> str:
         return TEXT + share * (WIDTH - TEXT - RIGHT)
 
     height = TOP + ROW * len(judged) + 12
-    parts = [label(16, 26, "What the papers say of their methods, and what our records say", size=15),
-             label(WIDTH - 16, 26, "accuracy, points above", size=11, anchor="end")]  # fmt: skip
+    parts = [
+        label(16, 26, "What the papers say of their methods, and what our records say", size=15),
+        label(WIDTH - 16, 26, "accuracy, points above", size=11, anchor="end"),
+    ]
     for tick in (tick for tick in TICKS if low <= _bent(tick) <= high):
         shade = "#222222" if tick == 0 else "#dddddd"
         parts.append(tag("line", x1=x(tick), y1=TOP, x2=x(tick), y2=height - 12, stroke=shade))
@@ -56,11 +62,16 @@ def _row(one: Judged, y: float, first: bool, x: Callable[[float], float]) -> lis
     """Method, claim, dot and bar, and the figures in words; a hair line where a method begins."""
     ink, told = INKS[one.holds], f"{one.above:+.1f} {' · '.join(one.words)} · {one.holds}"
     bar = one.reach if math.isfinite(one.reach) else 0.0
-    parts = [label(130, y, one.claim.says, size=11, room=TEXT - 140), label(WIDTH - RIGHT + 14, y, told, size=11),
-             tag("line", x1=x(one.above - bar), y1=y - 4, x2=x(one.above + bar), y2=y - 4, stroke=ink, stroke_width=2),
-             tag("circle", cx=x(one.above), cy=y - 4, r=4, fill=ink)]  # fmt: skip
+    parts = [
+        label(130, y, one.claim.says, size=11, room=TEXT - 140),
+        label(WIDTH - RIGHT + 14, y, told, size=11),
+        tag("line", x1=x(one.above - bar), y1=y - 4, x2=x(one.above + bar), y2=y - 4, stroke=ink, stroke_width=2),
+        tag("circle", cx=x(one.above), cy=y - 4, r=4, fill=ink),
+    ]
     if first:
         above = y - ROW / 2 - 4
-        parts += [tag("line", x1=16, y1=above, x2=WIDTH - 16, y2=above, stroke="#eeeeee"),
-                  label(16, y, one.method, size=11, room=112)]  # fmt: skip
+        parts += [
+            tag("line", x1=16, y1=above, x2=WIDTH - 16, y2=above, stroke="#eeeeee"),
+            label(16, y, one.method, size=11, room=112),
+        ]
     return parts

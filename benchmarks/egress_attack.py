@@ -27,8 +27,14 @@ from osfl.simulate.simulation import Simulation, prepare
 
 RECORD = Path(__file__).parent / "records" / "egress_attack.json"
 SKEWED = {"dirichlet:0.1": 5, "dirichlet:0.3": 20, "dirichlet:0.5": 50}  # partition -> sites
-IMAGES = {"digits": None, "bloodcells-28": 4000, "retinamnist": None, "cifar10-subset": 4000, "pneumoniamnist": None,
-          "skinlesions-28": 4000}  # dataset -> images, None: all  # fmt: skip
+IMAGES = {
+    "digits": None,
+    "bloodcells-28": 4000,
+    "retinamnist": None,
+    "cifar10-subset": 4000,
+    "pneumoniamnist": None,
+    "skinlesions-28": 4000,
+}  # dataset -> images, None: all
 OPEN = {"mixture": {"least": 2, "mixture_prior": 1.0}, "vae": {"least": 2}}  # without safeguards: the least that a plan allows
 
 
@@ -38,8 +44,10 @@ def cases() -> Iterator[tuple[str, Simulation]]:
             yield from _both("mixture", Simulation("federated_factory", data, sites, partition, "cpu", samples=samples))
     for data in ("digits", "retinamnist"):
         for kind in ("vae", "edm"):
-            yield f"{kind}, {data}, silos", Simulation("federated_factory", data, None, "silos", "cpu",
-                                                       changes={"factory": kind})  # fmt: skip
+            yield (
+                f"{kind}, {data}, silos",
+                Simulation("federated_factory", data, None, "silos", "cpu", changes={"factory": kind}),
+            )
     yield from _both("vae", Simulation("federated_factory", "digits", 5, "dirichlet:0.1", "cpu", changes={"factory": "vae"}))
     for cell in ("digits-tokens", "brain-a0.1"):
         for method in ("fedcgs", "fedpft", "falcon"):
@@ -70,8 +78,11 @@ def attacked(simulation: Simulation) -> list[list[Ratio]]:
 
 def summary(sites: Sequence[Sequence[Ratio]]) -> dict[str, Any]:
     """How many classes there are at all sites, in how many an image can be read out, and the least ratio of each kind."""
-    worst = [min(ratio.ratio for ratio in site if ratio.label == label)
-             for site in sites for label in sorted({ratio.label for ratio in site})]  # fmt: skip
+    worst = [
+        min(ratio.ratio for ratio in site if ratio.label == label)
+        for site in sites
+        for label in sorted({ratio.label for ratio in site})
+    ]
     kinds = sorted({ratio.what for site in sites for ratio in site})
     least = {kind: round(min(ratio.ratio for site in sites for ratio in site if ratio.what == kind), 3) for kind in kinds}
     return {"classes": len(worst), "below_bound": sum(ratio < BOUND for ratio in worst), "least_ratio": least}

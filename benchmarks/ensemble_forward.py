@@ -47,13 +47,13 @@ def _case(architecture: str, count: int, image: tuple[int, int, int], aim: float
     seconds = medians(
         {
             "plain": lambda: _plain(plain, x),
-            "ours": lambda: fast_logits(frozen, x, map=pool.map),
+            "ours": lambda: fast_logits(frozen, x, run_map=pool.map),
             "peak": lambda: left @ right,
         },
         ROUNDS,
     )
     flops, peak = forward_flops(members[0], image) * BATCH * count, 2 * 2048**3 / seconds["peak"]
-    error = (fast_logits(frozen, x, map=pool.map) - _plain(plain, x)).abs().max()
+    error = (fast_logits(frozen, x, run_map=pool.map) - _plain(plain, x)).abs().max()
     return {
         "architecture": architecture,
         "members": count,
@@ -97,7 +97,6 @@ def _as_first_written(member: nn.Module) -> nn.Module:
 @torch.no_grad()
 def _plain(members: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
     return torch.stack([member(x) for member in members])
-
 
 
 if __name__ == "__main__":

@@ -36,14 +36,20 @@ def run() -> dict[str, object]:
     require_quiet()
     peak = _conv_gflops()
     rows: dict[str, object] = {kind: _case(kind, peak) for kind in KINDS}
-    return {"data": "bloodcells-28, 2,000 images, silos, seed 0, scored on validation images", "settings": SIZES,
-            "workers": default_workers(), "conv_peak_gflops": round(peak, 1), **rows}  # fmt: skip
+    return {
+        "data": "bloodcells-28, 2,000 images, silos, seed 0, scored on validation images",
+        "settings": SIZES,
+        "workers": default_workers(),
+        "conv_peak_gflops": round(peak, 1),
+        **rows,
+    }
 
 
 def _case(kind: str, peak: float) -> dict[str, object]:
     changes = {**SIZES, "factory": kind}
-    federation = prepare(Simulation("federated_factory", "bloodcells-28", None, "silos", changes=changes, samples=2000,
-                                    evaluate_on="val"))  # fmt: skip
+    federation = prepare(
+        Simulation("federated_factory", "bloodcells-28", None, "silos", changes=changes, samples=2000, evaluate_on="val")
+    )
     plan = federation.plan
     method = FederatedFactory(plan.task, resolve_settings(FederatedFactory, "cpu", changes))
     started, ctx = time.process_time(), Context(plan, torch.device("cpu"), map=Workers().map)
@@ -59,12 +65,16 @@ def _case(kind: str, peak: float) -> dict[str, object]:
     accuracy = float((answers == federation.test.labels.numpy()).mean())
     seen = _images_seen(kind, method.settings, federation)
     return {
-        "learning_s": round(learned, 2), "learning_images_per_s": round(seen / learned),
+        "learning_s": round(learned, 2),
+        "learning_images_per_s": round(seen / learned),
         "learning_share_of_peak": round(learning.flops / learned / 1e9 / peak, 3),
-        "classes": len(uploads), "upload_bytes_a_class": _size(uploads[0]), **_sampling(method, uploads, ctx, peak),
-        "accuracy": round(accuracy, 4), "processor_minutes": round(minutes, 3),
+        "classes": len(uploads),
+        "upload_bytes_a_class": _size(uploads[0]),
+        **_sampling(method, uploads, ctx, peak),
+        "accuracy": round(accuracy, 4),
+        "processor_minutes": round(minutes, 3),
         "accuracy_points_per_processor_minute": round(100 * accuracy / minutes, 1),
-    }  # fmt: skip
+    }
 
 
 def _images_seen(kind: str, settings: Settings, federation: Federation) -> int:
@@ -98,7 +108,7 @@ def _sampling(method: FederatedFactory, uploads: list[Upload], ctx: Context, pea
         "sampling_images_per_s": round(images / seconds["side_by_side"]),
         "sampling_times_in_turn": round(seconds["in_turn"] / seconds["side_by_side"], 2),
         "sampling_share_of_peak": round(work.flops * len(cells) / seconds["side_by_side"] / 1e9 / peak, 3),
-    }  # fmt: skip
+    }
 
 
 def _size(upload: Upload) -> int:

@@ -92,14 +92,14 @@ def killed(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     rng = random.Random(seed)
     with machines(folder, ["fedavg"]) as (net, plans):
         _everything(net)
-        for round, plan in _rounds(net, plans[0]):
-            net.run(round.name)
-            for _ in _moments(net, round, plan, rng):
+        for fl_round, plan in _rounds(net, plans[0]):
+            net.run(fl_round.name)
+            for _ in _moments(net, fl_round, plan, rng):
                 for roles in (("supernode", "clientapp"), ("superlink", "serverapp")):
                     wanted = sorted(roles, key=lambda role: (found[f"{role}_killed"], rng.random()))
                     died = next((role for role in wanted if found[f"{role}_killed"] < kills and _kill(net, role, rng)), None)
                     found.update([f"{died}_killed"] if died else [])
-            found.update(_judge(net, round, plan, folder))
+            found.update(_judge(net, fl_round, plan, folder))
             if min(found[f"{role}_killed"] for role in PROGRAMS) >= kills:
                 break
     return dict(found)
@@ -115,24 +115,24 @@ def _kill(net: Machines, role: str, rng: random.Random) -> bool:
     return True
 
 
-def _moments(net: Machines, round: Path, plan: Plan, rng: random.Random, most: int = 8) -> Iterator[None]:
+def _moments(net: Machines, fl_round: Path, plan: Plan, rng: random.Random, most: int = 8) -> Iterator[None]:
     """Random moments of a round, as long as it has not ended: after each, it has to go on before there is another. After the
     last it is left alone, and has to end."""
     until, last, since = time.monotonic() + PATIENCE, frozenset[tuple[str, int]](), time.monotonic()
-    while not (round / DONE).exists() and time.monotonic() < until:
-        now = _state(net, round, plan)
+    while not (fl_round / DONE).exists() and time.monotonic() < until:
+        now = _state(net, fl_round, plan)
         if most and (now != last or time.monotonic() > since + MOMENTS):
             time.sleep(rng.uniform(0.0, 3.0))
-            if not (round / DONE).exists():
+            if not (fl_round / DONE).exists():
                 yield
-            last, since, most = _state(net, round, plan), time.monotonic(), most - 1
+            last, since, most = _state(net, fl_round, plan), time.monotonic(), most - 1
             until = since + PATIENCE
         time.sleep(0.2)
 
 
-def _state(net: Machines, round: Path, plan: Plan) -> frozenset[tuple[str, int]]:
+def _state(net: Machines, fl_round: Path, plan: Plan) -> frozenset[tuple[str, int]]:
     """What is on the disks of all machines: the round has gone on when this is another."""
-    places = [round, *(_work(net, client, plan) for client in CLIENTS)]
+    places = [fl_round, *(_work(net, client, plan) for client in CLIENTS)]
     found = set()
     for path in (path for place in places for path in place.rglob("*")):
         with contextlib.suppress(OSError):
@@ -162,10 +162,10 @@ def _rounds(net: Machines, first: Plan) -> Iterator[tuple[Path, Plan]]:
         yield net.round(named.round), plan
 
 
-def _judge(net: Machines, round: Path, plan: Plan, folder: Path) -> dict[str, int]:
+def _judge(net: Machines, fl_round: Path, plan: Plan, folder: Path) -> dict[str, int]:
     """Counted as failures: what a site was told is in the inbox and is not; what is missing, made twice, or not the release
     that one process with all images comes to."""
-    standing = {receipt.client: receipt.digest for receipt in Inbox(round / "inbox", read_policy(round)).uploads()}
+    standing = {receipt.client: receipt.digest for receipt in Inbox(fl_round / "inbox", read_policy(fl_round)).uploads()}
     work = {client: _work(net, client, plan) for client in CLIENTS}
     told = {c: json.loads((path / "receipt.json").read_text()) for c, path in work.items() if (path / "receipt.json").exists()}
     journals = {c: (path / "journal.jsonl") for c, path in work.items()}
@@ -173,11 +173,11 @@ def _judge(net: Machines, round: Path, plan: Plan, folder: Path) -> dict[str, in
     return {
         "rounds": 1,
         "acknowledged": sum("digest" in said for said in told.values()),
-        "not_finished": int(not (round / DONE).exists()),
+        "not_finished": int(not (fl_round / DONE).exists()),
         "lost": sum("digest" in said and standing.get(client) != said["digest"] for client, said in told.items()),
         "missing": len(set(CLIENTS) - standing.keys()),
         "made_twice": sum(count > 1 for count in made.values()),
-        "other_release": int(released(round, plan) != by_memory(folder / "memory" / plan.digest[:16], plan, net.data)),
+        "other_release": int(released(fl_round, plan) != by_memory(folder / "memory" / plan.digest[:16], plan, net.data)),
     }
 
 
@@ -188,13 +188,13 @@ def cut(folder: Path, cuts: int) -> dict[str, int]:
     rng = random.Random(0)
     with machines(folder, ["fedavg"]) as (net, plans):
         _everything(net)
-        for round, plan in _rounds(net, plans[0]):
-            net.run(round.name)
-            for _ in _moments(net, round, plan, rng):
+        for fl_round, plan in _rounds(net, plans[0]):
+            net.run(fl_round.name)
+            for _ in _moments(net, fl_round, plan, rng):
                 if found["cuts"] < cuts:
                     _freeze(net, ("door", "superlink")[found["cuts"] % 2], (5.0, 12.0, 30.0)[found["cuts"] % 3])
                     found["cuts"] += 1
-            found.update(_judge(net, round, plan, folder))
+            found.update(_judge(net, fl_round, plan, folder))
             if found["cuts"] >= cuts:
                 break
     return dict(found)
@@ -224,28 +224,30 @@ def disk_full(folder: Path) -> dict[str, Any]:
     """The round folder is on a disk with room for a part of an upload; after each run that ended there is some more room."""
     found: Counter[str] = Counter(disks_full=0)
     with machines(folder, ["fedavg"]) as (net, plans):
-        round, plan = next(_rounds(net, plans[0]))
+        fl_round, plan = next(_rounds(net, plans[0]))
         pages = 14  # 4 KB each; the agreed files take five, an upload eight
         kept = folder / "agreed"
-        shutil.copytree(round, kept)
-        no = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * 4}k", "none", round], capture_output=True, text=True)
+        shutil.copytree(fl_round, kept)
+        no = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={pages * 4}k", "none", fl_round], capture_output=True, text=True
+        )
         if no.returncode:
             return {"skipped": f"this machine mounts nothing: {no.stderr.strip()}"[:160]}
         try:
-            shutil.copytree(kept, round, dirs_exist_ok=True)
+            shutil.copytree(kept, fl_round, dirs_exist_ok=True)
             _everything(net)
-            net.run(round.name)
+            net.run(fl_round.name)
             ended = _runs_ended(net)
-            while not (round / DONE).exists() and found["disks_full"] < 40:
-                net.wait_for("the end", lambda ended=ended: _runs_ended(net) > ended or (round / DONE).exists(), 300)  # type: ignore[misc]
+            while not (fl_round / DONE).exists() and found["disks_full"] < 40:
+                net.wait_for("the end", lambda ended=ended: _runs_ended(net) > ended or (fl_round / DONE).exists(), 300)  # type: ignore[misc]
                 if _runs_ended(net) > ended:
                     ended, pages = _runs_ended(net), pages + 10
                     found["disks_full"] += 1
-                    subprocess.run(["mount", "-o", f"remount,size={pages * 4}k", round], check=True)
-            found.update(_judge(net, round, plan, folder))
+                    subprocess.run(["mount", "-o", f"remount,size={pages * 4}k", fl_round], check=True)
+            found.update(_judge(net, fl_round, plan, folder))
         finally:
             net.stop()
-            subprocess.run(["umount", round], check=True)
+            subprocess.run(["umount", fl_round], check=True)
     return dict(found)
 
 
@@ -284,8 +286,9 @@ def collect_measured(name: str, bundles: int, size: int) -> None:
 def _wide(folder: Path, bundles: int, size: int) -> Callable[[], tuple[int, int]]:
     """A round of so many sites that have made their uploads; collecting them gives the bytes of the largest, and how many."""
     names = tuple(f"hospital-{number:03d}" for number in range(bundles))
-    story = WideStory(folder, names, keys={name: SigningKey.from_seed(name.encode().ljust(32)) for name in names},
-                      server=network.SERVER)  # fmt: skip
+    story = WideStory(
+        folder, names, keys={name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}, server=network.SERVER
+    )
     story.size = size
     for name in names:
         path = story.kept(name)
@@ -352,8 +355,14 @@ def large_over_flower(folder: Path, width: int = 528) -> dict[str, Any]:
             seconds = time.perf_counter() - start
         sizes = Inbox(place / "inbox", read_policy(place)).delivered()
         pieces = -(-max(sizes.values()) // (16 << 20))
-    return {"sites": len(clients), "delivered": len(sizes), "upload_bytes": max(sizes.values()), "pieces": pieces,
-            "round_seconds": round(seconds, 1), "peak_mb": {name: size >> 20 for name, size in peaks.items()}}  # fmt: skip
+    return {
+        "sites": len(clients),
+        "delivered": len(sizes),
+        "upload_bytes": max(sizes.values()),
+        "pieces": pieces,
+        "round_seconds": round(seconds, 1),
+        "peak_mb": {name: size >> 20 for name, size in peaks.items()},
+    }
 
 
 @contextlib.contextmanager

@@ -61,9 +61,15 @@ def one_client(made: Federation, client: str, root: Path) -> dict[str, Any]:
         other = replace(made, shards=left, plan=replace(made.plan, clients=tuple(shard.client for shard in left)))
         run_federation(other, root / f"never-{client}", ABOUT)
         same = released(made, folder) == released(other, root / f"never-{client}")
-    return {"forgotten": 1, "same_release": int(same), "files_with_its_bytes": len(files_with(windows, folder)),
-            "windows_searched": len(windows), "verified": int(all(f.good for f in verify(folder))),
-            "fingerprints": len(certificate["traces"]), "seconds": seconds}  # fmt: skip
+    return {
+        "forgotten": 1,
+        "same_release": int(same),
+        "files_with_its_bytes": len(files_with(windows, folder)),
+        "windows_searched": len(windows),
+        "verified": int(all(f.good for f in verify(folder))),
+        "fingerprints": len(certificate["traces"]),
+        "seconds": seconds,
+    }
 
 
 def every_class(method: str, root: Path) -> dict[str, Any]:
@@ -84,8 +90,12 @@ def _one_class(instance: Any, made: Federation, clients: Sequence[str], label: i
     send_without(instance, made, clients or made.plan.clients, label, folder, place / "sent")
     certificate = forget(folder, clients=clients, class_name=made.plan.task.classes[label])
     never = never_joined(made, place / "sent", place / "never")
-    found = {"forgotten": 1, "same_release": int(certificate["release"]["after"] == never),
-             "verified": int(all(f.good for f in verify(folder))), "cells": len(clients)}  # fmt: skip
+    found = {
+        "forgotten": 1,
+        "same_release": int(certificate["release"]["after"] == never),
+        "verified": int(all(f.good for f in verify(folder))),
+        "cells": len(clients),
+    }
     shutil.rmtree(place)
     return found
 

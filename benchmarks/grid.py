@@ -42,54 +42,105 @@ from osfl.simulate.simulation import Simulation, prepare
 RECORDS = Path(__file__).parent / "records"
 SEEDS = (0, 1, 2)
 REFERENCES = (
-    "local_only", "ensemble", "ensemble@combine=probabilities", "ensemble@combine=class_count",
-    "ensemble@combine=odds", "fedavg", "centralized",
-)  # fmt: skip
+    "local_only",
+    "ensemble",
+    "ensemble@ensemble=probabilities",
+    "ensemble@ensemble=class_count",
+    "ensemble@ensemble=odds",
+    "fedavg",
+    "centralized",
+)
 DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
 ABLATIONS = (
     "local_only@epochs=40",  # controls of personalized methods: their clients train 20 + 20 epochs,
-    "local_only@settle_local=true",  # and FedBiCross' take statistics of batch norm afresh
-    "fedbicross@weights=uniform", "fedbicross@weights=intra", "fedbicross@weights=similarity",
-    "fedbicross@personalize=false", "fedbicross@clusters=1",
-)  # fmt: skip
+    "local_only@recalibrate_bn=true",  # and FedBiCross' take statistics of batch norm afresh
+    "fedbicross@weights=uniform",
+    "fedbicross@weights=intra",
+    "fedbicross@weights=similarity",
+    "fedbicross@personalize=false",
+    "fedbicross@clusters=1",
+)
 FACTORY = (  # generators instead of classifiers, beside many rounds: FederatedFactory's tables
-    "centralized", "local_only", "fedavg", "fedavg_rounds", "fedprox", "scaffold", "feddyn", "federated_factory",
-    "federated_factory@mode=peer", "federated_factory@factory=edm", "federated_factory@mode=peer@factory=edm",
-)  # fmt: skip
+    "centralized",
+    "local_only",
+    "fedavg",
+    "fedavg_rounds",
+    "fedprox",
+    "scaffold",
+    "feddyn",
+    "federated_factory",
+    "federated_factory@mode=peer",
+    "federated_factory@factory=edm",
+    "federated_factory@mode=peer@factory=edm",
+)
 TOKENS = (  # features instead of models: FALCON's tables and its ablations
-    "centralized_tokens", "falcon@server=average", "fedpft", "fedcgs", "falcon", "falcon@alpha=0", "falcon@order=ar",
-    "falcon@order=nar", "falcon@resolution=112",
-)  # fmt: skip
+    "centralized_tokens",
+    "falcon@server=average",
+    "fedpft",
+    "fedcgs",
+    "falcon",
+    "falcon@alpha=0",
+    "falcon@order=ar",
+    "falcon@order=nar",
+    "falcon@resolution=112",
+)
 # Each step of a generator asks every client, and there are 70 of them, or ten ViTs: a quarter of the preset's steps and images.
 # One cell of each table has such rows with the whole preset, too, to see what that costs them.
 SPARING = "@generators=1@server_epochs=4"
 FEDFTG = "fedftg@iterations=15"  # sparing in its way: it makes no pool in epochs
 MEETINGS = (  # neighbors instead of a server: FOL's tables
-    "local_only", "fol", "fol@answer=ensemble", "fol@align=false", "fol@align=false@answer=ensemble",
-    "fedavg", "fedavg_rounds@rounds=E", f"dense{SPARING}", f"coboosting{SPARING}",
-)  # fmt: skip
+    "local_only",
+    "fol",
+    "fol@answer=ensemble",
+    "fol@align=false",
+    "fol@align=false@answer=ensemble",
+    "fedavg",
+    "fedavg_rounds@rounds=E",
+    f"dense{SPARING}",
+    f"coboosting{SPARING}",
+)
 VITS = (  # transformers at the server: FedMITR's tables and its ablations
-    "centralized", "local_only", "ensemble", "ensemble@combine=class_count", "ensemble@combine=odds", "fedavg",
-    "fedmitr", "deepinversion_vit", "fedmitr@lambda1=0", "fedmitr@lambda2=0", "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0",
-    f"dense{SPARING}", f"coboosting{SPARING}", FEDFTG,
-)  # fmt: skip
+    "centralized",
+    "local_only",
+    "ensemble",
+    "ensemble@ensemble=class_count",
+    "ensemble@ensemble=odds",
+    "fedavg",
+    "fedmitr",
+    "deepinversion_vit",
+    "fedmitr@lambda1=0",
+    "fedmitr@lambda2=0",
+    "fedmitr@mask=0@kd=0@lambda1=1@lambda2=0",
+    f"dense{SPARING}",
+    f"coboosting{SPARING}",
+    FEDFTG,
+)
 CONTROLS = (  # in FOL's first cell of each dataset: students of models that were not aligned, from where the paper begins.
     # In its very first cell besides: aligned ones from there; alone, with statistics that lag; shown as many images as FOL's
     # students are in three encounters, as they are, and shifted and mirrored; one encounter in which Theorem 2 is measured
-    "fol@align=false@start=own", "fol@start=own", "local_only@settle_local=false", "local_only@epochs=250",
-    "local_only@epochs=250@augment=flip+crop", "fol@encounters=1@rate_steps=50",
-)  # fmt: skip
+    "fol@align=false@start=own",
+    "fol@start=own",
+    "local_only@recalibrate_bn=false",
+    "local_only@epochs=250",
+    "local_only@epochs=250@augment=flip+crop",
+    "fol@encounters=1@rate_steps=50",
+)
 # how images are found decides what FedMITR is: as published, and at the rate of Sparse Model Inversion
 PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_lr=0.25@scales=1@start=1")
 # a market has models alone, no class counts; and where the student ended, which methods with generators release
-BARE = tuple(f"{name}{words}" for words in ("@teacher=logits@labels=uniform@balance=0", "@student_share=1")
-             for name in ("fedmitr", "deepinversion_vit"))  # fmt: skip
+BARE = tuple(
+    f"{name}{words}"
+    for words in ("@ensemble=logits@labels=uniform@balance=0", "@student_share=1")
+    for name in ("fedmitr", "deepinversion_vit")
+)
 # what the share of dropped patches and the weights of L_TR do, at the values of the paper's grids
-SWEEP = (*(f"fedmitr@mask={share}" for share in ("0.1", "0.5", "0.7")),
-         *(f"fedmitr@{term}={weight}" for term in ("lambda1", "lambda2") for weight in ("0.25", "0.75", "1")))  # fmt: skip
+SWEEP = (
+    *(f"fedmitr@mask={share}" for share in ("0.1", "0.5", "0.7")),
+    *(f"fedmitr@{term}={weight}" for term in ("lambda1", "lambda2") for weight in ("0.25", "0.75", "1")),
+)
 # the paper's server, setting by setting, for as many epochs as the preset has (how many it had was not published)
 AS_PUBLISHED = (
-    "fedmitr@images=64@steps=100@pixel_lr=0.001@clamp=false@scales=1@start=1@adversarial=1@labels=uniform@teacher=logits@votes=1"
+    "fedmitr@images=64@steps=100@pixel_lr=0.001@clamp=false@scales=1@start=1@adversarial=1@labels=uniform@ensemble=logits@votes=1"
     "@balance=0@student_lr=0.001@student_cosine=false@student_clip=0@student_share=1",
 )
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
@@ -98,16 +149,34 @@ ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optim
 NORMS, RISKS = "Gradient norms of the student", "Theorem 1: risk of student and ensemble"  # what runs measure of theorems,
 DESCENT, PRUNED = "Theorem 2: distance to the distilled optimum, last layer only", "Filters pruned of the neighbors' models"
 ALWAYS = (
-    "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.worst",
-    "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds",
-)  # fmt: skip
+    "scores.global.accuracy",
+    "scores.global.auroc",
+    "scores.clients.own.mean",
+    "scores.clients.own.worst",
+    "costs.upload_bytes",
+    "costs.download_bytes",
+    "costs.client_seconds",
+    "costs.server_seconds",
+)
 WHERE_THERE = (  # kept in a record only for the methods that have them
-    "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "costs.flops_per_sample",
-    "costs.inference_bytes", "costs.flops", "costs.bytes", "costs.messages_per_client", "generators.overall.frechet",
-    "generators.overall.kernel", "generators.bound.error", "generators.bound.value", "tokens.overall.mmd",
+    "scores.clients.own.median",
+    "gains.mean",
+    "gains.median",
+    "gains.worst",
+    "gains.share",
+    "costs.flops_per_sample",
+    "costs.inference_bytes",
+    "costs.flops",
+    "costs.bytes",
+    "costs.messages_per_client",
+    "generators.overall.frechet",
+    "generators.overall.kernel",
+    "generators.bound.error",
+    "generators.bound.value",
+    "tokens.overall.mmd",
     "tokens.overall.mmd_floor",
     *(metric for metric in ALL if metric.startswith("reconstruction.")),
-)  # fmt: skip
+)
 
 
 def medical(dataset: str, clients: int, alpha: str, samples: int | None = 4000) -> Simulation:
@@ -130,9 +199,18 @@ def encoded(dataset: str, partition: str, side: int = 224, **changes: str) -> Si
 def meeting(dataset: str, clients: int, skew: str, samples: int) -> Simulation:
     """Few images a client, five neighbors each, three encounters. Clients this small make few steps in 20 epochs, and their BN
     statistics lag behind: all methods' clients train longer and take them afresh, or what passes for a gain would be that."""
-    trained = {"architecture": "cnn-w8", "epochs": 60, "batch_size": 32, "settle_local": True}
-    return Simulation("fol", dataset, clients, f"dirichlet:{skew}", "cpu", changes=trained, samples=samples,
-                      topology=parse_topology("random:5", 3), test_samples=1000)  # fmt: skip
+    trained = {"architecture": "cnn-w8", "epochs": 60, "batch_size": 32, "recalibrate_bn": True}
+    return Simulation(
+        "fol",
+        dataset,
+        clients,
+        f"dirichlet:{skew}",
+        "cpu",
+        changes=trained,
+        samples=samples,
+        topology=parse_topology("random:5", 3),
+        test_samples=1000,
+    )
 
 
 # the demo that needs no weights: digits at 16 px, fixed random convolutions on 8 px
@@ -143,22 +221,37 @@ def uploaded_vits(name: str, partition: str, clients: int = 10) -> Simulation:
     """All clients of all methods fine-tune a file that `benchmarks.pretrain_vit` makes, in the same way. Digits are not
     mirrored and start from drawn signs, as in `osfl demo`; as a control, and drawn larger, from the file of the blood cells."""
     if name == "digits":
-        return Simulation("fedmitr", "digits", clients, partition, "cpu",
-                          changes={**tuned_alike(), "augment": "none", "pretrained": "vit_signs"})  # fmt: skip
+        return Simulation(
+            "fedmitr",
+            "digits",
+            clients,
+            partition,
+            "cpu",
+            changes={**tuned_alike(), "augment": "none", "pretrained": "vit_signs"},
+        )
     start = "blood" if name == "digits28" else name
     made = json.loads((RECORDS / f"pretrain-{start}.json").read_text(encoding="utf-8"))
     same = {**tuned_alike(), "pretrained": made["file"], "pretrained_sha256": made["sha256"]}
     if name == "digits28":
-        return Simulation("fedmitr", "digits", clients, partition, "cpu", changes={**same, "augment": "none"}, image_size=28,
-                          channels=3)  # fmt: skip
+        return Simulation(
+            "fedmitr", "digits", clients, partition, "cpu", changes={**same, "augment": "none"}, image_size=28, channels=3
+        )
     dataset = {"blood": "bloodcells-28", "cifar": "cifar10-subset"}[name]
     return Simulation("fedmitr", dataset, clients, partition, "cpu", changes=same, samples=4000)
 
 
-_TOKENS = {"brain": ("brain-mri-subset", 224), "xray": ("chest-xray-448-subset", 224),
-           "xray448": ("chest-xray-448-subset", 448), "blood360": ("bloodcells-360-subset", 360)}  # fmt: skip
-_GENERATED = {"digits": ("digits", None), "blood": ("bloodcells-28", 4000), "retina": ("retinamnist", None),
-              "cifar": ("cifar10-subset", 4000)}  # fmt: skip
+_TOKENS = {
+    "brain": ("brain-mri-subset", 224),
+    "xray": ("chest-xray-448-subset", 224),
+    "xray448": ("chest-xray-448-subset", 448),
+    "blood360": ("bloodcells-360-subset", 360),
+}
+_GENERATED = {
+    "digits": ("digits", None),
+    "blood": ("bloodcells-28", 4000),
+    "retina": ("retinamnist", None),
+    "cifar": ("cifar10-subset", 4000),
+}
 _MET = (("cifar", "cifar10-subset", 30, 3000), ("blood", "bloodcells-28", 70, 2800), ("skin", "skinlesions-28", 70, 2800))
 _FEWER = {("skin", "0.1"): 30}  # clients, where 70 do not all get images: two thirds of the lesions are of one class
 _SHARES = {"a0.05": "dirichlet:0.05", "a0.1": "dirichlet:0.1", "a0.3": "dirichlet:0.3", "c1": "classes:1", "c3": "classes:3"}
@@ -171,49 +264,97 @@ CELLS: Mapping[str, Simulation] = {
     **{f"pneumonia-n5-a{alpha}": medical("pneumoniamnist", 5, alpha) for alpha in ("0.1", "0.3", "0.5")},
     "digits-tokens": Simulation("falcon", "digits", 5, "dirichlet:0.1", "cpu", changes=WEIGHTLESS),
     "pacs-domains": encoded("pacs-subset", "domains"),
-    **{f"{name}-a{alpha}": encoded(dataset, f"dirichlet:{alpha}", side)
-       for name, (dataset, side) in _TOKENS.items() for alpha in ("0.1", "0.3", "0.5")},
-    **{f"brain-vit-a{alpha}": encoded(_TOKENS["brain"][0], f"dirichlet:{alpha}", encoder="vit_small_saliency")
-       for alpha in ("0.1", "0.3", "0.5")},
+    **{
+        f"{name}-a{alpha}": encoded(dataset, f"dirichlet:{alpha}", side)
+        for name, (dataset, side) in _TOKENS.items()
+        for alpha in ("0.1", "0.3", "0.5")
+    },
+    **{
+        f"brain-vit-a{alpha}": encoded(_TOKENS["brain"][0], f"dirichlet:{alpha}", encoder="vit_small_saliency")
+        for alpha in ("0.1", "0.3", "0.5")
+    },
     **{f"{name}-silos": generated(dataset, "silos", samples) for name, (dataset, samples) in _GENERATED.items()},
-    **{f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
-       for name, (dataset, samples) in _GENERATED.items()},
-    **{f"{name}-meet-n{(number := _FEWER.get((name, skew), clients))}-a{skew}": meeting(dataset, number, skew, samples)
-       for name, dataset, clients, samples in _MET for skew in ("0.3", "0.1", "0.7", "0.5")},
-    **{f"{name}-vit-n10-{label}": uploaded_vits(name, partition)
-       for name in ("blood", "cifar") for label, partition in _SHARES.items()},
+    **{
+        f"factory-{name}-n5-a0.1": generated(dataset, "dirichlet:0.1", samples)
+        for name, (dataset, samples) in _GENERATED.items()
+    },
+    **{
+        f"{name}-meet-n{(number := _FEWER.get((name, skew), clients))}-a{skew}": meeting(dataset, number, skew, samples)
+        for name, dataset, clients, samples in _MET
+        for skew in ("0.3", "0.1", "0.7", "0.5")
+    },
+    **{
+        f"{name}-vit-n10-{label}": uploaded_vits(name, partition)
+        for name in ("blood", "cifar")
+        for label, partition in _SHARES.items()
+    },
     **{f"blood-vit-n{clients}-a0.1": uploaded_vits("blood", "dirichlet:0.1", clients) for clients in (5, 20)},
     **{f"digits-vit-n5-{label}": uploaded_vits("digits", _SHARES[label], 5) for label in ("a0.05", "a0.1", "a0.3", "c3")},
     "digits-vit-n10-c1": uploaded_vits("digits", "classes:1"),  # five clients of one class each would leave five to nobody
     **{f"digits-vit-n{clients}-a0.1": uploaded_vits("digits", "dirichlet:0.1", clients) for clients in (10, 20)},
     **{f"digits28-vit-n5-{label}": uploaded_vits("digits28", _SHARES[label], 5) for label in ("a0.1", "c3")},
-}  # fmt: skip
+}
 # What the papers print for the nearest cell of theirs. FedBiCross, its tables (first version): own accuracy, ResNet-18,
 # official splits and full size, as many clusters as here (3 of 5 clients, 4 of 10).
 # FederatedFactory: global accuracy, ResNet-50. FALCON: global accuracy, DINOv2-base at 448 px.
 # FedMITR: global accuracy, DeiT-Tiny from ImageNet at 224 px.
-_ROWS = ("fedavg", "dafl", "dense", "fedisca", "coboosting", "fedbicross", "fedbicross@weights=intra",
-         "fedbicross@weights=uniform", "fedbicross@weights=similarity", "fedbicross@personalize=false", "fedbicross@clusters=1")
-_BICROSS = {cell: dict(zip(_ROWS, values, strict=True)) for cell, values in {
-    "blood-n5-a0.1": (14.23, 13.42, 42.34, 48.49, 54.75, 83.31, 80.01, 81.66, 82.99, 77.69, 76.47),
-    "blood-n5-a0.3": (17.35, 15.74, 50.45, 53.28, 58.41, 87.67, 83.07, 84.44, 85.13, 81.15, 78.40),
-    "blood-n5-a0.5": (18.26, 17.03, 75.78, 79.83, 80.32, 90.13, 85.92, 86.17, 87.02, 84.16, 82.64),
-    "blood-n10-a0.1": (13.58, 12.74, 38.62, 44.28, 49.52, 78.67, 72.91, 75.14, 76.23, 67.26, 65.48),
-    "blood-n10-a0.3": (16.28, 14.73, 45.12, 48.60, 54.10, 84.13, 77.93, 79.81, 80.85, 74.48, 73.08),
-    "blood-n10-a0.5": (17.41, 16.07, 64.45, 74.31, 72.89, 84.26, 80.56, 82.18, 83.45, 75.89, 74.76),
-    "skin-n5-a0.1": (15.62, 15.96, 16.85, 18.12, 38.29, 65.82, 60.08, 61.79, 63.05, 57.69, 51.28),
-    "skin-n5-a0.3": (17.24, 17.71, 18.45, 21.84, 46.08, 71.45, 66.12, 67.30, 67.44, 65.31, 59.35),
-    "skin-n5-a0.5": (64.62, 66.31, 66.56, 68.05, 67.40, 71.29, 69.10, 70.13, 71.16, 73.05, 69.09),
-}.items()}  # fmt: skip
+_ROWS = (
+    "fedavg",
+    "dafl",
+    "dense",
+    "fedisca",
+    "coboosting",
+    "fedbicross",
+    "fedbicross@weights=intra",
+    "fedbicross@weights=uniform",
+    "fedbicross@weights=similarity",
+    "fedbicross@personalize=false",
+    "fedbicross@clusters=1",
+)
+_BICROSS = {
+    cell: dict(zip(_ROWS, values, strict=True))
+    for cell, values in {
+        "blood-n5-a0.1": (14.23, 13.42, 42.34, 48.49, 54.75, 83.31, 80.01, 81.66, 82.99, 77.69, 76.47),
+        "blood-n5-a0.3": (17.35, 15.74, 50.45, 53.28, 58.41, 87.67, 83.07, 84.44, 85.13, 81.15, 78.40),
+        "blood-n5-a0.5": (18.26, 17.03, 75.78, 79.83, 80.32, 90.13, 85.92, 86.17, 87.02, 84.16, 82.64),
+        "blood-n10-a0.1": (13.58, 12.74, 38.62, 44.28, 49.52, 78.67, 72.91, 75.14, 76.23, 67.26, 65.48),
+        "blood-n10-a0.3": (16.28, 14.73, 45.12, 48.60, 54.10, 84.13, 77.93, 79.81, 80.85, 74.48, 73.08),
+        "blood-n10-a0.5": (17.41, 16.07, 64.45, 74.31, 72.89, 84.26, 80.56, 82.18, 83.45, 75.89, 74.76),
+        "skin-n5-a0.1": (15.62, 15.96, 16.85, 18.12, 38.29, 65.82, 60.08, 61.79, 63.05, 57.69, 51.28),
+        "skin-n5-a0.3": (17.24, 17.71, 18.45, 21.84, 46.08, 71.45, 66.12, 67.30, 67.44, 65.31, 59.35),
+        "skin-n5-a0.5": (64.62, 66.31, 66.56, 68.05, 67.40, 71.29, 69.10, 70.13, 71.16, 73.05, 69.09),
+    }.items()
+}
 _VIT_ROWS = ("fedavg", FEDFTG, f"dense{SPARING}", f"coboosting{SPARING}", "deepinversion_vit", "fedmitr")
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
     **_BICROSS,
-    "cifar-silos": {"centralized": 94.69, "fedavg_rounds": 11.36, "fedprox": 18.08, "scaffold": 12.99, "feddyn": 10.12,
-                    "federated_factory@factory=edm": 84.30, "federated_factory@mode=peer@factory=edm": 90.57},
-    "blood-silos": {"centralized": 91.23, "fedavg_rounds": 21.88, "fedprox": 20.18, "scaffold": 22.60, "feddyn": 19.47,
-                    "federated_factory@factory=edm": 91.17, "federated_factory@mode=peer@factory=edm": 86.38},
-    "retina-silos": {"centralized": 47.20, "fedavg_rounds": 43.50, "fedprox": 43.50, "scaffold": 43.50, "feddyn": 43.50,
-                     "federated_factory@factory=edm": 46.75, "federated_factory@mode=peer@factory=edm": 49.30},
+    "cifar-silos": {
+        "centralized": 94.69,
+        "fedavg_rounds": 11.36,
+        "fedprox": 18.08,
+        "scaffold": 12.99,
+        "feddyn": 10.12,
+        "federated_factory@factory=edm": 84.30,
+        "federated_factory@mode=peer@factory=edm": 90.57,
+    },
+    "blood-silos": {
+        "centralized": 91.23,
+        "fedavg_rounds": 21.88,
+        "fedprox": 20.18,
+        "scaffold": 22.60,
+        "feddyn": 19.47,
+        "federated_factory@factory=edm": 91.17,
+        "federated_factory@mode=peer@factory=edm": 86.38,
+    },
+    "retina-silos": {
+        "centralized": 47.20,
+        "fedavg_rounds": 43.50,
+        "fedprox": 43.50,
+        "scaffold": 43.50,
+        "feddyn": 43.50,
+        "federated_factory@factory=edm": 46.75,
+        "federated_factory@mode=peer@factory=edm": 49.30,
+    },
     "factory-cifar-n5-a0.1": {"fedavg_rounds": 89.76, "fedprox": 89.67, "scaffold": 79.26, "feddyn": 61.82},
     "factory-blood-n5-a0.1": {"fedavg_rounds": 83.46, "fedprox": 84.11, "scaffold": 82.31, "feddyn": 64.93},
     "factory-retina-n5-a0.1": {"fedavg_rounds": 45.20, "fedprox": 45.45, "scaffold": 43.50, "feddyn": 45.25},
@@ -221,16 +362,26 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "brain-a0.1": {"falcon@server=average": 90.98, "fedpft": 74.09, "fedcgs": 64.72, "falcon": 83.33},
     "brain-a0.3": {"falcon@server=average": 94.20, "fedpft": 74.38, "fedcgs": 69.04, "falcon": 85.60},
     "brain-a0.5": {"falcon@server=average": 95.83, "fedpft": 77.74, "fedcgs": 62.79, "falcon": 85.16},
-    **{f"{name}-a{alpha}": dict(zip(("falcon@server=average", "fedpft", "fedcgs", "falcon"), values, strict=True))
-       for name in ("xray", "xray448") for alpha, values in {
-           "0.1": (66.11, 72.65, 77.62, 82.41), "0.3": (86.54, 75.27, 79.12, 88.92), "0.5": (88.83, 76.74, 76.90, 89.22),
-       }.items()},
-    **{f"cifar-vit-n10-{label}": dict(zip(_VIT_ROWS, values, strict=True)) for label, values in {
-        "a0.05": (15.87, 16.16, 16.41, 17.31, 22.01, 26.78), "a0.1": (24.30, 25.05, 25.19, 26.88, 33.77, 36.97),
-        "a0.3": (37.93, 40.01, 39.02, 40.57, 44.63, 51.69), "c1": (9.10, 9.59, 9.28, 9.37, 9.77, 13.98),
-        "c3": (20.12, 21.88, 20.99, 21.26, 28.06, 33.85),
-    }.items()},
-}  # fmt: skip
+    **{
+        f"{name}-a{alpha}": dict(zip(("falcon@server=average", "fedpft", "fedcgs", "falcon"), values, strict=True))
+        for name in ("xray", "xray448")
+        for alpha, values in {
+            "0.1": (66.11, 72.65, 77.62, 82.41),
+            "0.3": (86.54, 75.27, 79.12, 88.92),
+            "0.5": (88.83, 76.74, 76.90, 89.22),
+        }.items()
+    },
+    **{
+        f"cifar-vit-n10-{label}": dict(zip(_VIT_ROWS, values, strict=True))
+        for label, values in {
+            "a0.05": (15.87, 16.16, 16.41, 17.31, 22.01, 26.78),
+            "a0.1": (24.30, 25.05, 25.19, 26.88, 33.77, 36.97),
+            "a0.3": (37.93, 40.01, 39.02, 40.57, 44.63, 51.69),
+            "c1": (9.10, 9.59, 9.28, 9.37, 9.77, 13.98),
+            "c3": (20.12, 21.88, 20.99, 21.26, 28.06, 33.85),
+        }.items()
+    },
+}
 
 
 def record(cell: str, replaces: bool = False) -> Path | None:
@@ -260,18 +411,26 @@ def record(cell: str, replaces: bool = False) -> Path | None:
     RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{cell}.json"
     made = {
-        "cell": cell, "command": f"python -m benchmarks.grid {cell}", "simulation": CELLS[cell].command(cell),
+        "cell": cell,
+        "command": f"python -m benchmarks.grid {cell}",
+        "simulation": CELLS[cell].command(cell),
         "date": today,
-        "seeds": list(SEEDS), "environment": describe_environment("cpu", default_workers()), "data": summary["data"],
-        "methods": found, "equal_accuracy": summary["equal_accuracy"], "published_percent": dict(PUBLISHED.get(cell, {})),
+        "seeds": list(SEEDS),
+        "environment": describe_environment("cpu", default_workers()),
+        "data": summary["data"],
+        "methods": found,
+        "equal_accuracy": summary["equal_accuracy"],
+        "published_percent": dict(PUBLISHED.get(cell, {})),
         "published_is": "global" if CELLS[cell].method in ("federated_factory", "falcon", "fedmitr") else "own",
-    }  # fmt: skip
+    }
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     made = joined(before, made, methods_of(cell))
     wanted = [label for label in lost(before, made) if label in methods_of(cell)]
     if wanted and not replaces:
-        raise SystemExit(f"{path} has rows that do not go with these runs (other images, settings or start file), and would "
-                         f"lose {', '.join(wanted)}. Run all of the cell's rows first, or say --replace.")  # fmt: skip
+        raise SystemExit(
+            f"{path} has rows that do not go with these runs (other images, settings or start file), and would "
+            f"lose {', '.join(wanted)}. Run all of the cell's rows first, or say --replace."
+        )
     write_json(path, {**made, "missing": missing(cell, made["methods"])})
     return path
 
@@ -293,8 +452,11 @@ def measured(figures: Mapping[str, Any]) -> dict[str, Any]:
     if DESCENT in figures:
         shown = figures[DESCENT]["series"]
         held = sum(one <= most for one, most in zip(shown["measured"], shown["promised"], strict=True))
-        found[DESCENT] = {"steps": len(shown["measured"]) - 1, "held": held - 1,
-                          **{name: values[-1] for name, values in shown.items()}}  # fmt: skip
+        found[DESCENT] = {
+            "steps": len(shown["measured"]) - 1,
+            "held": held - 1,
+            **{name: values[-1] for name, values in shown.items()},
+        }
     return found
 
 

@@ -81,15 +81,26 @@ def _inversion(architecture: str, images: int, steps: int, rounds: int) -> dict[
     pairs = zip(models, ours(), first(), strict=True)
     gap = max(_relative(_loss(model, a, labels), _loss(model, b, labels)) for model, a, b in pairs)
     return {
-        "architecture": architecture, "clients": 5, "images": images, "steps": steps, "rounds": rounds,
-        "workers": default_workers(), "plain_s": round(seconds["plain"], 3), "ours_s": round(seconds["ours"], 3),
-        "speedup": round(seconds["plain"] / seconds["ours"], 2), "aim": 2.5, "load_average": round(os.getloadavg()[0], 1),
-        "plain_cpu_s": round(work["plain"], 3), "ours_cpu_s": round(work["ours"], 3),
-        "less_work": round(work["plain"] / work["ours"], 2), "relative_gap_of_losses": gap,
-        "gflops_ours": round(flops / seconds["ours"] / 1e9, 1), "gflops_peak": round(peak / 1e9, 1),
+        "architecture": architecture,
+        "clients": 5,
+        "images": images,
+        "steps": steps,
+        "rounds": rounds,
+        "workers": default_workers(),
+        "plain_s": round(seconds["plain"], 3),
+        "ours_s": round(seconds["ours"], 3),
+        "speedup": round(seconds["plain"] / seconds["ours"], 2),
+        "aim": 2.5,
+        "load_average": round(os.getloadavg()[0], 1),
+        "plain_cpu_s": round(work["plain"], 3),
+        "ours_cpu_s": round(work["ours"], 3),
+        "less_work": round(work["plain"] / work["ours"], 2),
+        "relative_gap_of_losses": gap,
+        "gflops_ours": round(flops / seconds["ours"] / 1e9, 1),
+        "gflops_peak": round(peak / 1e9, 1),
         "share_of_peak": round(flops / seconds["ours"] / peak, 3),
         "speedup_at_peak": round(seconds["plain"] * peak / flops, 2),
-    }  # fmt: skip
+    }
 
 
 _FACTORS = torch.randn(2, 2048, 2048, generator=torch_generator(0, "peak"))
@@ -101,9 +112,7 @@ def _product() -> torch.Tensor:
     return _FACTORS[0] @ _FACTORS[1]
 
 
-def plain_invert(
-    teacher: Teacher, labels: torch.Tensor, settings: Inversion, rng: torch.Generator
-) -> list[torch.Tensor]:
+def plain_invert(teacher: Teacher, labels: torch.Tensor, settings: Inversion, rng: torch.Generator) -> list[torch.Tensor]:
     """Every x^(t) of these models as one teacher, with forward hooks for the BN statistics."""
     terms: list[torch.Tensor] = []
 
@@ -180,16 +189,23 @@ def _server(method: Any, plain: Plain, **more: Any) -> dict[str, object]:
         ours("exact")
     trajectories.record = record
     return {
-        "settings": {"preset": "cpu", **SHORT, **more}, "clients": 5, "rounds": 3,
-        "plain_s": round(seconds["plain"], 2), "ours_s": round(seconds["ours"], 2),
-        "speedup": round(seconds["plain"] / seconds["ours"], 2), "aim": 3.0, "load_average": round(os.getloadavg()[0], 1),
-        "plain_cpu_s": round(work["plain"], 2), "ours_cpu_s": round(work["ours"], 2),
+        "settings": {"preset": "cpu", **SHORT, **more},
+        "clients": 5,
+        "rounds": 3,
+        "plain_s": round(seconds["plain"], 2),
+        "ours_s": round(seconds["ours"], 2),
+        "speedup": round(seconds["plain"] / seconds["ours"], 2),
+        "aim": 3.0,
+        "load_average": round(os.getloadavg()[0], 1),
+        "plain_cpu_s": round(work["plain"], 2),
+        "ours_cpu_s": round(work["ours"], 2),
         "less_work": round(work["plain"] / work["ours"], 2),
-        "gflops_ours": round(spent.flops / seconds["ours"] / 1e9, 1), "gflops_peak": round(peak / 1e9, 1),
+        "gflops_ours": round(spent.flops / seconds["ours"] / 1e9, 1),
+        "gflops_peak": round(peak / 1e9, 1),
         "share_of_peak": round(spent.flops / seconds["ours"] / peak, 3),
         "largest_relative_gap_of_students": _gap(found["exact"], found["plain"]),
         "the_same_with_16_bit_trajectories": _gap(found["ours"], found["plain"]),
-    }  # fmt: skip
+    }
 
 
 class _PlainTeacher:
@@ -198,7 +214,7 @@ class _PlainTeacher:
     def __init__(self, server: Any, uploads: Sequence[Upload], chosen: Sequence[int], members: Members) -> None:
         mine = [uploads[i] for i in chosen]
         self.settings: Any = server.settings
-        self.clean = teacher_of(mine, [members[i] for i in chosen], self.settings.combine, len(TASK.classes))
+        self.clean = teacher_of(mine, [members[i] for i in chosen], self.settings.ensemble, len(TASK.classes))
         self.seen = counts_of(mine, len(TASK.classes)).sum(0)
 
     def dream(self, guides: Teacher, ctx: Context, repetition: int, images: int) -> None:
@@ -224,7 +240,7 @@ class _PlainTeacher:
 def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list[nn.Module]:
     """Each client's images; all clients guide, and are asked again on each of the student's walks."""
     s, members = server.settings, [as_first_written(server.build(u.payload)) for u in uploads]
-    everyone = teacher_of(uploads, members, s.combine, len(TASK.classes))
+    everyone = teacher_of(uploads, members, s.ensemble, len(TASK.classes))
     makers = [_PlainTeacher(server, uploads, [i], members) for i in range(len(uploads))]
     student = as_first_written(start_student(uploads, server, ctx)[0]).train()
     optimizer = _sgd(student, s)
@@ -238,7 +254,7 @@ def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list
             loss = sum(m.compare(x, said, place) for m, x, said in zip(makers, images, parts, strict=True)) / len(makers)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[union-attr]
-            nn.utils.clip_grad_norm_(student.parameters(), s.server_clip)
+            nn.utils.clip_grad_norm_(student.parameters(), s.student_clip)
             optimizer.step()
     return [student]
 
@@ -262,14 +278,21 @@ def _plain_fedbicross(server: Any, uploads: Sequence[Upload], ctx: Context) -> l
 
 
 def _plain_bilevel(
-    student: nn.Module, optimizer: torch.optim.Optimizer, k: int, w: torch.Tensor, makers: Sequence[_PlainTeacher], place: int,
-    s: Any, train: torch.Tensor, val: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    student: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    k: int,
+    w: torch.Tensor,
+    makers: Sequence[_PlainTeacher],
+    place: int,
+    s: Any,
+    train: torch.Tensor,
+    val: torch.Tensor,
+) -> torch.Tensor:
     parameters = list(student.parameters())
     sources = [torch.autograd.grad(maker.loss(student, place, train), parameters) for maker in makers]
     for place_of, parameter in enumerate(parameters):
         parameter.grad = sum(float(w[j]) * g[place_of] for j, g in enumerate(sources))  # type: ignore[assignment]
-    nn.utils.clip_grad_norm_(parameters, s.server_clip)
+    nn.utils.clip_grad_norm_(parameters, s.student_clip)
     optimizer.step()
     kept = copy.deepcopy(dict(student.named_buffers()))
     held = torch.autograd.grad(makers[k].loss(student, place, val), parameters)
@@ -281,11 +304,11 @@ def _plain_bilevel(
 
 
 def _sgd(student: nn.Module, s: Any) -> torch.optim.SGD:
-    return torch.optim.SGD(student.parameters(), s.server_lr, momentum=s.server_momentum, weight_decay=s.server_decay)
+    return torch.optim.SGD(student.parameters(), s.student_lr, momentum=s.student_momentum, weight_decay=s.student_decay)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, s: Any, repetition: int) -> None:
-    optimizer.param_groups[0]["lr"] = s.server_lr * decay(s.server_schedule, repetition, s.repetitions)
+    optimizer.param_groups[0]["lr"] = s.student_lr * decay(s.student_schedule, repetition, s.repetitions)
 
 
 def _plain_adapted(member: nn.Module, walk: Sequence[torch.Tensor]) -> nn.Module:
@@ -331,8 +354,11 @@ def _growth(method: Any) -> dict[str, object]:
 
     seconds = medians({str(n): phase(n) for n in (5, 10, 20)}, 3)
     growth = round(seconds["20"] / seconds["5"], 2)
-    return {"settings": {"preset": "cpu", **SHORTER}, "seconds": {n: round(s, 2) for n, s in seconds.items()},
-            "growth_5_to_20": growth}  # fmt: skip
+    return {
+        "settings": {"preset": "cpu", **SHORTER},
+        "seconds": {n: round(s, 2) for n, s in seconds.items()},
+        "growth_5_to_20": growth,
+    }
 
 
 def _memory() -> dict[str, object]:

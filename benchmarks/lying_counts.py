@@ -26,8 +26,8 @@ from osfl.runtime.workers import Workers, compute_threads
 from osfl.simulate.simulation import Federation, Simulation, prepare
 
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "ensemble by class counts": ("ensemble", {"combine": "class_count"}),
-    "ensemble by odds": ("ensemble", {"combine": "odds"}),
+    "ensemble by class counts": ("ensemble", {"ensemble": "class_count"}),
+    "ensemble by odds": ("ensemble", {"ensemble": "odds"}),
     "FedAvg": ("fedavg", {}),
     "FederatedFactory": ("federated_factory", {}),
     "FedMITR": ("fedmitr", {"architecture": "vit", "augment": "none", "pretrained": "vit_signs"}),

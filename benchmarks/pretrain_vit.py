@@ -45,9 +45,16 @@ from osfl.runtime.workers import compute_threads
 FOLDER = Path("runs/pretrained")
 DRAWN = 16_000  # images of one epoch, drawn from the pool once
 RECIPE = Training(
-    "vit", epochs=6, batch_size=64, optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="cosine", augment="flip+crop",
+    "vit",
+    epochs=6,
+    batch_size=64,
+    optimizer="adam",
+    lr=1e-3,
+    weight_decay=0.0,
+    schedule="cosine",
+    augment="flip+crop",
     clip=1.0,
-)  # fmt: skip
+)
 TELLING_SIGNS = replace(RECIPE, epochs=12, augment="none")  # mirrored, a sign would be another
 
 
@@ -127,8 +134,13 @@ def pretrain(name: str, path: Path, *recipe: Any) -> dict[str, Any]:
     kind = torch.float16 if path.stem.endswith("-fp16") else torch.float32
     state = {key: value.to(kind).contiguous() for key, value in model.state_dict().items() if not key.startswith("head.")}
     save_file(state, path)
-    return {"file": _shown(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "side": start.side, **said,
-            "cpu_seconds": round(time.process_time() - began, 1)}  # fmt: skip
+    return {
+        "file": _shown(path),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "side": start.side,
+        **said,
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }
 
 
 def path_of(name: str) -> Path:
@@ -159,8 +171,12 @@ def main(names: list[str]) -> None:
         if not path.exists():
             with compute_threads(1):
                 environment = describe_environment("cpu", 1)
-            made = {"command": f"python -m benchmarks.pretrain_vit {name}", "date": time.strftime("%Y-%m-%d", time.gmtime()),
-                    "environment": environment, **pretrain(name, path)}  # fmt: skip
+            made = {
+                "command": f"python -m benchmarks.pretrain_vit {name}",
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "environment": environment,
+                **pretrain(name, path),
+            }
             write_json(RECORDS / f"pretrain-{name}.json", {**made, "earlier": earlier(name, made["sha256"])})
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         pinned = "vit_signs" if name == "signs" else f"{path} --set pretrained_sha256={sha256}"

@@ -1,6 +1,6 @@
 """Write docs/results.md from the committed records; nothing in it is typed by hand.
 
-    python -m benchmarks.results
+python -m benchmarks.results
 """
 
 from __future__ import annotations
@@ -61,16 +61,37 @@ EXTRA: Mapping[str, tuple[str, float, str]] = {  # shown in the cells that have 
 def table(record: dict[str, Any]) -> list[str]:
     rows = record["methods"]
     extra = [metric for metric in EXTRA if any(_mean(row, metric) is not None for row in rows.values())]
-    heads = ["method", "own", "worst client", "global", "AUROC", "upload, all", "server s", *(EXTRA[m][0] for m in extra),
-             f"published {record['published_is']}"]  # fmt: skip
-    lines = [f"## {record['cell']}", "", f"`{record['command']}` ({record['date']}, {len(record['seeds'])} seeds)", "",
-             f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]  # fmt: skip
+    heads = [
+        "method",
+        "own",
+        "worst client",
+        "global",
+        "AUROC",
+        "upload, all",
+        "server s",
+        *(EXTRA[m][0] for m in extra),
+        f"published {record['published_is']}",
+    ]
+    lines = [
+        f"## {record['cell']}",
+        "",
+        f"`{record['command']}` ({record['date']}, {len(record['seeds'])} seeds)",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|" + "---|" * len(heads),
+    ]
     for label, row in rows.items():
-        cells = [label, percent(row["scores.clients.own.mean"]), percent(row["scores.clients.own.worst"]),
-                 percent(row["scores.global.accuracy"]), _spelled(_mean(row, "scores.global.auroc"), 1, ".3f"),
-                 f"{row['costs.upload_bytes']['mean'] / 1e6:.2f} MB", f"{row['costs.server_seconds']['mean']:.1f}",
-                 *(_spelled(_mean(row, metric), *EXTRA[metric][1:]) for metric in extra),
-                 _spelled(record["published_percent"].get(label), 1, ".1f")]  # fmt: skip
+        cells = [
+            label,
+            percent(row["scores.clients.own.mean"]),
+            percent(row["scores.clients.own.worst"]),
+            percent(row["scores.global.accuracy"]),
+            _spelled(_mean(row, "scores.global.auroc"), 1, ".3f"),
+            f"{row['costs.upload_bytes']['mean'] / 1e6:.2f} MB",
+            f"{row['costs.server_seconds']['mean']:.1f}",
+            *(_spelled(_mean(row, metric), *EXTRA[metric][1:]) for metric in extra),
+            _spelled(record["published_percent"].get(label), 1, ".1f"),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     for label, row in rows.items():
         if "own_by_encounter" in row:
@@ -87,8 +108,13 @@ def table(record: dict[str, Any]) -> list[str]:
 def started_from(rows: Mapping[str, dict[str, Any]]) -> list[str]:
     """The weights that clients fine-tuned, and the first digits of a file's sha256: another processor makes other bytes."""
     said = [row["settings"] for row in rows.values()]
-    return sorted({f"`{one['pretrained']}`" + (f" ({one['pretrained_sha256'][:12]}…)" if one.get("pretrained_sha256") else "")
-                   for one in said if one.get("pretrained")})  # fmt: skip
+    return sorted(
+        {
+            f"`{one['pretrained']}`" + (f" ({one['pretrained_sha256'][:12]}…)" if one.get("pretrained_sha256") else "")
+            for one in said
+            if one.get("pretrained")
+        }
+    )
 
 
 def _mean(row: dict[str, Any], metric: str) -> float | None:
@@ -102,15 +128,23 @@ def _spelled(value: float | None, factor: float, form: str) -> str:
 
 def speeds() -> list[str]:
     """Every ratio that a benchmark measured in one run, ours against the straightforward version."""
-    lines = ["## Speed", "", "Ratios to a straightforward version at equal results, each of one run of `make bench`.", "",
-             "| what | times faster | aim | % of the peak | measured |", "|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "## Speed",
+        "",
+        "Ratios to a straightforward version at equal results, each of one run of `make bench`.",
+        "",
+        "| what | times faster | aim | % of the peak | measured |",
+        "|---|---|---|---|---|",
+    ]
     for path in sorted(RECORDS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         for name, figures, key in _ratios(record.get("figures", {}), path.stem):
             aim, share = figures.get(key.replace("speedup", "aim")), figures.get("share_of_peak")
             share = share.get(key.removesuffix("_speedup")) if isinstance(share, dict) else share
-            lines.append(f"| {name} | {figures[key]:.2f} | {_spelled(aim, 1, '.2f')} | {_spelled(share, 100, '.0f')} "
-                         f"| {record['date']} |")  # fmt: skip
+            lines.append(
+                f"| {name} | {figures[key]:.2f} | {_spelled(aim, 1, '.2f')} | {_spelled(share, 100, '.0f')} "
+                f"| {record['date']} |"
+            )
     return [*lines, ""]
 
 
@@ -140,10 +174,15 @@ def over_clients(records: Sequence[dict[str, Any]]) -> list[str]:
             drawn = [label for label in LINES if label in both]
             path.write_text(_curve(cells, numbers, drawn, METRICS[judged]), encoding="utf-8")
             lines += ["", f"![{of}, {share}: accuracy over the number of clients]({path.name})"]
-        lines += ["", f"| {of}, {share}: {judged} | {' | '.join(f'N = {n}' for n in numbers)} |",
-                  "|" + "---|" * (len(numbers) + 1)]  # fmt: skip
-        lines += [f"| {label} | {' | '.join(percent(cells[n]['methods'][label][METRICS[judged]]) for n in numbers)} |"
-                  for label in both]  # fmt: skip
+        lines += [
+            "",
+            f"| {of}, {share}: {judged} | {' | '.join(f'N = {n}' for n in numbers)} |",
+            "|" + "---|" * (len(numbers) + 1),
+        ]
+        lines += [
+            f"| {label} | {' | '.join(percent(cells[n]['methods'][label][METRICS[judged]]) for n in numbers)} |"
+            for label in both
+        ]
     return [*lines, ""]
 
 
@@ -167,8 +206,11 @@ def features(record: dict[str, Any]) -> list[str]:
     rows = {label: row for label, row in record["methods"].items() if row.get("tokens.overall.mmd", {}).get("n")}
     if not rows:
         return []
-    head = ["", "| synthetic features | MMD (floor) | GFLOP each | attacker: PSNR / SSIM from real | synthetic | nothing |",
-            "|---|---|---|---|---|---|"]  # fmt: skip
+    head = [
+        "",
+        "| synthetic features | MMD (floor) | GFLOP each | attacker: PSNR / SSIM from real | synthetic | nothing |",
+        "|---|---|---|---|---|---|",
+    ]
     return [*head, *(_features(label, row) for label, row in rows.items())]
 
 

@@ -60,13 +60,19 @@ class Role:
 
 
 ROLES = {
-    "client": Role("client plan.toml --client north --data sites/north --key keys/north.key --out usb/north.safetensors",
-                   "enrolled", ("usb/north.safetensors",)),
+    "client": Role(
+        "client plan.toml --client north --data sites/north --key keys/north.key --out usb/north.safetensors",
+        "enrolled",
+        ("usb/north.safetensors",),
+    ),
     "receive": Role("receive round usb", "spoken", tuple(f"round/inbox/{client}.safetensors" for client in CLIENTS)),
     "server": Role("server round --key keys/server.key", "received", ("round/release.safetensors",)),
-    "personalize": Role("personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub "
-                        "--out model", "served", ("model/model.safetensors", "model/plan.json")),
-}  # fmt: skip
+    "personalize": Role(
+        "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model",
+        "served",
+        ("model/model.safetensors", "model/plan.json"),
+    ),
+}
 
 
 def small_plan(clients: Sequence[str] = CLIENTS) -> Plan:
@@ -261,8 +267,14 @@ def large(root: Path, bundles: int, size: int) -> dict[str, Any]:
     grown = json.loads((root / "memory.json").read_text())["grown"]
     kept = len(coordinator.status(root / "round").delivered)
     shutil.rmtree(root)
-    return {"bundles": bundles, "largest_bytes": largest, "exit_code": status, "kept": kept,
-            "memory_over_largest": round(grown / largest, 3), "receive_seconds": round(seconds, 1)}  # fmt: skip
+    return {
+        "bundles": bundles,
+        "largest_bytes": largest,
+        "exit_code": status,
+        "kept": kept,
+        "memory_over_largest": round(grown / largest, 3),
+        "receive_seconds": round(seconds, 1),
+    }
 
 
 def receive_measured(folder: str) -> None:
@@ -306,8 +318,13 @@ def many(root: Path, sites: int) -> dict[str, Any]:
     found = coordinator.status(root / "round")
     wrong = sum((root / "round" / "inbox" / f"{client}{BUNDLES}").read_bytes() != data[client] for client in found.delivered)
     leftovers = [path for path in (root / "round" / "inbox").iterdir() if path.suffix == ".tmp"]
-    return {"sites": sites, "not_acknowledged": sum(map(bool, codes.values())), "delivered": len(found.delivered),
-            "wrong": wrong, "leftovers": len(leftovers)}  # fmt: skip
+    return {
+        "sites": sites,
+        "not_acknowledged": sum(map(bool, codes.values())),
+        "delivered": len(found.delivered),
+        "wrong": wrong,
+        "leftovers": len(leftovers),
+    }
 
 
 # --- all of it ---------------------------------------------------------------------------------------------------------

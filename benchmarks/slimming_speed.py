@@ -36,9 +36,12 @@ from osfl.simulate.simulation import Simulation, prepare
 
 TASK = Task("bench", tuple("abcdefgh"), (3, 28, 28))
 CASES = {  # architecture, every n-th filter silenced
-    "cnn_w16_quarter": ("cnn-w16", 4), "cnn_w16_half": ("cnn-w16", 2), "cnn_half": ("cnn", 2),
-    "resnet18_w16_quarter": ("resnet18-w16", 4), "resnet18_w16_half": ("resnet18-w16", 2),
-}  # fmt: skip
+    "cnn_w16_quarter": ("cnn-w16", 4),
+    "cnn_w16_half": ("cnn-w16", 2),
+    "cnn_half": ("cnn", 2),
+    "resnet18_w16_quarter": ("resnet18-w16", 4),
+    "resnet18_w16_half": ("resnet18-w16", 2),
+}
 STRENGTHS = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # of the group lasso; 2 is that of FOL's cpu preset
 IMAGES, ROUNDS = 64, 15
 
@@ -62,11 +65,15 @@ def _compared(full: nn.Module, task: Task) -> dict[str, object]:
         seconds = medians({"full": lambda: frozen(x), "slim": lambda: narrow(x)}, ROUNDS, time.process_time)
         error = float((frozen(x) - narrow(x)).abs().max())
     return {
-        "images": IMAGES, "max_error": error,
-        "bytes": _bytes(thin), "bytes_before": _bytes(full), "bytes_left": round(_bytes(thin) / _bytes(full), 3),
-        "full_ms": round(1000 * seconds["full"], 2), "slim_ms": round(1000 * seconds["slim"], 2),
+        "images": IMAGES,
+        "max_error": error,
+        "bytes": _bytes(thin),
+        "bytes_before": _bytes(full),
+        "bytes_left": round(_bytes(thin) / _bytes(full), 3),
+        "full_ms": round(1000 * seconds["full"], 2),
+        "slim_ms": round(1000 * seconds["slim"], 2),
         "speedup": round(seconds["full"] / seconds["slim"], 2),
-    }  # fmt: skip
+    }
 
 
 def _silenced(architecture: str, every: int) -> nn.Module:
@@ -90,8 +97,11 @@ def _learned() -> dict[str, object]:
         model = recalibrated_bn(model, shard.train.images)
         with torch.no_grad():
             right = (model(to_input(federation.test.images)).argmax(1) == federation.test.labels).float().mean()
-        found[f"sparsity {strength:g}"] = {"pruned": round(pruned, 3), "test_accuracy": round(float(right), 4),
-                                           **_compared(model, federation.plan.task)}  # fmt: skip
+        found[f"sparsity {strength:g}"] = {
+            "pruned": round(pruned, 3),
+            "test_accuracy": round(float(right), 4),
+            **_compared(model, federation.plan.task),
+        }
     return found
 
 

@@ -68,9 +68,12 @@ def _case(architecture: str, side: int, clients: int, images: int, steps: int, r
         return [_plain(model, server, labels, task.image, dense, torch_generator(0, i)) for i, model in enumerate(models)]
 
     variants: dict[str, Callable[[], object]] = {
-        "plain": first, "dense": lambda: ours(dense), "dropped": lambda: ours(sparse),
-        "preset": lambda: ours(preset), "peak": lambda: left @ right,
-    }  # fmt: skip
+        "plain": first,
+        "dense": lambda: ours(dense),
+        "dropped": lambda: ours(sparse),
+        "preset": lambda: ours(preset),
+        "peak": lambda: left @ right,
+    }
     seconds = medians(variants, rounds)
     with compute_threads(1):
         work = medians({name: variants[name] for name in ("plain", "dense", "dropped", "preset")}, 1, time.process_time)
@@ -78,24 +81,38 @@ def _case(architecture: str, side: int, clients: int, images: int, steps: int, r
     flops = {name: each * sparse_flops(frozen[0], task.image, s) for name, s in (("dense", dense), ("dropped", sparse))}
     peak = 2 * 2048**3 / seconds["peak"]
     found: dict[str, Any] = {
-        "architecture": architecture, "side": side, "clients": clients, "images": images, "steps": steps, "rounds": rounds,
-        "workers": default_workers(), "load_average": round(os.getloadavg()[0], 1),
+        "architecture": architecture,
+        "side": side,
+        "clients": clients,
+        "images": images,
+        "steps": steps,
+        "rounds": rounds,
+        "workers": default_workers(),
+        "load_average": round(os.getloadavg()[0], 1),
         "seconds": {name: round(seconds[name], 3) for name in work},
         "images_per_second_and_step": {name: round(clients * images * steps / seconds[name], 1) for name in work},
-        "dense_speedup": round(seconds["plain"] / seconds["dense"], 2), "dense_aim": 1.5,
-        "dropped_speedup": round(seconds["plain"] / seconds["dropped"], 2), "dropped_aim": 2.1,
+        "dense_speedup": round(seconds["plain"] / seconds["dense"], 2),
+        "dense_aim": 1.5,
+        "dropped_speedup": round(seconds["plain"] / seconds["dropped"], 2),
+        "dropped_aim": 2.1,
         "processor_seconds": {name: round(value, 3) for name, value in work.items()},
         "less_work": {name: round(work["plain"] / work[name], 2) for name in ("dense", "dropped")},
         "gflops_peak": round(peak / 1e9, 1),
         "share_of_peak": {name: round(count / seconds[name] / peak, 3) for name, count in flops.items()},
         "gap_of_images": max(_gap(a, b) for a, b in zip(ours(dense), first(), strict=True)),
         "gap_of_logits": _logit_gap(models[0], frozen[0], task),
-    }  # fmt: skip
+    }
     saved, counted = work["dense"] / work["dropped"], flops["dense"] / flops["dropped"]
-    return {**found, "dropping": {
-        "faster": round(seconds["dense"] / seconds["dropped"], 2), "less_work": round(saved, 2),
-        "fewer_operations": round(counted, 2), "share": round(saved / counted, 2), "aim": 0.85,
-    }}  # fmt: skip
+    return {
+        **found,
+        "dropping": {
+            "faster": round(seconds["dense"] / seconds["dropped"], 2),
+            "less_work": round(saved, 2),
+            "fewer_operations": round(counted, 2),
+            "share": round(saved / counted, 2),
+            "aim": 0.85,
+        },
+    }
 
 
 # --- the straightforward version ----------------------------------------------------------------------------------------

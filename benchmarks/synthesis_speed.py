@@ -137,7 +137,7 @@ class Ours:
     def __init__(self, members: Sequence[nn.Module], student: nn.Module, objective: Objective, watch: bool) -> None:
         self.teacher = Teacher(members, "logits", torch.ones(len(members)), watch)
         self.student, self.objective = freeze(student), objective
-        self.generator = build_generator(IMAGE, torch_generator(0, "generator"), noise=256)
+        self.generator = build_generator(IMAGE, torch_generator(0, "generator"), latent_dim=256)
         self.z = torch.randn((BATCH, 256), generator=torch_generator(0, "z")).requires_grad_()
         self.labels = torch.arange(BATCH) % len(TASK.classes)
         self.optimizer = torch.optim.Adam([*self.generator.parameters(), self.z], 1e-3, betas=(0.5, 0.999))

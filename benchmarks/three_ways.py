@@ -52,9 +52,11 @@ def run(methods: Sequence[str] = ()) -> dict[str, Any]:
             net.stop()
             rows = {}
             for plan in plans:
-                ways = {"memory": by_memory(folder / "memory" / plan.method, plan, net.data),
-                        "files": by_files(folder / "files" / plan.method, plan, net.data),
-                        "flower": released(rounds[plan.method], plan)}  # fmt: skip
+                ways = {
+                    "memory": by_memory(folder / "memory" / plan.method, plan, net.data),
+                    "files": by_files(folder / "files" / plan.method, plan, net.data),
+                    "flower": released(rounds[plan.method], plan),
+                }
                 same = sum(digest == ways["memory"] for digest in ways.values())
                 rows[plan.method] = {"same": f"{same}/3", **{way: digest[:16] for way, digest in ways.items()}}
                 print(plan.method, json.dumps(rows[plan.method]), flush=True)
@@ -87,8 +89,8 @@ def _over_flower(net: Machines, rounds: Sequence[Path]) -> float:
         while waiting and len(under_way) < AT_ONCE:
             under_way.append(waiting.pop(0))
             net.run(under_way[-1].name)
-        net.wait_for("a round", lambda now=under_way: any((round / DONE).exists() for round in now), 900)  # type: ignore[misc]
-        under_way = [round for round in under_way if not (round / DONE).exists()]
+        net.wait_for("a round", lambda now=under_way: any((fl_round / DONE).exists() for fl_round in now), 900)  # type: ignore[misc]
+        under_way = [fl_round for fl_round in under_way if not (fl_round / DONE).exists()]
     return round(time.perf_counter() - start, 1)
 
 

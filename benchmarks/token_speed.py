@@ -48,8 +48,11 @@ def run() -> dict[str, object]:
     keep_freed_memory()  # as in every round
     with compute_threads(1), threadpool_limits(1):
         found: dict[str, object] = {
-            "attention_pool": _pooling(), "sampling": _sampling(), "mixtures": _mixtures(), "encoders": _encoders(),
-        }  # fmt: skip
+            "attention_pool": _pooling(),
+            "sampling": _sampling(),
+            "mixtures": _mixtures(),
+            "encoders": _encoders(),
+        }
     return {**found, "fedcgs_memory": _memory()}
 
 
@@ -85,12 +88,19 @@ def _pooling() -> dict[str, object]:
         answer = _turns({"ours": lambda: ours(x), "plain": lambda: plain(x)})
     train = _turns({"ours": lambda: step(ours), "plain": lambda: step(plain)})
     return {
-        "batch": BATCH, "tokens": TOKENS, "dim": DIM, "relative_error": error, "aim": 2.3,
-        "pooling_sequences_per_second": round(BATCH / pooling["ours"]), "pooling_speedup": _ratio(pooling),
+        "batch": BATCH,
+        "tokens": TOKENS,
+        "dim": DIM,
+        "relative_error": error,
+        "aim": 2.3,
+        "pooling_sequences_per_second": round(BATCH / pooling["ours"]),
+        "pooling_speedup": _ratio(pooling),
         "note": "the whole classifier has a feed-forward layer as well, which no rewrite makes cheaper: at most 2.0",
-        "forward_sequences_per_second": round(BATCH / answer["ours"]), "forward_speedup": _ratio(answer),
-        "training_sequences_per_second": round(BATCH / train["ours"]), "training_speedup": _ratio(train),
-    }  # fmt: skip
+        "forward_sequences_per_second": round(BATCH / answer["ours"]),
+        "forward_speedup": _ratio(answer),
+        "training_sequences_per_second": round(BATCH / train["ours"]),
+        "training_speedup": _ratio(train),
+    }
 
 
 class PlainGenerator(TokenGenerator):
@@ -116,9 +126,11 @@ def _sampling() -> dict[str, object]:
         error = float((one - other).abs().max() / other.abs().max())
         seconds = _turns({"ours": partial(_sequences, ours), "plain": partial(_sequences, plain)})
         found[order] = {
-            "relative_error": error, "sequences_per_second": round(SEQUENCES / seconds["ours"], 1),
-            "speedup": _ratio(seconds), "gflop_per_sequence": round(ours.sampling_flops() / 1e9, 4),
-        }  # fmt: skip
+            "relative_error": error,
+            "sequences_per_second": round(SEQUENCES / seconds["ours"], 1),
+            "speedup": _ratio(seconds),
+            "gflop_per_sequence": round(ours.sampling_flops() / 1e9, 4),
+        }
     return found
 
 
@@ -137,8 +149,11 @@ def _mixtures() -> dict[str, object]:
     """FedPFT's EM and scikit-learn's: k-means start and a fixed number of iterations each, in float64."""
     x, k, iterations = _clouds(1000, 320, 5), 5, 50
     found: dict[str, object] = {"samples": 1000, "dimensions": 320, "components": k, "aim": 1.0}
-    found |= {"diag": _beside_sklearn(x, k, "diag", iterations), "spherical": _beside_sklearn(x, k, "spherical", iterations),
-              "full": _beside_sklearn(x, k, "full", 10)}  # fmt: skip
+    found |= {
+        "diag": _beside_sklearn(x, k, "diag", iterations),
+        "spherical": _beside_sklearn(x, k, "spherical", iterations),
+        "full": _beside_sklearn(x, k, "full", 10),
+    }
     preset = {"samples": 400, "dimensions": 1600, "components": 20, **_beside_sklearn(_clouds(400, 1600, 20), 20, "diag", 50)}
     return {**found, "diag_of_the_cpu_preset": preset, "diag_difference_from_the_same_start": _same_start(x, k, iterations)}
 
@@ -150,10 +165,15 @@ def _clouds(n: int, d: int, k: int) -> torch.Tensor:
 
 
 def _beside_sklearn(x: torch.Tensor, k: int, shape: Shape, iterations: int) -> dict[str, object]:
-    seconds = _turns({"ours": partial(_ours, x, k, shape, iterations),
-                      "plain": partial(_sklearn, x.numpy(), k, shape, iterations)})  # fmt: skip
-    return {"iterations": iterations, "ours_seconds": round(seconds["ours"], 4),
-            "sklearn_seconds": round(seconds["plain"], 4), "speedup": _ratio(seconds)}  # fmt: skip
+    seconds = _turns(
+        {"ours": partial(_ours, x, k, shape, iterations), "plain": partial(_sklearn, x.numpy(), k, shape, iterations)}
+    )
+    return {
+        "iterations": iterations,
+        "ours_seconds": round(seconds["ours"], 4),
+        "sklearn_seconds": round(seconds["plain"], 4),
+        "speedup": _ratio(seconds),
+    }
 
 
 def _ours(x: torch.Tensor, k: int, shape: Shape, iterations: int) -> FeatureMixture:
@@ -161,8 +181,9 @@ def _ours(x: torch.Tensor, k: int, shape: Shape, iterations: int) -> FeatureMixt
 
 
 def _sklearn(x: np.ndarray, k: int, shape: str, iterations: int, **start: np.ndarray) -> GaussianMixture:  # type: ignore[type-arg]
-    model = GaussianMixture(k, covariance_type=shape, tol=0, max_iter=iterations, n_init=1, random_state=0,
-                            reg_covar=0 if start else 1e-6, **start)  # fmt: skip
+    model = GaussianMixture(
+        k, covariance_type=shape, tol=0, max_iter=iterations, n_init=1, random_state=0, reg_covar=0 if start else 1e-6, **start
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return model.fit(x)
@@ -174,8 +195,15 @@ def _same_start(x: torch.Tensor, k: int, iterations: int) -> float:
     centered = x - x.mean(0)
     labels = torch.tensor(kmeans(centered, k, torch_generator(0, "em"), starts=1))
     weights, means, spread = _maximized(_powers(centered, "diag"), functional.one_hot(labels, k).T.double(), "diag")
-    theirs = _sklearn(x.numpy(), k, "diag", iterations - 1, weights_init=weights.numpy(),
-                      means_init=(means + x.mean(0)).numpy(), precisions_init=(1 / spread).numpy())  # fmt: skip
+    theirs = _sklearn(
+        x.numpy(),
+        k,
+        "diag",
+        iterations - 1,
+        weights_init=weights.numpy(),
+        means_init=(means + x.mean(0)).numpy(),
+        precisions_init=(1 / spread).numpy(),
+    )
     return float(np.abs(theirs.means_ - ours.means.numpy()).max())
 
 
@@ -200,8 +228,12 @@ def _usual(network: nn.Module) -> nn.Module:
     The last `qkv` stays as it is: of it, a transformer here computes only what the class token needs.
     """
     twin = copy.deepcopy(network)
-    own = [(module, name, child) for module in twin.modules() for name, child in module.named_children()
-           if isinstance(child, nn.Linear)]  # fmt: skip
+    own = [
+        (module, name, child)
+        for module in twin.modules()
+        for name, child in module.named_children()
+        if isinstance(child, nn.Linear)
+    ]
     last = max((place for place, (_, name, _) in enumerate(own) if name == "qkv"), default=-1)
     for place, (module, name, child) in enumerate(own):
         if place != last:
@@ -225,11 +257,18 @@ def _encoder(network: nn.Module, side: int) -> dict[str, object]:
         seconds = _turns({name: partial(model, x) for name, model in variants.items()})
     good = {name: seconds[name] for name, error in errors.items() if error <= TOLERANCE}
     return {
-        "side": side, "fastest_within_tolerance": min(good, key=lambda name: good[name]),
-        **{name: {"views_per_second": round(TOKENS / seconds[name], 1), "images_per_second": round(1 / seconds[name], 1),
-                  "speedup": round(seconds["fp32"] / seconds[name], 2),
-                  "error": errors[name]} for name in variants},
-    }  # fmt: skip
+        "side": side,
+        "fastest_within_tolerance": min(good, key=lambda name: good[name]),
+        **{
+            name: {
+                "views_per_second": round(TOKENS / seconds[name], 1),
+                "images_per_second": round(1 / seconds[name], 1),
+                "speedup": round(seconds["fp32"] / seconds[name], 2),
+                "error": errors[name],
+            }
+            for name in variants
+        },
+    }
 
 
 # --- memory ------------------------------------------------------------------------------------------------------------
@@ -255,8 +294,11 @@ def _memory() -> dict[str, object]:
         rng, data = np.random.default_rng(0), Path(folder) / "noise.npz"
         parts = {part: rng.integers(0, 256, (count, 8, 8), dtype=np.uint8) for part, count in (("train", 8000), ("test", 200))}
         labels = {part: np.arange(len(images)) % 4 for part, images in parts.items()}
-        np.savez(data, **{f"{part}_images": images for part, images in parts.items()},
-                 **{f"{part}_labels": found_ for part, found_ in labels.items()})  # fmt: skip
+        np.savez(
+            data,
+            **{f"{part}_images": images for part, images in parts.items()},
+            **{f"{part}_labels": found_ for part, found_ in labels.items()},
+        )
         peaks = {}
         for clients in (100, 1000):
             words = [sys.executable, "-c", _ROUND, str(data), str(clients), str(Path(folder) / str(clients))]
@@ -264,8 +306,11 @@ def _memory() -> dict[str, object]:
             done = subprocess.run(words, capture_output=True, text=True, check=True, env=cache)
             said = json.loads(done.stdout.splitlines()[-1])
             peaks[clients] = said["peak"]
-            found[f"clients_{clients}"] = {"uploads_mb": round(said["uploads"] / 1e6, 1), "server_seconds": said["seconds"],
-                                           "server_peak_mb": round(said["peak"] / 1e6, 1)}  # fmt: skip
+            found[f"clients_{clients}"] = {
+                "uploads_mb": round(said["uploads"] / 1e6, 1),
+                "server_seconds": said["seconds"],
+                "server_peak_mb": round(said["peak"] / 1e6, 1),
+            }
     return {**found, "growth_mb": round((peaks[1000] - peaks[100]) / 1e6, 1)}
 
 

@@ -48,9 +48,17 @@ def main(names: list[str]) -> None:
         if rows:
             found[cell] = {**found.get(cell, {}), **rows}
             print(cell, {label: row["mean"] for label, row in found[cell].items()}, flush=True)
-    write_json(RECORD, {"command": "python -m benchmarks.vit_shares", "date": time.strftime("%Y-%m-%d", time.gmtime()),
-                        "shares": list(SHARES), "seeds": list(SEEDS),
-                        "environment": describe_environment("cpu", default_workers()), "cells": found})  # fmt: skip
+    write_json(
+        RECORD,
+        {
+            "command": "python -m benchmarks.vit_shares",
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "shares": list(SHARES),
+            "seeds": list(SEEDS),
+            "environment": describe_environment("cpu", default_workers()),
+            "cells": found,
+        },
+    )
 
 
 def _row(cell: str, label: str, test: Dataset) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """What the house costs: the walk against a bare loop that trains the same models, and the worker pool against one process.
 
-    python -m benchmarks.walk_speed
+python -m benchmarks.walk_speed
 """
 
 from __future__ import annotations
@@ -86,11 +86,14 @@ def pool(architecture: str, epochs: int = 2) -> dict[str, float]:
                 train(client, layout)
 
     last, first = torch.channels_last, torch.contiguous_format
-    seconds = medians({
-        "pool": lambda: Workers(2).map(lambda client: train(client, last), clients),
-        "one_process": lambda: one_process(last),
-        "one_process_nchw": lambda: one_process(first),
-    }, rounds=3)  # fmt: skip
+    seconds = medians(
+        {
+            "pool": lambda: Workers(2).map(lambda client: train(client, last), clients),
+            "one_process": lambda: one_process(last),
+            "one_process_nchw": lambda: one_process(first),
+        },
+        rounds=3,
+    )
     images = sum(len(shard.train) for shard in federation.shards) * epochs
     flops = training_flops(build_model(architecture, federation.plan.task), federation.plan.task.image) * images
     return {

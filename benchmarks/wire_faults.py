@@ -1,7 +1,7 @@
 """What the wire withstands, in figures: the tests of tests/wire and tests/faults at full size.
 
-    python -m benchmarks.wire_faults          # about ten minutes
-    python -m benchmarks.wire_faults --quick
+python -m benchmarks.wire_faults          # about ten minutes
+python -m benchmarks.wire_faults --quick
 """
 
 from __future__ import annotations

@@ -28,16 +28,38 @@ ALLOWED: dict[str, set[str]] = {
     "roles": {"core", "runtime", "wire", "models", "data", "reports", "rounds"},
     "inspection": {"core", "runtime", "wire", "models", "rounds", "roles"},
     "simulate": {
-        "core", "runtime", "wire", "models", "data", "ingredients", "reports", "evaluation", "transports", "rounds",
+        "core",
+        "runtime",
+        "wire",
+        "models",
+        "data",
+        "ingredients",
+        "reports",
+        "evaluation",
+        "transports",
+        "rounds",
     },
     "deploy": {"core", "runtime", "wire", "rounds", "roles"},
     "dashboard": {"core", "runtime", "wire", "reports", "rounds", "roles", "inspection"},
     "cli": {
-        "core", "runtime", "wire", "models", "data", "ingredients", "reports", "evaluation", "transports", "rounds", "roles",
-        "inspection", "simulate", "deploy", "dashboard",
+        "core",
+        "runtime",
+        "wire",
+        "models",
+        "data",
+        "ingredients",
+        "reports",
+        "evaluation",
+        "transports",
+        "rounds",
+        "roles",
+        "inspection",
+        "simulate",
+        "deploy",
+        "dashboard",
     },
     "osfl": {"core", "rounds", "simulate", "cli"},
-}  # fmt: skip
+}
 
 
 def room_of(path: Path) -> str:

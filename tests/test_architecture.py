@@ -11,6 +11,7 @@ from tests.architecture import ALLOWED, PAGE, SOURCE, imported, page, room_of, r
 
 FILES = sorted(SOURCE.rglob("*.py"))
 
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_the_allowed_way(path: Path) -> None:
     room = room_of(path)
@@ -95,8 +96,18 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-LIGHT = ("osfl", "osfl.core.types", "osfl.core.method", "osfl.core.registry", "osfl.core.plan", "osfl.wire.inbox",
-         "osfl.rounds.state", "osfl.cli.main", "osfl.dashboard.server", "osfl.inspection.look")  # fmt: skip
+LIGHT = (
+    "osfl",
+    "osfl.core.types",
+    "osfl.core.method",
+    "osfl.core.registry",
+    "osfl.core.plan",
+    "osfl.wire.inbox",
+    "osfl.rounds.state",
+    "osfl.cli.main",
+    "osfl.dashboard.server",
+    "osfl.inspection.look",
+)
 
 
 @pytest.mark.parametrize("module", LIGHT)

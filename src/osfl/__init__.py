@@ -1,8 +1,8 @@
 """One-shot federated learning: sites train one image classifier together, and each site speaks exactly once.
 
-    import osfl
-    result = osfl.run(osfl.Simulation("fedavg", dataset="digits", clients=5), out="runs/first")
-    model, task = osfl.load_model("runs/first")
+import osfl
+result = osfl.run(osfl.Simulation("fedavg", dataset="digits", clients=5), out="runs/first")
+model, task = osfl.load_model("runs/first")
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ from osfl.reports.svg import width_of
 
 def record(cell: str, **rows: list[float]) -> dict[str, Any]:
     """One whose rows reach the same on both metrics."""
-    methods: dict[str, Any] = {
-        label: {metric: {"values": found} for metric in (OWN, GLOBAL)} for label, found in rows.items()
-    }
+    methods: dict[str, Any] = {label: {metric: {"values": found} for metric in (OWN, GLOBAL)} for label, found in rows.items()}
     for label, found in rows.items():
         methods[label]["release_digests"] = {f"seed{seed}": "" for seed in range(len(found))}
     return {"cell": cell, "seeds": [0, 1, 2], "methods": methods}

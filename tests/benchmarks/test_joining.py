@@ -11,9 +11,11 @@ LABELS = ("local_only", "fol", "fedavg")
 def row(date: str | None = None, settings: int = 1, **seeds: float) -> dict[str, Any]:
     """Made on a day; `seed0=0.5` and so on."""
     row = {
-        "acc": over(seeds.values()), "settings": {"epochs": settings}, "release_digests": {s: f"{v}" for s, v in seeds.items()},
+        "acc": over(seeds.values()),
+        "settings": {"epochs": settings},
+        "release_digests": {s: f"{v}" for s, v in seeds.items()},
         "own_by_encounter": {"1": list(seeds.values())},
-    }  # fmt: skip
+    }
     return {**row, "date": date} if date else row
 
 
@@ -55,8 +57,10 @@ def test_other_settings_or_other_images_never_mix() -> None:
 
 
 def test_equal_accuracy_is_that_of_the_runs_at_hand_and_else_stays() -> None:
-    old = record({"fol": row(seed0=0.5), "fedavg": row(seed0=0.2), "local_only": row(seed0=0.2)},
-                 pairs=(("fol", "fedavg", 1), ("local_only", "fedavg", 2)))  # fmt: skip
+    old = record(
+        {"fol": row(seed0=0.5), "fedavg": row(seed0=0.2), "local_only": row(seed0=0.2)},
+        pairs=(("fol", "fedavg", 1), ("local_only", "fedavg", 2)),
+    )
     new = record({"fol": row("2026-02-02", seed0=0.6)})
     pairs = joined(old, new, LABELS)["equal_accuracy"]
     assert [(pair["method"], pair["ratio"]) for pair in pairs] == [("local_only", 2)]  # fol's accuracy is not what it was

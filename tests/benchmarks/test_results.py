@@ -14,9 +14,7 @@ def record(cell: str, **reached: float) -> dict[str, Any]:
     return {"cell": cell, "published_is": "global", "methods": rows}
 
 
-def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     cells = [record("x-n20-a0.1", fedmitr=0.4, fedavg=0.2), record("x-n5-a0.1", fedmitr=0.6, fedavg=0.3, centralized=0.9)]
     page = "\n".join(results.over_clients([*cells, record("x-n5-a0.3", fedmitr=0.7), record("x-silos", fedmitr=0.1)]))
@@ -30,7 +28,10 @@ def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(
 
 
 def test_a_cell_says_which_bytes_its_clients_started_from() -> None:
-    rows = {"fedavg": {"settings": {"pretrained": "vit_signs"}}, "local_only": {"settings": {"epochs": 1}},
-            "fedmitr": {"settings": {"pretrained": "w.safetensors", "pretrained_sha256": "ab" * 32}}}  # fmt: skip
+    rows = {
+        "fedavg": {"settings": {"pretrained": "vit_signs"}},
+        "local_only": {"settings": {"epochs": 1}},
+        "fedmitr": {"settings": {"pretrained": "w.safetensors", "pretrained_sha256": "ab" * 32}},
+    }
     assert results.started_from(rows) == ["`vit_signs`", "`w.safetensors` (abababababab…)"]
     assert results.started_from({"local_only": rows["local_only"]}) == []

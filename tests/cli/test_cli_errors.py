@@ -62,17 +62,29 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "plan is a folder": ("run --plan data", 2, ("data cannot be read", "Is a directory", "plan.toml")),
     "checked plan is a folder": ("check data", 1, ("data cannot be read", "Is a directory")),
     "plan and words": (
-        "run --plan plan.toml -n 3 --seed 1 --dataset digits --smoke --samples 9 --test-samples 9 -p iid --evaluate-on test", 2,
-        ("contradict", "--clients", "--seed", "--dataset", "--smoke", "--samples", "--test-samples", "--partition",
-         "--evaluate-on"),
+        "run --plan plan.toml -n 3 --seed 1 --dataset digits --smoke --samples 9 --test-samples 9 -p iid --evaluate-on test",
+        2,
+        (
+            "contradict",
+            "--clients",
+            "--seed",
+            "--dataset",
+            "--smoke",
+            "--samples",
+            "--test-samples",
+            "--partition",
+            "--evaluate-on",
+        ),
     ),
     "checked plan and words": ("check plan.toml --clients 3", 2, ("contradict", "--clients")),
     "variant without value": (
-        "compare --methods fedavg,ensemble@combine", 2, ("'ensemble@combine'", "key=value", "ensemble@combine=size"),
+        "compare --methods fedavg,ensemble@ensemble",
+        2,
+        ("'ensemble@ensemble'", "key=value", "ensemble@ensemble=size"),
     ),
     "variant of nothing": ("compare --methods ensemble@ --smoke", 2, ("'ensemble@'", "key=value")),
     "one class": ("new --method fedavg --classes a", 2, ("at least 2 classes", "got 1")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

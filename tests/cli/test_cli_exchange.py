@@ -116,8 +116,7 @@ def test_a_sealed_copy_must_fit_as_well(osfl) -> None:
 
 
 def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
-    Path("passes.csv").write_text("a,b,start,seconds,bytes_per_second\n"
-                                  "client-01,client-02,2026-12-24T18:00:00Z,60,100000\n")  # fmt: skip
+    Path("passes.csv").write_text("a,b,start,seconds,bytes_per_second\nclient-01,client-02,2026-12-24T18:00:00Z,60,100000\n")
     words = "--dataset digits --clients 3 --samples 120 --smoke --contacts passes.csv --out here --format json"
     said = osfl(f"run --method fol {words}").json
     assert said["command"].endswith("--contacts passes.csv --out here") and said["topology"]["topology"] == "contacts"
@@ -125,16 +124,19 @@ def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
     assert "--contacts passes.csv" in both["command"]
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("run --method fedavg --smoke --topology ring", "in fedavg everybody is heard"),
-    ("run --method fol --smoke --topology star", "expected mesh, ring or random:K"),
-    ("run --method fol --smoke --topology random:9", "expected 1 to 4"),
-    ("new --method fol --contacts contacts.csv --topology ring", "says itself who meets whom"),
-    ("new --method fol --contacts nowhere.csv", "there is no contact schedule at nowhere.csv"),
-    ("estimate --method fol --smoke --sealed", "planned for contact windows, and there are none"),
-    ("exchange plan.toml --client north --keys nowhere", "there is no plan"),
-    ("exchange plan.toml --client north --keys nowhere --wait --without-missing", "waits for everybody"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --method fedavg --smoke --topology ring", "in fedavg everybody is heard"),
+        ("run --method fol --smoke --topology star", "expected mesh, ring or random:K"),
+        ("run --method fol --smoke --topology random:9", "expected 1 to 4"),
+        ("new --method fol --contacts contacts.csv --topology ring", "says itself who meets whom"),
+        ("new --method fol --contacts nowhere.csv", "there is no contact schedule at nowhere.csv"),
+        ("estimate --method fol --smoke --sealed", "planned for contact windows, and there are none"),
+        ("exchange plan.toml --client north --keys nowhere", "there is no plan"),
+        ("exchange plan.toml --client north --keys nowhere --wait --without-missing", "waits for everybody"),
+    ],
+)
 def test_mistakes_are_told(osfl, words: str, said: str) -> None:
     found = osfl(words)
     assert found.code == 2 and said in " ".join(found.err.split())
@@ -143,7 +145,13 @@ def test_mistakes_are_told(osfl, words: str, said: str) -> None:
 def test_words_of_a_topology_reach_the_plan_and_its_command(osfl) -> None:
     said = osfl("new --method fol --dataset digits --smoke --topology random:2 --encounters 3 --out ring.toml --format json")
     assert said.json["plan"]["topology"] | {"contacts": []} == {
-        "kind": "random", "peers": 2, "contacts": [], "encounters": 3, "encounter": 1, "after": ""}  # fmt: skip
+        "kind": "random",
+        "peers": 2,
+        "contacts": [],
+        "encounters": 3,
+        "encounter": 1,
+        "after": "",
+    }
 
 
 def test_an_estimate_says_what_it_leaves_out_and_refuses_meetings_of_nobody(osfl) -> None:
@@ -171,9 +179,11 @@ def test_other_images_than_those_of_the_upload_are_refused(osfl) -> None:
 
 def test_advice_is_for_the_bundle_that_fits_worst(osfl) -> None:
     """The smaller window may belong to the smaller model: what helps there does not help the other one."""
-    Path("c.csv").write_text("a,b,start,seconds,bytes_per_second\n"
-                             "client-01,client-03,2026-12-24T18:00:00Z,1,29000\n"
-                             "client-02,client-03,2026-12-24T19:00:00Z,1,60000\n")  # fmt: skip
+    Path("c.csv").write_text(
+        "a,b,start,seconds,bytes_per_second\n"
+        "client-01,client-03,2026-12-24T18:00:00Z,1,29000\n"
+        "client-02,client-03,2026-12-24T19:00:00Z,1,60000\n"
+    )
     words = "--method fol --dataset digits --clients 3 --samples 120 --image-size 8 --smoke --contacts c.csv"
     words += " --set architecture=client-01:cnn-w8,client-02:resnet18-w4,*:cnn-w4"
     said = osfl(f"run {words} --out here")

@@ -17,8 +17,14 @@ def _finished(osfl) -> None:
 def test_forget_then_verify_then_the_same_words(osfl) -> None:
     said = osfl("forget r --client client-02")
     assert said.code == 0, said.err
-    for word in ("client-02: forgotten", "Release", "To replace   client-01, client-02, client-03", "forgotten/0001.json",
-                 "osfl forget r --verify", "osfl run --method ensemble"):  # fmt: skip
+    for word in (
+        "client-02: forgotten",
+        "Release",
+        "To replace   client-01, client-02, client-03",
+        "forgotten/0001.json",
+        "osfl forget r --verify",
+        "osfl run --method ensemble",
+    ):
         assert word in said.out
     assert osfl("forget r --verify").out.count("PASS") == 5
     shown = osfl("show r --format json").json
@@ -37,15 +43,18 @@ def test_json_and_exit_codes(osfl) -> None:
     assert said.code == 1 and [row["check"] for row in said.json["checks"] if not row["good"]] == ["uploads"]
 
 
-@pytest.mark.parametrize(("words", "code", "says"), [
-    ("forget r", 2, "nothing was named"),
-    ("forget r --verify --client client-01", 2, "forgets nothing"),
-    ("forget r --verify", 1, "nothing was forgotten"),
-    ("forget r --client nobody", 1, "took no part"),
-    ("forget r --class 3", 2, "cannot be taken apart by class"),
-    ("forget elsewhere --client client-01", 1, "is missing"),
-    ("forget r --client client-01 --key no.key", 2, "no.key"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("forget r", 2, "nothing was named"),
+        ("forget r --verify --client client-01", 2, "forgets nothing"),
+        ("forget r --verify", 1, "nothing was forgotten"),
+        ("forget r --client nobody", 1, "took no part"),
+        ("forget r --class 3", 2, "cannot be taken apart by class"),
+        ("forget elsewhere --client client-01", 1, "is missing"),
+        ("forget r --client client-01 --key no.key", 2, "no.key"),
+    ],
+)
 def test_mistakes(osfl, words: str, code: int, says: str) -> None:
     said = osfl(words)
     assert said.code == code and says in said.err, said.err

@@ -20,8 +20,13 @@ def finished(osfl) -> None:
 def test_inspect(osfl, finished, tmp_path: Path) -> None:
     said = osfl(f"inspect {UPLOAD}")
     assert said.code == 0
-    for words in ("upload from client-01 to the server", "weights of the network", "Signed with the key of 'client-01'",
-                  "What was not checked", "model/head.bias"):  # fmt: skip
+    for words in (
+        "upload from client-01 to the server",
+        "weights of the network",
+        "Signed with the key of 'client-01'",
+        "What was not checked",
+        "model/head.bias",
+    ):
         assert words in said.out
     seen = osfl(f"inspect {UPLOAD} --format json --html page.html").json
     assert seen["kind"] == "upload" and seen["method"] == "fedavg" and seen["bytes"] == Path(UPLOAD).stat().st_size

@@ -112,21 +112,21 @@ def test_compare_writes_a_folder_a_run_and_a_table(osfl) -> None:
 
 
 def test_variants_are_rows_of_their_own(osfl) -> None:
-    said = osfl("compare --methods ensemble,ensemble@combine=probabilities --smoke --samples 150 --out runs/v --format json")
-    assert list(said.json["methods"]) == ["ensemble", "ensemble@combine=probabilities"]
+    said = osfl("compare --methods ensemble,ensemble@ensemble=probabilities --smoke --samples 150 --out runs/v --format json")
+    assert list(said.json["methods"]) == ["ensemble", "ensemble@ensemble=probabilities"]
     page = Path("runs/v/ensemble/seed0/report/index.html")
     before = page.read_text()
-    assert "ensemble@combine=probabilities" in before
+    assert "ensemble@ensemble=probabilities" in before
     assert osfl("report runs/v").code == 0
     assert page.read_text() == before  # variants keep their names as references
     assert osfl("report 'runs/v/*/seed0' --out runs/both").code == 0
-    assert "ensemble (combine=probabilities)" in page.read_text()
+    assert "ensemble (ensemble=probabilities)" in page.read_text()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_table_keeps_the_columns_that_fit_whole(osfl, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    said = osfl("compare --methods ensemble@combine=probabilities,local_only --smoke --samples 150 --seeds 0,1 --out runs/w")
+    said = osfl("compare --methods ensemble@ensemble=probabilities,local_only --smoke --samples 150 --seeds 0,1 --out runs/w")
     lines = said.out.splitlines()
     assert max(map(len, lines)) <= width
     assert [line for line in lines if "Accuracy" in line and "Own mean" in line and "Up" in line]
@@ -192,8 +192,10 @@ def test_a_site_with_more_images_than_the_plan_allows_is_stopped_before_it_train
     text = Path("plan.toml").read_text()
     for limit, most in (("class_samples", 2), ("samples", 20)):
         Path("plan.toml").write_text(re.sub(rf"(?m)^{limit} = 1000000", f"{limit} = {most}", text))
-        for words in ("check plan.toml --client a --data sites/a",
-                      "client plan.toml --client a --data sites/a --key keys/a.key --out a.safetensors"):  # fmt: skip
+        for words in (
+            "check plan.toml --client a --data sites/a",
+            "client plan.toml --client a --data sites/a --key keys/a.key --out a.safetensors",
+        ):
             said = osfl(words)
             assert said.code == 1 and f"limits.{limit} = " in said.err and not Path("a.safetensors").exists()
 
@@ -272,8 +274,21 @@ def test_a_demo_for_scripts_has_both_tables(osfl) -> None:
 
 def test_ctrl_c_stops_at_once(osfl, tmp_path: Path) -> None:
     """A real process and a real signal, while clients train."""
-    words = ["run", "--method", "fedavg", "--clients", "3", "--partition", "iid", "--samples", "150", "--set", "epochs=400",
-             "--out", "runs/stopped"]  # fmt: skip
+    words = [
+        "run",
+        "--method",
+        "fedavg",
+        "--clients",
+        "3",
+        "--partition",
+        "iid",
+        "--samples",
+        "150",
+        "--set",
+        "epochs=400",
+        "--out",
+        "runs/stopped",
+    ]
     process = subprocess.Popen([sys.executable, "-m", "osfl", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "runs/stopped/plan.json").exists() and process.poll() is None:
         time.sleep(0.05)

@@ -72,8 +72,10 @@ def test_the_site_is_named_and_the_round_goes_on_without_it(osfl: Osfl, here: Pa
     after = osfl("show round --format json").json
     assert after["failed"] is None
     assert {row["client"]: (row["late"], row["left_out"]) for row in after["delivered"]} == {
-        "north": (False, False), "south": (False, True), "west": (False, False),
-    }  # fmt: skip
+        "north": (False, False),
+        "south": (False, True),
+        "west": (False, False),
+    }
     assert "left out of the release" in osfl("show round").out and "Failed" not in osfl("show round").out
     assert osfl("verify --round round").code == 0
 
@@ -91,8 +93,11 @@ def test_what_cannot_be_left_out_is_said(osfl: Osfl, here: Path) -> None:
 def test_a_quorum_of_the_plan_holds_without_a_site(osfl: Osfl, here: Path) -> None:
     Path("plan.toml").write_text(Path("plan.toml").read_text().replace("quorum = 0", "quorum = 3"))
     shutil.rmtree("round")
-    for words in ("enroll plan.toml --keys keys --out round", *(f"client plan.toml --client {s} --data sites/{s} --key "
-                  f"keys/{s}.key --out other/{s}.safetensors" for s in SITES), "receive round other"):  # fmt: skip
+    for words in (
+        "enroll plan.toml --keys keys --out round",
+        *(f"client plan.toml --client {s} --data sites/{s} --key keys/{s}.key --out other/{s}.safetensors" for s in SITES),
+        "receive round other",
+    ):
         assert osfl(words).code == 0
     said = osfl(f"{SERVER} --without south")
     assert said.code == 1 and "2 of the 3 uploads that are needed" in said.err

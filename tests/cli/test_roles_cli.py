@@ -35,8 +35,9 @@ def here(made: Path, tmp_path: Path) -> Path:
 
 def started(words: str, folder: Path) -> subprocess.Popen[str]:
     """The command as a process of its own."""
-    return subprocess.Popen([sys.executable, "-m", "osfl", *words.split()], cwd=folder, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "osfl", *words.split()], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def ended(process: subprocess.Popen[str]) -> Said:

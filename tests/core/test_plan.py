@@ -70,8 +70,9 @@ def test_a_written_plan_reads_back_to_the_same_digest(tmp_path: Path) -> None:
 
 def test_a_quorum_nobody_can_reach_is_told_with_the_other_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
-    path.write_text('method = "fedavg"\nclients = ["a"]\nsede = 1\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]\n'
-                    "[round]\nquorum = 9\n")  # fmt: skip
+    path.write_text(
+        'method = "fedavg"\nclients = ["a"]\nsede = 1\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]\n[round]\nquorum = 9\n'
+    )
     with pytest.raises(UsageError) as caught:
         read_plan(path)
     assert len(caught.value.problems) == 2 and "round.quorum: expected at most 1" in caught.value.problems[1]

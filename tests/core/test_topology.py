@@ -55,9 +55,15 @@ def test_without_a_topology_everybody_is_heard_and_no_digest_changes() -> None:
     assert neighbors(make_plan(Topology("mesh")), "north") == neighbors(make_plan(None), "north")
 
 
-@pytest.mark.parametrize(("clients", "heard"), [
-    (("a", "b", "c", "d"), ("b", "d")), (("a", "b", "c"), ("b", "c")), (("a", "b"), ("b",)), (("a",), ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("clients", "heard"),
+    [
+        (("a", "b", "c", "d"), ("b", "d")),
+        (("a", "b", "c"), ("b", "c")),
+        (("a", "b"), ("b",)),
+        (("a",), ()),
+    ],
+)
 def test_a_ring_has_two_sides(clients: tuple[str, ...], heard: tuple[str, ...]) -> None:
     assert neighbors(make_plan(Topology("ring"), clients=clients), "a") == heard
 
@@ -101,7 +107,10 @@ def test_a_relay_gives_to_each_who_spoke_what_its_neighbors_said_and_opens_each_
     gossip = Gossip(plan.task, plan.settings)
     release = relayed(gossip, said, Context(plan, torch.device("cpu")))
     assert {name: part.facts["heard"] for name, part in release.personal.items()} == {
-        "west": ["east"], "north": ["east"], "east": ["north", "west"]}  # fmt: skip
+        "west": ["east"],
+        "north": ["east"],
+        "east": ["north", "west"],
+    }
     assert said.opened == 3 and gossip.provides("relay")
 
 
@@ -158,8 +167,11 @@ BAD_PLANS = {
         r"numbers 1 and 3 \(west and east\): the window at .* is still open",
     ),
     "inside a longer one": (
-        Topology("contacts", contacts=(contact("east", "west", 0, seconds=600), contact("east", "west", 2),
-                                       contact("east", "west", 8))), "numbers 1 and 3",
+        Topology(
+            "contacts",
+            contacts=(contact("east", "west", 0, seconds=600), contact("east", "west", 2), contact("east", "west", 8)),
+        ),
+        "numbers 1 and 3",
     ),
     "overlap": (
         Topology("contacts", contacts=(contact("east", "west", 5, 1), contact("north", "west", 5, 2)), encounters=2),
@@ -199,9 +211,11 @@ def test_variants_of_a_comparison_may_meet_otherwise() -> None:
 
 def test_a_schedule_is_read_from_csv_in_the_order_of_time(tmp_path: Path) -> None:
     path = tmp_path / "contacts.csv"
-    path.write_text("a, b, start, seconds, bytes_per_second, encounter\n"
-                    "north,west,2026-12-24T19:30:00+01:00,12.5,2000,2\n"
-                    "east,north,2026-12-24T18:00:00Z,60,1e6,\n")  # fmt: skip
+    path.write_text(
+        "a, b, start, seconds, bytes_per_second, encounter\n"
+        "north,west,2026-12-24T19:30:00+01:00,12.5,2000,2\n"
+        "east,north,2026-12-24T18:00:00Z,60,1e6,\n"
+    )
     topology = read_contacts(path)
     assert topology.encounters == 2
     assert topology.contacts[0] == Contact("east", "north", "2026-12-24T18:00:00Z", 60, 1_000_000, 1)
@@ -210,9 +224,11 @@ def test_a_schedule_is_read_from_csv_in_the_order_of_time(tmp_path: Path) -> Non
 
 def test_every_mistake_of_a_schedule_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "contacts.csv"
-    path.write_text("a,b,start,seconds,bytes_per_second\neast,west,2026-12-24T18:00:00Z,60,100\n"
-                    "east,east,2026-12-24T18:00:00Z,60,100\neast,west,tomorrow,sixty,100\neast,west,tomorrow,60,-1\n"
-                    "east,,2026-12-24T18:00:00Z,60,100\neast,west,2026-12-24T18:00:00Z,60,100,1,2\n")  # fmt: skip
+    path.write_text(
+        "a,b,start,seconds,bytes_per_second\neast,west,2026-12-24T18:00:00Z,60,100\n"
+        "east,east,2026-12-24T18:00:00Z,60,100\neast,west,tomorrow,sixty,100\neast,west,tomorrow,60,-1\n"
+        "east,,2026-12-24T18:00:00Z,60,100\neast,west,2026-12-24T18:00:00Z,60,100,1,2\n"
+    )
     with pytest.raises(UsageError) as caught:
         read_contacts(path)
     text = str(caught.value)
@@ -221,11 +237,17 @@ def test_every_mistake_of_a_schedule_is_told_with_its_line(tmp_path: Path) -> No
     assert "cannot meet itself" in text and "'sixty'" in text and "'tomorrow'" in text and "b is empty" in text
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (None, "there is no contact schedule"), ("a,b,start,seconds\n", "no column 'bytes_per_second'"),
-    ("a,b,start,seconds,bytes_per_second,when\n", "unknown column 'when'"), ("", "no column 'a'"),
-    ("a,b,start,seconds,bytes_per_second\n", "holds no contact"), ("\xff\xfe", "cannot be read|no column"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no contact schedule"),
+        ("a,b,start,seconds\n", "no column 'bytes_per_second'"),
+        ("a,b,start,seconds,bytes_per_second,when\n", "unknown column 'when'"),
+        ("", "no column 'a'"),
+        ("a,b,start,seconds,bytes_per_second\n", "holds no contact"),
+        ("\xff\xfe", "cannot be read|no column"),
+    ],
+)
 def test_files_that_are_no_schedule(tmp_path: Path, content: str | None, words: str) -> None:
     path = tmp_path / "contacts.csv"
     if content is not None:
@@ -368,16 +390,25 @@ def test_what_has_the_form_of_a_contact() -> None:
 
 def test_costs_add_up_but_for_the_peak_of_memory_and_what_is_paid_once() -> None:
     def one(n: int) -> Any:
-        costs = {"upload_bytes": n, "download_bytes": n, "upload_bytes_by_client": {"a": n, f"only-{n}": n},
-                 "phases": {"client": {"seconds": 0.5 * n, "peak_bytes": n}}, "inference_bytes": 7 * n}  # fmt: skip
+        costs = {
+            "upload_bytes": n,
+            "download_bytes": n,
+            "upload_bytes_by_client": {"a": n, f"only-{n}": n},
+            "phases": {"client": {"seconds": 0.5 * n, "peak_bytes": n}},
+            "inference_bytes": 7 * n,
+        }
         scores = {"global": {"accuracy": n / 10}, "clients": {"own": {}, "everyone": {}}}
         return {"plan_digest": "p", "release_digest": "r", "models_digest": "m", "scores": scores, "costs": costs}
 
     assert after_encounters(one(1), []) == one(1)
     found = after_encounters(one(1), [one(3), one(2)])
     assert found["costs"] == {
-        "upload_bytes": 6, "download_bytes": 6, "upload_bytes_by_client": {"a": 6, "only-3": 3, "only-2": 2, "only-1": 1},
-        "phases": {"client": {"seconds": 3.0, "peak_bytes": 3}}, "inference_bytes": 7}  # fmt: skip
+        "upload_bytes": 6,
+        "download_bytes": 6,
+        "upload_bytes_by_client": {"a": 6, "only-3": 3, "only-2": 2, "only-1": 1},
+        "phases": {"client": {"seconds": 3.0, "peak_bytes": 3}},
+        "inference_bytes": 7,
+    }
     assert [(row["encounter"], row["accuracy"]) for row in found["encounters"]] == [(1, 0.3), (2, 0.2), (3, 0.1)]
 
 

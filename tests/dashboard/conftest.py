@@ -93,8 +93,8 @@ OpenDashboard = Callable[..., Visitor]
 def open_desk(world: World, tmp_path: Path) -> Iterator[OpenDashboard]:
     with ExitStack() as stack:
 
-        def opening(round: Path | None = None, **words: Any) -> Visitor:
-            server = stack.enter_context(opened(round or world.new_round(tmp_path / "round"), **words))
+        def opening(fl_round: Path | None = None, **words: Any) -> Visitor:
+            server = stack.enter_context(opened(fl_round or world.new_round(tmp_path / "round"), **words))
             thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
             thread.start()
             stack.callback(thread.join)

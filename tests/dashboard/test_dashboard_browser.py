@@ -112,14 +112,14 @@ def test_the_token_opens_the_door_and_leaves_the_address(open_desk: OpenDashboar
 
 
 def test_a_desk_that_is_gone_is_noticed_and_so_is_the_next_one(world: World, browser: Browser, tmp_path: Path) -> None:
-    round = world.new_round(tmp_path / "round")
-    with dashboard_process(round, 0) as (first, where):
+    fl_round = world.new_round(tmp_path / "round")
+    with dashboard_process(fl_round, 0) as (first, where):
         browser.open(where)
         first.kill()
         browser.until("document.getElementById('gone').hidden === false")
         assert "nothing that was received is lost" in browser.text("#gone")
         first.wait()
-    with dashboard_process(round, int(where.rstrip("/").rpartition(":")[2])):
+    with dashboard_process(fl_round, int(where.rstrip("/").rpartition(":")[2])):
         browser.until("document.getElementById('gone').hidden")
         browser.choose("#files", world.bundles["north"])  # a page of the first dashboard: it loads itself again when it is used
         browser.until("document.readyState === 'complete' && document.getElementById('received').children.length === 0")
@@ -128,9 +128,9 @@ def test_a_desk_that_is_gone_is_noticed_and_so_is_the_next_one(world: World, bro
 
 
 @contextmanager
-def dashboard_process(round: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def dashboard_process(fl_round: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command itself, as a process that can be killed."""
-    words = [sys.executable, "-m", "osfl", "dashboard", str(round), "--port", str(port), "--format", "json"]
+    words = [sys.executable, "-m", "osfl", "dashboard", str(fl_round), "--port", str(port), "--format", "json"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -101,12 +101,29 @@ def test_one_desk_a_round(open_desk: OpenDashboard, tmp_path: Path) -> None:
 # --- attacks -----------------------------------------------------------------------------------------------------------
 
 ELSEWHERE = (
-    "/inside/../../server.key", "/inside/%2e%2e%2fplan", "/inside/..", "/inside/.lock", "/inside/con", "/inside/nobody",
-    "/download/../plan.json", "/download/plan.json", "/download/.dashboard/phase.json", "/download/personal/..%2fx.safetensors",
-    "/download/release.safetensors", "/download/personal/north.safetensors", "/release", "/release/north", "/plan.json",
-    "//etc/passwd", "/dashboard.css/..", "/../../etc/passwd", "/state?x=1", "/inside/north%00", "/templates/dashboard.html",
+    "/inside/../../server.key",
+    "/inside/%2e%2e%2fplan",
+    "/inside/..",
+    "/inside/.lock",
+    "/inside/con",
+    "/inside/nobody",
+    "/download/../plan.json",
+    "/download/plan.json",
+    "/download/.dashboard/phase.json",
+    "/download/personal/..%2fx.safetensors",
+    "/download/release.safetensors",
+    "/download/personal/north.safetensors",
+    "/release",
+    "/release/north",
+    "/plan.json",
+    "//etc/passwd",
+    "/dashboard.css/..",
+    "/../../etc/passwd",
+    "/state?x=1",
+    "/inside/north%00",
+    "/templates/dashboard.html",
     "/.dashboard/phase.log",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)
@@ -126,9 +143,15 @@ def test_other_names_for_this_address_are_refused(open_desk: OpenDashboard, host
 @pytest.mark.parametrize("path", ["/bundles", "/phase"])
 @pytest.mark.parametrize(
     "headers",
-    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"},
-     {HEADER: "guessed"}, {HEADER: ""}],
-)  # fmt: skip
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        {HEADER: "guessed"},
+        {HEADER: ""},
+    ],
+)
 def test_requests_of_other_pages_do_nothing(open_desk: OpenDashboard, world: World, path: str, headers: dict[str, str]) -> None:
     dashboard = open_desk()
     answer = dashboard.post(path, world.bundles["north"].read_bytes(), **headers)
@@ -196,17 +219,17 @@ def test_only_a_piece_is_in_memory_while_it_is_streamed(tmp_path: Path, world: W
             asked.append(count)
             return bytes(count)
 
-    monkeypatch.setattr(intake, "receive", lambda round, path, key: path.stat().st_size)
+    monkeypatch.setattr(intake, "receive", lambda fl_round, path, key: path.stat().st_size)
     size = 5 * intake.CHUNK + 7
     assert intake.take_in(tmp_path, tmp_path, Stream(), size) == size  # type: ignore[arg-type, comparison-overlap]
     assert max(asked) == intake.CHUNK and sum(asked) == size and list(tmp_path.iterdir()) == []
 
 
 def test_leftovers_of_a_killed_desk_are_swept(open_desk: OpenDashboard, world: World, tmp_path: Path) -> None:
-    round = world.new_round(tmp_path / "swept")
-    (round / ".dashboard").mkdir()
-    (round / ".dashboard" / "incoming-0123.part").write_bytes(b"half")
-    assert spool(open_desk(round)) == []
+    fl_round = world.new_round(tmp_path / "swept")
+    (fl_round / ".dashboard").mkdir()
+    (fl_round / ".dashboard" / "incoming-0123.part").write_bytes(b"half")
+    assert spool(open_desk(fl_round)) == []
 
 
 def test_a_full_disk_is_told_and_nothing_is_acknowledged(

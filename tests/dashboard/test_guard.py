@@ -21,8 +21,11 @@ def test_other_hosts_than_this_machine_get_a_token() -> None:
     [
         ("127.0.0.1", ["127.0.0.1:80", "localhost:80", "[::1]:80"], ["192.0.2.7:80", "evil:80", "127.0.0.1", "127.0.0.1:8080"]),
         ("0.0.0.0", ["192.0.2.7:80", "10.0.0.1:80", "[2001:db8::1]:80"], ["evil.example:80", "192.0.2.7:81"]),
-        ("dashboard.example", ["dashboard.example:80", "DASHBOARD.example:80"], ["evil.example:80",
-        "dashboard.example.evil:80"]),
+        (
+            "dashboard.example",
+            ["dashboard.example:80", "DASHBOARD.example:80"],
+            ["evil.example:80", "dashboard.example.evil:80"],
+        ),
     ],
 )
 def test_only_our_own_names(host: str, fine: list[str], strange: list[str]) -> None:

@@ -56,16 +56,16 @@ def test_a_killed_phase_goes_on_with_the_next_desk(open_desk: OpenDashboard, wor
 
 
 def test_the_next_desk_continues_by_itself(world: World, tmp_path: Path) -> None:
-    round = world.new_round(tmp_path / "round")
+    fl_round = world.new_round(tmp_path / "round")
     for client in CLIENTS:
-        receive(round, world.bundles[client])
-    with opened(round, key=world.key_file) as first:
+        receive(fl_round, world.bundles[client])
+    with opened(fl_round, key=world.key_file) as first:
         first.keeper.start_phase()
         assert first.keeper.phase.alive()
-    assert not first.keeper.phase.alive() and not (round / "release.safetensors").exists()  # it stopped with its dashboard
-    with opened(round) as blind:
+    assert not first.keeper.phase.alive() and not (fl_round / "release.safetensors").exists()  # it stopped with its dashboard
+    with opened(fl_round) as blind:
         assert blind.keeper.phase.state()["state"] == "interrupted"  # without the key nobody can go on
-    with opened(round, key=world.key_file) as second:
+    with opened(fl_round, key=world.key_file) as second:
         assert second.keeper.phase.state()["state"] == "running"
 
 

@@ -106,11 +106,17 @@ def _strange(picture: Picture) -> dict[str, tuple[bytes, str, str]]:
         "palette.png": (_saved(picture("P"), "PNG"), "palette image", "converted to its colors"),
         "alpha.png": (_saved(rgba, "PNG"), "transparency", "laid on white"),
         "gray-alpha.png": (_saved(picture("LA"), "PNG"), "transparency", "laid on white"),
-        "deep.png": (_saved(Image.fromarray(deep.astype(np.uint16)), "PNG"), "more than 8 bits",
-                     "scaled to 8 bits by the range of all such files"),
+        "deep.png": (
+            _saved(Image.fromarray(deep.astype(np.uint16)), "PNG"),
+            "more than 8 bits",
+            "scaled to 8 bits by the range of all such files",
+        ),
         "float.tif": (_saved(Image.fromarray(below), "TIFF"), "values below 0", "left out"),
-        "frames.gif": (_saved(frames[0], "GIF", save_all=True, append_images=frames[1:]), "several frames",
-                       "the first is used"),
+        "frames.gif": (
+            _saved(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+            "several frames",
+            "the first is used",
+        ),
         "liar.png": (jpeg, "named like PNG but holds JPEG", "read by its content"),
         "cut.jpg": (jpeg[:-300], "damaged: image file is truncated", "left out"),
         "cut.png": (_saved(picture(), "PNG")[:200], "damaged", "left out"),
@@ -119,7 +125,7 @@ def _strange(picture: Picture) -> dict[str, tuple[bytes, str, str]]:
         "script.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image", "left out"),
         "huge.png": (_saved(bomb, "PNG"), "12000 × 9000 pixels, more than 80 million", "left out"),
         "notes.txt": (b"hello", "not an image file", "left out"),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

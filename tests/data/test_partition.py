@@ -15,15 +15,35 @@ from osfl.data.draws import client_sizes
 LABELS = np.repeat(np.arange(10), 200)
 
 
-@pytest.mark.parametrize("text", ["iid", "dirichlet:0.1", "dirichlet-client:0.3", "dirichlet-client:0.3:0.5",
-                                  "classes:3", "silos", "domains"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["iid", "dirichlet:0.1", "dirichlet-client:0.3", "dirichlet-client:0.3:0.5", "classes:3", "silos", "domains"]
+)
 def test_a_partition_is_written_as_it_is_read(text: str) -> None:
     assert str(parse_partition(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "dir:0.1", "dirichlet", "dirichlet:", "dirichlet:x", "dirichlet:0", "dirichlet:-1",
-                                  "dirichlet:nan", "dirichlet:inf", "dirichlet:1:2", "classes", "classes:0", "classes:1.5",
-                                  "silos:3", "iid:1", "dirichlet-client", "dirichlet-client:1:0"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "dir:0.1",
+        "dirichlet",
+        "dirichlet:",
+        "dirichlet:x",
+        "dirichlet:0",
+        "dirichlet:-1",
+        "dirichlet:nan",
+        "dirichlet:inf",
+        "dirichlet:1:2",
+        "classes",
+        "classes:0",
+        "classes:1.5",
+        "silos:3",
+        "iid:1",
+        "dirichlet-client",
+        "dirichlet-client:1:0",
+    ],
+)
 def test_a_mistake_is_answered_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match=r"dirichlet:0\.1, dirichlet-client:0\.3, classes:3, silos"):
         parse_partition(text)

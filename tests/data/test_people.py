@@ -54,8 +54,23 @@ def shown(images: object) -> set[int]:
     return {int(value) // EACH for value in np.asarray(images)[:, 0, 0, 0]}
 
 
-COLUMNS = ["patient", "patient_id", "Patient ID", "PATIENTID", "patient-id", "subject", "Subject_ID", "subjectid", "case",
-           "Case", "case_id", "case no", "group", "Group", "person_id"]  # fmt: skip
+COLUMNS = [
+    "patient",
+    "patient_id",
+    "Patient ID",
+    "PATIENTID",
+    "patient-id",
+    "subject",
+    "Subject_ID",
+    "subjectid",
+    "case",
+    "Case",
+    "case_id",
+    "case no",
+    "group",
+    "Group",
+    "person_id",
+]
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -82,8 +97,16 @@ def source(table: Table) -> Source:
     return open_dataset(str(table()), size=8)
 
 
-PARTITIONS = ["iid", "dirichlet:0.1", "dirichlet:5", "dirichlet-client:0.3", "dirichlet-client:0.3:0.5", "classes:1",
-              "classes:2", "silos"]  # fmt: skip
+PARTITIONS = [
+    "iid",
+    "dirichlet:0.1",
+    "dirichlet:5",
+    "dirichlet-client:0.3",
+    "dirichlet-client:0.3:0.5",
+    "classes:1",
+    "classes:2",
+    "silos",
+]
 
 
 def test_nobody_is_at_two_sites_nor_in_two_parts_over_100_seeds(source: Source) -> None:
@@ -113,8 +136,9 @@ def test_a_simulation_does_it_too(table: Table) -> None:
     path = str(table("Patient"))
     for seed in range(100):
         for evaluate_on in ("test", "val"):
-            federation = prepare(Simulation("local_only", path, 4, "dirichlet:0.3", "smoke", seed, image_size=8,
-                                            evaluate_on=evaluate_on))  # fmt: skip
+            federation = prepare(
+                Simulation("local_only", path, 4, "dirichlet:0.3", "smoke", seed, image_size=8, evaluate_on=evaluate_on)
+            )
             sides = [shown(images) for s in federation.shards for images in (s.train.images, s.val.images) if len(images)]
             sides.append(shown(federation.test.images))
             assert max(Counter(person for side in sides for person in side).values()) == 1, (seed, evaluate_on)
@@ -225,7 +249,8 @@ def test_check_run_and_client_name_the_columns(table: Table, tmp_path: Path, cap
     words = "new --method fedavg --classes 0,1 --clients north --image-size 8 --channels 1 --smoke --out"
     said(*words.split(), plan)
     said("keys", "north", "--out", keys)
-    site = said("client", plan, "--client", "north", "--data", str(path), "--key", f"{keys}/north.key", "--work",
-                str(tmp_path / "work"))  # fmt: skip
+    site = said(
+        "client", plan, "--client", "north", "--data", str(path), "--key", f"{keys}/north.key", "--work", str(tmp_path / "work")
+    )
     assert "unknown column 'age'" in site
     assert "unknown column 'age'" in said("check", plan, "--data", str(path), "--client", "north")

@@ -25,8 +25,16 @@ def _quiet(what: str, done: int, total: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("typo, meant", [("digit", "digits"), ("bloodcell-28", "bloodcells-28"), ("pacs", "pacs-subset"),
-                                         ("cifar-10", "cifar10"), ("BloodMNIST", "bloodmnist")])  # fmt: skip
+@pytest.mark.parametrize(
+    "typo, meant",
+    [
+        ("digit", "digits"),
+        ("bloodcell-28", "bloodcells-28"),
+        ("pacs", "pacs-subset"),
+        ("cifar-10", "cifar10"),
+        ("BloodMNIST", "bloodmnist"),
+    ],
+)
 def test_a_misspelt_name_is_answered_with_the_nearest(typo: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_dataset(typo)
@@ -82,7 +90,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "www" / "x.bin").write_bytes(b"content")
 
     class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, output_format: str, *args: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "www"))) as served:

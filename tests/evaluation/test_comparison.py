@@ -13,12 +13,23 @@ def run(method: str = "fedavg", seed: int = 0, accuracy: float = 0.5, auroc: flo
     spread = {"mean": accuracy, "std": 0.1, "worst": accuracy - 0.1, "worst_client": "a", "values": {"a": accuracy}}
     metrics = {"accuracy": accuracy, "balanced_accuracy": accuracy, "auroc": auroc, "f1": accuracy, "ece": 0.1, "nll": 1.0}
     result = {
-        "schema": 1, "method": method, "preset": "cpu", "seed": seed, "settings": {"epochs": 2},
-        "data": {"dataset": "digits", "partition": "iid", "digest": "d"}, "clients": [{"client": "a"}],
+        "schema": 1,
+        "method": method,
+        "preset": "cpu",
+        "seed": seed,
+        "settings": {"epochs": 2},
+        "data": {"dataset": "digits", "partition": "iid", "digest": "d"},
+        "clients": [{"client": "a"}],
         "scores": {"global": metrics, "clients": {"own": spread, "everyone": spread}, "majority": 0.1},
-        "costs": {"upload_bytes": 10, "download_bytes": 20, "messages_per_client": 1, "client_seconds": 1.0,
-                  "server_seconds": 2.0, "wall_seconds": 3.0},
-    }  # fmt: skip
+        "costs": {
+            "upload_bytes": 10,
+            "download_bytes": 20,
+            "messages_per_client": 1,
+            "client_seconds": 1.0,
+            "server_seconds": 2.0,
+            "wall_seconds": 3.0,
+        },
+    }
     return {**result, **changed}
 
 
@@ -79,8 +90,14 @@ def test_work_and_bytes_are_those_of_making_the_models() -> None:
 
 def test_gaps_are_taken_seed_by_seed_and_for_generators_only() -> None:
     made = {"generators": {"bound": {"value": 0.4, "error": 0.08}}}
-    results = [run("centralized", 0, 0.9), run("centralized", 1, 0.8), run("a", 0, 0.7, **made), run("a", 1, 0.7, **made),
-               run("a", 2, 0.1, **made), run("b", 0, 0.5)]  # fmt: skip
+    results = [
+        run("centralized", 0, 0.9),
+        run("centralized", 1, 0.8),
+        run("a", 0, 0.7, **made),
+        run("a", 1, 0.7, **made),
+        run("a", 2, 0.1, **made),
+        run("b", 0, 0.5),
+    ]
     summary = summarize(results)
     assert list(summary["gaps"]) == ["a"] and summary["gaps"]["a"]["values"] == pytest.approx([0.2, 0.1])
     assert summary["methods"]["a"]["generators.bound.value"]["mean"] == pytest.approx(0.4)

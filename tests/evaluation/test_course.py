@@ -23,10 +23,14 @@ SMALL = {"clients": 2, "samples": 60, "image_size": 8, "preset": "smoke"}
 def result(method: str, accuracy: float, messages: int = 1, seed: int = 0, curve: list[float] | None = None) -> Any:
     """As much of a result as is looked at."""
     found: dict[str, Any] = {
-        "method": method, "seed": seed, "clients": [], "data": {"dataset": "toy"}, "settings": {"architecture": "cnn"},
+        "method": method,
+        "seed": seed,
+        "clients": [],
+        "data": {"dataset": "toy"},
+        "settings": {"architecture": "cnn"},
         "scores": {"global": {"accuracy": accuracy}},
         "costs": {"messages_per_client": messages, "upload_bytes": 100 * messages, "download_bytes": 50 * messages},
-    }  # fmt: skip
+    }
     if curve is not None:
         found["course"] = {"unit": "round", "at": list(range(1, len(curve) + 1)), "accuracy": curve}
     return found
@@ -72,10 +76,10 @@ def test_curves_of_different_steps_meet_on_one_axis() -> None:
 
 
 def test_of_a_long_way_only_some_models_are_kept(tmp_path: Path) -> None:
-    round = Round(tmp_path, None, None, "")  # type: ignore[arg-type]
+    fl_round = Round(tmp_path, None, None, "")  # type: ignore[arg-type]
     for done in range(1, 201):
-        round.milestone(done, 200, lambda: Payload({}))
-    kept = list(round.milestones())
+        fl_round.milestone(done, 200, lambda: Payload({}))
+    kept = list(fl_round.milestones())
     assert len(kept) == MILESTONES and kept[-1] == 200
 
 

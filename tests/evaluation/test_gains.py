@@ -15,8 +15,17 @@ def result(method: str, own: dict[str, float], seed: int = 0, on: str = "test", 
     rows = [{"client": client, "train": 8, "val": 2, "class_counts": [5, 5]} for client in own]
     scores = {"global": {"accuracy": 0.5}, "clients": {"own": spread(own), "everyone": spread(own)}, "majority": 0.5}
     costs = {"upload_bytes": 0, "download_bytes": 0, "messages_per_client": 1}
-    return {"method": method, "seed": seed, "preset": "cpu", "settings": settings, "clients": rows, "scores": scores,
-            "costs": costs, "task": {"classes": ["a", "b"]}, "data": {"dataset": "d", "evaluated_on": on}}  # fmt: skip
+    return {
+        "method": method,
+        "seed": seed,
+        "preset": "cpu",
+        "settings": settings,
+        "clients": rows,
+        "scores": scores,
+        "costs": costs,
+        "task": {"classes": ["a", "b"]},
+        "data": {"dataset": "d", "evaluated_on": on},
+    }
 
 
 ALONE = {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.5}

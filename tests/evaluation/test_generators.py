@@ -34,14 +34,25 @@ def dataset(counts: tuple[int, int, int], seed: int) -> Dataset:
 
 
 EMPTY = Dataset(torch.zeros(0, 3, 16, 16, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-SHARDS = [Shard("a", dataset((80, 0, 0), 1), EMPTY), Shard("b", dataset((0, 60, 0), 1), EMPTY),
-          Shard("c", dataset((0, 40, 3), 2), EMPTY)]  # fmt: skip
+SHARDS = [
+    Shard("a", dataset((80, 0, 0), 1), EMPTY),
+    Shard("b", dataset((0, 60, 0), 1), EMPTY),
+    Shard("c", dataset((0, 40, 3), 2), EMPTY),
+]
 HELD_OUT = dataset((60, 60, 4), 7)
 
 
 def judged(pool: Dataset, shards: list[Shard] = SHARDS, workers: int = 1) -> Any:
-    return judge(pool, shards, HELD_OUT, CLASSES, draw=lambda *labels: torch_generator(0, *labels), device=CPU,
-                 map=Workers(workers).map, space=random_space())  # fmt: skip
+    return judge(
+        pool,
+        shards,
+        HELD_OUT,
+        CLASSES,
+        draw=lambda *labels: torch_generator(0, *labels),
+        device=CPU,
+        run_map=Workers(workers).map,
+        space=random_space(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +117,13 @@ def test_an_empty_pool_and_a_constant_one_are_told() -> None:
 def test_figures_are_of_known_kinds_and_say_the_space(honest) -> None:
     kinds = {title: figure["kind"] for title, figure in honest["figures"].items()}
     assert kinds == {
-        "Synthetic images and the nearest training images": "gallery", "Fidelity, cumulative": "lines",
-        "Fidelity, histogram": "histogram", "Diversity, cumulative": "lines", "Diversity, histogram": "histogram",
+        "Synthetic images and the nearest training images": "gallery",
+        "Fidelity, cumulative": "lines",
+        "Fidelity, histogram": "histogram",
+        "Diversity, cumulative": "lines",
+        "Diversity, histogram": "histogram",
         "Real and synthetic images in the plane (t-SNE)": "scatter",
-    }  # fmt: skip
+    }
     for title in ("Fidelity, cumulative", "Diversity, histogram"):
         assert honest["space"] in honest["figures"][title]["x_label"]
     for row in honest["figures"]["Fidelity, cumulative"]["series"].values():
@@ -197,8 +211,9 @@ def test_a_client_with_a_collapsed_generator_has_no_finite_error() -> None:
     """Leaving the worst class out would make its error smaller."""
     shards = [Shard("c", dataset((80, 80, 0), 1), EMPTY, "c")]
     good = dataset((70, 0, 0), 3)
-    constant = Dataset(torch.cat([good.images, torch.full((70, 3, 16, 16), 120, dtype=torch.uint8)]),
-                       torch.tensor([0] * 70 + [1] * 70))  # fmt: skip
+    constant = Dataset(
+        torch.cat([good.images, torch.full((70, 3, 16, 16), 120, dtype=torch.uint8)]), torch.tensor([0] * 70 + [1] * 70)
+    )
     for pool in (constant, good):
         found = judged(pool, shards)
         assert found["bound"]["infinite"] == ["bright"] and found["clients"]["c"] is None

@@ -11,8 +11,11 @@ from osfl.ingredients.ensembles.ensemble import Ensemble
 from osfl.models.build import build_model
 
 TASK = Task("t", ("cat", "dog"), (1, 8, 8))
-HOW = {"device": torch.device("cpu"), "map": lambda work, items: [work(item) for item in items],
-       "draw": lambda *labels: torch_generator(0, *labels)}  # fmt: skip
+HOW = {
+    "device": torch.device("cpu"),
+    "run_map": lambda work, items: [work(item) for item in items],
+    "draw": lambda *labels: torch_generator(0, *labels),
+}
 
 
 def images(count: int, seed: int, labels: int = 2) -> Dataset:

@@ -82,7 +82,7 @@ TEST = Dataset(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 0, 0
 
 def scored(models: dict[str, nn.Module], **options: object) -> dict:
     counts = {client: [4, 1, 0] for client in models}
-    run = {"device": torch.device("cpu"), "map": lambda work, items: [work(i) for i in items], **options}
+    run = {"device": torch.device("cpu"), "run_map": lambda work, items: [work(i) for i in items], **options}
     return score(models, TEST, ("x", "y", "z"), counts, **run)  # type: ignore[arg-type, return-value]
 
 

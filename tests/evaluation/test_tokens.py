@@ -27,7 +27,8 @@ def test_discrepancy_by_hand() -> None:
     by_hand = math.exp(-1) + math.exp(-4) - (1 + math.exp(-4) + 2 * math.exp(-1)) / 2
     assert gaussian_discrepancy(a, b, 1.0) == pytest.approx(by_hand, abs=1e-12)
     assert gaussian_discrepancy(a, b, 4.0) == pytest.approx(
-        math.exp(-1 / 4) + math.exp(-1) - (1 + math.exp(-1) + 2 * math.exp(-1 / 4)) / 2, abs=1e-12)  # fmt: skip
+        math.exp(-1 / 4) + math.exp(-1) - (1 + math.exp(-1) + 2 * math.exp(-1 / 4)) / 2, abs=1e-12
+    )
 
 
 def test_discrepancy_is_unbiased() -> None:
@@ -49,8 +50,10 @@ def _normal(count: int, shift: float, seed: str) -> Features:
 
 def test_same_distribution_is_near_zero_and_another_is_not() -> None:
     real, held_out = _normal(200, 0.0, "real"), _normal(150, 0.0, "held out")
-    near, far = (judge_tokens({"synthetic": _normal(300, shift, "made"), "training": real, "held_out": held_out}, ("a", "b"),
-                              draw=draw) for shift in (0.0, 0.5))  # fmt: skip
+    near, far = (
+        judge_tokens({"synthetic": _normal(300, shift, "made"), "training": real, "held_out": held_out}, ("a", "b"), draw=draw)
+        for shift in (0.0, 0.5)
+    )
     assert near is not None and far is not None
     assert near["shape"] == [3, 4] and near["overall"]["compared"] == 150 and near["classes"]["a"]["held_out"] == 75
     assert near["squared_width"] == far["squared_width"] and near["overall"]["mmd_floor"] == far["overall"]["mmd_floor"]

@@ -39,8 +39,14 @@ def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
     quiet |= {"OSFL_PATIENCE": "86400"}  # this test waits for as long as something happens
     found_there = {**os.environ, **quiet, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with (tmp_path / "said.txt").open("w+") as said:  # not a pipe: whatever is left behind must not keep us waiting
-        done = subprocess.Popen([FOLDER / "run.sh", tmp_path / "play"], stdout=said, stderr=said, env=found_there,
-                                stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        done = subprocess.Popen(
+            [FOLDER / "run.sh", tmp_path / "play"],
+            stdout=said,
+            stderr=said,
+            env=found_there,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             explain = (tmp_path / "said.txt").read_text
             wait_until("the end of run.sh", lambda: done.poll() is not None, lambda: seen(tmp_path), explain)

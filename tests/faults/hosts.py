@@ -75,7 +75,7 @@ def round_between_hosts(folder: Path, clients: Sequence[str] = CLIENTS[:2]) -> d
         settings = {**SETTINGS, "chunk": 1 << 20}
         named = deploy(plan, folder / "deployed", found.addresses[0], PORT, settings=settings)
         net = Machines(folder / "deployed", make_sites(folder / "data", clients), PORT, dict.fromkeys(clients, 9094), INNER)
-        round = net.round(named.round)
+        fl_round = net.round(named.round)
         try:
             net.start("link", found.inside(0, net.coordinator / "start.sh"))
             net.start("run", found.inside(0, net.coordinator / "run.sh"))
@@ -84,13 +84,18 @@ def round_between_hosts(folder: Path, clients: Sequence[str] = CLIENTS[:2]) -> d
                 script = net.folder / "sites" / client / "start.sh"
                 net.start(client, found.inside(number, script, net.data / f"{client}.npz"))
             reached = {port: _reaches(found, port) for port in (PORT, INNER)}
-            net.wait_for("the release everywhere", (round / "everyone-has-it").exists)
+            net.wait_for("the release everywhere", (fl_round / "everyone-has-it").exists)
         finally:
             net.stop()
         models = list((net.folder / "sites").glob("*/work/*/*/model.safetensors"))
-        delivered = Inbox(round / "inbox", read_policy(round)).delivered()
-        return {"hosts": 1 + len(clients), "delivered": len(delivered), "models": len(models),
-                "door_reached": reached[PORT], "superlink_reached": reached[INNER]}  # fmt: skip
+        delivered = Inbox(fl_round / "inbox", read_policy(fl_round)).delivered()
+        return {
+            "hosts": 1 + len(clients),
+            "delivered": len(delivered),
+            "models": len(models),
+            "door_reached": reached[PORT],
+            "superlink_reached": reached[INNER],
+        }
 
 
 def _reaches(found: Hosts, port: int) -> int:

@@ -84,8 +84,14 @@ class Machines:
 
     def start(self, name: str, command: Sequence[str | Path], **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                       env=self._environment(**environment), start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                list(map(str, command)),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self._environment(**environment),
+                start_new_session=True,
+            )
         self.groups.append(process)
         return process
 
@@ -97,8 +103,8 @@ class Machines:
         script = self.folder / "sites" / (name or client) / "start.sh"
         return self.start(name or client, [script, data or self.data / f"{client}.npz"], **port)
 
-    def run(self, round: str) -> subprocess.Popen[bytes]:
-        return self.start("run", [self.coordinator / "run.sh", round])
+    def run(self, fl_round: str) -> subprocess.Popen[bytes]:
+        return self.start("run", [self.coordinator / "run.sh", fl_round])
 
     def wait_registered(self) -> None:
         """Until the SuperLink knows all nodes; one that is started earlier is refused, and tries again."""
@@ -162,7 +168,7 @@ def machines(
 ) -> Iterator[tuple[Machines, list[Plan]]]:
     """A deployment of these rounds (a plan, or a method's name), nothing started yet; everything is stopped at the end."""
     port, inner, *ports = free_ports(3 + len(clients))
-    plans = [make_plan(round, clients) if isinstance(round, str) else round for round in rounds]
+    plans = [make_plan(fl_round, clients) if isinstance(fl_round, str) else fl_round for fl_round in rounds]
     for plan in plans:
         deploy(plan, folder / "deployed", "127.0.0.1", port, settings={**SETTINGS, **(settings or {})})
     node_ports = dict(zip([*clients, "stranger"], ports, strict=True))

@@ -176,7 +176,7 @@ class Story:
         return Inbox(self.folder / "round" / "inbox", self.policy)
 
     def calls(self) -> CoordinatorCalls:
-        round = self.folder / "round"
+        fl_round = self.folder / "round"
 
         def receive(path: Path) -> Receipt:
             self.step()
@@ -186,22 +186,30 @@ class Story:
 
         def serve() -> None:
             self.step()
-            (round / "release.tmp").write_bytes(RELEASE)
-            (round / "release.tmp").replace(round / "release.safetensors")
+            (fl_round / "release.tmp").write_bytes(RELEASE)
+            (fl_round / "release.tmp").replace(fl_round / "release.safetensors")
             self.step()
 
         def parts(client: str) -> dict[str, Path] | None:
-            path = round / "release.safetensors"
+            path = fl_round / "release.safetensors"
             return {"release": path} if path.exists() else None
 
         def refuse(no: Rejected) -> None:
-            append_line(round / JOURNAL, b"{}")
+            append_line(fl_round / JOURNAL, b"{}")
 
         return CoordinatorCalls(
-            round=POLICY.plan, plan="{}", enrolled=self.policy.enrolled, limit=sealed_size(POLICY.limits.upload_bytes),
-            folder=round / "partial", standing=lambda client: self.inbox.path(client), receive=receive, refuse=refuse,
-            ready=lambda: len(self.inbox.delivered()) == len(self.clients), serve=serve, parts=parts,
-        )  # fmt: skip
+            round=POLICY.plan,
+            plan="{}",
+            enrolled=self.policy.enrolled,
+            limit=sealed_size(POLICY.limits.upload_bytes),
+            folder=fl_round / "partial",
+            standing=lambda client: self.inbox.path(client),
+            receive=receive,
+            refuse=refuse,
+            ready=lambda: len(self.inbox.delivered()) == len(self.clients),
+            serve=serve,
+            parts=parts,
+        )
 
     def network(self, clock: Clock, faults: Faults) -> Network:
         return Network({number: self.answer(client) for number, client in enumerate(self.clients, 10)}, clock, faults)
@@ -317,15 +325,22 @@ def really_killed(folder: Path, every: int = 1) -> dict[str, int]:
         child.start()
         child.join()
         story = Story(place, server=SERVER)
-        told = {client: json.loads(path.read_text()).get("digest") for client in story.clients
-                if (path := story.site(client).folder(POLICY.plan) / "receipt.json").exists()}  # fmt: skip
+        told = {
+            client: json.loads(path.read_text()).get("digest")
+            for client in story.clients
+            if (path := story.site(client).folder(POLICY.plan) / "receipt.json").exists()
+        }
         standing = {receipt.client: receipt.digest for receipt in story.inbox.uploads()}
         finished = story.log()
         total.update(
-            points=1, not_killed=child.exitcode != -signal.SIGKILL, not_finished=not finished,
-            acknowledged=len(told), lost=sum(standing.get(client) != digest for client, digest in told.items()),
-            missing=judge(story)["missing"], pieces_left=judge(story)["pieces_left"],
-        )  # fmt: skip
+            points=1,
+            not_killed=child.exitcode != -signal.SIGKILL,
+            not_finished=not finished,
+            acknowledged=len(told),
+            lost=sum(standing.get(client) != digest for client, digest in told.items()),
+            missing=judge(story)["missing"],
+            pieces_left=judge(story)["pieces_left"],
+        )
     return dict(total)
 
 

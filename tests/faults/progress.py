@@ -20,9 +20,14 @@ def signs(logs: Iterable[Path], state: Iterable[Path]) -> frozenset[str]:
 
 
 def wait_until(
-    what: str, true: Callable[[], bool], seen: Callable[[], frozenset[str]], explain: Callable[[], str],
-    patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-) -> None:  # fmt: skip
+    what: str,
+    true: Callable[[], bool],
+    seen: Callable[[], frozenset[str]],
+    explain: Callable[[], str],
+    patience: float = PATIENCE,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Return when it is true, however long that takes; give up when nothing new has been seen for `patience` seconds."""
     known, since, looked = frozenset[str](), clock(), float("-inf")
     while not true():

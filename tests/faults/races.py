@@ -21,8 +21,7 @@ def races(folder: Path, count: int, processes: int = 16) -> dict[str, int]:
     barrier = CONTEXT.Barrier(processes)
     pipes = [CONTEXT.Pipe(duplex=False) for _ in range(processes)]
     workers = [
-        CONTEXT.Process(target=_race, args=(sender, barrier, folder, count, number))
-        for number, (_, sender) in enumerate(pipes)
+        CONTEXT.Process(target=_race, args=(sender, barrier, folder, count, number)) for number, (_, sender) in enumerate(pipes)
     ]
     for worker, (_, sender) in zip(workers, pipes, strict=True):
         worker.start()

@@ -49,9 +49,13 @@ class World:
         self.tensors = _zeros(self.plan)
 
     def bundle(
-        self, client: str = "north", key: SigningKey = NORTH, kind: Kind = "upload", of: Plan | None = None,
+        self,
+        client: str = "north",
+        key: SigningKey = NORTH,
+        kind: Kind = "upload",
+        of: Plan | None = None,
         made_from: Mapping[str, str] = MappingProxyType({}),
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         facts = {"architecture": self.plan.settings.architecture, "samples": 4} if kind == "upload" else {}
         return pack(kind, client, (of or self.plan).digest, self.tensors, facts, key, made_from=made_from)
 
@@ -169,7 +173,8 @@ FILES: dict[str, tuple[str, Attack]] = {
     "an empty signature": ("signature", lambda w: w.receive(changed(w.bundle(), signature(lambda s: "")))),
     "the signature in capitals": ("signature", lambda w: w.receive(changed(w.bundle(), signature(str.upper)))),
     "the signature of another message": (
-        "signature", lambda w: w.receive(changed(w.bundle(), signature(lambda s: NORTH.sign(b"other words"))))
+        "signature",
+        lambda w: w.receive(changed(w.bundle(), signature(lambda s: NORTH.sign(b"other words")))),
     ),
     # in the name of another round
     "an upload of another round": ("plan", lambda w: w.receive(w.bundle(of=w.other_plan))),
@@ -188,7 +193,7 @@ FILES: dict[str, tuple[str, Attack]] = {
     "the personal part of another client": ("client", _foreign_part),
     "a personal part of another release": ("personal", _of_another_release),
     "an upload as the personal part": ("signature", _upload_as_part),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -228,7 +233,8 @@ KEYS: dict[str, tuple[str, Attack]] = {
     "two clients with one key": ("enrolled", lambda w: _enroll(w, NORTH.public_hex, NORTH.public_hex)),
     "a client with the server's key": ("enrolled", lambda w: _enroll(w, SERVER.public_hex, SOUTH.public_hex)),
     "a client that the plan does not know": (
-        "enrolled", lambda w: _enroll(w, NORTH.public_hex, SOUTH.public_hex, mallory=MALLORY.public_hex)
+        "enrolled",
+        lambda w: _enroll(w, NORTH.public_hex, SOUTH.public_hex, mallory=MALLORY.public_hex),
     ),
     "a key in capitals": ("key", lambda w: _enroll(w, NORTH.public_hex.upper(), SOUTH.public_hex)),
     "a key that is none": ("key", lambda w: _enroll(w, "north", SOUTH.public_hex)),
@@ -251,7 +257,7 @@ KEYS: dict[str, tuple[str, Attack]] = {
     "a client called nothing": ("plan", lambda w: check_plan(plan(clients=("north", "")))),
     "a client that looks like another": ("plan", lambda w: check_plan(plan(clients=("north", "n\u043erth")))),
     "a device's name": ("plan", lambda w: check_plan(plan(clients=("north", "con")))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KEYS)

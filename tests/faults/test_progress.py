@@ -19,8 +19,15 @@ class Clock:
 
 def waited(clock: Clock, until: float, last_news: float) -> None:
     """Something new every 50 seconds until `last_news`; true at `until`."""
-    wait_until("it", lambda: clock.now >= until, lambda: frozenset(map(str, range(int(min(clock.now, last_news) // 50)))),
-               lambda: "what the logs say", patience=100.0, clock=lambda: clock.now, sleep=clock.sleep)  # fmt: skip
+    wait_until(
+        "it",
+        lambda: clock.now >= until,
+        lambda: frozenset(map(str, range(int(min(clock.now, last_news) // 50)))),
+        lambda: "what the logs say",
+        patience=100.0,
+        clock=lambda: clock.now,
+        sleep=clock.sleep,
+    )
 
 
 def test_a_slow_machine_is_waited_for() -> None:

@@ -39,9 +39,13 @@ WEIGHTS = {"model/head.weight": floats(2, 3)}
 
 
 def seen(
-    tensors: dict[str, RawTensor] = WEIGHTS, facts: dict[str, Any] | None = None, known: Known = KNOWN, key: SigningKey = KEY,
-    plan: str = PLAN.digest, **more: Any,
-) -> Look:  # fmt: skip
+    tensors: dict[str, RawTensor] = WEIGHTS,
+    facts: dict[str, Any] | None = None,
+    known: Known = KNOWN,
+    key: SigningKey = KEY,
+    plan: str = PLAN.digest,
+    **more: Any,
+) -> Look:
     facts = {"samples": 100} if facts is None else facts
     return look(pack("upload", "north", plan, tensors, facts, key), known, name="x.safetensors", **more)
 
@@ -59,8 +63,13 @@ def test_a_good_upload_is_described_completely() -> None:
     assert row["name"] == "model/head.weight" and row["shape"] == [2, 3] and row["bytes"] == 24
     assert row["what"] == "connections of a layer"
     assert [f["check"] for f in found["findings"] if f["severity"] == "good"] == [
-        "Signature", "Integrity", "Round", "Contents", "Pictures", "Numbers",
-    ]  # fmt: skip
+        "Signature",
+        "Integrity",
+        "Round",
+        "Contents",
+        "Pictures",
+        "Numbers",
+    ]
     assert any("membership" in sentence for sentence in found["not_checked"])
     json.dumps(found, allow_nan=False)
 
@@ -81,9 +90,14 @@ def test_another_round_and_another_sender() -> None:
 
 @pytest.mark.parametrize(
     ("tensors", "facts"),
-    [({"model/head.weight": floats(2, 4)}, {"samples": 1}), ({**WEIGHTS, "extra": floats(1)}, {"samples": 1}),
-     ({}, {"samples": 1}), (WEIGHTS, {"samples": 0}), (WEIGHTS, {"class_counts": [1]})],
-)  # fmt: skip
+    [
+        ({"model/head.weight": floats(2, 4)}, {"samples": 1}),
+        ({**WEIGHTS, "extra": floats(1)}, {"samples": 1}),
+        ({}, {"samples": 1}),
+        (WEIGHTS, {"samples": 0}),
+        (WEIGHTS, {"class_counts": [1]}),
+    ],
+)
 def test_what_was_not_announced(tensors: dict[str, RawTensor], facts: dict[str, Any]) -> None:
     assert said(seen(tensors, facts, draw=False), "Contents")[0][0] == "serious"
 
@@ -150,9 +164,11 @@ def test_a_training_image_inside_is_serious(tmp_path: Path) -> None:
     assert said(seen(leak, data=tmp_path), "Your images")[0][0] == "serious"
     other = {"model/head.weight": floats(1, 64)}
     assert said(seen(other, data=tmp_path), "Your images") == [
-        ("good", "None of the 1 rows that are as long as an image is a copy of one of your 6 images.")]  # fmt: skip
+        ("good", "None of the 1 rows that are as long as an image is a copy of one of your 6 images.")
+    ]
     assert said(seen(data=tmp_path), "Your images") == [
-        ("note", "No tensor has rows as long as an image: no copy of your 6 images was looked for.")]  # fmt: skip
+        ("note", "No tensor has rows as long as an image: no copy of your 6 images was looked for.")
+    ]
 
 
 def test_the_method_draws_only_what_its_round_would_accept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,14 +206,20 @@ def test_names_of_strangers_stay_text_on_the_page() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "shape", "kind"),
     [
-        ("model/bn.running_mean", "F32", (8,), "statistics"), ("model/bn.num_batches_tracked", "I64", (), "counter"),
-        ("model/conv.weight", "F32", (8, 1, 3, 3), "weights"), ("model/conv.weight", "F32", (8, 1, 8, 8), "pictures"),
-        ("labels", "I64", (9,), "labels"), ("tokens", "F16", (9, 5, 16), "tokens"), ("class-0/mean", "F32", (4,), "weights"),
-        ("sequences", "F16", (9, 5, 16), "tokens"), ("sums", "F64", (2, 16), "features"),
+        ("model/bn.running_mean", "F32", (8,), "statistics"),
+        ("model/bn.num_batches_tracked", "I64", (), "counter"),
+        ("model/conv.weight", "F32", (8, 1, 3, 3), "weights"),
+        ("model/conv.weight", "F32", (8, 1, 8, 8), "pictures"),
+        ("labels", "I64", (9,), "labels"),
+        ("tokens", "F16", (9, 5, 16), "tokens"),
+        ("class-0/mean", "F32", (4,), "weights"),
+        ("sequences", "F16", (9, 5, 16), "tokens"),
+        ("sums", "F64", (2, 16), "features"),
         ("class-1/gram", "F32", (9,), "features"),
-        ("blob", "U8", (900,), "numbers"), ("scans", "U8", (2, 3, 64, 64), "pictures"),
+        ("blob", "U8", (900,), "numbers"),
+        ("scans", "U8", (2, 3, 64, 64), "pictures"),
     ],
-)  # fmt: skip
+)
 def test_roles(name: str, dtype: str, shape: tuple[int, ...], kind: str) -> None:
     assert role_of(name, dtype, shape, (1, 8, 8)).kind == kind
 
@@ -240,5 +262,5 @@ def test_numbers_at_the_edge() -> None:
 
 def test_what_the_reader_names_must_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="already"):
-        gather(tmp_path / "x", plan=tmp_path / "plan.toml", round=tmp_path)
+        gather(tmp_path / "x", plan=tmp_path / "plan.toml", fl_round=tmp_path)
     assert gather(tmp_path / "x") == Known()

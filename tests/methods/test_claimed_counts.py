@@ -29,7 +29,7 @@ VIT = {"architecture": "vit", "augment": "none", "pretrained": "vit_signs"}
 # With each: what the claim costs at most if the site also calls each class by the name of the next. Training on images of which
 # two in five have a wrong label costs more than being outvoted in an ensemble.
 CASES: Mapping[str, tuple[Mapping[str, Any], float]] = {
-    "ensemble": ({"combine": "class_count", "epochs": 15}, 0.1),
+    "ensemble": ({"ensemble": "class_count", "epochs": 15}, 0.1),
     "federated_factory": ({"epochs": 15, "images_per_class": 60}, 0.4),
     "fedmitr": ({**VIT, "epochs": 8, "server_epochs": 3, "scales": 2, "steps": 12}, 0.2),
 }

@@ -56,7 +56,7 @@ def test_the_ensemble_does_not_care_for_the_scale_of_its_weights(mode: str) -> N
 @pytest.mark.parametrize("mode", ["logits", "probabilities", "class_count", "odds"])
 def test_votes_with_gradients_are_what_the_teachers_are_told(mode: str) -> None:
     """Also when a client has no weight left."""
-    settings = replace(SMALL, teacher=mode)  # type: ignore[arg-type]
+    settings = replace(SMALL, ensemble=mode)  # type: ignore[arg-type]
     method = CoBoosting(TASK, settings)
     uploads = uploads_of(method)
     shop = Workshop(method, uploads, context(settings, "abc"))

@@ -105,7 +105,9 @@ def test_a_turn_is_one_step_of_adam_and_one_of_sgd_at_the_temperature() -> None:
         assert torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
 
 
-@pytest.mark.parametrize("setting", ["server_epochs", "server_steps", "synthesis_batch", "noise", "generator_lr", "student_lr"])
+@pytest.mark.parametrize(
+    "setting", ["server_epochs", "server_steps", "synthesis_batch", "latent_dim", "generator_lr", "student_lr"]
+)
 def test_nothing_starts_with_zero(setting: str) -> None:
     problems = Dafl(TASK, replace(SMALL, **{setting: 0})).problems(2)
     assert len(problems) == 1 and f"'{setting}'" in problems[0]

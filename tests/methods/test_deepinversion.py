@@ -34,8 +34,15 @@ def test_defaults_are_the_published_ones() -> None:
     assert (s.steps, s.images, s.pixel_lr, s.bn, s.tv, s.roll) == (2000, 256, 0.05, 10.0, 2.5e-5, 2)
 
 
-@pytest.mark.parametrize("change", [{"invert": "clients", "guides": "makers"}, {"invert": "clients", "combine": "class_count"},
-                                    {"labels": "counts"}, {"init": "average"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"invert": "clients", "guides": "makers"},
+        {"invert": "clients", "ensemble": "class_count"},
+        {"labels": "counts"},
+        {"init": "average"},
+    ],
+)
 def test_variants_run(change: dict[str, str]) -> None:
     settings = replace(SMOKE, **change)  # type: ignore[arg-type]
     release = DeepInversion(TASK, settings).server_phase(uploads(settings), context(settings, "ab"))

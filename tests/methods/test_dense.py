@@ -71,7 +71,7 @@ def test_the_generators_loss_is_that_of_the_clients_themselves(name: str) -> Non
     method = kind(TASK, resolve_settings(kind, "smoke", {"bn": 0.5, "adversarial": 0.25, "student_lr": 0.1}))
     uploads = uploads_of(method)
     shop = Workshop(method, uploads, context(method.settings, "ab"))
-    generator = build_generator(TASK.image, torch.Generator().manual_seed(1), noise=16, width=8)
+    generator = build_generator(TASK.image, torch.Generator().manual_seed(1), latent_dim=16, width=8)
     z, labels = torch.randn((9, 16), generator=torch.Generator().manual_seed(2)), torch.arange(9) % 3
     loss = generator_loss(generator, z, labels, shop.teachers[0], freeze(shop.student), 0, torch.Generator(), method.objective)
 
@@ -93,8 +93,19 @@ def test_the_generators_loss_is_that_of_the_clients_themselves(name: str) -> Non
 @pytest.mark.parametrize("hard", [0.0, 0.5])
 def test_a_step_of_the_student_follows_the_closed_form_at_its_temperature(hard: float) -> None:
     """The gradient of KD to the student's answers is tau (q - p) / B, and that of the labels' term softmax minus one-hot."""
-    method = Dense(TASK, replace(SMALL, generators=1, synthesis_batch=12, student_batch=12, temperature=5.0, hard=hard,
-                                 student_momentum=0.0, student_lr=0.1))  # fmt: skip
+    method = Dense(
+        TASK,
+        replace(
+            SMALL,
+            generators=1,
+            synthesis_batch=12,
+            student_batch=12,
+            temperature=5.0,
+            hard=hard,
+            student_momentum=0.0,
+            student_lr=0.1,
+        ),
+    )
     shop = Workshop(method, uploads_of(method), context(method.settings, "ab"))
     shop.grow(0, method.objective)
     twin = copy.deepcopy(shop.student).train()
@@ -175,15 +186,27 @@ def test_averaged_start_needs_one_architecture(name: str) -> None:
 
 
 def test_class_counts_travel_only_when_the_teacher_needs_them() -> None:
-    plain, weighted = Dense(TASK, SMALL), Dense(TASK, replace(SMALL, teacher="class_count"))
+    plain, weighted = Dense(TASK, SMALL), Dense(TASK, replace(SMALL, ensemble="class_count"))
     assert "class_counts" not in uploads_of(plain)[0].payload.facts
     assert uploads_of(weighted)[0].payload.facts["class_counts"] == [8, 8, 8]
 
 
 @pytest.mark.parametrize(
-    "setting", ["server_epochs", "generator_steps", "synthesis_batch", "student_batch", "passes", "generators", "noise",
-                "generator_lr", "student_lr", "temperature", "generator_width"],
-)  # fmt: skip
+    "setting",
+    [
+        "server_epochs",
+        "generator_steps",
+        "synthesis_batch",
+        "student_batch",
+        "passes",
+        "generators",
+        "latent_dim",
+        "generator_lr",
+        "student_lr",
+        "temperature",
+        "generator_width",
+    ],
+)
 def test_nothing_starts_with_zero(setting: str) -> None:
     problems = Dense(TASK, replace(SMALL, **{setting: 0})).problems(2)
     assert len(problems) == 1 and f"'{setting}'" in problems[0]

@@ -43,7 +43,11 @@ def test_a_new_process_gives_the_same_bytes(tmp_path: Path) -> None:
         "print(json.dumps(digests(Path(sys.argv[1]))))"
     )
     other = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "there")], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONHASHSEED": "4711"}, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path / "there")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "4711"},
+        cwd=Path(__file__).parents[2],
+    )
     assert json.loads(other.stdout) == digests(tmp_path / "here")

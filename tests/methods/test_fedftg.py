@@ -127,8 +127,10 @@ def test_an_iteration_draws_labels_by_all_class_counts_and_weighs_clients_by_the
     by_class = torch.tensor([[0.75, 0, 0.25], [0.25, 0, 0.75]])
     assert torch.allclose(share, by_class[:, labels])
     assert [member for member, _, _ in heard] == [tuning.members[k] for k in (0, 0, 1, 1)]
-    assert all(torch.equal(seen, labels) and torch.equal(weight, share[k])
-               for (_, seen, weight), k in zip(heard, (0, 0, 1, 1), strict=True))  # fmt: skip
+    assert all(
+        torch.equal(seen, labels) and torch.equal(weight, share[k])
+        for (_, seen, weight), k in zip(heard, (0, 0, 1, 1), strict=True)
+    )
 
 
 def test_the_student_steps_towards_the_clients_that_have_the_class() -> None:
@@ -154,7 +156,7 @@ def test_mixed_architectures_are_refused_before_the_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["iterations", "generator_steps", "student_steps", "synthesis_batch", "noise", "generator_lr", "student_lr"]
+    "setting", ["iterations", "generator_steps", "student_steps", "synthesis_batch", "latent_dim", "generator_lr", "student_lr"]
 )
 def test_nothing_starts_with_zero(setting: str) -> None:
     problems = FedFtg(TASK, replace(SMALL, **{setting: 0})).problems(2)

@@ -36,14 +36,20 @@ def uploads(settings: Settings, clients: str = "ab") -> list[Upload]:
 def test_defaults_are_the_published_ones() -> None:
     s = Settings()
     assert (s.repetitions, s.steps, s.images, s.pixel_lr, s.tv, s.bn, s.roll) == (100, 500, 256, 0.05, 2.5e-5, 10.0, 2)
-    assert (s.temperature, s.server_lr, s.server_momentum, s.server_decay) == (20.0, 1e-3, 0.9, 5e-4)
+    assert (s.temperature, s.student_lr, s.student_momentum, s.student_decay) == (20.0, 1e-3, 0.9, 5e-4)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"invert": "clients"}, {"invert": "clients", "guides": "makers"}, {"noise_teacher": "batch_stats"},
-     {"combine": "class_count", "labels": "seen"}, {"every": 2}, {"init": "average"}],
-)  # fmt: skip
+    [
+        {"invert": "clients"},
+        {"invert": "clients", "guides": "makers"},
+        {"noise_teacher": "batch_stats"},
+        {"ensemble": "class_count", "labels": "seen"},
+        {"every": 2},
+        {"init": "average"},
+    ],
+)
 def test_variants_run(change: dict[str, str]) -> None:
     settings = replace(SMOKE, repetitions=1, **change)  # type: ignore[arg-type]
     release = FedISCA(TASK, settings).server_phase(uploads(settings), context(settings, "ab"))
@@ -62,7 +68,7 @@ def test_clients_share_the_images_of_a_repetition(invert: str, images: list[int]
 
 def test_counts_travel_only_when_asked_for() -> None:
     assert "class_counts" not in uploads(SMOKE)[0].payload.facts
-    assert "class_counts" in uploads(replace(SMOKE, combine="class_count"))[0].payload.facts
+    assert "class_counts" in uploads(replace(SMOKE, ensemble="class_count"))[0].payload.facts
 
 
 def test_cnn_and_resnet_clients_together() -> None:
@@ -73,8 +79,19 @@ def test_cnn_and_resnet_clients_together() -> None:
 
 def test_the_student_learns_from_noise_alone() -> None:
     """Not a benchmark: on an easy task the student must answer as its teachers do, more often than chance."""
-    settings = replace(SMOKE, epochs=15, batch_size=8, images=32, steps=30, repetitions=4, server_lr=0.02, temperature=4.0,
-                       pixel_lr=0.1, server_schedule="cosine", server_clip=5.0)  # fmt: skip
+    settings = replace(
+        SMOKE,
+        epochs=15,
+        batch_size=8,
+        images=32,
+        steps=30,
+        repetitions=4,
+        student_lr=0.02,
+        temperature=4.0,
+        pixel_lr=0.1,
+        student_schedule="cosine",
+        student_clip=5.0,
+    )
     method, ups = FedISCA(TASK, settings), uploads(settings)
     student = method.build(method.server_phase(ups, context(settings, "ab")).shared)
     data = shard("a", n=60, seed=9).train
@@ -89,7 +106,7 @@ def rng(seed: int) -> torch.Generator:
 @pytest.mark.parametrize("walks", [1, 2])
 def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(walks: int) -> None:
     """Weights and BN statistics of a twin that learns t/T KD(E, S) + (1 - t/T) KD(Ẽ, S) for t = 1…T, again and again."""
-    settings = replace(SMOKE, walks=walks, server_lr=0.01, temperature=4.0)
+    settings = replace(SMOKE, walks=walks, student_lr=0.01, temperature=4.0)
     images = torch.randn((3, 8, *TASK.image), generator=rng(1)) + torch.arange(3).view(-1, 1, 1, 1, 1)
     clean, noisy = 4 * torch.randn((2, 3, 8, 3), generator=rng(2))
     one = Lesson(Trajectory(images, (1 / 3, 2 / 3, 1.0), torch.arange(8) % 3), clean, noisy)

@@ -73,14 +73,14 @@ def test_presets_say_how_far_pixels_go() -> None:
 
 def test_what_we_added_is_not_in_the_papers_plan_and_alike_for_the_baseline() -> None:
     paper = resolve_settings(FedMitr, "paper")
-    assert (paper.scales, paper.start, paper.votes, paper.teacher, paper.adversarial) == (1, 1.0, 1.0, "logits", 1.0)
+    assert (paper.scales, paper.start, paper.votes, paper.ensemble, paper.adversarial) == (1, 1.0, 1.0, "logits", 1.0)
     later = {"scales", "start", "votes", "student_share"}
     assert not later & settings_as_json(paper).keys()  # digests of plans that never heard of them stand
     mine, baseline = (resolve_settings(method, "cpu") for method in (FedMitr, DeepInversionVit))
     assert (
         settings_as_json(baseline).items() <= settings_as_json(mine).items()
     )  # the same images a client, steps, teacher and rates
-    assert mine.scales > 1 and mine.teacher == "odds" and FedMitr(TASK, mine).needs_counts()
+    assert mine.scales > 1 and mine.ensemble == "odds" and FedMitr(TASK, mine).needs_counts()
 
 
 def test_kd_only_without_dropping_is_the_baseline_to_the_bit() -> None:
@@ -91,12 +91,21 @@ def test_kd_only_without_dropping_is_the_baseline_to_the_bit() -> None:
     assert not torch.equal(plain(), weights(baseline))
 
 
-@pytest.mark.parametrize("change", [
-    {"mask": 0.0, "kd": 0.0, "lambda1": 1.0, "lambda2": 0.0}, {"lambda1": 0.0}, {"lambda2": 0.0}, {"stops": "1:0.3,3:0.5"},
-    {"teacher": "class_count", "labels": "seen"}, {"teacher": "odds", "balance": 0.5, "votes": 0.5}, {"scales": 3},
-    {"teacher": "probabilities", "labels": "counts"},
-    {"student_clip": 1.0, "student_cosine": True, "pool_epochs": 1}, {"student": "vit-p2-w8-d1-h2", "init": "random"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mask": 0.0, "kd": 0.0, "lambda1": 1.0, "lambda2": 0.0},
+        {"lambda1": 0.0},
+        {"lambda2": 0.0},
+        {"stops": "1:0.3,3:0.5"},
+        {"ensemble": "class_count", "labels": "seen"},
+        {"ensemble": "odds", "balance": 0.5, "votes": 0.5},
+        {"scales": 3},
+        {"ensemble": "probabilities", "labels": "counts"},
+        {"student_clip": 1.0, "student_cosine": True, "pool_epochs": 1},
+        {"student": "vit-p2-w8-d1-h2", "init": "random"},
+    ],
+)
 def test_variants_differ_and_stay_finite(change: dict[str, Any]) -> None:
     found = weights(released(**change))
     assert bool(found.isfinite().all()) and not torch.equal(found, plain())
@@ -197,9 +206,14 @@ def test_workers_do_not_change_a_bit() -> None:
 def test_the_report_gets_its_pictures_and_the_theorem() -> None:
     figures: dict[str, Any] = {}
     release = released(replace(context(SMOKE, "ab"), show=figures.__setitem__))
-    assert list(figures) == ["Synthetic images", "Kept and dropped patches", "Loss over server epochs",
-                             "Labels of the synthetic images", "What the synthetic images are taken for",
-                             "Gradient norms of the student"]  # fmt: skip
+    assert list(figures) == [
+        "Synthetic images",
+        "Kept and dropped patches",
+        "Loss over server epochs",
+        "Labels of the synthetic images",
+        "What the synthetic images are taken for",
+        "Gradient norms of the student",
+    ]
     assert not [view for view in figure_views(figures) if view["problem"]]
     norms = release.shared.facts["gradient_norms"]
     assert norms["images"] == 4 and norms["held"] == (norms["L_Fed"] < norms["L_DI"])
@@ -276,11 +290,19 @@ def test_every_pass_of_the_student_is_booked_and_old_images_leave() -> None:
     assert len(server.pools) == 1 and len(server.samples()) == 12
 
 
-@pytest.mark.parametrize("change", [
-    {}, {"adversarial": 0.0}, {"mask": 0.0}, {"lambda2": 0.0}, {"kd": 0.0, "mask": 0.5}, {"stops": "1:0.3,3:0.5"},
-    {"pool_epochs": 1, "server_epochs": 3, "passes": 2},
-    {"architecture": "a:vit-p2-w16-d2-h2,b:vit-p2-w8-d1-h2", "student": "vit-p2-w8-d2-h2", "init": "random"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"adversarial": 0.0},
+        {"mask": 0.0},
+        {"lambda2": 0.0},
+        {"kd": 0.0, "mask": 0.5},
+        {"stops": "1:0.3,3:0.5"},
+        {"pool_epochs": 1, "server_epochs": 3, "passes": 2},
+        {"architecture": "a:vit-p2-w16-d2-h2,b:vit-p2-w8-d1-h2", "student": "vit-p2-w8-d2-h2", "init": "random"},
+    ],
+)
 def test_what_the_server_will_do_is_foretold_to_the_operation(change: dict[str, Any]) -> None:
     settings = replace(SMOKE, probe=0, **change)
     method, ctx = FedMitr(TASK, settings), context(settings, "ab")

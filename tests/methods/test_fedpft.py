@@ -95,6 +95,17 @@ def test_standardization_is_folded_into_the_head() -> None:
 
     x = torch.randn(60, 4, generator=torch_generator(0, "x")) * torch.tensor([1.0, 10, 0.1, 1]) + 5
     y = (x[:, 1] > 5).long()
-    head = linear_head(x, y, 2, torch_generator(0, "h"), epochs=30, batch_size=16, optimizer="sgd", lr=0.1, standardize=True,
-                       device=torch.device("cpu"), progress=lambda done, total: None)  # fmt: skip
+    head = linear_head(
+        x,
+        y,
+        2,
+        torch_generator(0, "h"),
+        epochs=30,
+        batch_size=16,
+        optimizer="sgd",
+        lr=0.1,
+        standardize=True,
+        device=torch.device("cpu"),
+        progress=lambda done, total: None,
+    )
     assert float((head(x).argmax(1) == y).float().mean()) > 0.95

@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, list[Mapping[str, Any]]] = {
     "fedcgs": [{}, {"by_class": True}],
     "fedpft": [{}, {"shape": "full"}],
     "federated_factory": [{}, {"mode": "peer"}, {"factory": "vae"}],
-    "ensemble": [{"combine": "size"}, {"combine": "odds"}],
+    "ensemble": [{"ensemble": "size"}, {"ensemble": "odds"}],
     "fedftg": [{}],
     "fedavg": [{}, {"weighting": "uniform"}],
 }
@@ -108,12 +108,12 @@ def outcome_of(name: str, changes: Mapping[str, Any], payload: Payload, folder: 
     plan, method, payloads = told(name, json.dumps(dict(changes)))
     keys = {client: simulated_key(0, client) for client in (*plan.clients, "server")}
     enrolled = {client: keys[client].public_hex for client in plan.clients}
-    with open_round(folder, plan, contracts_of(method), enrolled, keys["server"]) as round:
+    with open_round(folder, plan, contracts_of(method), enrolled, keys["server"]) as fl_round:
         for client in plan.clients:
             sent = payload if client == MUTATED else payloads[client]
             bundle = pack("upload", client, plan.digest, to_raw(sent.tensors), dict(sent.facts), keys[client])
             try:
-                round.inbox.receive(bundle)
+                fl_round.inbox.receive(bundle)
             except Rejected as no:
                 assert no.client == client == MUTATED and no.field and no.fix
                 return f"refused: {no.field}"

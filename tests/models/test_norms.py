@@ -46,7 +46,7 @@ def test_a_client_of_few_steps_is_only_right_about_its_images_with_settled_stati
     shades = torch.tensor([60] * 9 + [75] * 3, dtype=torch.uint8)
     data = Dataset(shades[:, None, None, None] + images(12) // 16, (shades > 70).long())
     model = first_model(SETTINGS, "cnn-w8", TASK, torch_generator(1, "start"))
-    fit(model, data, replace(SETTINGS, settle_local=settles), torch_generator(2, "order"))
+    fit(model, data, replace(SETTINGS, recalibrate_bn=settles), torch_generator(2, "order"))
     assert not model.training
     right = (model(to_input(data.images)).argmax(1) == data.labels).double().mean().item()
     assert (right == 1.0) is settles

@@ -33,10 +33,12 @@ def test_it_is_the_wiener_filter_of_its_covariance() -> None:
     x = 3 * torch.randn((4, *IMAGE), generator=rng(1))
     for index, sigma in enumerate(SIGMA.tolist()):
         total = covariance + sigma**2 * torch.eye(16, dtype=torch.float64)
-        filter = covariance @ torch.linalg.inv(total)
+        kernel_filter = covariance @ torch.linalg.inv(total)
         off = x[index].flatten().double() - gaussian.mean[0]
-        assert torch.allclose(gaussian.linear(x, SIGMA)[index].flatten().double(), gaussian.mean[0] + filter @ off, atol=1e-5)
-        left = torch.trace(covariance - filter @ covariance) / 16
+        assert torch.allclose(
+            gaussian.linear(x, SIGMA)[index].flatten().double(), gaussian.mean[0] + kernel_filter @ off, atol=1e-5
+        )
+        left = torch.trace(covariance - kernel_filter @ covariance) / 16
         assert math.isclose(float(gaussian.error(SIGMA)[index]), float(left), rel_tol=1e-4)
         scale = math.sqrt(float(torch.trace(total)) / 16)
         assert torch.allclose(gaussian.scaled(x, SIGMA)[index].flatten(), (off / scale).float(), atol=1e-5)

@@ -138,9 +138,11 @@ def photos(side: int, train: int, test: int) -> tuple[torch.Tensor, torch.Tensor
         images = torch.stack([torch.stack([read(n) for n in group]) for group in chosen])
     labels = torch.arange(len(classes)).unsqueeze(1).expand(-1, train + test)
     return (
-        images[:, :train].flatten(0, 1), labels[:, :train].flatten(),
-        images[:, train:].flatten(0, 1), labels[:, train:].flatten(),
-    )  # fmt: skip
+        images[:, :train].flatten(0, 1),
+        labels[:, :train].flatten(),
+        images[:, train:].flatten(0, 1),
+        labels[:, train:].flatten(),
+    )
 
 
 def ridge_accuracy(train: torch.Tensor, y: torch.Tensor, test: torch.Tensor, truth: torch.Tensor) -> float:

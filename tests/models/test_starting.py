@@ -21,11 +21,17 @@ from osfl.models.weights_table import IMAGENET
 NAME = "vit-p4-w16-d2-h2"
 Tensors = dict[str, torch.Tensor]
 WORDS = {
-    "cls_token": "vit.embeddings.cls_token", "pos_embed": "vit.embeddings.position_embeddings",
-    "patch_embed.proj.": "vit.embeddings.patch_embeddings.projection.", "blocks.": "vit.encoder.layer.",
-    ".norm1.": ".layernorm_before.", ".norm2.": ".layernorm_after.", ".attn.proj.": ".attention.output.dense.",
-    ".mlp.fc1.": ".intermediate.dense.", ".mlp.fc2.": ".output.dense.", "head.": "classifier.",
-}  # fmt: skip
+    "cls_token": "vit.embeddings.cls_token",
+    "pos_embed": "vit.embeddings.position_embeddings",
+    "patch_embed.proj.": "vit.embeddings.patch_embeddings.projection.",
+    "blocks.": "vit.encoder.layer.",
+    ".norm1.": ".layernorm_before.",
+    ".norm2.": ".layernorm_after.",
+    ".attn.proj.": ".attention.output.dense.",
+    ".mlp.fc1.": ".intermediate.dense.",
+    ".mlp.fc2.": ".output.dense.",
+    "head.": "classifier.",
+}
 
 
 def task(classes: int = 3, side: int = 16, channels: int = 3) -> Task:
@@ -53,8 +59,12 @@ def in_transformers_words(given: Tensors) -> Tensors:
 
 def in_words_of_version_5(given: Tensors) -> Tensors:
     """As `state_dict()` of transformers 5 names them."""
-    words = {".encoder.layer.": ".layers.", ".attention.output.dense.": ".attention.o_proj.", ".output.dense.": ".mlp.fc2.",
-             ".intermediate.dense.": ".mlp.fc1."}  # fmt: skip
+    words = {
+        ".encoder.layer.": ".layers.",
+        ".attention.output.dense.": ".attention.o_proj.",
+        ".output.dense.": ".mlp.fc2.",
+        ".intermediate.dense.": ".mlp.fc1.",
+    }
     words |= {f".attention.attention.{part}.": f".attention.{part[0]}_proj." for part in ("query", "key", "value")}
     found: Tensors = {}
     for name, value in in_transformers_words(given).items():
@@ -76,10 +86,16 @@ def saved(path: Path, given: Tensors) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "worded",
     [
-        dict, in_transformers_words, in_words_of_version_5, under("model/", dict), under("module.", in_words_of_version_5),
-        under("model.", in_transformers_words), under("module.model.", dict), under("_orig_mod.backbone.", dict),
+        dict,
+        in_transformers_words,
+        in_words_of_version_5,
+        under("model/", dict),
+        under("module.", in_words_of_version_5),
+        under("model.", in_transformers_words),
+        under("module.model.", dict),
+        under("_orig_mod.backbone.", dict),
     ],
-)  # fmt: skip
+)
 def test_every_naming_gives_the_same_backbone_and_an_own_head(worded: Callable[[Tensors], Tensors], tmp_path: Path) -> None:
     source = tensors(classes=3)  # as many classes as we have: still not ours
     model = build_model(NAME, task(), torch_generator(1, "init"))
@@ -184,10 +200,13 @@ KEY = "vit.encoder.layer.0.attention.attention.key.weight"
 @pytest.mark.parametrize(
     ("key", "got"),
     [
-        (torch.zeros(3), "got F32 [3]"), (torch.zeros(()), "got F32 []"), (torch.zeros(8, 16), "got F32 [8, 16]"),
-        (torch.zeros(16, 16, dtype=torch.int64), "got I64 [16, 16]"), (None, "got nothing"),
+        (torch.zeros(3), "got F32 [3]"),
+        (torch.zeros(()), "got F32 []"),
+        (torch.zeros(8, 16), "got F32 [8, 16]"),
+        (torch.zeros(16, 16, dtype=torch.int64), "got I64 [16, 16]"),
+        (None, "got nothing"),
     ],
-)  # fmt: skip
+)
 def test_query_key_and_value_are_three_of_a_kind(key: torch.Tensor | None, got: str, tmp_path: Path) -> None:
     spoilt = {name: value for name, value in in_transformers_words(tensors()).items() if name != KEY}
     path, pin = saved(tmp_path / "theirs.safetensors", spoilt if key is None else spoilt | {KEY: key})

@@ -17,8 +17,17 @@ def text_of(path) -> str:
 
 
 def told(sample):
-    own = {"mean": 0.1, "median": 0.2, "worst": -0.3, "worst_client": "client-04", "share": 0.6, "share_that_loses": 0.2,
-           "everyone": -0.015, "over": "local_only", "values": {"a": 0.5, "b": 0.2, "c": 0.1, "d": -0.3, "e": 0.0}}  # fmt: skip
+    own = {
+        "mean": 0.1,
+        "median": 0.2,
+        "worst": -0.3,
+        "worst_client": "client-04",
+        "share": 0.6,
+        "share_that_loses": 0.2,
+        "everyone": -0.015,
+        "over": "local_only",
+        "values": {"a": 0.5, "b": 0.2, "c": 0.1, "d": -0.3, "e": 0.0},
+    }
     return {**sample("fol"), "gains": own}
 
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from osfl.reports.model_card import write_model_card
 
-PARTS = ["# Model card", "## Intended use and limits", "## Data", "## Training", "## Evaluation", "### By class", "## Costs",
-         "## Privacy", "## Deviations from the paper", "## Record", "## How to use it"]  # fmt: skip
+PARTS = [
+    "# Model card",
+    "## Intended use and limits",
+    "## Data",
+    "## Training",
+    "## Evaluation",
+    "### By class",
+    "## Costs",
+    "## Privacy",
+    "## Deviations from the paper",
+    "## Record",
+    "## How to use it",
+]
 
 
 def card_of(result, folder) -> str:

@@ -90,8 +90,11 @@ def with_nan(given: Tensors) -> Tensors:
         (without(tensors(9), "blocks.0.norm1.bias"), "blocks.0.norm1.bias", "lacks"),
         (tensors(9) | {"dist_token": torch.zeros(1, 1, 16)}, "dist_token", "which the model does not"),
         (tensors(9) | {"model.head.weight": torch.zeros(3, 16)}, "model.head.weight", "'head.weight' and 'model.head.weight'"),
-        (tensors(9) | {"encoder.layer.0.attention.attention.query.weight": torch.zeros(16, 16)},
-         "encoder.layer.0.attention.attention.query.weight", "expected one 'blocks.0.attn.qkv.weight', got two"),
+        (
+            tensors(9) | {"encoder.layer.0.attention.attention.query.weight": torch.zeros(16, 16)},
+            "encoder.layer.0.attention.attention.query.weight",
+            "expected one 'blocks.0.attn.qkv.weight', got two",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_its_tensor(
@@ -151,9 +154,7 @@ def test_a_model_that_explodes_is_refused_before_it_spoils_the_others(stall: lis
     assert len(found.accepted) == 3 and "answers noise with numbers beyond all bounds" in found.refused[0].reason
 
 
-def test_a_file_that_nobody_may_read_is_refused(
-    stall: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_nobody_may_read_is_refused(stall: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(self: Path, *words: Any, **more: Any) -> Any:
         if self.name == "half.safetensors":
             raise PermissionError(13, "Permission denied")
@@ -272,7 +273,7 @@ def test_another_file_is_another_round(stall: list[Path], tmp_path: Path) -> Non
         ({"method": "federated_factory"}, "not a model"),
         ({"method": "centralized"}, "simulation only"),
         ({"classes": ("cat", "cat", "owl")}, "named twice"),
-        ({"changes": {"combine": "best"}}, "combine"),
+        ({"changes": {"ensemble": "best"}}, "ensemble"),
     ],
 )
 def test_words_that_cannot_be_meant(words: dict[str, Any], said: str, stall: list[Path], tmp_path: Path) -> None:
@@ -321,10 +322,12 @@ def test_networks_that_do_not_tell_their_image_are_asked_for_it(tmp_path: Path) 
 def test_every_refusal_is_told_where_no_file_tells_an_image(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(1)}, tmp_path / "pickle.pt")
     files = [
-        tmp_path / "pickle.pt", tmp_path / "gone.safetensors", tmp_path,
+        tmp_path / "pickle.pt",
+        tmp_path / "gone.safetensors",
+        tmp_path,
         plain_models(tmp_path / "wide-patches.safetensors", tensors(1, "vit-p8-w16-d1-h2")),
         plain_models(tmp_path / "nowhere.safetensors", without(tensors(2), "pos_embed")),
-    ]  # fmt: skip
+    ]
     with pytest.raises(RoundError) as caught:
         examine_checkpoints(request(files))
     said = str(caught.value)

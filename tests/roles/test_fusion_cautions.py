@@ -93,9 +93,16 @@ def test_a_server_may_begin_at_the_client_with_most_images() -> None:
     task, method = Task("t", CLASSES, (3, 16, 16)), load("fedmitr")
     settings = resolve_settings(method, "smoke", {"architecture": NAME, "init": "client"})
     plan = Plan(task, "fedmitr", settings, ("a", "b", "c"))
-    uploads = [Upload(client, plan.digest, Payload({f"model/{name}": value for name, value in tensors(seed).items()},
-                                                   {"architecture": NAME, "samples": samples}))
-               for client, seed, samples in (("a", 1, 5), ("b", 2, 9), ("c", 3, 9))]  # fmt: skip
+    uploads = [
+        Upload(
+            client,
+            plan.digest,
+            Payload(
+                {f"model/{name}": value for name, value in tensors(seed).items()}, {"architecture": NAME, "samples": samples}
+            ),
+        )
+        for client, seed, samples in (("a", 1, 5), ("b", 2, 9), ("c", 3, 9))
+    ]
     for order in (uploads, uploads[::-1]):
         model, _ = start_student(order, method(task, settings), Context(plan, torch.device("cpu")))
         began = named(model, "model")
@@ -122,10 +129,15 @@ def test_a_config_beside_a_file_speaks_for_it(said: dict[str, Any], field: str, 
 
 @pytest.mark.parametrize(
     "said",
-    [{"hidden_act": "gelu", "num_attention_heads": 2, "id2label": {"0": "cat", "1": "dog", "2": "owl"}},
-     {"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}}, {"hidden_act": None, "id2label": {"a": 1}}, {},
-     {"id2label": {"1" * 5000: "cat"}, "num_attention_heads": True}, {"hidden_act": "gelu_python"}],
-)  # fmt: skip
+    [
+        {"hidden_act": "gelu", "num_attention_heads": 2, "id2label": {"0": "cat", "1": "dog", "2": "owl"}},
+        {"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}},
+        {"hidden_act": None, "id2label": {"a": 1}},
+        {},
+        {"id2label": {"1" * 5000: "cat"}, "num_attention_heads": True},
+        {"hidden_act": "gelu_python"},
+    ],
+)
 def test_a_config_that_agrees_or_does_not_tell_is_no_hindrance(said: dict[str, Any], tmp_path: Path) -> None:
     assert not examine_checkpoints(
         request([beside(plain_models(tmp_path / "m.safetensors", tensors(1)), "config.json", said)])
@@ -143,8 +155,15 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def told(tmp_path: Path, name: str, said: dict[str, Any], **words: Any) -> Any:
     """The one model with such a file beside it, accepted or refused."""
-    found = examine_checkpoints(request([beside(plain_models(tmp_path / "told" / "model.safetensors", tensors(1)), name, said),
-                            plain_models(tmp_path / "plain.safetensors", tensors(2))], **words))  # fmt: skip
+    found = examine_checkpoints(
+        request(
+            [
+                beside(plain_models(tmp_path / "told" / "model.safetensors", tensors(1)), name, said),
+                plain_models(tmp_path / "plain.safetensors", tensors(2)),
+            ],
+            **words,
+        )
+    )
     return next(
         one for one in (*found.accepted, *found.refused) if "told" in str(getattr(one, "file", "") or one.checkpoint.file)
     )
@@ -157,12 +176,18 @@ PIXELS: list[tuple[str, dict[str, Any], str]] = [
     ("preprocessor_config.json", {"image_mean": MEAN, "image_std": DEVIATION}, "imagenet"),
     ("preprocessor_config.json", {"image_mean": [0.48500001430511475, 0.456, 0.406], "image_std": DEVIATION}, "imagenet"),
     ("preprocessor_config.json", {"image_mean": 0.5, "image_std": [0.5]}, "symmetric"),
-    ("preprocessor_config.json", {"do_normalize": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
-     "mean 0 0 0, deviation 1 1 1"),
-    ("preprocessor_config.json", {"do_rescale": False, "image_mean": [123.675, 116.28, 103.53],
-                                  "image_std": [58.395, 57.12, 57.375]}, "imagenet"),
+    (
+        "preprocessor_config.json",
+        {"do_normalize": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+        "mean 0 0 0, deviation 1 1 1",
+    ),
+    (
+        "preprocessor_config.json",
+        {"do_rescale": False, "image_mean": [123.675, 116.28, 103.53], "image_std": [58.395, 57.12, 57.375]},
+        "imagenet",
+    ),
     ("preprocessor_config.json", {"rescale_factor": 1 / 127.5, "image_mean": 1, "image_std": 1}, "symmetric"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "said", "scale"), PIXELS)
@@ -185,12 +210,19 @@ def test_a_user_who_says_pixels_counts_more_than_what_lies_beside(tmp_path: Path
 
 @pytest.mark.parametrize(
     "text",
-    ['{"image_mean": [0.5, 0.5], "image_std": 1}', '{"image_mean": [NaN, 0, 0], "image_std": 1}',
-     '{"image_mean": 0.5, "image_std": [0.2, NaN, 0.2]}', '{"image_mean": 0.5, "image_std": Infinity}',
-     '{"image_mean": 0.5, "image_std": 1e-300}', '{"image_mean": [true, true, true], "image_std": 1}',
-     '{"image_mean": "half", "image_std": 1}', '{"image_mean": 0, "image_std": 1, "rescale_factor": 0}',
-     '{"image_mean": [%s, 0, 0], "image_std": 1}' % ("1" * 400), '{"image_mean": 0.5, "image_std": 0}'],
-)  # fmt: skip
+    [
+        '{"image_mean": [0.5, 0.5], "image_std": 1}',
+        '{"image_mean": [NaN, 0, 0], "image_std": 1}',
+        '{"image_mean": 0.5, "image_std": [0.2, NaN, 0.2]}',
+        '{"image_mean": 0.5, "image_std": Infinity}',
+        '{"image_mean": 0.5, "image_std": 1e-300}',
+        '{"image_mean": [true, true, true], "image_std": 1}',
+        '{"image_mean": "half", "image_std": 1}',
+        '{"image_mean": 0, "image_std": 1, "rescale_factor": 0}',
+        '{"image_mean": [%s, 0, 0], "image_std": 1}' % ("1" * 400),
+        '{"image_mean": 0.5, "image_std": 0}',
+    ],
+)
 def test_pixels_that_cannot_be_meant_are_refused(text: str, tmp_path: Path) -> None:
     bad = plain_models(tmp_path / "bad" / "model.safetensors", tensors(1))
     bad.with_name("preprocessor_config.json").write_text(text, encoding="utf-8")
@@ -252,8 +284,9 @@ def test_a_file_of_a_hub_is_offered_with_what_lies_beside_it(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=gives))
     [one] = examine_checkpoints(request([Path("hub:owner/name@v1:deep/model.safetensors")])).accepted
     assert one.checkpoint.file == "hub:owner/name@v1:deep/model.safetensors" and one.pixels == ((0.5,) * 3, (0.25,) * 3)
-    assert [name for _, name, _ in asked] == [f"deep/{name}" for name in ("config.json", "preprocessor_config.json",
-                                                                          "model.safetensors")]  # fmt: skip
+    assert [name for _, name, _ in asked] == [
+        f"deep/{name}" for name in ("config.json", "preprocessor_config.json", "model.safetensors")
+    ]
     missing.append(LocalEntryNotFoundError("offline"))
     with pytest.raises(RoundError, match="the hub did not give"):
         examine_checkpoints(request([Path("hub:owner/name")]))

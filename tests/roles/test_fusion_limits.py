@@ -56,9 +56,12 @@ def test_sizes_whose_models_explode_or_are_twins_do_not_win(stall: list[Path], t
 
 @pytest.mark.parametrize(
     ("name", "tokens", "got"),
-    [(NAME, 250 * 250 + 1, "got 1000 px, 250 patches"), (NAME, 81 * 81 + 1, "got 324 px, 81 patches"),
-     ("vit-p64-w16-d1-h2", 17 * 17 + 1, "got 1088 px, 17 patches")],
-)  # fmt: skip
+    [
+        (NAME, 250 * 250 + 1, "got 1000 px, 250 patches"),
+        (NAME, 81 * 81 + 1, "got 324 px, 81 patches"),
+        ("vit-p64-w16-d1-h2", 17 * 17 + 1, "got 1088 px, 17 patches"),
+    ],
+)
 def test_positions_for_images_that_nobody_has_cost_nothing(
     name: str, tokens: int, got: str, tmp_path: Path, asked: list[tuple[int, ...]]
 ) -> None:
@@ -99,8 +102,10 @@ def test_a_model_that_answers_everything_alike_is_refused(names: tuple[str, ...]
 
 
 def test_a_convolutional_model_of_zeros_is_refused_and_a_new_one_is_not(tmp_path: Path) -> None:
-    files = [plain_models(tmp_path / "numb.safetensors", emptied(tensors(0, "cnn-w4"))),
-             plain_models(tmp_path / "new.safetensors", tensors(1, "cnn-w4"))]  # fmt: skip
+    files = [
+        plain_models(tmp_path / "numb.safetensors", emptied(tensors(0, "cnn-w4"))),
+        plain_models(tmp_path / "new.safetensors", tensors(1, "cnn-w4")),
+    ]
     found = examine_checkpoints(FusionRequest(files, "cnn-w4", CLASSES, image_size=16))
     assert [Path(one.checkpoint.file).name for one in found.accepted] == ["new.safetensors"]
     assert "answers every image alike" in found.refused[0].reason

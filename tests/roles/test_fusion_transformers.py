@@ -15,8 +15,14 @@ from osfl.roles.fusion import FusionRequest, examine_checkpoints
 
 transformers = pytest.importorskip("transformers")
 
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
-         "num_labels": 3}  # fmt: skip
+SHAPE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+    "num_labels": 3,
+}
 NEAR = 1e-5  # their layer norms have another epsilon
 NAME, CLASSES = "vit-p4-w16-d2-h2", ("cat", "dog", "owl")
 

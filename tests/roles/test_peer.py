@@ -98,15 +98,23 @@ def test_the_next_encounter_needs_the_model_of_the_one_before(sites: Path, tmp_p
 def test_a_coordinator_that_passes_things_on_gives_the_same_models_in_both_encounters(sites: Path, tmp_path: Path) -> None:
     first, public = meeting_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
     for number, plan in enumerate((first, next_encounter(first)), 1):
-        round = tmp_path / f"round{number}"
-        coordinator.open_new(round, plan, public, SERVER.public_hex)
+        fl_round = tmp_path / f"round{number}"
+        coordinator.open_new(fl_round, plan, public, SERVER.public_hex)
         for client in CLIENTS:
-            coordinator.receive(round, messages(plan, client, sites, tmp_path / "served"))
-        coordinator.run_server_phase(round, SERVER, machine=ONE)
+            coordinator.receive(fl_round, messages(plan, client, sites, tmp_path / "served"))
+        coordinator.run_server_phase(fl_round, SERVER, machine=ONE)
         for client in CLIENTS:  # the second upload is what each made of the first release
-            own = round / "personal" / f"{client}.safetensors"
-            taken = site.take_release(plan, client, round / "release.safetensors", own, SERVER.public_hex,
-                                      tmp_path / "served" / client, data=sites / client, machine=ONE)  # fmt: skip
+            own = fl_round / "personal" / f"{client}.safetensors"
+            taken = site.take_release(
+                plan,
+                client,
+                fl_round / "release.safetensors",
+                own,
+                SERVER.public_hex,
+                tmp_path / "served" / client,
+                data=sites / client,
+                machine=ONE,
+            )
             given, met = load_model_of(taken), load_model_of(hear_all(plan, client, sites, tmp_path / "met"))
             assert given and met and payload_digest(given[0]) == payload_digest(met[0])
 
@@ -120,8 +128,14 @@ def at_the_network(plan: Plan, sites: Path, folder: Path) -> dict[int, SiteNode]
         (own / "plans" / f"{plan.digest[:8]}.toml").write_text(write_plan(plan))
         if not (own / "site.key").exists():
             KEYS[client].save(own / "site.key")
-        config = {"client": client, "data": str(sites / client), "key": str(own / "site.key"), "work": str(own / "work"),
-                  "server": SERVER.public_hex, "plans": str(own / "plans")}  # fmt: skip
+        config = {
+            "client": client,
+            "data": str(sites / client),
+            "key": str(own / "site.key"),
+            "work": str(own / "work"),
+            "server": SERVER.public_hex,
+            "plans": str(own / "plans"),
+        }
         nodes[number] = app.open_site(config)
     return nodes
 
@@ -131,10 +145,10 @@ def test_two_encounters_over_the_network_give_the_same_models(sites: Path, tmp_p
     first, public = meeting_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
     SERVER.save(tmp_path / "server.key")
     for number, plan in enumerate((first, next_encounter(first)), 1):
-        round, clock = tmp_path / f"round{number}", Clock()
-        coordinator.open_new(round, plan, public, SERVER.public_hex)
+        fl_round, clock = tmp_path / f"round{number}", Clock()
+        coordinator.open_new(fl_round, plan, public, SERVER.public_hex)
         nodes = at_the_network(plan, sites, tmp_path / "network")
-        calls = app.coordinator_calls(round, tmp_path / "server.key")
+        calls = app.coordinator_calls(fl_round, tmp_path / "server.key")
         channel = Network({node: answers.to for node, answers in nodes.items()}, clock)
         assert Collector(calls, channel, QUICK, log=lambda body: None, clock=clock, sleep=clock.sleep).run()
         for client in CLIENTS:

@@ -59,20 +59,28 @@ def opened(folder: Path, plan: Plan, known: dict[str, SigningKey]) -> Path:
 def test_files_and_simulation_give_the_same_release(tmp_path: Path, method: str) -> None:
     plan, sites, known = make_plan(method), make_sites(tmp_path / "sites"), keys()
     simulated = run_federation(rehearsal(plan, sites), tmp_path / "simulated", {"preset": "", "command": ""}, machine=ONE)
-    round = opened(tmp_path / "round", plan, known)
+    fl_round = opened(tmp_path / "round", plan, known)
     for client in reversed(CLIENTS):
         bundle = site.make_upload(plan, client, sites / client, known[client], tmp_path / client, machine=ONE)
-        assert coordinator.receive(round, bundle).client == client
-    digest = coordinator.run_server_phase(round, known["server"], machine=ONE)
+        assert coordinator.receive(fl_round, bundle).client == client
+    digest = coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
     assert digest == simulated["release_digest"]
-    assert coordinator.run_server_phase(round, known["server"], machine=ONE) == digest  # it stands
-    own = round / "personal" / "north.safetensors"
-    model = site.take_release(plan, "north", round / "release.safetensors", own if own.exists() else None,
-                              known["server"].public_hex, tmp_path / "north", data=sites / "north", machine=ONE)  # fmt: skip
+    assert coordinator.run_server_phase(fl_round, known["server"], machine=ONE) == digest  # it stands
+    own = fl_round / "personal" / "north.safetensors"
+    model = site.take_release(
+        plan,
+        "north",
+        fl_round / "release.safetensors",
+        own if own.exists() else None,
+        known["server"].public_hex,
+        tmp_path / "north",
+        data=sites / "north",
+        machine=ONE,
+    )
     network, task = load_model(model.parent)
     assert task == plan.task and network is not None
     if not own.exists():  # a part that lies there unasked, as a network may put it there, changes nothing
-        stray = (plan, "north", round / "release.safetensors", tmp_path / "stray", known["server"].public_hex)
+        stray = (plan, "north", fl_round / "release.safetensors", tmp_path / "stray", known["server"].public_hex)
         assert site.read_release(*stray, spare=True)[1] == digest
         with pytest.raises(UsageError, match="nothing to give"):
             site.read_release(*stray)
@@ -91,48 +99,48 @@ def test_a_finished_upload_is_given_again_without_the_data(tmp_path: Path) -> No
 def test_the_server_phase_waits_for_quorum_and_deadline(tmp_path: Path) -> None:
     plan = make_plan(quorum=2, deadline="2026-12-24T18:00:00Z")
     sites, known = make_sites(tmp_path / "sites"), keys()
-    round = opened(tmp_path / "round", plan, known)
+    fl_round = opened(tmp_path / "round", plan, known)
     early, late = datetime(2026, 12, 24, 17, tzinfo=UTC), datetime(2026, 12, 24, 19, tzinfo=UTC)
     for client, before, after in (("north", False, False), ("south", False, True)):
         bundle = site.make_upload(plan, client, sites / client, known[client], tmp_path / client, machine=ONE)
-        coordinator.receive(round, bundle)
-        assert coordinator.status(round, early).ready is before
-        assert coordinator.status(round, late).ready is after
+        coordinator.receive(fl_round, bundle)
+        assert coordinator.status(fl_round, early).ready is before
+        assert coordinator.status(fl_round, late).ready is after
     with pytest.raises(RoundError, match="1 more may deliver until"):
-        coordinator.run_server_phase(round, known["server"], now=early)
-    coordinator.run_server_phase(round, known["server"], machine=ONE, now=late)
-    found = coordinator.status(round, late)
+        coordinator.run_server_phase(fl_round, known["server"], now=early)
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE, now=late)
+    found = coordinator.status(fl_round, late)
     assert found.released and list(found.missing) == ["west"] and not found.late
     bundle = site.make_upload(plan, "west", sites / "west", known["west"], tmp_path / "west", machine=ONE)
-    coordinator.receive(round, bundle)
-    assert coordinator.status(round, late).late == ["west"]
+    coordinator.receive(fl_round, bundle)
+    assert coordinator.status(fl_round, late).late == ["west"]
 
 
 def test_without_quorum_everybody_is_waited_for(tmp_path: Path) -> None:
     plan, sites, known = make_plan(), make_sites(tmp_path / "sites"), keys()
-    round = opened(tmp_path / "round", plan, known)
+    fl_round = opened(tmp_path / "round", plan, known)
     with pytest.raises(RoundError, match="0 of the 3 uploads that are needed"):
-        coordinator.run_server_phase(round, known["server"])
+        coordinator.run_server_phase(fl_round, known["server"])
     bundle = site.make_upload(plan, "north", sites / "north", known["north"], tmp_path / "n", machine=ONE)
     stranger = replace(plan, seed=4)
     other = site.make_upload(stranger, "north", sites / "north", known["north"], tmp_path / "n", machine=ONE)
     with pytest.raises(Rejected, match="another round"):
-        coordinator.receive(round, other)
-    coordinator.receive(round, bundle)
-    found = coordinator.status(round)
+        coordinator.receive(fl_round, other)
+    coordinator.receive(fl_round, bundle)
+    found = coordinator.status(fl_round)
     assert list(found.missing) == ["south", "west"] and [entry["field"] for entry in found.refused] == ["plan"]
 
 
 def test_keys_are_agreed_when_the_round_opens(tmp_path: Path) -> None:
     plan, known = make_plan(), keys()
-    round = opened(tmp_path / "round", plan, known)
-    opened(round, plan, known)  # the same words again
+    fl_round = opened(tmp_path / "round", plan, known)
+    opened(fl_round, plan, known)  # the same words again
     with pytest.raises(RoundError, match="other keys"):
-        opened(round, plan, keys())
+        opened(fl_round, plan, keys())
     with pytest.raises(UsageError, match="no key for 'west'"):
         coordinator.open_new(tmp_path / "other", plan, {"north": "0" * 64, "south": "1" * 64}, known["server"].public_hex)
     with pytest.raises(UsageError, match="not the server's"):
-        coordinator.run_server_phase(round, SigningKey.generate())
+        coordinator.run_server_phase(fl_round, SigningKey.generate())
     with pytest.raises(UsageError, match="simulation only"):
         coordinator.open_new(tmp_path / "x", make_plan("centralized"), {}, known["server"].public_hex)
 

@@ -33,9 +33,15 @@ def contact(a: str, b: str, clock: str, seconds: float, rate: float, encounter: 
 
 
 # The pair a-b meets twice in the first encounter, a-c once in the second.
-SCHEDULE = Topology("contacts", encounters=2, contacts=(
-    contact("a", "b", "18:00", 10, 50), contact("a", "b", "19:00", 20, 50), contact("a", "c", "21:00", 5.5, 100, 2),
-))  # fmt: skip
+SCHEDULE = Topology(
+    "contacts",
+    encounters=2,
+    contacts=(
+        contact("a", "b", "18:00", 10, 50),
+        contact("a", "b", "19:00", 20, 50),
+        contact("a", "c", "21:00", 5.5, 100, 2),
+    ),
+)
 SIZES = {"a": Size(600, 300, 600), "b": Size(500), "c": Size(551)}
 
 

@@ -29,8 +29,8 @@ SMALL_CLIENTS = [f"client-{number:02d}" for number in range(1, 13)]
 @contextmanager
 def stored(folder: Path) -> Iterator[Stored]:
     run(SMALL, folder)
-    with standing_round(folder, prepare(SMALL).plan) as round:
-        uploads, origin = round.uploads()
+    with standing_round(folder, prepare(SMALL).plan) as fl_round:
+        uploads, origin = fl_round.uploads()
         assert isinstance(uploads, Stored) and list(origin) == sorted(SMALL_CLIENTS)
         yield uploads
 

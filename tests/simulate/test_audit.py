@@ -49,9 +49,13 @@ def test_rounds_of_an_earlier_version_get_their_discrepancy(tmp_path: Path) -> N
     assert audit(tmp_path, prepare(small("fedpft")), effort=QUICK)["tokens"] == expected
 
 
-@pytest.mark.parametrize(("simulation", "words"), [
-    (small("fedavg"), "sends no features"), (small("falcon", server="average"), "only classifiers travel"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("simulation", "words"),
+    [
+        (small("fedavg"), "sends no features"),
+        (small("falcon", server="average"), "only classifiers travel"),
+    ],
+)
 def test_rounds_without_features_are_refused(tmp_path: Path, simulation: Simulation, words: str) -> None:
     before = run(simulation, tmp_path)
     with pytest.raises(RoundError, match=words):

@@ -57,4 +57,5 @@ def test_the_comparison_draws_accuracy_against_the_price_of_a_sample(tmp_path: P
     page = write_comparison(comparison, results, tmp_path / "report").read_text(encoding="utf-8")
     assert "What a synthetic sample costs" in page and "falcon: " in page
     assert "What a synthetic sample costs" not in write_comparison(
-        summarize(results[2:]), results[2:], tmp_path / "none").read_text(encoding="utf-8")  # fmt: skip
+        summarize(results[2:]), results[2:], tmp_path / "none"
+    ).read_text(encoding="utf-8")

@@ -25,10 +25,20 @@ from osfl.simulate.simulation import Simulation, for_methods, prepare
 
 SMALL = Simulation("fedavg", "digits", 3, "dirichlet:0.5", "smoke", samples=120, image_size=8)
 CONTRACT = (
-    "method", "scores.global.accuracy", "scores.global.auroc", "scores.clients.own.mean", "scores.clients.own.values",
-    "costs.upload_bytes", "costs.download_bytes", "costs.client_seconds", "costs.server_seconds", "release_digest",
-    "settings", "deviations", "environment",
-)  # fmt: skip
+    "method",
+    "scores.global.accuracy",
+    "scores.global.auroc",
+    "scores.clients.own.mean",
+    "scores.clients.own.values",
+    "costs.upload_bytes",
+    "costs.download_bytes",
+    "costs.client_seconds",
+    "costs.server_seconds",
+    "release_digest",
+    "settings",
+    "deviations",
+    "environment",
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +61,17 @@ def test_results_keep_the_contract_with_scripts(finished: Path, path: str) -> No
 
 def test_the_folder_is_the_state(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
-    assert {"plan.json", "contract.json", "enrolled.json", "inbox", "journal.jsonl", "release.safetensors", "results.json",
-            "report", "model_card.md"} <= names  # fmt: skip
+    assert {
+        "plan.json",
+        "contract.json",
+        "enrolled.json",
+        "inbox",
+        "journal.jsonl",
+        "release.safetensors",
+        "results.json",
+        "report",
+        "model_card.md",
+    } <= names
     assert "scratch" not in names
     assert (finished / "report" / "index.html").stat().st_size > 10_000
 
@@ -124,7 +143,7 @@ def test_personal_models_need_a_name(tmp_path: Path) -> None:
 
 
 def test_compare_trains_each_client_model_once(tmp_path: Path) -> None:
-    methods = ["fedavg", "ensemble", "ensemble@combine=class_count", "local_only"]
+    methods = ["fedavg", "ensemble", "ensemble@ensemble=class_count", "local_only"]
     comparison = compare(SMALL, methods, [0, 1], tmp_path / "out")
     assert len(list((tmp_path / "out" / "cache").glob("*.safetensors"))) == 3 * 2  # clients x seeds
     assert set(comparison["methods"]) == set(methods)
@@ -134,7 +153,7 @@ def test_compare_trains_each_client_model_once(tmp_path: Path) -> None:
     spent = [read_result(tmp_path / "out" / m / "seed0")["costs"]["phases"]["client"]["flops"] for m in ("fedavg", "ensemble")]
     assert spent[0] == spent[1] > 0  # a shared model costs each method what it cost
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["methods"].keys() == comparison["methods"].keys()
-    assert "--methods fedavg,ensemble,ensemble@combine=class_count,local_only" in comparison["command"]
+    assert "--methods fedavg,ensemble,ensemble@ensemble=class_count,local_only" in comparison["command"]
     assert "--seeds 0,1" in comparison["command"]
 
 
@@ -246,10 +265,16 @@ def test_smoke_on_a_gpu_that_is_not_there_is_a_clear_error(tmp_path: Path) -> No
 
 def test_tensors_survive_the_way_to_bytes_and_back() -> None:
     tensors = {
-        "f": torch.randn(2, 3), "h": torch.randn(4).half(), "b": torch.randn(2).bfloat16(), "i": torch.arange(3),
-        "u": torch.arange(5, dtype=torch.uint8), "t": torch.tensor([True, False]), "s": torch.tensor(3.5),
-        "e": torch.zeros(0, 4), "n": torch.randn(4, 4).t(),
-    }  # fmt: skip
+        "f": torch.randn(2, 3),
+        "h": torch.randn(4).half(),
+        "b": torch.randn(2).bfloat16(),
+        "i": torch.arange(3),
+        "u": torch.arange(5, dtype=torch.uint8),
+        "t": torch.tensor([True, False]),
+        "s": torch.tensor(3.5),
+        "e": torch.zeros(0, 4),
+        "n": torch.randn(4, 4).t(),
+    }
     back = from_raw(to_raw(tensors))
     assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in tensors.items())
 

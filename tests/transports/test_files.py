@@ -94,8 +94,14 @@ def test_what_is_picked_up_and_what_is_left(tmp_path: Path) -> None:
     why = {file.path.name: file.why for file in left}
     assert why["link.safetensors"].startswith("a link") and "regular" in why["pipe.safetensors"]
     assert "hidden" in why[".a.safetensors.0123.tmp"] and "regular" in why["folder.safetensors"]
-    assert set(why) == {"link.safetensors", "pipe.safetensors", "folder.safetensors", ".a.safetensors.0123.tmp",
-                        "a.safetensors.part", "notes.txt"}  # fmt: skip
+    assert set(why) == {
+        "link.safetensors",
+        "pipe.safetensors",
+        "folder.safetensors",
+        ".a.safetensors.0123.tmp",
+        "a.safetensors.part",
+        "notes.txt",
+    }
 
 
 def test_a_file_that_is_named_is_taken_whatever_it_is_called(tmp_path: Path) -> None:

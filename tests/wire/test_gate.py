@@ -305,9 +305,32 @@ def test_good_client_ids(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "A", "St-Mary", "x" * 65, ".", "..", ".x", "-x", "_x", "x.", "a/b", "a\\b", "a b", "a\n", "é", "con", "nul.txt",
-     "com1", "lpt9.x", "aux", "a:b", "a*", "a\0"],
-)  # fmt: skip
+    [
+        "",
+        "A",
+        "St-Mary",
+        "x" * 65,
+        ".",
+        "..",
+        ".x",
+        "-x",
+        "_x",
+        "x.",
+        "a/b",
+        "a\\b",
+        "a b",
+        "a\n",
+        "é",
+        "con",
+        "nul.txt",
+        "com1",
+        "lpt9.x",
+        "aux",
+        "a:b",
+        "a*",
+        "a\0",
+    ],
+)
 def test_bad_client_ids(name):
     with pytest.raises(UsageError) as caught:
         check_client_id(name)

@@ -59,8 +59,11 @@ def test_refusals_are_remembered(inbox):
             inbox.receive(data)
     first, second = journal(inbox)
     assert (first["client"], first["field"], second["client"], second["field"]) == (
-        "unknown sender", "size", CLIENT, "facts.samples",
-    )  # fmt: skip
+        "unknown sender",
+        "size",
+        CLIENT,
+        "facts.samples",
+    )
     assert second["fix"] and second["time"] > 0
 
 

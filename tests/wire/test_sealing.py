@@ -64,8 +64,18 @@ def test_pieces_cannot_be_moved_left_out_or_added(tmp_path: Path) -> None:
     path = make(tmp_path, bytes(PIECE) + bytes([1]) * PIECE + bytes([2]) * 10)
     data, step = path.read_bytes(), PIECE + 16
     head, one, two, three = data[:HEAD], data[HEAD : HEAD + step], data[HEAD + step : HEAD + 2 * step], data[HEAD + 2 * step :]
-    for harmed in (head + two + one + three, head + one + two, head + one + three, head + one + two + three + three,
-                   head + one + one + three, head, data[:-1], data + b"\0", data[:HEAD + 8], b""):  # fmt: skip
+    for harmed in (
+        head + two + one + three,
+        head + one + two,
+        head + one + three,
+        head + one + two + three + three,
+        head + one + one + three,
+        head,
+        data[:-1],
+        data + b"\0",
+        data[: HEAD + 8],
+        b"",
+    ):
         path.write_bytes(harmed)
         with pytest.raises(Rejected):
             unseal(path, SERVER, LIMIT)

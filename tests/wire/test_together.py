@@ -59,7 +59,7 @@ def test_whole_groups_and_either_choice_are_let_in() -> None:
         (WHOLE, {**FACTS, "samples": 101}, "facts.samples", "expected at most 100, got 101"),
         (WHOLE, {**FACTS, "class_counts": [60, 41]}, "facts.class_counts", "expected at most 100, got 101"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_belong_together_is_refused(
     tensors: dict[str, RawTensor], facts: dict[str, Any], field: str, piece: str
 ) -> None:

@@ -86,9 +86,7 @@ def test_the_library_verifies_what_nobody_signed() -> None:
     """For each of the eight points some message among a few verifies with s = 0 and a torsion point as R."""
     canonical = [next(encodings(*point)) for point in torsion()]
     for public in canonical:
-        assert any(
-            by_library(public, r + bytes(32), b"message %d" % n) for r in canonical for n in range(64)
-        ), public.hex()
+        assert any(by_library(public, r + bytes(32), b"message %d" % n) for r in canonical for n in range(64)), public.hex()
     assert all(by_library(NEUTRAL, FORGED, message) for message in (b"", b"any", b"other"))
 
 

@@ -35,10 +35,16 @@ def test_damage_is_noted() -> None:
 
 @pytest.mark.parametrize(
     ("data", "field"),
-    [(bundle(plan="round"), "plan"), (bundle(client="../x"), "client"), (bundle(client=""), "client"),
-     (bundle(kind="letter"), "kind"), (bundle(client="north", kind="release"), "client"), (bundle() + b"x", "size"),
-     (bundle()[:-1], "size")],
-)  # fmt: skip
+    [
+        (bundle(plan="round"), "plan"),
+        (bundle(client="../x"), "client"),
+        (bundle(client=""), "client"),
+        (bundle(kind="letter"), "kind"),
+        (bundle(client="north", kind="release"), "client"),
+        (bundle() + b"x", "size"),
+        (bundle()[:-1], "size"),
+    ],
+)
 def test_what_cannot_be_shown_is_refused(data: bytes, field: str) -> None:
     with pytest.raises(Rejected) as no:
         look_at(data)

@@ -75,10 +75,21 @@ def parse_options(args: RunOptions) -> Simulation:
     with mistakes.noted():
         topology = _topology(args)
     simulation = Simulation(
-        args.methods[0] if args.methods else "", args.dataset, args.clients, args.partition, args.preset, args.seed,
-        changes, args.samples, args.image_size, args.channels, args.evaluate_on, topology=topology,
-        contacts=str(args.contacts or ""), test_samples=args.test_samples,
-    )  # fmt: skip
+        args.methods[0] if args.methods else "",
+        args.dataset,
+        args.clients,
+        args.partition,
+        args.preset,
+        args.seed,
+        changes,
+        args.samples,
+        args.image_size,
+        args.channels,
+        args.evaluate_on,
+        topology=topology,
+        contacts=str(args.contacts or ""),
+        test_samples=args.test_samples,
+    )
     _methods(simulation, args, mistakes)
     with mistakes.noted():
         parse_partition(args.partition)
@@ -97,8 +108,11 @@ def _topology(args: RunOptions) -> Topology | None:
     from osfl.core.topology import parse_topology, read_contacts
 
     if args.contacts is not None and (args.topology or args.encounters > 1):
-        raise UsageError("a contact schedule says itself who meets whom and how often", field="contacts",
-                         fix="Leave --topology and --encounters out; the column encounter numbers the exchanges.")  # fmt: skip
+        raise UsageError(
+            "a contact schedule says itself who meets whom and how often",
+            field="contacts",
+            fix="Leave --topology and --encounters out; the column encounter numbers the exchanges.",
+        )
     if args.contacts is not None:
         return read_contacts(args.contacts)
     if args.topology is None and args.encounters == 1:
@@ -186,9 +200,10 @@ def from_plan(path: Path) -> tuple[Simulation, Plan]:
     plan = read_plan(path)
     if not plan.data.get("dataset"):
         raise UsageError(
-            f"{path} says nothing about data, so its shards cannot be simulated", field="data",
+            f"{path} says nothing about data, so its shards cannot be simulated",
+            field="data",
             fix="Give --sites with the folders of its sites, or write it with `osfl new --dataset NAME`.",
-        )  # fmt: skip
+        )
     return simulated(plan, path), plan
 
 
@@ -202,10 +217,22 @@ def simulated(plan: Plan, path: Path) -> Simulation:
     changes: dict[str, Any] = {k: v for k, v in settings.items() if getattr(plan.settings, k) != getattr(paper, k)}
     fixed = str(data.get("partition", "")) in ("silos", "domains")  # these name the number of clients themselves
     return Simulation(
-        plan.method, str(data["dataset"]), None if fixed else len(plan.clients), str(data.get("partition", "iid")), "paper",
-        plan.seed, changes, data.get("samples"), plan.task.image[1], plan.task.image[0], data.get("evaluated_on", "test"),
-        plan.limits, str(path), plan.topology, test_samples=data.get("test_samples"),
-    )  # fmt: skip
+        plan.method,
+        str(data["dataset"]),
+        None if fixed else len(plan.clients),
+        str(data.get("partition", "iid")),
+        "paper",
+        plan.seed,
+        changes,
+        data.get("samples"),
+        plan.task.image[1],
+        plan.task.image[0],
+        data.get("evaluated_on", "test"),
+        plan.limits,
+        str(path),
+        plan.topology,
+        test_samples=data.get("test_samples"),
+    )
 
 
 def same_plan(plan: Plan, found: Plan, path: Path) -> None:
@@ -217,9 +244,10 @@ def same_plan(plan: Plan, found: Plan, path: Path) -> None:
     different = [key for key in ("task", "clients", "data") if there[key] != here[key]]
     if different:
         raise UsageError(
-            [f"{path}: [{key}] is {there[key]!r}, but the data here give {here[key]!r}" for key in different], field="plan",
+            [f"{path}: [{key}] is {there[key]!r}, but the data here give {here[key]!r}" for key in different],
+            field="plan",
             fix="The dataset or the plan changed since `osfl new` wrote it: write it again with --force.",
-        )  # fmt: skip
+        )
 
 
 def _given(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,8 +266,7 @@ def default_out(simulation: Simulation) -> Path:
 def with_smoke(preset: str, smoke: bool) -> str:
     """The preset that was asked for; `--smoke` beside another one contradicts it."""
     if smoke and preset != "smoke" and any(one.name == "preset" for one in options.spoken()):
-        raise UsageError(f"--smoke is --preset smoke, which contradicts --preset {preset}", field="preset",
-                         fix="Leave one of them out.")  # fmt: skip
+        raise UsageError(
+            f"--smoke is --preset smoke, which contradicts --preset {preset}", field="preset", fix="Leave one of them out."
+        )
     return "smoke" if smoke else preset
-
-

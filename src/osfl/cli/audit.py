@@ -33,7 +33,7 @@ def audit(
     side: Side = 64,
     workers: options.Workers = None,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Train decoders from features to images, and see what they make of what clients sent.
 
@@ -47,10 +47,15 @@ def audit(
 
     device_named(device)
     federation = _federation(folder)
-    with progress_display(format == "json") as progress:
-        result = carry_out(folder, federation, effort=Effort(steps=steps, side=_power(side)),
-                           machine=Machine(workers=workers, device=device), progress=progress)  # fmt: skip
-    put_json(result["reconstruction"]) if format == "json" else _show(result, folder)
+    with progress_display(output_format == "json") as progress:
+        result = carry_out(
+            folder,
+            federation,
+            effort=Effort(steps=steps, side=_power(side)),
+            machine=Machine(workers=workers, device=device),
+            progress=progress,
+        )
+    put_json(result["reconstruction"]) if output_format == "json" else _show(result, folder)
 
 
 def _power(side: int) -> int:
@@ -69,8 +74,11 @@ def _federation(folder: Path) -> Federation:
         raise RoundError(f"{folder} holds no finished round", field="run", fix="Run `osfl run --out DIR` first.")
     plan = plan_from(read_json(path), str(path))
     if not plan.data.get("dataset"):
-        raise RoundError(f"the plan of {folder} says nothing about data, and an attack needs the images", field="data",
-                         fix="Audit a simulated round: `osfl run --method falcon --dataset NAME`.")  # fmt: skip
+        raise RoundError(
+            f"the plan of {folder} says nothing about data, and an attack needs the images",
+            field="data",
+            fix="Audit a simulated round: `osfl run --method falcon --dataset NAME`.",
+        )
     federation = prepare(simulated(plan, path))
     same_plan(plan, federation.plan, path)
     return federation

@@ -38,9 +38,10 @@ PlanArgument = Annotated[
 ]
 ClientName = Annotated[
     str | None,
-    typer.Option("--client", "-c", metavar="NAME", rich_help_panel=options.SITE, show_default=False,
-                 help="Who this site is in the plan."),
-]  # fmt: skip
+    typer.Option(
+        "--client", "-c", metavar="NAME", rich_help_panel=options.SITE, show_default=False, help="Who this site is in the plan."
+    ),
+]
 
 
 def check(
@@ -58,7 +59,7 @@ def check(
     channels: options.Channels = None,
     data: options.Data = None,
     client: ClientName = None,
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Open the data, draw the labels of each client, list every problem. Exit code 1 if a run could not start.
 
@@ -68,24 +69,34 @@ def check(
 
     if data is not None or client is not None:
         options.refuse_beside_plan(str(plan))
-        _site(plan, data, client, format)
+        _site(plan, data, client, output_format)
         return
     if plan is not None:
         options.refuse_beside_plan(str(plan))
-        federation = _plan(plan, format)
+        federation = _plan(plan, output_format)
         if federation is None:
             return
     else:
-        args = RunOptions([method or "local_only"], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (),
-                      samples, image_size, channels)  # fmt: skip
+        args = RunOptions(
+            [method or "local_only"],
+            dataset,
+            clients,
+            partition,
+            with_smoke(preset, smoke),
+            seed,
+            changes or (),
+            samples,
+            image_size,
+            channels,
+        )
         federation = prepare(parse_options(args))
-    if format == "json":
+    if output_format == "json":
         put_json(_facts(federation))
         return
     _show(federation)
 
 
-def _plan(path: Path, format: str) -> Federation | None:
+def _plan(path: Path, output_format: str) -> Federation | None:
     """The plan's federation; None where it says nothing about data. Its mistakes are failures, not wrong words: exit 1."""
     from osfl.core.plan import read_plan
     from osfl.simulate.simulation import prepare
@@ -93,7 +104,7 @@ def _plan(path: Path, format: str) -> Federation | None:
     try:
         plan = read_plan(path)
         if not plan.data.get("dataset"):
-            _show_template(plan, path, format)
+            _show_template(plan, path, output_format)
             return None
         simulation, _ = from_plan(path)
         federation = prepare(simulation)
@@ -104,7 +115,7 @@ def _plan(path: Path, format: str) -> Federation | None:
     return federation
 
 
-def _site(plan: Path | None, data: Path | None, client: str | None, format: str) -> None:
+def _site(plan: Path | None, data: Path | None, client: str | None, output_format: str) -> None:
     """One site's images against the plan. What keeps it from taking part is a failure: exit 1."""
     from osfl.core.plan import read_plan
     from osfl.data.site import open_site
@@ -115,15 +126,18 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
 
     if plan is None or data is None or client is None:
         missing = [option for option, given in (("plan.toml", plan), ("--data", data), ("--client", client)) if given is None]
-        raise UsageError(f"{' and '.join(missing)} is missing", field="data",
-                         fix="For example: osfl check plan.toml --data images --client north")  # fmt: skip
+        raise UsageError(
+            f"{' and '.join(missing)} is missing",
+            field="data",
+            fix="For example: osfl check plan.toml --data images --client north",
+        )
     try:
         plan_of_round = read_plan(plan)
         method_for(plan_of_round, client)
     except UsageError as error:
         error.exit_code = OsflError.exit_code
         raise
-    with progress_display(format == "json") as progress:
+    with progress_display(output_format == "json") as progress:
         found = open_site(data, plan_of_round.task, progress)
     shard = make_shard(found.train, client, seed=plan_of_round.seed)
     check_claim(plan_of_round, shard)
@@ -143,24 +157,28 @@ def _site(plan: Path | None, data: Path | None, client: str | None, format: str)
         "problems": problems,
         **_claims({client: counts}, plan_of_round),
     }
-    if format == "json":
+    if output_format == "json":
         put_json(facts)
         return
     unused = f", {facts['test_images']:,} in a test part that the round leaves alone" if found.test else ""
-    echo(f"[bold]{escape(client)}[/] in round {plan_of_round.digest[:12]}: {len(shard.train):,} images to learn from, "
-        f"{len(shard.val):,} held out for validation{unused}\n")  # fmt: skip
+    echo(
+        f"[bold]{escape(client)}[/] in round {plan_of_round.digest[:12]}: {len(shard.train):,} images to learn from, "
+        f"{len(shard.val):,} held out for validation{unused}\n"
+    )
     _lines(inputs)
     _heat_map(plan_of_round.task.classes, {client: counts})
     _show_claims(facts)
     _problems(problems)
 
 
-def _show_template(plan: Plan, path: Path, format: str) -> None:
-    if format == "json":
+def _show_template(plan: Plan, path: Path, output_format: str) -> None:
+    if output_format == "json":
         put_json({"plan": plan.digest, "clients": list(plan.clients), "problems": []})
         return
-    echo(f"{path} is a good plan: {plan.method}, {len(plan.clients)} clients, {len(plan.task.classes)} classes, "
-        f"round {plan.digest[:12]}.")  # fmt: skip
+    echo(
+        f"{path} is a good plan: {plan.method}, {len(plan.clients)} clients, {len(plan.task.classes)} classes, "
+        f"round {plan.digest[:12]}."
+    )
     echo("It says nothing about data, so there are no labels to show.")
 
 
@@ -196,8 +214,15 @@ def _claims(counts: Mapping[str, Sequence[int]], plan: Plan) -> dict[str, Any]:
     over = [client for client, n in images.items() if n > share * sum(images.values())]
     most = {"samples": max(images.values()), "class_samples": max(max(row) for row in counts.values())}
     allowed = {name: getattr(plan.limits, name) for name in most}
-    return {"claims": {"found": most, "allowed": allowed, "closer": {name: 2 * n for name, n in most.items()},
-                       "share": plan.limits.share, "capped": over}}  # fmt: skip
+    return {
+        "claims": {
+            "found": most,
+            "allowed": allowed,
+            "closer": {name: 2 * n for name, n in most.items()},
+            "share": plan.limits.share,
+            "capped": over,
+        }
+    }
 
 
 # --- in the terminal ---------------------------------------------------------------------------------------------------
@@ -206,8 +231,10 @@ def _claims(counts: Mapping[str, Sequence[int]], plan: Plan) -> dict[str, Any]:
 def _show(federation: Federation) -> None:
     facts = _facts(federation)
     channels, height, width = facts["image"]
-    echo(f"[bold]{escape(facts['dataset'])}[/]: {len(facts['classes'])} classes, {facts['train_images']:,} training and "
-        f"{facts['test_images']:,} test images of {width} × {height} {'gray' if channels == 1 else 'RGB'}")  # fmt: skip
+    echo(
+        f"[bold]{escape(facts['dataset'])}[/]: {len(facts['classes'])} classes, {facts['train_images']:,} training and "
+        f"{facts['test_images']:,} test images of {width} × {height} {'gray' if channels == 1 else 'RGB'}"
+    )
     sheet = federation.source.sheet
     if sheet is not None:
         echo(f"[dim]{escape(sheet.license)} · {escape(sheet.source)}[/]")
@@ -238,8 +265,10 @@ def _show_claims(facts: Mapping[str, Any]) -> None:
         lines = ", ".join(f"{name} = {n}" for name, n in closer.items())
         echo(f"[dim]A closer bound for the plan, in its table limits: {lines} (twice what is here).[/]")
     for client in claims["capped"]:
-        echo(f"[yellow]{escape(client)}[/] has more than {claims['share']:.0%} of all images: where sites weigh by their "
-            "counts, it gets no more than that (limits.share).")  # fmt: skip
+        echo(
+            f"[yellow]{escape(client)}[/] has more than {claims['share']:.0%} of all images: where sites weigh by their "
+            "counts, it gets no more than that (limits.share)."
+        )
 
 
 def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> None:

@@ -27,15 +27,27 @@ Key = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="FILE", parser=options.new_place, rich_help_panel=options.SITE, show_default=False,
-                 help="Also copy the bundle there, such as to a USB stick, and read it back."),
-]  # fmt: skip
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        parser=options.new_place,
+        rich_help_panel=options.SITE,
+        show_default=False,
+        help="Also copy the bundle there, such as to a USB stick, and read it back.",
+    ),
+]
 
 Seal = Annotated[
     Path | None,
-    typer.Option("--seal", metavar="server.pub", rich_help_panel=options.SITE, show_default=False,
-                 help="Encrypt the copy at --out to this key, the server's or a neighbor's: nobody else can read it."),
-]  # fmt: skip
+    typer.Option(
+        "--seal",
+        metavar="server.pub",
+        rich_help_panel=options.SITE,
+        show_default=False,
+        help="Encrypt the copy at --out to this key, the server's or a neighbor's: nobody else can read it.",
+    ),
+]
 
 
 def client(
@@ -48,7 +60,7 @@ def client(
     seal: Seal = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Learn from this site's images and write one signed bundle: all that leaves the building, and the site speaks once.
 
@@ -60,23 +72,36 @@ def client(
     from osfl.wire.signing import SigningKey, read_public
 
     if seal is not None and out is None:
-        raise UsageError("--seal encrypts the copy that leaves, and --out is missing", field="out",
-                         fix="Say where it goes, such as --out usb/north.safetensors.")  # fmt: skip
+        raise UsageError(
+            "--seal encrypts the copy that leaves, and --out is missing",
+            field="out",
+            fix="Say where it goes, such as --out usb/north.safetensors.",
+        )
     if out is not None and out.is_dir():
-        raise UsageError(f"--out {out} is a folder", field="out",
-                         fix=f"Name the file in it, such as --out {out / name}.safetensors.")  # fmt: skip
+        raise UsageError(
+            f"--out {out} is a folder", field="out", fix=f"Name the file in it, such as --out {out / name}.safetensors."
+        )
     agreed, signing, addressee = read_plan(plan), SigningKey.load(key), read_public(seal) if seal else ""
     kept = (work_folder(agreed, name, work) / "upload.safetensors").exists()
     if data is None and not kept:
         raise UsageError("--data is missing", field="data", fix="Name the folder that holds one folder a class.")
     noticed: list[str] = []
-    with progress_display(format == "json") as progress:
-        bundle = make_upload(agreed, name, data or Path(), signing, work, machine=Machine(threads=threads, device=device),
-                             progress=progress, sealed=bool(addressee), notice=noticed.append)  # fmt: skip
+    with progress_display(output_format == "json") as progress:
+        bundle = make_upload(
+            agreed,
+            name,
+            data or Path(),
+            signing,
+            work,
+            machine=Machine(threads=threads, device=device),
+            progress=progress,
+            sealed=bool(addressee),
+            notice=noticed.append,
+        )
     if out is not None:
         _carry_out(bundle, out, addressee)
     facts = {**_facts(bundle, out, kept, addressee), "heard_by": heard_by(agreed, name), "noticed": noticed}
-    if format == "json":
+    if output_format == "json":
         put_json(facts)
     else:
         _show(facts)
@@ -101,11 +126,22 @@ def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[s
     from osfl.wire.window import look_at
 
     seen = look_at(bundle)
-    tensors = {name: {"dtype": t.dtype, "shape": list(t.shape), "bytes": nbytes(t.dtype, t.shape)}
-               for name, t in seen.bundle.tensors.items()}  # fmt: skip
-    return {"client": seen.bundle.client, "round": seen.bundle.plan, "digest": seen.bundle.digest,
-            "bytes": (out or bundle).stat().st_size, "tensors": tensors, "facts": dict(seen.bundle.facts),
-            "path": str(out or bundle), "kept": str(bundle), "finished_before": kept, "sealed_to": addressee}  # fmt: skip
+    tensors = {
+        name: {"dtype": t.dtype, "shape": list(t.shape), "bytes": nbytes(t.dtype, t.shape)}
+        for name, t in seen.bundle.tensors.items()
+    }
+    return {
+        "client": seen.bundle.client,
+        "round": seen.bundle.plan,
+        "digest": seen.bundle.digest,
+        "bytes": (out or bundle).stat().st_size,
+        "tensors": tensors,
+        "facts": dict(seen.bundle.facts),
+        "path": str(out or bundle),
+        "kept": str(bundle),
+        "finished_before": kept,
+        "sealed_to": addressee,
+    }
 
 
 def heard_by(plan: Plan, client: str) -> list[str] | None:

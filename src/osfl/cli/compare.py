@@ -16,22 +16,28 @@ from osfl.cli.summary import show_comparison
 EXAMPLES = (
     "osfl compare --methods local_only,fedavg,ensemble --smoke",
     "osfl compare --methods fedavg,ensemble --seeds 0,1 --smoke --out runs/two",
-    "osfl compare --methods fedavg,ensemble@combine=size --smoke --out runs/size",
+    "osfl compare --methods fedavg,ensemble@ensemble=size --smoke --out runs/size",
 )
 
 Methods = Annotated[
     str,
-    typer.Option("--methods", "-m", metavar="A,B,C", rich_help_panel=options.WHAT,
-                 help="Names of `osfl ls methods`; ensemble@combine=size is a variant."),
-]  # fmt: skip
+    typer.Option(
+        "--methods",
+        "-m",
+        metavar="A,B,C",
+        rich_help_panel=options.WHAT,
+        help="Names of `osfl ls methods`; ensemble@ensemble=size is a variant.",
+    ),
+]
 Seeds = Annotated[
     str, typer.Option("--seeds", "-s", metavar="0,1,2", rich_help_panel=options.WHAT, help="One run a method and seed.")
 ]
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder,
-                 help="Gets a folder METHOD/seedS for each run, and report/."),
-]  # fmt: skip
+    typer.Option(
+        "--out", "-o", metavar="DIR", parser=options.new_folder, help="Gets a folder METHOD/seedS for each run, and report/."
+    ),
+]
 
 
 def compare(
@@ -55,7 +61,7 @@ def compare(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Run several methods on the same shards and show them side by side.
 
@@ -70,17 +76,32 @@ def compare(
         wanted = names(methods, "--methods")
     with mistakes.noted():
         chosen = numbers(seeds, "--seeds")
-    args = RunOptions(wanted or names(methods.split(",")[0], "--methods"), dataset, clients, partition,
-                  with_smoke(preset, smoke), chosen[0], changes or (), samples, image_size, channels, evaluate_on,
-                  device, topology, encounters, contacts, test_samples)  # fmt: skip
+    args = RunOptions(
+        wanted or names(methods.split(",")[0], "--methods"),
+        dataset,
+        clients,
+        partition,
+        with_smoke(preset, smoke),
+        chosen[0],
+        changes or (),
+        samples,
+        image_size,
+        channels,
+        evaluate_on,
+        device,
+        topology,
+        encounters,
+        contacts,
+        test_samples,
+    )
     with mistakes.noted():
         simulation = parse_options(args)
     mistakes.check()
     machine = Machine(workers=workers, threads=threads, device=device)
-    with progress_display(format == "json") as progress:
+    with progress_display(output_format == "json") as progress:
         rehearse(simulation, wanted)
         comparison = compare_methods(simulation, wanted, chosen, out, machine=machine, progress=by_run(progress))
-    if format == "json":
+    if output_format == "json":
         sys.stdout.write((out / "comparison.json").read_text(encoding="utf-8"))
     else:
         show_comparison(comparison, out / "report" / "index.html")

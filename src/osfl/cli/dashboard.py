@@ -23,19 +23,29 @@ Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Others tha
 Port = Annotated[int, typer.Option("--port", metavar="P", min=0, max=65535, help="0: any that is free.")]
 Token = Annotated[
     str | None,
-    typer.Option("--token", metavar="TEXT", envvar="OSFL_DESK_TOKEN", show_default=False,
-                 help="What visitors must know; made up and printed where one is needed. Better in OSFL_DESK_TOKEN."),
-]  # fmt: skip
+    typer.Option(
+        "--token",
+        metavar="TEXT",
+        envvar="OSFL_DESK_TOKEN",
+        show_default=False,
+        help="What visitors must know; made up and printed where one is needed. Better in OSFL_DESK_TOKEN.",
+    ),
+]
 Key = Annotated[
     Path | None,
-    typer.Option("--key", "-k", metavar="server.key", show_default=False,
-                 help="The server's private key, to run the server phase; without it the dashboard only receives and shows."),
-]  # fmt: skip
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="server.key",
+        show_default=False,
+        help="The server's private key, to run the server phase; without it the dashboard only receives and shows.",
+    ),
+]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address only.")]
 
 
 def dashboard(
-    round: options.RoundFolder,
+    fl_round: options.RoundFolder,
     host: Host = "127.0.0.1",
     port: Port = 0,
     token: Token = None,
@@ -44,7 +54,7 @@ def dashboard(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Show a round in the browser: who delivered, who is missing, what was refused; drop bundles, run the server phase.
 
@@ -54,34 +64,40 @@ def dashboard(
     from osfl.dashboard.server import address, opened
 
     if key is not None:
-        _check_key(round, key)
+        _check_key(fl_round, key)
     machine = (str(workers or ""), str(threads), device)
-    with opened(round, host=host, port=port, token=token_for(host, token), key=key, machine=machine) as server:
+    with opened(fl_round, host=host, port=port, token=token_for(host, token), key=key, machine=machine) as server:
         where = address(server)
-        if format == "json":
+        if output_format == "json":
             put_json({"address": where, "round": server.keeper.state().get("round", ""), "may_serve": key is not None})
             sys.stdout.flush()
         else:
             echo(f"The dashboard is open at {escape(where)}")
             echo("Ctrl-C closes it. Nothing that was received is lost.")
         if not is_loopback(host):
-            errors().print("[yellow]Not encrypted:[/] whoever can read this network can read the token and the bundles. "
-                           "Across networks use a tunnel, such as ssh -L.", soft_wrap=True)  # fmt: skip
-        if not no_browser and format == "text":
+            errors().print(
+                "[yellow]Not encrypted:[/] whoever can read this network can read the token and the bundles. "
+                "Across networks use a tunnel, such as ssh -L.",
+                soft_wrap=True,
+            )
+        if not no_browser and output_format == "text":
             webbrowser.open(where)
         _serve(server)
 
 
-def _check_key(round: Path, key: Path) -> None:
+def _check_key(fl_round: Path, key: Path) -> None:
     """Now, not when everybody has delivered and somebody presses the button."""
     from osfl.core.errors import UsageError
     from osfl.rounds.state import read_policy
     from osfl.wire.signing import SigningKey
 
-    expected, got = read_policy(round).server, SigningKey.load(key).public_hex
+    expected, got = read_policy(fl_round).server, SigningKey.load(key).public_hex
     if got != expected:
-        raise UsageError(f"this key is not the server's: expected the private half of {expected}, got that of {got}",
-                         field="key", fix="Give the key with which the round was opened.")  # fmt: skip
+        raise UsageError(
+            f"this key is not the server's: expected the private half of {expected}, got that of {got}",
+            field="key",
+            fix="Give the key with which the round was opened.",
+        )
 
 
 def _serve(server: Server) -> None:

@@ -20,24 +20,22 @@ EXAMPLES = (
     "osfl demo --smoke --out runs/demo-smoke --format json",
 )
 ACCURACY = "scores.global.accuracy"
-INFORMED = "ensemble@combine=class_count"  # each site votes on a class with the weight of what it has seen of it
+INFORMED = "ensemble@ensemble=class_count"  # each site votes on a class with the weight of what it has seen of it
 FACTORY = "federated_factory"
 METHODS = ("local_only", "ensemble", INFORMED, "fedavg", FACTORY, "fedavg_rounds", "centralized")
 # The same sites with vision transformers, which start from one file that is a part of this package: what a server can do with
 # models and class counts. Written digits are not mirrored.
-ODDS, VITS = "ensemble@combine=odds", {"architecture": "vit", "augment": "none", "pretrained": "vit_signs"}
+ODDS, VITS = "ensemble@ensemble=odds", {"architecture": "vit", "augment": "none", "pretrained": "vit_signs"}
 TRANSFORMERS = ("local_only", ODDS, "fedavg", "deepinversion_vit", "fedmitr")
 
-Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, help="Where runs and report go.")
-]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, help="Where runs and report go.")]
 
 
 def demo(
     out: Out = Path("runs/demo"),
     smoke: options.Smoke = False,
     workers: options.Workers = None,
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Five sites that hold different digits: alone, together in one round, in many rounds, pooled, with generators, and with
     vision transformers that the server inverts."""
@@ -50,10 +48,10 @@ def demo(
     uploaded = replace(simulation, changes=VITS if smoke else {**tuned_alike(), **VITS})
 
     def compared(simulation: Simulation, methods: Sequence[str], out: Path) -> dict[str, Any]:
-        with progress_display(format == "json") as progress:
+        with progress_display(output_format == "json") as progress:
             return compare(simulation, methods, [0], out, machine=Machine(workers=workers), progress=by_run(progress))
 
-    if format == "json":
+    if output_format == "json":
         found = {**compared(simulation, METHODS, out), "transformers": compared(uploaded, TRANSFORMERS, out / "transformers")}
         put_json(found)
         return

@@ -25,13 +25,17 @@ Host = Annotated[
 Port = Annotated[int, typer.Option("--port", metavar="N", help="The coordinator's port; open it to the sites alone.")]
 Keys = Annotated[
     Path | None,
-    typer.Option("--keys", metavar="DIR", show_default=False,
-                 help="NAME.pub of every site, made by the sites themselves; perhaps server.key, which is made if missing."),
-]  # fmt: skip
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        show_default=False,
+        help="NAME.pub of every site, made by the sites themselves; perhaps server.key, which is made if missing.",
+    ),
+]
 
 
 def deploy(
-    plan: PlanFile, out: Out, host: Host, port: Port = 8000, keys: Keys = None, format: options.Format = "text"
+    plan: PlanFile, out: Out, host: Host, port: Port = 8000, keys: Keys = None, output_format: options.Format = "text"
 ) -> None:
     """Write certificates, keys, the Flower app and start scripts for each machine, and say what to do there.
 
@@ -42,7 +46,7 @@ def deploy(
     from osfl.deploy.flower.deployment import readme
 
     deployment = write(read_plan(plan), out, host, port, keys=keys)
-    if format == "json":
+    if output_format == "json":
         put_json({"out": str(out), "round": deployment.round, "machines": {k: list(v) for k, v in deployment.machines.items()}})
         return
     echo(escape(readme(deployment)))

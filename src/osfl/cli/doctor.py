@@ -33,15 +33,15 @@ class Finding:
     fix: str = ""
 
 
-def doctor(out: Out = Path("runs"), format: options.Format = "text") -> None:
+def doctor(out: Out = Path("runs"), output_format: options.Format = "text") -> None:
     """Check this machine: versions, memory, disk, data, and that equal seeds give equal bytes."""
     findings = []
     for finding in _findings(out):
         findings.append(finding)
-        if format == "text":
+        if output_format == "text":
             _show(finding)
     failed = [finding.name for finding in findings if finding.verdict == "FAIL"]
-    if format == "json":
+    if output_format == "json":
         put_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
     else:
         echo(f"\n[bold red]{len(failed)} failed:[/] {', '.join(failed)}" if failed else "\n[green]Everything works.[/]")
@@ -76,8 +76,12 @@ def _verdict(good: bool) -> Literal["PASS", "FAIL"]:
 
 def _python() -> Finding:
     good = sys.version_info >= (3, 11)
-    return Finding("python", _verdict(good), f"{platform.python_version()} ({platform.system()} {platform.machine()})",
-                   "Install Python 3.11 or newer and make a new environment.")  # fmt: skip
+    return Finding(
+        "python",
+        _verdict(good),
+        f"{platform.python_version()} ({platform.system()} {platform.machine()})",
+        "Install Python 3.11 or newer and make a new environment.",
+    )
 
 
 def _packages() -> Iterator[Finding]:
@@ -93,8 +97,12 @@ def _packages() -> Iterator[Finding]:
         except PackageNotFoundError:
             yield Finding(name, "FAIL", "not installed", f"pip install '{name}>={least}'")
             continue
-        yield Finding(name, _verdict(_numbers(found) >= _numbers(least)), f"{found} (at least {least})",
-                      f"pip install --upgrade '{name}>={least}'")  # fmt: skip
+        yield Finding(
+            name,
+            _verdict(_numbers(found) >= _numbers(least)),
+            f"{found} (at least {least})",
+            f"pip install --upgrade '{name}>={least}'",
+        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -105,8 +113,12 @@ def _machine() -> Finding:
     from osfl.runtime.workers import default_workers
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return Finding("machine", _verdict(memory >= 2), f"{default_workers()} cores, {memory:.1f} GB of memory",
-                   "Below 2 GB use --workers 1, fewer --samples and small images.")  # fmt: skip
+    return Finding(
+        "machine",
+        _verdict(memory >= 2),
+        f"{default_workers()} cores, {memory:.1f} GB of memory",
+        "Below 2 GB use --workers 1, fewer --samples and small images.",
+    )
 
 
 def _gpu() -> Finding:
@@ -182,8 +194,12 @@ def _deterministic() -> Finding:
         first, second = Workers(2).map(_trained, [0, 0])
     except Exception as error:  # whatever is broken here, the line below says so
         return Finding("determinism", "FAIL", f"{type(error).__name__}: {error}", "Reinstall torch.")
-    return Finding("determinism", _verdict(first == second), f"two trainings {'equal' if first == second else 'differ'}",
-                   "Report your processor and torch version; results will not repeat bit for bit.")  # fmt: skip
+    return Finding(
+        "determinism",
+        _verdict(first == second),
+        f"two trainings {'equal' if first == second else 'differ'}",
+        "Report your processor and torch version; results will not repeat bit for bit.",
+    )
 
 
 def _trained(seed: int) -> str:

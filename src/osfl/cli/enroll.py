@@ -25,30 +25,52 @@ EXAMPLES = (
 
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", metavar="ROUND", parser=options.new_folder, rich_help_panel=options.COORDINATOR,
-                 help="The round's folder; it is made."),
-]  # fmt: skip
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="ROUND",
+        parser=options.new_folder,
+        rich_help_panel=options.COORDINATOR,
+        help="The round's folder; it is made.",
+    ),
+]
 Server = Annotated[
     Path | None,
-    typer.Option("--server", metavar="server.pub", rich_help_panel=options.COORDINATOR, show_default=False,
-                 help="The server's key, either half; default server.pub in --keys."),
-]  # fmt: skip
+    typer.Option(
+        "--server",
+        metavar="server.pub",
+        rich_help_panel=options.COORDINATOR,
+        show_default=False,
+        help="The server's key, either half; default server.pub in --keys.",
+    ),
+]
 Clients = Annotated[
     list[str] | None,
-    typer.Option("--client", "-c", metavar="NAME=FILE", rich_help_panel=options.COORDINATOR, show_default=False,
-                 help="A client's public key, such as north=north.pub; repeatable."),
-]  # fmt: skip
+    typer.Option(
+        "--client",
+        "-c",
+        metavar="NAME=FILE",
+        rich_help_panel=options.COORDINATOR,
+        show_default=False,
+        help="A client's public key, such as north=north.pub; repeatable.",
+    ),
+]
 Keys = Annotated[
     Path | None,
-    typer.Option("--keys", metavar="DIR", rich_help_panel=options.COORDINATOR, show_default=False,
-                 help="A folder of NAME.pub files."),
-]  # fmt: skip
+    typer.Option(
+        "--keys", metavar="DIR", rich_help_panel=options.COORDINATOR, show_default=False, help="A folder of NAME.pub files."
+    ),
+]
 
 
 def enroll(
-    plan: options.Plan, out: Out, server: Server = None, clients: Clients = None, keys: Keys = None,
-    format: options.Format = "text",
-) -> None:  # fmt: skip
+    plan: options.Plan,
+    out: Out,
+    server: Server = None,
+    clients: Clients = None,
+    keys: Keys = None,
+    output_format: options.Format = "text",
+) -> None:
     """Open a round: its folder will hold the plan, what an upload may contain, and the public keys of all who take part."""
     from osfl.core.plan import read_plan
     from osfl.roles.coordinator import open_new
@@ -66,17 +88,26 @@ def enroll(
     mistakes.check()
     open_new(out, agreed, enrolled, public)
     warnings = _doubts(agreed)
-    if format == "json":
-        put_json({"round": str(out), "plan": agreed.digest, "clients": dict(sorted(enrolled.items())), "server": public,
-                  "warnings": warnings})  # fmt: skip
+    if output_format == "json":
+        put_json(
+            {
+                "round": str(out),
+                "plan": agreed.digest,
+                "clients": dict(sorted(enrolled.items())),
+                "server": public,
+                "warnings": warnings,
+            }
+        )
         return
     echo(f"Opened {escape(str(out))}: {agreed.method}, round {agreed.digest[:12]}")
     for name, key in [*sorted(enrolled.items()), ("server", public)]:
         echo(f"  {name:<16} {key}")
     for warning in warnings:
         errors().print(f"[yellow]Warning:[/] {escape(warning)}", soft_wrap=True)
-    echo(f"Send {escape(str(plan))} and the server's .pub file to every site; each runs `osfl client`. "
-        f"Then `osfl receive {escape(str(out))} FILE...`.")  # fmt: skip
+    echo(
+        f"Send {escape(str(plan))} and the server's .pub file to every site; each runs `osfl client`. "
+        f"Then `osfl receive {escape(str(out))} FILE...`."
+    )
 
 
 def _doubts(plan: Plan) -> list[str]:
@@ -85,9 +116,11 @@ def _doubts(plan: Plan) -> list[str]:
     if not plan.deadline or datetime.fromisoformat(plan.deadline) > now:
         return []
     needed = plan.quorum or len(plan.clients)
-    return [f"the deadline {plan.deadline} is over (this clock says {now.isoformat(timespec='seconds')}): the server phase may "
-            f"begin as soon as {needed} of {len(plan.clients)} uploads are there, and waits for nobody else. "
-            "Another deadline is another plan, and another round."]  # fmt: skip
+    return [
+        f"the deadline {plan.deadline} is over (this clock says {now.isoformat(timespec='seconds')}): the server phase may "
+        f"begin as soon as {needed} of {len(plan.clients)} uploads are there, and waits for nobody else. "
+        "Another deadline is another plan, and another round."
+    ]
 
 
 def gather(keys: Path | None, clients: Sequence[str]) -> dict[ClientId, str]:
@@ -108,6 +141,7 @@ def gather(keys: Path | None, clients: Sequence[str]) -> dict[ClientId, str]:
 
 def _server(server: Path | None, keys: Path | None) -> Path:
     if server is None and keys is None:
-        raise UsageError("the server's key is missing", field="server",
-                         fix="Make one with `osfl keys server`; give it as --server.")  # fmt: skip
+        raise UsageError(
+            "the server's key is missing", field="server", fix="Make one with `osfl keys server`; give it as --server."
+        )
     return server or (keys or Path()) / "server.pub"

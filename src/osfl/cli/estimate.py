@@ -25,15 +25,24 @@ EXAMPLES = (
 
 Methods = Annotated[
     str | None,
-    typer.Option("--method", "-m", metavar="A,B", autocompletion=options.complete_methods, rich_help_panel=options.WHAT,
-                 help="One method or several; see `osfl ls methods`."),
-]  # fmt: skip
+    typer.Option(
+        "--method",
+        "-m",
+        metavar="A,B",
+        autocompletion=options.complete_methods,
+        rich_help_panel=options.WHAT,
+        help="One method or several; see `osfl ls methods`.",
+    ),
+]
 
 Sealed = Annotated[
     bool,
-    typer.Option("--sealed", rich_help_panel=options.HOW,
-                 help="Contact windows carry sealed bundles (`osfl client --seal`; over Flower always)."),
-]  # fmt: skip
+    typer.Option(
+        "--sealed",
+        rich_help_panel=options.HOW,
+        help="Contact windows carry sealed bundles (`osfl client --seal`; over Flower always).",
+    ),
+]
 
 
 def estimate(
@@ -55,7 +64,7 @@ def estimate(
     plan: options.PlanFile = None,
     sealed: Sealed = False,
     workers: options.Workers = None,
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Tell what a run will send, how long it will take and how much memory it needs.
 
@@ -63,11 +72,25 @@ def estimate(
     real round, it says what fits into each window and when each site has heard its neighbors.
     """
     if plan is not None:
-        _plan_ahead(plan, sealed, format)
+        _plan_ahead(plan, sealed, output_format)
         return
     wanted = names(method or "", "--method")
-    args = RunOptions(wanted, dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples, image_size,
-                  channels, evaluate_on, topology=topology, encounters=encounters, contacts=contacts)  # fmt: skip
+    args = RunOptions(
+        wanted,
+        dataset,
+        clients,
+        partition,
+        with_smoke(preset, smoke),
+        seed,
+        changes or (),
+        samples,
+        image_size,
+        channels,
+        evaluate_on,
+        topology=topology,
+        encounters=encounters,
+        contacts=contacts,
+    )
     simulation = parse_options(args)
 
     from osfl.runtime.machine import Machine
@@ -78,14 +101,14 @@ def estimate(
     for label, variant in zip(wanted, for_methods(simulation, wanted), strict=True):
         errors().print(f"rehearsing {escape(label)} …", style="dim")
         found.append(measured(variant, Machine(workers=workers), sealed=sealed))
-    if format == "json":
+    if output_format == "json":
         values = [one.as_json() for one in found]
         put_json(values[0] if len(values) == 1 else values)
     else:
         _show(wanted, found)
 
 
-def _plan_ahead(path: Path, sealed: bool, format: str) -> None:
+def _plan_ahead(path: Path, sealed: bool, output_format: str) -> None:
     """The contact schedule of a plan, without anybody's images."""
     from dataclasses import asdict
 
@@ -94,7 +117,7 @@ def _plan_ahead(path: Path, sealed: bool, format: str) -> None:
 
     options.refuse_beside_plan(f"--plan {path}")
     passes, done = planned_exchanges(read_plan(path), sealed=sealed)
-    if format == "json":
+    if output_format == "json":
         put_json({"passes": [asdict(way) for way in passes], "done": [asdict(site) for site in done]})
     else:
         _show_meetings(passes, done)
@@ -117,8 +140,14 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
         opened, there = _moment(way.start), _moment(way.arrives) if way.fits else ""
         there = there.removeprefix(opened[:11])  # the day only where it is another
         arrives = there or "[bold red]not all[/]"
-        table.add_row(opened, f"{way.sender} → {way.receiver}", seconds(way.seconds), size(way.window_bytes),
-                      size(way.bundle_bytes - way.carried_before), arrives)  # fmt: skip
+        table.add_row(
+            opened,
+            f"{way.sender} → {way.receiver}",
+            seconds(way.seconds),
+            size(way.window_bytes),
+            size(way.bundle_bytes - way.carried_before),
+            arrives,
+        )
     output().print(table)
     for site in done:
         received = f"{site.received} of {site.expected} neighbors"
@@ -129,9 +158,11 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
     if short:
         tight = min(short, key=lambda way: way.room / way.bundle_bytes)
         silent = ", ".join(sorted({way.sender for way in short}))
-        echo(f"[yellow]{len(short)} bundle(s) will be refused before the contact, and nobody hears {silent} then.[/] "
+        echo(
+            f"[yellow]{len(short)} bundle(s) will be refused before the contact, and nobody hears {silent} then.[/] "
             f"The tightest, {tight.sender} to {tight.receiver}: {what_would_fit(tight.size, tight.room)} "
-            "Or leave these contacts out.")  # fmt: skip
+            "Or leave these contacts out."
+        )
 
 
 def _moment(text: str) -> str:
@@ -155,10 +186,15 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
         mark, again = "" if one.exact_bytes else "≥ ", "+" if one.sites_learn_again else ""
         learns = "+" if one.server_learns or again else ""
         table.add_row(
-            escape(label), mark + _range(list(one.upload_bytes.values())), mark + size(sum(one.upload_bytes.values())),
-            size(sum(one.download_bytes.values())), count(one.messages_per_client), seconds(one.client_seconds) + again,
-            seconds(one.wall_seconds) + learns, size(one.memory_bytes),
-        )  # fmt: skip
+            escape(label),
+            mark + _range(list(one.upload_bytes.values())),
+            mark + size(sum(one.upload_bytes.values())),
+            size(sum(one.download_bytes.values())),
+            count(one.messages_per_client),
+            seconds(one.client_seconds) + again,
+            seconds(one.wall_seconds) + learns,
+            size(one.memory_bytes),
+        )
     output().print(table)
     echo("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
     with_server = [(label, one.server_seconds) for label, one in zip(labels, found, strict=True) if one.server_seconds]

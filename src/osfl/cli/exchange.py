@@ -34,15 +34,21 @@ Stamp = tuple[Path, int, int]  # a file, its size and when it was written
 Files = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FILE|FOLDER...", help="Neighbors' bundles, or folders with .safetensors files."),
-]  # fmt: skip
+]
 Keys = Annotated[
     Path, typer.Option("--keys", metavar="DIR", rich_help_panel=options.SITE, help="A folder with NAME.pub of each neighbor.")
 ]
 Key = Annotated[
     Path | None,
-    typer.Option("--key", "-k", metavar="FILE", rich_help_panel=options.SITE, show_default=False,
-                 help="This site's private key; only bundles that are sealed to it need it."),
-]  # fmt: skip
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="FILE",
+        rich_help_panel=options.SITE,
+        show_default=False,
+        help="This site's private key; only bundles that are sealed to it need it.",
+    ),
+]
 WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Go on with those who were heard, even if that is nobody.")
 ]
@@ -62,7 +68,7 @@ def exchange(
     out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Check the bundles of this site's neighbors, as a coordinator would, and make the site's model of them.
 
@@ -83,37 +89,61 @@ def exchange(
         raise UsageError([f"there is no {path}" for path in absent], field="files", fix="Name files that are there, or --wait.")
     agreed, own = read_plan(plan), SigningKey.load(key) if key else None
     inbox, judged = own_inbox(agreed, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
-    heard = _listen(agreed, name, inbox, own, files or [], format, judged)
+    heard = _listen(agreed, name, inbox, own, files or [], output_format, judged)
     while wait and missing_neighbors(agreed, name, inbox):
         errors().print(f"waiting for {', '.join(missing_neighbors(agreed, name, inbox))}", soft_wrap=True)
         time.sleep(EVERY)
-        heard = _listen(agreed, name, inbox, own, files or [], format, judged)
+        heard = _listen(agreed, name, inbox, own, files or [], output_format, judged)
     try:
-        with progress_display(format == "json") as progress:
-            model = make(agreed, name, inbox, work, data=data, without_missing=without_missing,
-                         machine=Machine(threads=threads, device=device), progress=progress)  # fmt: skip
+        with progress_display(output_format == "json") as progress:
+            model = make(
+                agreed,
+                name,
+                inbox,
+                work,
+                data=data,
+                without_missing=without_missing,
+                machine=Machine(threads=threads, device=device),
+                progress=progress,
+            )
     except RoundError as no:
-        if format != "json":
+        if output_format != "json":
             raise
         put_json({**no.as_json(), "heard": list(inbox.delivered()), **heard, "missing": missing_neighbors(agreed, name, inbox)})
         raise typer.Exit(1) from None  # whoever is missing may have been refused: a script learns why
     folder, unused = placed(model, out), left_out(model)
-    if format == "json":
-        put_json({"client": name, "round": agreed.digest, "heard": list(inbox.delivered()), **heard, "left_out": unused,
-                  "missing": missing_neighbors(agreed, name, inbox), "model": str(folder / "model.safetensors")})  # fmt: skip
+    if output_format == "json":
+        put_json(
+            {
+                "client": name,
+                "round": agreed.digest,
+                "heard": list(inbox.delivered()),
+                **heard,
+                "left_out": unused,
+                "missing": missing_neighbors(agreed, name, inbox),
+                "model": str(folder / "model.safetensors"),
+            }
+        )
         return
     echo(f"Heard    {', '.join(inbox.delivered()) or 'nobody'}")
     if unused:
-        echo(f"[yellow]Left out {', '.join(unused)}[/]: what it says of this site's images, as it came or once it is aligned, "
-            "are no usable numbers. If that is so of everybody, a lower align_lr may help.")  # fmt: skip
+        echo(
+            f"[yellow]Left out {', '.join(unused)}[/]: what it says of this site's images, as it came or once it is aligned, "
+            "are no usable numbers. If that is so of everybody, a lower align_lr may help."
+        )
     echo(f"Model    {escape(str(folder / 'model.safetensors'))}")
     echo(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 
 
 def _listen(
-    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, files: Sequence[Path], format: str,
+    plan: Plan,
+    client: str,
+    inbox: Inbox,
+    key: SigningKey | None,
+    files: Sequence[Path],
+    output_format: str,
     judged: dict[Stamp, dict[str, Any] | None],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Every file through the gate, once as long as it stays the same; a line for each refusal. The site's own bundle may lie
     among them."""
     from osfl.transports.files import pick_up
@@ -122,18 +152,20 @@ def _listen(
     stamps = [_stamp(path) for path in taken]
     for path, stamp in zip(taken, stamps, strict=True):
         if stamp not in judged:
-            judged[stamp] = _refusal(plan, client, inbox, key, path, format)
+            judged[stamp] = _refusal(plan, client, inbox, key, path, output_format)
     for file in left:
         stamp = _stamp(file.path)
-        if stamp not in judged and format == "text":
+        if stamp not in judged and output_format == "text":
             errors().print(f"[yellow]left[/]      {escape(str(file.path))}: {file.why}", soft_wrap=True)
         judged[stamp] = None
-    return {"refused": [no for stamp in stamps if (no := judged[stamp]) is not None],
-            "left": [{"path": str(file.path), "why": file.why} for file in left]}  # fmt: skip
+    return {
+        "refused": [no for stamp in stamps if (no := judged[stamp]) is not None],
+        "left": [{"path": str(file.path), "why": file.why} for file in left],
+    }
 
 
 def _refusal(
-    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, path: Path, format: str
+    plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, path: Path, output_format: str
 ) -> dict[str, Any] | None:
     """Why a file was refused, told; None if it was taken or is the site's own."""
     from osfl.core.errors import Rejected
@@ -146,7 +178,7 @@ def _refusal(
     except Rejected as no:
         if no.client == client:  # its own, sealed to itself
             return None
-        if format == "text":
+        if output_format == "text":
             errors().print(f"[bold red]refused[/]   {escape(str(path))}: {escape(str(no))}", soft_wrap=True)
         return {"path": str(path), **no.as_json(), "client": no.client}
     return None

@@ -28,17 +28,26 @@ EXAMPLES = (
 Clients = Annotated[
     list[str] | None,
     typer.Option("--client", "-c", metavar="NAME", show_default=False, help="Whose upload is forgotten; repeatable."),
-]  # fmt: skip
+]
 Class = Annotated[
     str,
-    typer.Option("--class", metavar="NAME", show_default=False,
-                 help="Only this class: of the clients named, or of everybody. For methods that send classes apart."),
-]  # fmt: skip
+    typer.Option(
+        "--class",
+        metavar="NAME",
+        show_default=False,
+        help="Only this class: of the clients named, or of everybody. For methods that send classes apart.",
+    ),
+]
 Key = Annotated[
     Path | None,
-    typer.Option("--key", "-k", metavar="server.key", show_default=False,
-                 help="The server's private key, which signs the new release; simulated rounds need none."),
-]  # fmt: skip
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="server.key",
+        show_default=False,
+        help="The server's private key, which signs the new release; simulated rounds need none.",
+    ),
+]
 Withdraw = Annotated[
     bool, typer.Option("--withdraw", help="Where too little is left for a release, take the old one back without a new one.")
 ]
@@ -46,7 +55,7 @@ Verify = Annotated[bool, typer.Option("--verify", help="Repeat the proof of ever
 
 
 def forget(
-    round: options.RoundFolder,
+    fl_round: options.RoundFolder,
     clients: Clients = None,
     class_name: Class = "",
     key: Key = None,
@@ -55,7 +64,7 @@ def forget(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Delete what was said and make the release again, bit for bit as if it had never been said. Writes a certificate.
 
@@ -68,25 +77,35 @@ def forget(
 
     if verify:
         if clients or class_name or withdraw:
-            raise UsageError("--verify repeats the proof of all that was forgotten, and forgets nothing", field="verify",
-                             fix="Leave --client, --class and --withdraw out.")  # fmt: skip
-        with progress_display(format == "json") as progress:
-            findings = forgetting.verify(round, workers=workers, progress=progress)
-        _answer(findings, format)
+            raise UsageError(
+                "--verify repeats the proof of all that was forgotten, and forgets nothing",
+                field="verify",
+                fix="Leave --client, --class and --withdraw out.",
+            )
+        with progress_display(output_format == "json") as progress:
+            findings = forgetting.verify(fl_round, workers=workers, progress=progress)
+        _answer(findings, output_format)
         return
     signing = SigningKey.load(key) if key else None
     machine = Machine(workers=workers, threads=threads, device=device)
-    with progress_display(format == "json") as progress:
-        certificate = forgetting.forget(round, signing, clients=clients or (), class_name=class_name, withdraw=withdraw,
-                                        machine=machine, progress=progress)  # fmt: skip
-    path = first_encounter(round) / "forgotten" / f"{certificate['number']:04}.json"
-    if format == "json":
+    with progress_display(output_format == "json") as progress:
+        certificate = forgetting.forget(
+            fl_round,
+            signing,
+            clients=clients or (),
+            class_name=class_name,
+            withdraw=withdraw,
+            machine=machine,
+            progress=progress,
+        )
+    path = first_encounter(fl_round) / "forgotten" / f"{certificate['number']:04}.json"
+    if output_format == "json":
         put_json({**certificate, "path": str(path)})
     else:
-        _show(certificate, path, round)
+        _show(certificate, path, fl_round)
 
 
-def _show(certificate: Mapping[str, Any], path: Path, round: Path) -> None:
+def _show(certificate: Mapping[str, Any], path: Path, fl_round: Path) -> None:
     for client, upload in certificate["uploads"].items():
         left = f"class {escape(certificate['asked']['class'])} is gone from its upload" if upload["after"] else "forgotten"
         echo(f"[bold]{client}[/]: {left}")
@@ -103,16 +122,16 @@ def _show(certificate: Mapping[str, Any], path: Path, round: Path) -> None:
     if certificate["stays"]:
         echo(f"[yellow]Stays[/]        {escape(certificate['stays'])}")
     for found in certificate["elsewhere"]:
-        echo(f"[yellow]Elsewhere[/]    {escape(os.path.normpath(round / found))} holds the same bytes; remove it, too")
+        echo(f"[yellow]Elsewhere[/]    {escape(os.path.normpath(fl_round / found))} holds the same bytes; remove it, too")
     echo(f"Certificate  {escape(str(path))}")
-    echo(f"Verify       osfl forget {escape(str(round))} --verify")
+    echo(f"Verify       osfl forget {escape(str(fl_round))} --verify")
     if certificate["again"]:
         echo(f"Evaluate     {escape(certificate['again'])}")
 
 
-def _answer(findings: Sequence[Finding], format: str) -> None:
+def _answer(findings: Sequence[Finding], output_format: str) -> None:
     good = all(finding.good for finding in findings)
-    if format == "json":
+    if output_format == "json":
         rows = [{"check": f.check, "good": f.good, "detail": f.detail} for f in findings]
         put_json({"good": good, "checks": rows})
     else:

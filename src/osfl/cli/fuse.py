@@ -27,49 +27,67 @@ EXAMPLES = (
 
 Models = Annotated[
     list[Path],
-    typer.Argument(metavar="MODEL...", readable=False, show_default=False,
-                   help="Safetensors files that no client of ours made, in timm's or transformers' naming."),
-]  # fmt: skip
+    typer.Argument(
+        metavar="MODEL...",
+        readable=False,
+        show_default=False,
+        help="Safetensors files that no client of ours made, in timm's or transformers' naming.",
+    ),
+]
 Key = Annotated[
     Path | None,
     typer.Option("--key", "-k", metavar="server.key", show_default=False, help="A private key that signs the release."),
 ]
 Architecture = Annotated[
     str,
-    typer.Option("--architecture", metavar="NAME", show_default=False,
-                 help="What they all are; see `osfl ls architectures`."),
-]  # fmt: skip
+    typer.Option("--architecture", metavar="NAME", show_default=False, help="What they all are; see `osfl ls architectures`."),
+]
 Classes = Annotated[
     Path,
-    typer.Option("--classes", metavar="classes.txt", show_default=False,
-                 help="One class a line, in the order of the heads' rows."),
-]  # fmt: skip
+    typer.Option(
+        "--classes", metavar="classes.txt", show_default=False, help="One class a line, in the order of the heads' rows."
+    ),
+]
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, show_default=False,
-                 help="Where the model, its card and the report go."),
-]  # fmt: skip
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        parser=options.new_folder,
+        show_default=False,
+        help="Where the model, its card and the report go.",
+    ),
+]
 Pixels = Annotated[
     Literal["symmetric", "imagenet"] | None,
-    typer.Option("--pixels", show_default=False,
-                 help="What they were trained on: [-1, 1], or ImageNet's normalization; default: as files beside them tell, "
-                      "else [-1, 1]."),
-]  # fmt: skip
+    typer.Option(
+        "--pixels",
+        show_default=False,
+        help="What they were trained on: [-1, 1], or ImageNet's normalization; default: as files beside them tell, "
+        "else [-1, 1].",
+    ),
+]
 FusedBy = Annotated[str, typer.Option("--method", "-m", metavar="NAME", help="How they are fused.")]
 Preset = Annotated[
     str,
-    typer.Option("--preset", metavar="cpu|paper|smoke", 
-                 help="Settings of the method by intent; some have more, such as fedmitr's `ours` and `smi`."),
-]  # fmt: skip
+    typer.Option(
+        "--preset",
+        metavar="cpu|paper|smoke",
+        help="Settings of the method by intent; some have more, such as fedmitr's `ours` and `smi`.",
+    ),
+]
 Smoke = Annotated[bool, typer.Option("--smoke", help="The same as --preset smoke.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", show_default=False,
-                 help="Change one setting of the method, such as server_epochs=20; repeatable."),
-]  # fmt: skip
-Seed = Annotated[
-    int, typer.Option("--seed", "-s", metavar="S", help="All randomness is derived from it.")
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="Change one setting of the method, such as server_epochs=20; repeatable.",
+    ),
 ]
+Seed = Annotated[int, typer.Option("--seed", "-s", metavar="S", help="All randomness is derived from it.")]
 
 
 def _colors(text: str) -> int:
@@ -80,14 +98,21 @@ def _colors(text: str) -> int:
 
 ImageSize = Annotated[
     int | None,
-    typer.Option("--image-size", metavar="PX", min=8, max=1024, show_default=False,
-                 help="Side of the images; default: as the positional embeddings say."),
-]  # fmt: skip
+    typer.Option(
+        "--image-size",
+        metavar="PX",
+        min=8,
+        max=1024,
+        show_default=False,
+        help="Side of the images; default: as the positional embeddings say.",
+    ),
+]
 Channels = Annotated[
     int | None,
-    typer.Option("--channels", metavar="1|3", parser=_colors, show_default=False,
-                 help="1 is gray, 3 is RGB; default: as the models say."),
-]  # fmt: skip
+    typer.Option(
+        "--channels", metavar="1|3", parser=_colors, show_default=False, help="1 is gray, 3 is RGB; default: as the models say."
+    ),
+]
 
 
 def fuse(
@@ -107,7 +132,7 @@ def fuse(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Check plain checkpoints, name those that are refused (exit code 1), and fuse the others into one model.
 
@@ -120,10 +145,12 @@ def fuse(
     machine, preset = Machine(workers=workers, threads=threads, device=device), with_smoke(preset, smoke)
     named, changed = read_classes(classes), parse_changes(changes or ())
     request = FusionRequest(models, architecture, named, method, preset, seed, changed, image_size, channels, pixels)
-    fuse_models(request, classes, out, machine, key, format)
+    fuse_models(request, classes, out, machine, key, output_format)
 
 
-def fuse_models(request: FusionRequest, classes: Path, out: Path, machine: Machine, key: Path | None, format: str) -> None:
+def fuse_models(
+    request: FusionRequest, classes: Path, out: Path, machine: Machine, key: Path | None, output_format: str
+) -> None:
     """Tell what is accepted and what is not, then fuse. Exit code 1 if a file was refused, though the others were fused."""
     from osfl.roles.fusion import check_request, examine_checkpoints
     from osfl.roles.fusion import fuse as fuse_checkpoints
@@ -137,13 +164,13 @@ def fuse_models(request: FusionRequest, classes: Path, out: Path, machine: Machi
     _complain(examined.refused)  # before hours of work, not after
     for caution in examined.cautions:
         errors().print(f"[yellow]Caution:[/] {escape(caution)}.", soft_wrap=True)
-    if format != "json":
+    if output_format != "json":
         _show_accepted(examined.accepted)
-    with progress_display(format == "json") as progress:
+    with progress_display(output_format == "json") as progress:
         record = fuse_checkpoints(
             request, out, command=command, machine=machine, progress=progress, key=signing, examined=examined
         )
-    if format == "json":
+    if output_format == "json":
         put_json({**record, "paths": [str(out / path) for path in _models(record).values()]})
     else:
         _show(record, out, finished_before=before)
@@ -160,11 +187,17 @@ def read_classes(path: Path) -> list[str]:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"the list of classes {path} cannot be read: {why}", field="classes", fix=fix) from None
     named = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
-    problems = [f"{path}, line {number}: {name!r} holds a character that cannot be shown"
-                for number, name in named.items() if not name.isprintable()]  # fmt: skip
+    problems = [
+        f"{path}, line {number}: {name!r} holds a character that cannot be shown"
+        for number, name in named.items()
+        if not name.isprintable()
+    ]
     first: dict[str, int] = {}
-    problems += [f"{path}, line {number}: class {name!r} is in line {first[name]} already"
-                 for number, name in named.items() if first.setdefault(name, number) != number]  # fmt: skip
+    problems += [
+        f"{path}, line {number}: class {name!r} is in line {first[name]} already"
+        for number, name in named.items()
+        if first.setdefault(name, number) != number
+    ]
     if problems or not named:
         raise UsageError(problems or f"the list of classes {path} is empty", field="classes", fix=fix)
     return list(named.values())
@@ -197,8 +230,10 @@ def _show_accepted(accepted: Sequence[AcceptedCheckpoint]) -> None:
 def _show(record: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:
     from osfl.reports.text import many
 
-    echo(f"Fused    {many(len(record['accepted']), 'model')} by [bold]{record['method']}[/]; "
-        f"release {record['release_digest'][:16]}…")
+    echo(
+        f"Fused    {many(len(record['accepted']), 'model')} by [bold]{record['method']}[/]; "
+        f"release {record['release_digest'][:16]}…"
+    )
     for client, path in _models(record).items():
         whose = f" --client {client}" if client else ""
         echo(f"Model    {escape(str(out / path))}   (osfl predict --run {escape(str(out))}{whose} IMAGE)")

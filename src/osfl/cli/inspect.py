@@ -29,34 +29,49 @@ Plan = Annotated[
 ]
 Round = Annotated[
     Path | None,
-    typer.Option("--round", metavar="DIR", show_default=False,
-                 help="A round folder instead of a plan: it knows the keys, too. Found by itself for a bundle inside one."),
-]  # fmt: skip
+    typer.Option(
+        "--round",
+        metavar="DIR",
+        show_default=False,
+        help="A round folder instead of a plan: it knows the keys, too. Found by itself for a bundle inside one.",
+    ),
+]
 Key = Annotated[
     Path | None,
-    typer.Option("--key", "-k", metavar="FILE", show_default=False,
-                 help="The key that must have signed it: a .pub file, or your own .key."),
-]  # fmt: skip
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="FILE",
+        show_default=False,
+        help="The key that must have signed it: a .pub file, or your own .key.",
+    ),
+]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="PATH", show_default=False,
-                 help="Your images: is one of them inside? Needs a plan or round."),
-]  # fmt: skip
+    typer.Option(
+        "--data", metavar="PATH", show_default=False, help="Your images: is one of them inside? Needs a plan or round."
+    ),
+]
 Html = Annotated[
     Path | None,
-    typer.Option("--html", metavar="FILE", parser=lambda text: options.new_file(text, "page.html"), show_default=False,
-                 help="Write a page with pictures that opens offline and can be printed."),
-]  # fmt: skip
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        parser=lambda text: options.new_file(text, "page.html"),
+        show_default=False,
+        help="Write a page with pictures that opens offline and can be printed.",
+    ),
+]
 
 
 def inspect(
     bundle: Bundle,
     plan: Plan = None,
-    round: Round = None,
+    fl_round: Round = None,
     key: Key = None,
     data: Data = None,
     html: Html = None,
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Show what leaves the building: every tensor and fact, who signed it, what was found, what was not checked.
 
@@ -65,16 +80,19 @@ def inspect(
     from osfl.inspection.known import gather
     from osfl.inspection.look import look, worst
 
-    known = gather(bundle, plan, round, key)
+    known = gather(bundle, plan, fl_round, key)
     if data is not None and known.plan is None:
-        raise UsageError("--data needs the round's plan, which says how large images are", field="data",
-                         fix="Give --plan plan.toml or --round DIR, too.")  # fmt: skip
-    seen = look(bundle, known, name=bundle.name, data=data, draw=html is not None or format == "json")
+        raise UsageError(
+            "--data needs the round's plan, which says how large images are",
+            field="data",
+            fix="Give --plan plan.toml or --round DIR, too.",
+        )
+    seen = look(bundle, known, name=bundle.name, data=data, draw=html is not None or output_format == "json")
     if html is not None:
         from osfl.reports.inspection import write_inspection
 
         write_inspection(seen, html)
-    if format == "json":
+    if output_format == "json":
         put_json(seen)
     else:
         _show(seen, html)

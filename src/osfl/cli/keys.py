@@ -16,7 +16,7 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="A client's 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, help="Where the two files go.")]
 
 
-def keys(names: Names, out: Out = Path(), format: options.Format = "text") -> None:
+def keys(names: Names, out: Out = Path(), output_format: options.Format = "text") -> None:
     """Make NAME.key, which stays here, and NAME.pub, which the coordinator gets. A key that is there is kept."""
     from osfl.core.names import check_client_id
     from osfl.wire.signing import SigningKey, save_public
@@ -34,7 +34,7 @@ def keys(names: Names, out: Out = Path(), format: options.Format = "text") -> No
             key.save(private)
         save_public(public, key.public_hex)
         made.append({"name": name, "public_key": key.public_hex, "private": str(private), "public": str(public), "kept": kept})
-    if format == "json":
+    if output_format == "json":
         put_json({"keys": made})
         return
     for row in made:

@@ -32,11 +32,11 @@ PRESETS = {
 
 def ls(
     what: Annotated[What | None, typer.Argument(help="One list; all of them if left out.", show_default=False)] = None,
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """List methods, datasets, architectures, encoders, weights to start from, partitions and presets."""
     listed = {name: rows() for name, rows in _LISTS.items() if what in (None, name)}
-    if format == "json":
+    if output_format == "json":
         put_json(listed[what] if what else listed)
         return
     for name, rows in listed.items():
@@ -71,23 +71,39 @@ def _weights() -> Rows:
     from osfl.models.weights_table import KNOWN
 
     return [
-        {"name": name, "architecture": one.architecture, "sha256": one.sha256, "license": one.license,
-         "available": "yes" if one.path().is_file() else "no",
-         "description": f"{one.origin}; architecture {one.architecture}, {one.license}"
-                        + ("" if one.path().is_file() else f"; not here: {one.path()}")}
+        {
+            "name": name,
+            "architecture": one.architecture,
+            "sha256": one.sha256,
+            "license": one.license,
+            "available": "yes" if one.path().is_file() else "no",
+            "description": f"{one.origin}; architecture {one.architecture}, {one.license}"
+            + ("" if one.path().is_file() else f"; not here: {one.path()}"),
+        }
         for name, one in KNOWN.items()
-    ]  # fmt: skip
+    ]
 
 
 def _datasets() -> Rows:
     from osfl.data.catalog import sheets
 
     return [
-        {"name": sheet.name, "description": sheet.title, "source": sheet.source, "license": sheet.license,
-         "classes": list(sheet.classes), "counts": dict(sheet.counts), "image": list(sheet.native), "size": sheet.size,
-         "domains": list(sheet.domains), "available": _available(sheet), "notes": sheet.notes, "ethics": sheet.ethics}
+        {
+            "name": sheet.name,
+            "description": sheet.title,
+            "source": sheet.source,
+            "license": sheet.license,
+            "classes": list(sheet.classes),
+            "counts": dict(sheet.counts),
+            "image": list(sheet.native),
+            "size": sheet.size,
+            "domains": list(sheet.domains),
+            "available": _available(sheet),
+            "notes": sheet.notes,
+            "ethics": sheet.ethics,
+        }
         for sheet in sheets().values()
-    ]  # fmt: skip
+    ]
 
 
 def _available(sheet: Any) -> str:
@@ -140,8 +156,12 @@ def _show_datasets(rows: Rows) -> None:
     console = output()
     for row in _folded(rows):
         channels, height, width = row["image"]
-        facts = (f"{len(row['classes'])} classes", f"{sum(row['counts'].values()):,} images",
-                 f"{width} × {height} {'gray' if channels == 1 else 'RGB'}", _HERE[row["available"]])  # fmt: skip
+        facts = (
+            f"{len(row['classes'])} classes",
+            f"{sum(row['counts'].values()):,} images",
+            f"{width} × {height} {'gray' if channels == 1 else 'RGB'}",
+            _HERE[row["available"]],
+        )
         console.print(f"[cyan]{escape(row['name'])}[/]  {', '.join(facts)}")
         console.print(Padding(escape(row["description"]), (0, 0, 0, 2)))
         console.print(Padding(escape(f"{row['license']} · {row['source']}"), (0, 0, 0, 2)), style="dim")

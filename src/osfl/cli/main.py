@@ -47,9 +47,14 @@ from osfl.core.errors import FilesError, OsflError
 EXAMPLES = ("osfl demo", "osfl ls methods", "osfl run --method ensemble --smoke")
 
 app = typer.Typer(
-    name="osfl", rich_markup_mode="rich", pretty_exceptions_enable=False, no_args_is_help=True, suggest_commands=False,
-    context_settings={"help_option_names": ["-h", "--help"]}, epilog=examples(EXAMPLES),
-)  # fmt: skip
+    name="osfl",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    suggest_commands=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(EXAMPLES),
+)
 
 
 def _version(wanted: bool) -> None:
@@ -153,11 +158,16 @@ def answer(arguments: list[str]) -> int:
 ELSEWHERE = "Choose another place, or make it yours to write."
 KIND = "Choose another place, or move away what is there."
 REMEDIES = {
-    errno.EACCES: ELSEWHERE, errno.EPERM: ELSEWHERE, errno.EROFS: ELSEWHERE,
-    errno.EEXIST: KIND, errno.ENOTDIR: KIND, errno.EISDIR: KIND, errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.EACCES: ELSEWHERE,
+    errno.EPERM: ELSEWHERE,
+    errno.EROFS: ELSEWHERE,
+    errno.EEXIST: KIND,
+    errno.ENOTDIR: KIND,
+    errno.EISDIR: KIND,
+    errno.ENAMETOOLONG: "Choose a shorter name.",
     errno.ENOSPC: "Make room and run the same command again: it continues.",
     errno.EDQUOT: "Make room and run the same command again: it continues.",
-}  # fmt: skip
+}
 
 
 def _refused(error: OSError) -> FilesError:

@@ -27,32 +27,58 @@ PLACEHOLDERS = ("first-class", "second-class")
 
 Dataset = Annotated[
     str | None,
-    typer.Option("--dataset", "-d", metavar="NAME|PATH", autocompletion=options.complete_datasets, show_default=False,
-                 rich_help_panel=options.WHAT, help="Fill the plan from a dataset; without one it is a template."),
-]  # fmt: skip
+    typer.Option(
+        "--dataset",
+        "-d",
+        metavar="NAME|PATH",
+        autocompletion=options.complete_datasets,
+        show_default=False,
+        rich_help_panel=options.WHAT,
+        help="Fill the plan from a dataset; without one it is a template.",
+    ),
+]
 Classes = Annotated[
     str | None,
-    typer.Option("--classes", metavar="A,B,C", rich_help_panel=options.WHAT, show_default=False,
-                 help="Names of the classes, in a template."),
-]  # fmt: skip
+    typer.Option(
+        "--classes",
+        metavar="A,B,C",
+        rich_help_panel=options.WHAT,
+        show_default=False,
+        help="Names of the classes, in a template.",
+    ),
+]
 Clients = Annotated[
     str | None,
-    typer.Option("--clients", "-n", metavar="N|A,B,C", rich_help_panel=options.WHAT, show_default=False,
-                 help="How many sites, default 5; or their names, for a real round."),
-]  # fmt: skip
+    typer.Option(
+        "--clients",
+        "-n",
+        metavar="N|A,B,C",
+        rich_help_panel=options.WHAT,
+        show_default=False,
+        help="How many sites, default 5; or their names, for a real round.",
+    ),
+]
 Sites = Annotated[
     Path | None,
-    typer.Option("--sites", metavar="DIR", parser=options.new_folder, rich_help_panel=options.WHAT, show_default=False,
-                 help="A real round to rehearse: deal out the dataset as image folders, DIR/NAME/class/*."),
-]  # fmt: skip
-Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, help="Where the plan goes.")
+    typer.Option(
+        "--sites",
+        metavar="DIR",
+        parser=options.new_folder,
+        rich_help_panel=options.WHAT,
+        show_default=False,
+        help="A real round to rehearse: deal out the dataset as image folders, DIR/NAME/class/*.",
+    ),
 ]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, help="Where the plan goes.")]
 After = Annotated[
     Path | None,
-    typer.Option("--after", metavar="plan.toml", show_default=False,
-                 help="Write the plan of the encounter after this one; it says nothing else new."),
-]  # fmt: skip
+    typer.Option(
+        "--after",
+        metavar="plan.toml",
+        show_default=False,
+        help="Write the plan of the encounter after this one; it says nothing else new.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
 
 
@@ -76,14 +102,14 @@ def new(
     encounters: options.Encounters = 1,
     contacts: options.Contacts = None,
     after: After = None,
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Write a plan.toml in which every setting of the method is explained."""
     from osfl.simulate.simulation import prepare
 
     if after is not None:
         _free(out, force)
-        _write(_next(after), out, format)
+        _write(_next(after), out, output_format)
         return
     mistakes = Mistakes()
     named: Sequence[str] = ()
@@ -92,9 +118,21 @@ def new(
         _free(out, force)
     with mistakes.noted():
         named, number = _clients(clients)
-    args = RunOptions([method] if method else [], dataset or "digits", number, partition, with_smoke(preset, smoke), seed,
-                  changes or (), samples, image_size, channels, topology=topology, encounters=encounters,
-                  contacts=contacts)  # fmt: skip
+    args = RunOptions(
+        [method] if method else [],
+        dataset or "digits",
+        number,
+        partition,
+        with_smoke(preset, smoke),
+        seed,
+        changes or (),
+        samples,
+        image_size,
+        channels,
+        topology=topology,
+        encounters=encounters,
+        contacts=contacts,
+    )
     with mistakes.noted():
         _consistent(dataset, classes, named, sites)
         simulation = parse_options(args)
@@ -103,8 +141,8 @@ def new(
         plan = _dealt_out(simulation, named, sites)
     else:
         plan = prepare(simulation).plan if dataset else _template(simulation, classes, named)
-    _write(plan, out, format)
-    if format == "json":
+    _write(plan, out, output_format)
+    if output_format == "json":
         return
     if sites is not None:
         echo(f"Images of {', '.join(plan.clients)} are in {sites}. Rehearse it with `osfl run --plan {out} --sites {sites}`.")
@@ -131,12 +169,12 @@ def _next(after: Path) -> Plan:
     return next_encounter(read_plan(after))
 
 
-def _write(plan: Plan, out: Path, format: str) -> None:
+def _write(plan: Plan, out: Path, output_format: str) -> None:
     from osfl.core.plan import write_plan
 
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_plan(plan), encoding="utf-8")
-    if format == "json":
+    if output_format == "json":
         put_json({"path": str(out), "digest": plan.digest, "plan": plan.as_json()})
         return
     meets = plan.topology
@@ -166,15 +204,21 @@ def _consistent(dataset: str | None, classes: str | None, named: Sequence[str], 
     if sites is not None and not dataset:
         problems.append("--sites deals out a dataset: give --dataset, too")
     if problems:
-        raise UsageError(problems, field="classes" if classes else "clients",
-                         fix="A template: --classes and --clients with names. A dataset that is dealt out: --dataset, "
-                             "--clients with names and --sites DIR.")  # fmt: skip
+        raise UsageError(
+            problems,
+            field="classes" if classes else "clients",
+            fix="A template: --classes and --clients with names. A dataset that is dealt out: --dataset, "
+            "--clients with names and --sites DIR.",
+        )
 
 
 def _free(out: Path, force: bool) -> None:
     if out.exists() and not force:
-        raise UsageError(f"{out} exists, and a plan that others hold should not change", field="out",
-                         fix="Choose another --out, or replace it with --force.")  # fmt: skip
+        raise UsageError(
+            f"{out} exists, and a plan that others hold should not change",
+            field="out",
+            fix="Choose another --out, or replace it with --force.",
+        )
 
 
 def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Plan:
@@ -188,8 +232,11 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
     federation = prepare(simulation)
     chosen = tuple(sorted(named)) or federation.plan.clients
     if len(chosen) != len(federation.shards):
-        raise UsageError(f"this partition makes {len(federation.shards)} clients, and {len(chosen)} are named", field="clients",
-                         fix="Name as many, or choose another --partition.")  # fmt: skip
+        raise UsageError(
+            f"this partition makes {len(federation.shards)} clients, and {len(chosen)} are named",
+            field="clients",
+            fix="Name as many, or choose another --partition.",
+        )
     plan = replace(federation.plan, clients=chosen, data={}, topology=meets)
     check_plan(plan)
     for name, shard in zip(chosen, federation.shards, strict=True):
@@ -208,7 +255,13 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
     side = simulation.image_size or encoder_side(settings) or 32  # an encoder gets the detail that files have
     task = Task("my-task", names, (simulation.channels or 3, side, side))
-    plan = Plan(task, simulation.method, settings, tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
-                seed=simulation.seed, topology=simulation.topology)  # fmt: skip
+    plan = Plan(
+        task,
+        simulation.method,
+        settings,
+        tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
+        seed=simulation.seed,
+        topology=simulation.topology,
+    )
     check_plan(plan)
     return plan

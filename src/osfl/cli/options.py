@@ -36,29 +36,58 @@ WHAT, HOW = "What is simulated", "How it is computed"
 
 Method = Annotated[
     str | None,
-    typer.Option("--method", "-m", metavar="NAME", autocompletion=complete_methods, rich_help_panel=WHAT,
-                 help="How the sites learn together; see `osfl ls methods`."),
-]  # fmt: skip
+    typer.Option(
+        "--method",
+        "-m",
+        metavar="NAME",
+        autocompletion=complete_methods,
+        rich_help_panel=WHAT,
+        help="How the sites learn together; see `osfl ls methods`.",
+    ),
+]
 Dataset = Annotated[
     str,
-    typer.Option("--dataset", "-d", metavar="NAME|PATH", autocompletion=complete_datasets, rich_help_panel=WHAT,
-                 help="A name of `osfl ls datasets`, or a path to .npz, .zip, .csv or a folder."),
-]  # fmt: skip
+    typer.Option(
+        "--dataset",
+        "-d",
+        metavar="NAME|PATH",
+        autocompletion=complete_datasets,
+        rich_help_panel=WHAT,
+        help="A name of `osfl ls datasets`, or a path to .npz, .zip, .csv or a folder.",
+    ),
+]
 Clients = Annotated[
     int | None,
-    typer.Option("--clients", "-n", metavar="N", min=1, rich_help_panel=WHAT, show_default=False,
-                 help="How many sites; default 5, or as many as the partition dictates."),
-]  # fmt: skip
+    typer.Option(
+        "--clients",
+        "-n",
+        metavar="N",
+        min=1,
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="How many sites; default 5, or as many as the partition dictates.",
+    ),
+]
 Partition = Annotated[
     str,
-    typer.Option("--partition", "-p", metavar="KIND", autocompletion=complete_partitions, rich_help_panel=WHAT,
-                 help="Who holds which images; see `osfl ls partitions`."),
-]  # fmt: skip
+    typer.Option(
+        "--partition",
+        "-p",
+        metavar="KIND",
+        autocompletion=complete_partitions,
+        rich_help_panel=WHAT,
+        help="Who holds which images; see `osfl ls partitions`.",
+    ),
+]
 Preset = Annotated[
     str,
-    typer.Option("--preset", metavar="cpu|paper|smoke", rich_help_panel=WHAT,
-                 help="Settings by intent: two cores, as published, or a trial of everything. Cards name more."),
-]  # fmt: skip
+    typer.Option(
+        "--preset",
+        metavar="cpu|paper|smoke",
+        rich_help_panel=WHAT,
+        help="Settings by intent: two cores, as published, or a trial of everything. Cards name more.",
+    ),
+]
 Smoke = Annotated[
     bool, typer.Option("--smoke", rich_help_panel=WHAT, help="The same as --preset smoke: everything, in seconds.")
 ]
@@ -67,76 +96,134 @@ Seed = Annotated[
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=WHAT, show_default=False,
-                 help="Change one setting of the method, such as epochs=2; repeatable."),
-]  # fmt: skip
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Change one setting of the method, such as epochs=2; repeatable.",
+    ),
+]
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", metavar="N", min=1, rich_help_panel=WHAT, show_default=False,
-                 help="Use so many training images, class shares kept."),
-]  # fmt: skip
+    typer.Option(
+        "--samples",
+        metavar="N",
+        min=1,
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Use so many training images, class shares kept.",
+    ),
+]
 TestSamples = Annotated[
     int | None,
-    typer.Option("--test-samples", metavar="N", min=1, rich_help_panel=WHAT, show_default=False,
-                 help="Judge by so many images, class shares kept."),
-]  # fmt: skip
+    typer.Option(
+        "--test-samples",
+        metavar="N",
+        min=1,
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Judge by so many images, class shares kept.",
+    ),
+]
 ImageSize = Annotated[
     int | None,
-    typer.Option("--image-size", metavar="PX", rich_help_panel=WHAT, show_default=False,
-                 help="Side of the images in pixels; default: the dataset's."),
-]  # fmt: skip
+    typer.Option(
+        "--image-size",
+        metavar="PX",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Side of the images in pixels; default: the dataset's.",
+    ),
+]
 Channels = Annotated[
     int | None,
-    typer.Option("--channels", metavar="1|3", rich_help_panel=WHAT, show_default=False,
-                 help="1 is gray, 3 is RGB; default: the dataset's."),
-]  # fmt: skip
+    typer.Option(
+        "--channels",
+        metavar="1|3",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="1 is gray, 3 is RGB; default: the dataset's.",
+    ),
+]
 EvaluateOn = Annotated[
     Literal["test", "val"],
-    typer.Option("--evaluate-on", rich_help_panel=WHAT,
-                 help="val: choose settings without touching the test set."),
-]  # fmt: skip
+    typer.Option("--evaluate-on", rich_help_panel=WHAT, help="val: choose settings without touching the test set."),
+]
 Topology = Annotated[
     str | None,
-    typer.Option("--topology", metavar="KIND", rich_help_panel=WHAT, show_default=False,
-                 help="Who hears whom, for methods that only pass things on: mesh, ring or random:K."),
-]  # fmt: skip
+    typer.Option(
+        "--topology",
+        metavar="KIND",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Who hears whom, for methods that only pass things on: mesh, ring or random:K.",
+    ),
+]
 Encounters = Annotated[
     int,
-    typer.Option("--encounters", metavar="E", min=1, rich_help_panel=WHAT, show_default=False,
-                 help="How often neighbors meet: so many exchanges, one after the other."),
-]  # fmt: skip
+    typer.Option(
+        "--encounters",
+        metavar="E",
+        min=1,
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="How often neighbors meet: so many exchanges, one after the other.",
+    ),
+]
 Contacts = Annotated[
     Path | None,
-    typer.Option("--contacts", metavar="contacts.csv", rich_help_panel=WHAT, show_default=False,
-                 help="Who meets whom and when, a line a window: a,b,start,seconds,bytes_per_second,encounter."),
-]  # fmt: skip
+    typer.Option(
+        "--contacts",
+        metavar="contacts.csv",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Who meets whom and when, a line a window: a,b,start,seconds,bytes_per_second,encounter.",
+    ),
+]
 Engine = Annotated[
     Literal["local", "ray"],
-    typer.Option("--engine", rich_help_panel=HOW,
-                 help="ray: clients on a Ray cluster, RAY_ADDRESS or this machine; the same bits."),
-]  # fmt: skip
+    typer.Option(
+        "--engine", rich_help_panel=HOW, help="ray: clients on a Ray cluster, RAY_ADDRESS or this machine; the same bits."
+    ),
+]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", "-w", metavar="W", min=1, rich_help_panel=HOW, show_default=False,
-                 help="Clients, or parts of the server's work, at once; default one a core. Never changes a result."),
-]  # fmt: skip
+    typer.Option(
+        "--workers",
+        "-w",
+        metavar="W",
+        min=1,
+        rich_help_panel=HOW,
+        show_default=False,
+        help="Clients, or parts of the server's work, at once; default one a core. Never changes a result.",
+    ),
+]
 Threads = Annotated[
     int,
-    typer.Option("--threads", metavar="T", min=1, rich_help_panel=HOW,
-                 help="Inside one operation; simulated clients have one. Others than 1 change last bits."),
-]  # fmt: skip
-Device = Annotated[
-    str, typer.Option("--device", metavar="cpu|cuda|mps|auto", rich_help_panel=HOW, help="Where to compute.")
+    typer.Option(
+        "--threads",
+        metavar="T",
+        min=1,
+        rich_help_panel=HOW,
+        help="Inside one operation; simulated clients have one. Others than 1 change last bits.",
+    ),
 ]
+Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda|mps|auto", rich_help_panel=HOW, help="Where to compute.")]
 Format = Annotated[
     Answer,
     typer.Option("--format", rich_help_panel=HOW, help="json: one JSON value on stdout, also for failures."),
-]  # fmt: skip
+]
 PlanFile = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="plan.toml", rich_help_panel=WHAT, show_default=False,
-                 help="Take method, data, settings and seed from a plan that `osfl new` wrote."),
-]  # fmt: skip
+    typer.Option(
+        "--plan",
+        metavar="plan.toml",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Take method, data, settings and seed from a plan that `osfl new` wrote.",
+    ),
+]
 
 SITE, COORDINATOR = "The site", "The round"
 Plan = Annotated[Path, typer.Argument(metavar="plan.toml", help="The plan that all agreed on.")]
@@ -146,24 +233,45 @@ ClientName = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="PATH", rich_help_panel=SITE, show_default=False,
-                 help="This site's images: a folder or zip of class/*, a .csv or an .npz."),
-]  # fmt: skip
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        rich_help_panel=SITE,
+        show_default=False,
+        help="This site's images: a folder or zip of class/*, a .csv or an .npz.",
+    ),
+]
 Certificates = Annotated[
     Path | None,
-    typer.Option("--certificates", metavar="PATH", show_default=False,
-                 help="Certificates of forgetting (a file, or a folder of copies) that were kept elsewhere."),
-]  # fmt: skip
+    typer.Option(
+        "--certificates",
+        metavar="PATH",
+        show_default=False,
+        help="Certificates of forgetting (a file, or a folder of copies) that were kept elsewhere.",
+    ),
+]
 Work = Annotated[
     Path,
-    typer.Option("--work", metavar="DIR", parser=lambda text: new_folder(text), rich_help_panel=SITE,
-                 help="Where this site keeps what belongs to the round."),
-]  # fmt: skip
+    typer.Option(
+        "--work",
+        metavar="DIR",
+        parser=lambda text: new_folder(text),
+        rich_help_panel=SITE,
+        help="Where this site keeps what belongs to the round.",
+    ),
+]
 ModelOut = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="DIR", parser=lambda text: new_folder(text), rich_help_panel=SITE,
-                 show_default=False, help="Also put the model there, for `osfl predict --run DIR`."),
-]  # fmt: skip
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        parser=lambda text: new_folder(text),
+        rich_help_panel=SITE,
+        show_default=False,
+        help="Also put the model there, for `osfl predict --run DIR`.",
+    ),
+]
 
 
 # --- what was said, and where to write ----------------------------------------------------------------------------------
@@ -193,12 +301,17 @@ def spoken() -> list[Any]:
 
 def refuse_beside_plan(plan: str) -> None:
     """A plan says what is simulated; words that say it again would be ignored, so they are refused."""
-    named = [one.opts[0] for one in spoken()
-            if one.param_type_name == "option" and getattr(one, "rich_help_panel", None) == WHAT
-            and one.name not in (None, "plan")]  # fmt: skip
+    named = [
+        one.opts[0]
+        for one in spoken()
+        if one.param_type_name == "option" and getattr(one, "rich_help_panel", None) == WHAT and one.name not in (None, "plan")
+    ]
     if named:
-        raise UsageError(f"{plan} says what is simulated; {', '.join(named)} would contradict it", field="plan",
-                         fix="Leave that out, or change the plan.")  # fmt: skip
+        raise UsageError(
+            f"{plan} says what is simulated; {', '.join(named)} would contradict it",
+            field="plan",
+            fix="Leave that out, or change the plan.",
+        )
 
 
 def new_folder(text: str | Path) -> Path:

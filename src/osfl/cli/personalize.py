@@ -25,12 +25,17 @@ EXAMPLES = (
 Release = Annotated[
     Path,
     typer.Option("--release", "-r", metavar="FILE", rich_help_panel=options.SITE, help="What the server gave to everybody."),
-]  # fmt: skip
+]
 Personal = Annotated[
     Path | None,
-    typer.Option("--personal", metavar="FILE", rich_help_panel=options.SITE, show_default=False,
-                 help="What it made for this site alone, where the method makes such parts."),
-]  # fmt: skip
+    typer.Option(
+        "--personal",
+        metavar="FILE",
+        rich_help_panel=options.SITE,
+        show_default=False,
+        help="What it made for this site alone, where the method makes such parts.",
+    ),
+]
 Server = Annotated[
     Path, typer.Option("--server", metavar="server.pub", rich_help_panel=options.SITE, help="The server's public key.")
 ]
@@ -48,7 +53,7 @@ def personalize(
     out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Verify the release with the server's public key and make this site's model of it. Some learn once more: --data.
 
@@ -66,14 +71,23 @@ def personalize(
     places = [place for place in (certificates, beside(release)) if place is not None]
     known = [entry for place in places for entry in certificates_at(place, public, agreed.digest)]
     withdrawn = withdrawn_by(sorted(known, key=lambda entry: int(entry["number"])))
-    with progress_display(format == "json") as progress:
-        model = take_release(agreed, name, release, personal, public, work, data=data,
-                             machine=Machine(threads=threads, device=device), progress=progress,
-                             withdrawn=withdrawn)  # fmt: skip
+    with progress_display(output_format == "json") as progress:
+        model = take_release(
+            agreed,
+            name,
+            release,
+            personal,
+            public,
+            work,
+            data=data,
+            machine=Machine(threads=threads, device=device),
+            progress=progress,
+            withdrawn=withdrawn,
+        )
     folder = placed(model, out)
     kept = load_payload(model)
     digest = str(kept.facts["release"]) if kept else ""
-    if format == "json":
+    if output_format == "json":
         put_json({"client": name, "round": agreed.digest, "release": digest, "model": str(folder / "model.safetensors")})
         return
     echo(f"Release  {digest}, signed by the server for this round")

@@ -31,13 +31,13 @@ Run = Annotated[Path, typer.Option("--run", "-r", metavar="DIR", help="The folde
 Client = Annotated[
     str | None,
     typer.Option("--client", "-c", metavar="NAME", show_default=False, help="Whose model, where each has its own."),
-]  # fmt: skip
+]
 Images = Annotated[list[Path], typer.Argument(metavar="IMAGE|FOLDER...", help="Image files, or folders of them.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Comma-separated: path, class, and a column a class.")]
 
 
 def predict(
-    images: Images, run: Run, client: Client = None, as_csv: Csv = False, format: options.Format = "text"
+    images: Images, run: Run, client: Client = None, as_csv: Csv = False, output_format: options.Format = "text"
 ) -> None:
     """Name the class of each image, with probabilities. Exit code 1 if a file could not be read."""
     from osfl.rounds.finished import load_model
@@ -46,7 +46,7 @@ def predict(
     files = list(_files(images))
     failed: dict[str, str] = {}
     rows = [row for start in range(0, len(files), BATCH) for row in _answers(model, task, files[start : start + BATCH], failed)]
-    if format == "json":
+    if output_format == "json":
         put_json({"classes": list(task.classes), "predictions": rows, "failed": failed})
     elif as_csv:
         _write_csv(rows, task.classes)
@@ -66,8 +66,12 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
             if not inside:
-                raise DataError(f"folder {path} holds no image file", field="image", expected=" ".join(SUFFIXES),
-                                fix="Name the files one by one if they have other endings.")  # fmt: skip
+                raise DataError(
+                    f"folder {path} holds no image file",
+                    field="image",
+                    expected=" ".join(SUFFIXES),
+                    fix="Name the files one by one if they have other endings.",
+                )
             yield from inside
         else:
             yield path
@@ -84,10 +88,14 @@ def _answers(model: nn.Module, task: Task, files: Sequence[Path], failed: dict[s
     with torch.no_grad():
         shares = model(to_input(torch.stack(list(read.values())))).softmax(1)  # (images, classes)
     return [
-        {"path": path, "class": task.classes[int(row.argmax())], "probability": round(float(row.max()), 6),
-         "probabilities": {name: round(float(p), 6) for name, p in zip(task.classes, row, strict=True)}}
+        {
+            "path": path,
+            "class": task.classes[int(row.argmax())],
+            "probability": round(float(row.max()), 6),
+            "probabilities": {name: round(float(p), 6) for name, p in zip(task.classes, row, strict=True)},
+        }
         for path, row in zip(read, shares, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _pixels(path: Path, task: Task, failed: dict[str, str]) -> torch.Tensor | None:
@@ -116,8 +124,9 @@ def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
     for row in rows:
         ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])[1:4]
         others = ", ".join(f"{name} {share:.1%}" for name, share in ranked if share >= 0.001)
-        table.add_row(escape(row["path"]), f"[bold]{escape(row['class'])}[/]", f"{row['probability']:.1%}",
-                      f"[dim]{escape(others)}[/]")  # fmt: skip
+        table.add_row(
+            escape(row["path"]), f"[bold]{escape(row['class'])}[/]", f"{row['probability']:.1%}", f"[dim]{escape(others)}[/]"
+        )
     output().print(table)
 
 

@@ -16,19 +16,18 @@ EXAMPLES = (
     "osfl show runs/first",
 )
 
-Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE|FOLDER...", help="Bundles, or folders with .safetensors files.")
-]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE|FOLDER...", help="Bundles, or folders with .safetensors files.")]
 
 
 Key = Annotated[
     Path | None,
-    typer.Option("--key", "-k", metavar="server.key", show_default=False,
-                 help="The server's private key; only sealed bundles need it."),
-]  # fmt: skip
+    typer.Option(
+        "--key", "-k", metavar="server.key", show_default=False, help="The server's private key; only sealed bundles need it."
+    ),
+]
 
 
-def receive(round: options.RoundFolder, files: Files, key: Key = None, format: options.Format = "text") -> None:
+def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output_format: options.Format = "text") -> None:
     """Check bundles and keep them; each is safe on disk before its line is printed. Exit code 1 if any was refused.
 
     What was received once may be received again: it counts once, and the first stands. Any number of processes may receive.
@@ -45,27 +44,28 @@ def receive(round: options.RoundFolder, files: Files, key: Key = None, format: o
     refused: list[dict[str, Any]] = []
     for path in taken:
         try:
-            receipt = through_the_gate(round, path, opens)
+            receipt = through_the_gate(fl_round, path, opens)
         except Rejected as no:
             refused.append({"path": str(path), **no.as_json(), "client": no.client})
-            if format == "text":
+            if output_format == "text":
                 errors().print(f"[bold red]refused[/]   {escape(str(path))}: {escape(str(no))}", soft_wrap=True)
             continue
         accepted.append({"path": str(path), "client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
-        if format == "text":
+        if output_format == "text":
             echo(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
-    late = too_late(round, list(dict.fromkeys(str(one["client"]) for one in accepted)))
-    if format == "json":
+    late = too_late(fl_round, list(dict.fromkeys(str(one["client"]) for one in accepted)))
+    if output_format == "json":
         alone = [{"path": str(file.path), "why": file.why} for file in left]
         put_json({"accepted": accepted, "refused": refused, "left": alone, "late": late})
     elif late:
-        errors().print(f"[yellow]too late[/]  {', '.join(late)}: kept, but the release is made and has no part of it",
-                       soft_wrap=True)  # fmt: skip
-    for why in dict.fromkeys(file.why for file in left) if format == "text" else ():
+        errors().print(
+            f"[yellow]too late[/]  {', '.join(late)}: kept, but the release is made and has no part of it", soft_wrap=True
+        )
+    for why in dict.fromkeys(file.why for file in left) if output_format == "text" else ():
         paths = ", ".join(str(file.path) for file in left if file.why == why)
         errors().print(f"[yellow]left[/]      {escape(paths)}: {why}", soft_wrap=True)
     absent = any(file.absent for file in left)
-    if not taken and not absent and format == "text":
+    if not taken and not absent and output_format == "text":
         errors().print("Nothing to receive.")
     if refused or absent or not taken:
         raise typer.Exit(1)

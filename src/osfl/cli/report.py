@@ -28,9 +28,15 @@ EXAMPLES = (
 Folders = Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of runs or of a comparison; * is allowed.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, show_default=False,
-                 help="Where the comparison page goes; default report/ beside the runs."),
-]  # fmt: skip
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        parser=options.new_folder,
+        show_default=False,
+        help="Where the comparison page goes; default report/ beside the runs.",
+    ),
+]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as markdown.")]
 
 
@@ -43,20 +49,18 @@ class Finished:
     label: str = ""  # its name in a comparison; empty: by its method and settings
 
 
-def report(
-    folders: Folders, out: Out = None, markdown: Markdown = False, format: options.Format = "text"
-) -> None:
+def report(folders: Folders, out: Out = None, markdown: Markdown = False, output_format: options.Format = "text") -> None:
     """Write report/index.html again for each run, and one page that compares them."""
     from osfl.reports.markdown import comparison_markdown
 
     runs = _with_gains(_labeled(_runs(folders)))
     where = _redraw(runs)
     if len(runs) == 1 and not markdown and out is None:
-        put_json(runs[0].result) if format == "json" else show_run(runs[0].result, runs[0].folder)
+        put_json(runs[0].result) if output_format == "json" else show_run(runs[0].result, runs[0].folder)
         return
     target = out or _beside(runs) / "report"
     comparison = _compare(runs, target, f"osfl report {' '.join(folders)}")
-    if format == "json":
+    if output_format == "json":
         put_json({**comparison, "reports": [str(path) for path in where], "report": str(target / "index.html")})
     elif markdown:
         print(comparison_markdown(comparison), end="")
@@ -77,8 +81,9 @@ def _runs(patterns: Sequence[str]) -> list[Finished]:
         fix = "Make one with `osfl run --out DIR`; an unfinished one continues when run again."
         for fused in (Path(one_pattern) for one_pattern in missing if (Path(one_pattern) / "fusion.json").is_file()):
             fix = f"{fused} is a fusion of plain checkpoints, whose page is {fused / 'report' / 'index.html'}."
-        raise RoundError(f"no finished run in {', '.join(missing)}", field="folder", expected="a folder with results.json",
-                         fix=fix)  # fmt: skip
+        raise RoundError(
+            f"no finished run in {', '.join(missing)}", field="folder", expected="a folder with results.json", fix=fix
+        )
     return list(found.values())
 
 
@@ -104,9 +109,10 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         return [(str(run["path"]), str(run["method"])) for run in comparison["runs"]]
     except (ValueError, KeyError, TypeError) as error:  # half a file, or another one
         raise RoundError(
-            f"{folder / 'comparison.json'} is not a comparison: {error!r}", field="comparison.json",
+            f"{folder / 'comparison.json'} is not a comparison: {error!r}",
+            field="comparison.json",
             fix=f"Repeat the `osfl compare` that made it, which continues, or name its runs: '{folder}/*/*'.",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _labeled(runs: Sequence[Finished]) -> list[Finished]:

@@ -30,14 +30,25 @@ EXAMPLES = (
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="DIR", parser=options.new_folder, show_default=False,
-                 help="Where everything goes; default runs/METHOD-DATASET-PARTITION-seedS."),
-]  # fmt: skip
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        parser=options.new_folder,
+        show_default=False,
+        help="Where everything goes; default runs/METHOD-DATASET-PARTITION-seedS.",
+    ),
+]
 Sites = Annotated[
     Path | None,
-    typer.Option("--sites", metavar="DIR", rich_help_panel=options.HOW, show_default=False,
-                 help="With --plan of a real round: rehearse it from the folders DIR/CLIENT."),
-]  # fmt: skip
+    typer.Option(
+        "--sites",
+        metavar="DIR",
+        rich_help_panel=options.HOW,
+        show_default=False,
+        help="With --plan of a real round: rehearse it from the folders DIR/CLIENT.",
+    ),
+]
 
 
 def run(
@@ -64,7 +75,7 @@ def run(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Simulate one round: every client speaks once, then models are judged and a report is written.
 
@@ -75,17 +86,34 @@ def run(
 
     machine = Machine(workers=workers, threads=threads, device=device, engine=engine)
     if sites is not None:
-        folder, result, finished_before = _rehearsed(plan, sites, out, machine, format)
+        folder, result, finished_before = _rehearsed(plan, sites, out, machine, output_format)
     else:
-        simulation = _simulation(plan, RunOptions(
-            [method] if method else [], dataset, clients, partition, with_smoke(preset, smoke), seed, changes or (), samples,
-            image_size, channels, evaluate_on, device, topology, encounters, contacts, test_samples,
-        ))  # fmt: skip
+        simulation = _simulation(
+            plan,
+            RunOptions(
+                [method] if method else [],
+                dataset,
+                clients,
+                partition,
+                with_smoke(preset, smoke),
+                seed,
+                changes or (),
+                samples,
+                image_size,
+                channels,
+                evaluate_on,
+                device,
+                topology,
+                encounters,
+                contacts,
+                test_samples,
+            ),
+        )
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()
-        with progress_display(format == "json") as progress:
+        with progress_display(output_format == "json") as progress:
             result = simulate(simulation, folder, machine=machine, progress=progress)
-    if format == "json":
+    if output_format == "json":
         sys.stdout.write((folder / "results.json").read_text(encoding="utf-8"))
     else:
         show_run(result, folder, finished_before=finished_before)
@@ -105,7 +133,7 @@ def _simulation(plan: Path | None, args: RunOptions) -> Simulation:
 
 
 def _rehearsed(
-    plan: Path | None, sites: Path, out: Path | None, machine: Machine, format: str
+    plan: Path | None, sites: Path, out: Path | None, machine: Machine, output_format: str
 ) -> tuple[Path, Result, bool]:
     """A real round in one process, before anybody travels: its release has the digest that the real one will have."""
     from osfl.core.plan import read_plan
@@ -121,7 +149,7 @@ def _rehearsed(
     folder = out or Path("runs") / f"{agreed.method}-{agreed.task.name}-sites-seed{agreed.seed}"
     before = (folder / "results.json").exists()
     command = shlex.join(["osfl", "run", "--plan", str(plan), "--sites", str(sites), "--out", str(folder)]) + machine.options()
-    with progress_display(format == "json") as progress:
+    with progress_display(output_format == "json") as progress:
         result = run_federation(
             rehearsal(agreed, sites), folder, {"preset": "", "command": command}, machine=machine, progress=progress
         )

@@ -35,26 +35,31 @@ Round = Annotated[
 ]
 Key = Annotated[
     Path,
-    typer.Option("--key", "-k", metavar="server.key", show_default=False,
-                 help="The server's private key: it signs the release."),
-]  # fmt: skip
+    typer.Option(
+        "--key", "-k", metavar="server.key", show_default=False, help="The server's private key: it signs the release."
+    ),
+]
 Without = Annotated[
     list[str] | None,
-    typer.Option("--without", metavar="SITE", show_default=False,
-                 help="Leave this site's upload out, as one that the server phase failed at; repeat it for more."),
-]  # fmt: skip
+    typer.Option(
+        "--without",
+        metavar="SITE",
+        show_default=False,
+        help="Leave this site's upload out, as one that the server phase failed at; repeat it for more.",
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until the server phase may begin.")]
 
 
 def server(
-    round: Round,
+    fl_round: Round,
     key: Key,
     wait: Wait = False,
     without: Without = None,
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
-    format: options.Format = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Make the release once all have delivered, or the plan's quorum has and its deadline, if any, is over (by this clock).
 
@@ -64,30 +69,37 @@ def server(
     from osfl.runtime.machine import Machine
 
     machine = Machine(workers=workers, threads=threads, device=device)
-    _serve_round(round, key, wait, without or [], machine, format)
+    _serve_round(fl_round, key, wait, without or [], machine, output_format)
 
 
-def _serve_round(round: Path, key: Path, wait: bool, without: Sequence[str], machine: Machine, format: str) -> None:
+def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], machine: Machine, output_format: str) -> None:
     from osfl.roles.coordinator import run_server_phase, status
     from osfl.wire.signing import SigningKey
 
     signing = SigningKey.load(key)
     if wait:
-        until_ready(lambda: status(round, without=without))
-    with progress_display(format == "json") as progress:
-        digest = run_server_phase(round, signing, machine=machine, progress=progress, without=without)
-    found = status(round)
-    if format == "json":
-        put_json({"round": found.plan, "release": digest, "path": str(round / "release.safetensors"),
-                  "personal": list(found.personal), "late": list(found.late),
-                  "left_out": list(found.left_out)})  # fmt: skip
+        until_ready(lambda: status(fl_round, without=without))
+    with progress_display(output_format == "json") as progress:
+        digest = run_server_phase(fl_round, signing, machine=machine, progress=progress, without=without)
+    found = status(fl_round)
+    if output_format == "json":
+        put_json(
+            {
+                "round": found.plan,
+                "release": digest,
+                "path": str(fl_round / "release.safetensors"),
+                "personal": list(found.personal),
+                "late": list(found.late),
+                "left_out": list(found.left_out),
+            }
+        )
         return
     echo(f"Release  {digest}")
     made_from = len(found.delivered) - len(found.late) - len(found.left_out)
     left_out = f", without {', '.join(found.left_out)}" if found.left_out else ""
     echo(f"         made from {made_from} of {len(found.delivered) + len(found.missing)} uploads{left_out}")
-    parts = f" and, to each site, its own file of {escape(str(round / 'personal'))}" if found.personal else ""
-    echo(f"Give {escape(str(round / 'release.safetensors'))} to every site{parts}; they run `osfl personalize`.")
+    parts = f" and, to each site, its own file of {escape(str(fl_round / 'personal'))}" if found.personal else ""
+    echo(f"Give {escape(str(fl_round / 'release.safetensors'))} to every site{parts}; they run `osfl personalize`.")
 
 
 def until_ready(look: Callable[[], Status], pause: Callable[[float], None] = time.sleep) -> None:

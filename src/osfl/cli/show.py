@@ -20,16 +20,16 @@ EXAMPLES = (
 )
 
 
-def show(round: options.RoundFolder, format: options.Format = "text") -> None:
+def show(fl_round: options.RoundFolder, output_format: options.Format = "text") -> None:
     """Who has delivered, who is missing, what was refused and why, and what comes next. Works for simulated rounds, too."""
     from osfl.roles.coordinator import status
 
     now = datetime.now(UTC)
-    found = status(round, now)
-    if format == "json":
+    found = status(fl_round, now)
+    if output_format == "json":
         put_json(facts(found, now))
     else:
-        _show(round, found, now)
+        _show(fl_round, found, now)
 
 
 def facts(found: Status, now: datetime) -> dict[str, Any]:
@@ -37,8 +37,7 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
         "round": found.plan,
         "method": found.method,
         "delivered": [
-            {"client": c, "bytes": size, "digest": found.digests[c], "late": c in found.late,
-             "left_out": c in found.left_out}
+            {"client": c, "bytes": size, "digest": found.digests[c], "late": c in found.late, "left_out": c in found.left_out}
             for c, size in found.delivered.items()
         ],
         "missing": list(found.missing),
@@ -55,7 +54,7 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
     }
 
 
-def _show(round: Path, found: Status, now: datetime) -> None:
+def _show(fl_round: Path, found: Status, now: datetime) -> None:
     clients = [*found.delivered, *found.missing]
     unheard = found.released and not found.delivered  # a simulation that pooled images or spoke otherwise
     summary = "simulated without uploads" if unheard else f"{len(found.delivered)} of {len(clients)} have delivered"
@@ -80,11 +79,11 @@ def _show(round: Path, found: Status, now: datetime) -> None:
     if found.failed:
         echo(f"[red]Failed[/]     the server phase: {_failure(found.failed)}")
     if found.released:
-        echo(f"Release    {found.release}  {escape(str(round / 'release.safetensors'))}")
+        echo(f"Release    {found.release}  {escape(str(fl_round / 'release.safetensors'))}")
         if found.personal:
-            echo(f"           and a part of its own for {', '.join(found.personal)} in {escape(str(round / 'personal'))}")
+            echo(f"           and a part of its own for {', '.join(found.personal)} in {escape(str(fl_round / 'personal'))}")
     elif found.ready:
-        echo(f"Next       `osfl server {escape(str(round))} --key server.key` may begin.")
+        echo(f"Next       `osfl server {escape(str(fl_round))} --key server.key` may begin.")
     else:
         echo(f"Next       waiting: {escape(found.waits_for)}.")
 

@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from osfl.core.result import Result
 
 # The columns of a terminal, those that stay longest first: how many fit depends on its width. The report has them all.
-_SHOWN = ("scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes", "costs.download_bytes",
-          "scores.clients.own.worst", "scores.global.auroc", "costs.messages_per_client")  # fmt: skip
+_SHOWN = (
+    "scores.global.accuracy",
+    "scores.clients.own.mean",
+    "costs.upload_bytes",
+    "costs.download_bytes",
+    "scores.clients.own.worst",
+    "scores.global.auroc",
+    "costs.messages_per_client",
+)
 
 _NAMES = 20  # characters of a method's name before it is folded
 
@@ -25,8 +32,10 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     from rich.table import Table
 
     data = result["data"]
-    echo(f"[bold]{result['method']}[/] on [bold]{escape(str(data.get('dataset', '')))}[/]: {len(result['clients'])} clients, "
-        f"{escape(str(data.get('partition', '')))}, preset {result['preset']}, seed {result['seed']}")  # fmt: skip
+    echo(
+        f"[bold]{result['method']}[/] on [bold]{escape(str(data.get('dataset', '')))}[/]: {len(result['clients'])} clients, "
+        f"{escape(str(data.get('partition', '')))}, preset {result['preset']}, seed {result['seed']}"
+    )
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right", style="bold")
@@ -85,8 +94,10 @@ def _encounters(result: Result) -> list[tuple[str, str, str]]:
     """How the own-distribution accuracy grew from one encounter to the next."""
     from osfl.reports.text import percent
 
-    rows = [("Encounter", percent(row["own"]["mean"]), f"number {row['encounter']}, own distribution, mean over clients")
-            for row in result.get("encounters", [])]  # fmt: skip
+    rows = [
+        ("Encounter", percent(row["own"]["mean"]), f"number {row['encounter']}, own distribution, mean over clients")
+        for row in result.get("encounters", [])
+    ]
     return rows
 
 

@@ -29,7 +29,7 @@ STYLES = {"yes": "green", "no": "bold red", "not checked": "yellow"}
 Files = Annotated[
     list[Path] | None,
     typer.Argument(metavar="[FILE...]", help="Uploads, releases, personal parts; default: all of --round.", show_default=False),
-]  # fmt: skip
+]
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", metavar="plan.toml", show_default=False, help="The plan; default: that of --round.")
 ]
@@ -39,31 +39,36 @@ Server = Annotated[
 Round = Annotated[
     Path | None,
     typer.Option("--round", metavar="ROUND", show_default=False, help="A round's folder: its plan, its keys and its inbox."),
-]  # fmt: skip
+]
 Keys = Annotated[
     Path | None, typer.Option("--keys", metavar="DIR", show_default=False, help="A folder of NAME.pub files, for uploads.")
 ]
 
 
 def verify(
-    files: Files = None, plan: PlanFile = None, server: Server = None, round: Round = None, keys: Keys = None,
-    certificates: options.Certificates = None, format: options.Format = "text",
-) -> None:  # fmt: skip
+    files: Files = None,
+    plan: PlanFile = None,
+    server: Server = None,
+    fl_round: Round = None,
+    keys: Keys = None,
+    certificates: options.Certificates = None,
+    output_format: options.Format = "text",
+) -> None:
     """Say what can be believed of each file, and what could not be checked.
 
     Exit code 1 unless every signature is good and nothing was withdrawn by a certificate of forgetting.
     """
     from osfl.rounds.provenance import examine
 
-    if plan is None and round is None:
+    if plan is None and fl_round is None:
         raise UsageError("which round?", field="plan", fix="Give --plan plan.toml, or --round with the round's folder.")
-    if not files and round is None:
+    if not files and fl_round is None:
         raise UsageError("there is no file to verify", field="file", fix="Name bundles, or a round's folder with --round.")
-    paths = files or _files_of(round or Path())
-    known = _with_certificates(_known(plan, server, round, keys), paths, round, certificates)
+    paths = files or _files_of(fl_round or Path())
+    known = _with_certificates(_known(plan, server, fl_round, keys), paths, fl_round, certificates)
     verdicts = examine(paths, known)
     good = bool(verdicts) and all(verdict.good for verdict in verdicts)
-    if format == "json":
+    if output_format == "json":
         put_json({"round": known.plan, "good": good, "files": [_facts(verdict) for verdict in verdicts]})
     else:
         _show(verdicts, good)
@@ -71,7 +76,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Path | None) -> Known:
+def _known(plan: Path | None, server: Path | None, fl_round: Path | None, keys: Path | None) -> Known:
     from osfl.rounds.provenance import Known
     from osfl.rounds.state import check_whole, read_policy
     from osfl.wire.inbox import Inbox
@@ -80,45 +85,58 @@ def _known(plan: Path | None, server: Path | None, round: Path | None, keys: Pat
     public = read_public(server) if server else ""
     if not public and keys is not None and (keys / "server.pub").exists():
         public = read_public(keys / "server.pub")
-    if round is None:
+    if fl_round is None:
         assert plan is not None
         policy = _policy(plan, keys)
         return Known(policy.plan, public, policy if keys is not None else None)
-    check_whole(round)
-    policy = read_policy(round)
+    check_whole(fl_round)
+    policy = read_policy(fl_round)
     if plan is not None and (asked := _policy(plan, None).plan) != policy.plan:
-        raise RoundError(f"{round} holds another round than {plan}", field="plan", expected=asked, got=policy.plan,
-                         fix="Give the plan with which it was opened, or leave --plan out.")  # fmt: skip
+        raise RoundError(
+            f"{fl_round} holds another round than {plan}",
+            field="plan",
+            expected=asked,
+            got=policy.plan,
+            fix="Give the plan with which it was opened, or leave --plan out.",
+        )
     for client, own in gather(keys, []).items():
         if (enrolled := policy.enrolled.get(client, own)) != own:
-            raise RoundError(f"{round} was opened with another key of {client} than yours", field=f"clients.{client}",
-                             expected=own, got=enrolled, client=client,
-                             fix="Somebody may have posed as this site: ask it for its key on another way.")  # fmt: skip
+            raise RoundError(
+                f"{fl_round} was opened with another key of {client} than yours",
+                field=f"clients.{client}",
+                expected=own,
+                got=enrolled,
+                client=client,
+                fix="Somebody may have posed as this site: ask it for its key on another way.",
+            )
     # digests of uploads whose every byte was checked again
-    inbox = Inbox(round / "inbox", policy)
+    inbox = Inbox(fl_round / "inbox", policy)
     valid = [client for client in inbox.delivered() if inbox.digest(client) not in policy.withdrawn.digests]
     others = {f"upload/{client}": inbox.bundle(client).digest for client in valid}
     return Known(policy.plan, public or policy.server, policy, others)
 
 
-def _with_certificates(known: Known, files: Sequence[Path], round: Path | None, copies: Path | None) -> Known:
+def _with_certificates(known: Known, files: Sequence[Path], fl_round: Path | None, copies: Path | None) -> Known:
     """What was forgotten, from the round's folder, the folder in which a file lies, and copies that were kept elsewhere."""
     from osfl.rounds.state import CERTIFICATES, beside, certificates, certificates_at, removed_uploads
     from osfl.wire.withdrawn import withdrawn_by
 
-    near = list(dict.fromkeys(place for path in files if round is None and (place := beside(path)) is not None))
-    if copies is None and round is None and not (near and known.server):
+    near = list(dict.fromkeys(place for path in files if fl_round is None and (place := beside(path)) is not None))
+    if copies is None and fl_round is None and not (near and known.server):
         return known
     if not known.server:
-        raise UsageError("certificates of forgetting can be believed with the server's key only", field="server",
-                         fix="Give --server server.pub.")  # fmt: skip
-    own = certificates(round, known.server) if round else []
+        raise UsageError(
+            "certificates of forgetting can be believed with the server's key only",
+            field="server",
+            fix="Give --server server.pub.",
+        )
+    own = certificates(fl_round, known.server) if fl_round else []
     kept = [entry for place in [*near, *filter(None, [copies])] for entry in certificates_at(place, known.server, known.plan)]
-    if round is not None:
-        _check_complete(round / CERTIFICATES, own, kept, known.plan)
-        known = replace(known, standing=_standing(round, known))
+    if fl_round is not None:
+        _check_complete(fl_round / CERTIFICATES, own, kept, known.plan)
+        known = replace(known, standing=_standing(fl_round, known))
     every = {canonical(entry): entry for entry in [*own, *kept]}.values()
-    if known.policy is not None and round is not None and not every:
+    if known.policy is not None and fl_round is not None and not every:
         return replace(known, withdrawn=known.policy.withdrawn)  # perhaps of the first encounter
     ordered = sorted(every, key=lambda entry: int(entry["number"]))
     policy = (
@@ -133,24 +151,33 @@ def _check_complete(place: Path, own: Sequence[Mapping[str, Any]], kept: Sequenc
 
     strange = [entry["number"] for entry in own if entry["plan"] != plan]
     if strange:
-        raise RoundError(f"{place} holds certificates of another round", field="certificate", expected=plan,
-                         got=f"number {', '.join(map(str, strange))}", fix="Somebody put them there: remove them.")  # fmt: skip
+        raise RoundError(
+            f"{place} holds certificates of another round",
+            field="certificate",
+            expected=plan,
+            got=f"number {', '.join(map(str, strange))}",
+            fix="Somebody put them there: remove them.",
+        )
     there = {entry["number"] for entry in own}
     missing = sorted({*missing_numbers(own), *(entry["number"] for entry in kept if entry["number"] not in there)})
     if missing:
-        raise RoundError(f"{place} lacks certificates of forgetting that the server signed", field="certificate",
-                         expected=f"number {', '.join(map(str, missing))}", got=f"{len(own)} certificate(s)",
-                         fix="Somebody deleted them: restore them from a copy, and do not use this folder before.")  # fmt: skip
+        raise RoundError(
+            f"{place} lacks certificates of forgetting that the server signed",
+            field="certificate",
+            expected=f"number {', '.join(map(str, missing))}",
+            got=f"{len(own)} certificate(s)",
+            fix="Somebody deleted them: restore them from a copy, and do not use this folder before.",
+        )
 
 
-def _standing(round: Path, known: Known) -> Mapping[str, str]:
+def _standing(fl_round: Path, known: Known) -> Mapping[str, str]:
     """What the round's own release names, if there is one that is valid."""
     from osfl.wire.gate import verify_release
 
     assert known.policy is not None
     try:
         return verify_release(
-            round / "release.safetensors", known.server, known.plan, withdrawn=known.policy.withdrawn
+            fl_round / "release.safetensors", known.server, known.plan, withdrawn=known.policy.withdrawn
         ).made_from
     except Rejected:  # it is judged as a file, if somebody asks for it
         return {}
@@ -171,16 +198,21 @@ def _policy(plan: Path, keys: Path | None) -> AcceptancePolicy:
     return AcceptancePolicy(agreed.digest, gather(keys, []), contracts, len(agreed.task.classes), agreed.limits)
 
 
-def _files_of(round: Path) -> list[Path]:
-    found = [*(round / "inbox").glob("*.safetensors"), *(round / "personal").glob("*.safetensors")]
-    release = round / "release.safetensors"
+def _files_of(fl_round: Path) -> list[Path]:
+    found = [*(fl_round / "inbox").glob("*.safetensors"), *(fl_round / "personal").glob("*.safetensors")]
+    release = fl_round / "release.safetensors"
     return sorted(found) + ([release] if release.exists() else [])
 
 
 def _facts(verdict: Verdict) -> dict[str, object]:
-    return {"path": str(verdict.path), "good": verdict.good, "kind": verdict.kind, "client": verdict.client,
-            "digest": verdict.digest or None,
-            "checks": [{"question": c.question, "answer": c.answer, "why": c.why} for c in verdict.checks]}  # fmt: skip
+    return {
+        "path": str(verdict.path),
+        "good": verdict.good,
+        "kind": verdict.kind,
+        "client": verdict.client,
+        "digest": verdict.digest or None,
+        "checks": [{"question": c.question, "answer": c.answer, "why": c.why} for c in verdict.checks],
+    }
 
 
 def _show(verdicts: Sequence[Verdict], good: bool) -> None:
@@ -190,8 +222,10 @@ def _show(verdicts: Sequence[Verdict], good: bool) -> None:
         who = f"{verdict.kind} {verdict.client}".strip() or "a file"
         echo(f"[bold]{escape(str(verdict.path))}[/]: {who}{f', {verdict.digest}' if verdict.digest else ''}")
         for check in verdict.checks:
-            echo(f"  [{STYLES[check.answer]}]{check.answer}[/]  {escape(check.question)}"
-                + (f": {escape(check.why)}" if check.why else ""))  # fmt: skip
+            echo(
+                f"  [{STYLES[check.answer]}]{check.answer}[/]  {escape(check.question)}"
+                + (f": {escape(check.why)}" if check.why else "")
+            )
     open_questions = sum(check.answer == "not checked" for verdict in verdicts for check in verdict.checks)
     rest = f" Not checked: {open_questions}." if open_questions else ""
     asked = all(check.answer == "yes" for verdict in verdicts for check in verdict.checks if check.question == VALID)

@@ -33,8 +33,11 @@ def resolve_settings(method: type[Method], preset: str, changes: Mapping[str, An
     Settings with a method `resolved` choose there what follows from other settings, so that the plan names it.
     """
     if preset not in method.PRESETS:
-        raise UsageError(f"there is no preset {preset!r}.{nearest(preset, list(method.PRESETS))}", field="preset",
-                         fix=f"Presets: {', '.join(method.PRESETS)}.")  # fmt: skip
+        raise UsageError(
+            f"there is no preset {preset!r}.{nearest(preset, list(method.PRESETS))}",
+            field="preset",
+            fix=f"Presets: {', '.join(method.PRESETS)}.",
+        )
     kinds = typing.get_type_hints(method.Settings)
     known = {f.name: kinds[f.name] for f in dataclasses.fields(method.Settings)}
     problems: list[str] = []
@@ -126,8 +129,9 @@ def read_plan(path: Path) -> Plan:
     except FileNotFoundError:
         raise UsageError(f"there is no plan at {path}", fix="Write one with `osfl new --method fedavg`.") from None
     except OSError as error:  # a folder, or not ours to read
-        raise UsageError(f"the plan {path} cannot be read: {error.strerror}", field="plan",
-                         fix="Name the file itself, such as plan.toml.") from None  # fmt: skip
+        raise UsageError(
+            f"the plan {path} cannot be read: {error.strerror}", field="plan", fix="Name the file itself, such as plan.toml."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     return plan_from(table, str(path))
@@ -149,10 +153,17 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
         raise UsageError([f"{where}: {problem}" for problem in problems], field="plan", fix=fixes[0])
     task = table["task"]
     channels, height, width = task["image"]
-    plan = Plan(Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width)), table["method"],
-                settings, tuple(sorted(table["clients"])), Limits(**table.get("limits", {})), table.get("seed", 0),
-                dict(table.get("data", {})), **table.get("round", {}),
-                topology=topology_from(table["topology"]) if "topology" in table else None)  # fmt: skip
+    plan = Plan(
+        Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width)),
+        table["method"],
+        settings,
+        tuple(sorted(table["clients"])),
+        Limits(**table.get("limits", {})),
+        table.get("seed", 0),
+        dict(table.get("data", {})),
+        **table.get("round", {}),
+        topology=topology_from(table["topology"]) if "topology" in table else None,
+    )
     check_plan(plan)
     return plan
 
@@ -188,8 +199,9 @@ def _texts(value: Any) -> bool:
 _TABLE = _Kind("a table of keys and values", lambda value: isinstance(value, Mapping))
 _TEXT = _Kind("text", lambda value: isinstance(value, str))
 _POSITIVE = _Kind("a positive whole number", _positive)
-_SHARE = _Kind("a share above 0, at most 1", lambda value: (_whole(value) and value == 1) or (
-    isinstance(value, float) and 0 < value <= 1))  # fmt: skip
+_SHARE = _Kind(
+    "a share above 0, at most 1", lambda value: (_whole(value) and value == 1) or (isinstance(value, float) and 0 < value <= 1)
+)
 _KEYS = {
     "version": _Kind(f"{VERSION}; other versions are not supported", lambda value: _whole(value) and value == VERSION),
     "task": _TABLE,
@@ -206,8 +218,10 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
     "task": {
         "name": _TEXT,
         "classes": _Kind('a list of names such as ["cat", "dog"]', _texts),
-        "image": _Kind("three positive whole numbers, [channels, height, width]",
-                       lambda value: isinstance(value, list) and len(value) == 3 and all(map(_positive, value))),
+        "image": _Kind(
+            "three positive whole numbers, [channels, height, width]",
+            lambda value: isinstance(value, list) and len(value) == 3 and all(map(_positive, value)),
+        ),
     },
     "limits": {**{field.name: _POSITIVE for field in dataclasses.fields(Limits)}, "share": _SHARE},
     "data": {
@@ -229,10 +243,12 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "encounters": _POSITIVE,
         "encounter": _POSITIVE,
         "after": _Kind('the digest of a plan, or ""', lambda value: value == "" or is_digest(value)),
-        "contacts": _Kind("a list of tables with a, b, start, seconds, bytes_per_second and, if need be, encounter",
-                          lambda value: isinstance(value, list) and all(map(is_contact, value))),
+        "contacts": _Kind(
+            "a list of tables with a, b, start, seconds, bytes_per_second and, if need be, encounter",
+            lambda value: isinstance(value, list) and all(map(is_contact, value)),
+        ),
     },
-}  # fmt: skip
+}
 _NEEDED = ("task", "method", "clients", "task.classes", "task.image")
 
 
@@ -262,8 +278,11 @@ def _architecture_problems(plan: Plan) -> list[str]:
     """In `north:cnn,*:resnet18` a client that is none would silently get what all others get."""
     pairs = [part for part in str(getattr(plan.settings, "architecture", "")).split(",") if ":" in part]
     named = [part.rpartition(":")[0].strip() for part in pairs]
-    return [f"setting 'architecture': {name!r} is no client of this plan; clients: {', '.join(plan.clients)}"
-            for name in named if name and name != "*" and name not in plan.clients]  # fmt: skip
+    return [
+        f"setting 'architecture': {name!r} is no client of this plan; clients: {', '.join(plan.clients)}"
+        for name in named
+        if name and name != "*" and name not in plan.clients
+    ]
 
 
 def check_plan(plan: Plan) -> None:
@@ -290,8 +309,10 @@ def check_plan(plan: Plan) -> None:
         problems += wrong
         if not method.provides("relay"):
             fix = "Leave the topology out, or choose a method that passes things on."
-            problems.append(f"topology: in {plan.method} everybody is heard, by a server or by all others; who meets whom "
-                            "matters only to methods that pass things on, such as fol")  # fmt: skip
+            problems.append(
+                f"topology: in {plan.method} everybody is heard, by a server or by all others; who meets whom "
+                "matters only to methods that pass things on, such as fol"
+            )
     try:
         problems += method.problems(len(plan.clients))
     except UsageError as error:  # a method that works with what it should have refused
@@ -306,8 +327,11 @@ def comments_of(settings: type[Any]) -> dict[str, str]:
     for owner in reversed(settings.__mro__[:-1]):
         for name, comment in re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", inspect.getsource(owner), flags=re.M):
             found[name] = comment
-    choices = {name: typing.get_args(kind) for name, kind in typing.get_type_hints(settings).items()
-               if typing.get_origin(kind) is typing.Literal}  # fmt: skip
+    choices = {
+        name: typing.get_args(kind)
+        for name, kind in typing.get_type_hints(settings).items()
+        if typing.get_origin(kind) is typing.Literal
+    }
     return found | {name: f"{' | '.join(map(str, options))}: {found.get(name, '')}" for name, options in choices.items()}
 
 
@@ -331,16 +355,19 @@ def write_plan(plan: Plan) -> str:
         f"image = {_toml(data['task']['image'])}   # channels, height, width",
         "",
         "[settings]",
-        *(f"{key} = {_toml(value)}{_comment(explained.get(key))}" for key, value in data["settings"].items()
-          if value is not None),
+        *(
+            f"{key} = {_toml(value)}{_comment(explained.get(key))}"
+            for key, value in data["settings"].items()
+            if value is not None
+        ),
         "",
         "[limits]                         # what is accepted at most, and how far claimed counts are relied on",
         *(f"{key} = {_toml(value)}{_comment(_LIMITS[key])}" for key, value in dataclasses.asdict(plan.limits).items()),
         "",
         "[round]                          # when the server phase may begin",
         f"quorum = {plan.quorum}                       # so many uploads are needed; 0: one of each client",
-        f"deadline = {_toml(plan.deadline)}                    # wait for the others until then, \"2026-12-24T18:00:00Z\"",
-    ]  # fmt: skip
+        f'deadline = {_toml(plan.deadline)}                    # wait for the others until then, "2026-12-24T18:00:00Z"',
+    ]
     lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:
         lines += ["", "[data]                           # simulation only: where the shards come from"]

@@ -67,8 +67,9 @@ def _method_in(module: ModuleType) -> type[Method]:
 def _checked(found: Any, where: str) -> type[Method]:
     """A class that lacks a part of a method is refused by name, before a round starts."""
     if not inspect.isclass(found) or not issubclass(found, Method):
-        raise UsageError(f"{where} is not a method: it is no subclass of osfl.core.method.Method",
-                         fix="See docs/architecture.md.")  # fmt: skip
+        raise UsageError(
+            f"{where} is not a method: it is no subclass of osfl.core.method.Method", fix="See docs/architecture.md."
+        )
     parts = ("simulate", "build") if found.provides("simulate") else ("contract", "client_phase", "server_phase", "build")
     missing = [part for part in parts if not found.provides(part)]
     missing += [] if hasattr(found, "Settings") else ["Settings"]
@@ -86,8 +87,11 @@ def one_shot(plan: Plan) -> Method:
     """The plan's method, ready to work; refused if it exists in simulation only."""
     method = load(plan.method)(plan.task, plan.settings)
     if is_reference(method):
-        raise UsageError(f"{plan.method} pools images or speaks many times: it exists in simulation only", field="method",
-                         fix="Choose a one-shot method; see `osfl ls methods`.")  # fmt: skip
+        raise UsageError(
+            f"{plan.method} pools images or speaks many times: it exists in simulation only",
+            field="method",
+            fix="Choose a one-shot method; see `osfl ls methods`.",
+        )
     return method
 
 

@@ -277,7 +277,10 @@ def read_result(path: Path) -> Result:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         got = value.get("schema") if isinstance(value, dict) else type(value).__name__
         raise RoundError(
-            f"{path} has another results schema", field="schema", expected=SCHEMA, got=got,
+            f"{path} has another results schema",
+            field="schema",
+            expected=SCHEMA,
+            got=got,
             fix="Repeat the run with this version of osfl.",
-        )  # fmt: skip
+        )
     return value  # type: ignore[return-value]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 WIDTH = MappingProxyType(  # bytes an element, by safetensors' name
-    {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U32": 4, "U16": 2, "U8": 1}
-    | {"BOOL": 1}
+    {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U32": 4, "U16": 2, "U8": 1} | {"BOOL": 1}
 )
 
 

@@ -35,8 +35,11 @@ def parse_topology(text: str, encounters: int = 1) -> Topology:
     if kind == "contacts":
         raise UsageError("a contact schedule is read from a file", field="topology", fix="Say --contacts contacts.csv instead.")
     if kind not in ("mesh", "ring") or colon:
-        raise UsageError(f"--topology {text!r}: expected {WORDS}", field="topology",
-                         fix="For example --topology random:5, or --contacts contacts.csv for a schedule.")  # fmt: skip
+        raise UsageError(
+            f"--topology {text!r}: expected {WORDS}",
+            field="topology",
+            fix="For example --topology random:5, or --contacts contacts.csv for a schedule.",
+        )
     return Topology(kind, encounters=encounters)  # type: ignore[arg-type]
 
 
@@ -58,8 +61,14 @@ def topology_summary(topology: Topology) -> dict[str, Any]:
 
 def is_contact(value: Any) -> bool:
     """Whether a plan's table has the form of a contact; what it says is checked later."""
-    kinds: dict[str, Any] = {"a": str, "b": str, "start": str, "seconds": (int, float), "bytes_per_second": (int, float),
-                             "encounter": int}  # fmt: skip
+    kinds: dict[str, Any] = {
+        "a": str,
+        "b": str,
+        "start": str,
+        "seconds": (int, float),
+        "bytes_per_second": (int, float),
+        "encounter": int,
+    }
     if not isinstance(value, Mapping) or not {*COLUMNS} <= value.keys() <= kinds.keys():
         return False
     return all(isinstance(item, kinds[key]) and not isinstance(item, bool) for key, item in value.items())
@@ -96,11 +105,15 @@ def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
             _check_header([str(name).strip() for name in rows.fieldnames or ()], path)
             return [(rows.line_num, {str(key).strip(): value for key, value in row.items()}) for row in rows]
     except FileNotFoundError:
-        raise UsageError(f"there is no contact schedule at {path}", field="contacts",
-                         fix=f"Write one line a window: {','.join(COLUMNS)}.") from None  # fmt: skip
+        raise UsageError(
+            f"there is no contact schedule at {path}", field="contacts", fix=f"Write one line a window: {','.join(COLUMNS)}."
+        ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read as a CSV file: {error}", field="contacts",
-                         fix="Save it as plain text in UTF-8, with commas.") from None  # fmt: skip
+        raise UsageError(
+            f"{path} cannot be read as a CSV file: {error}",
+            field="contacts",
+            fix="Save it as plain text in UTF-8, with commas.",
+        ) from None
 
 
 def _check_header(header: Sequence[str], path: Path) -> None:
@@ -108,11 +121,13 @@ def _check_header(header: Sequence[str], path: Path) -> None:
     unknown = [name for name in header if name not in (*COLUMNS, "encounter")]
     twice = [name for name in (*COLUMNS, "encounter") if header.count(name) > 1]
     if missing or unknown or twice:
-        raise UsageError([f"{path} line 1: there is no column {name!r}" for name in missing]
-                         + [f"{path} line 1: unknown column {name!r}" for name in unknown]
-                         + [f"{path} line 1: column {name!r} is there {header.count(name)} times" for name in twice],
-                         field="contacts",
-                         fix=f"The first line names the columns: {','.join(COLUMNS)}.")  # fmt: skip
+        raise UsageError(
+            [f"{path} line 1: there is no column {name!r}" for name in missing]
+            + [f"{path} line 1: unknown column {name!r}" for name in unknown]
+            + [f"{path} line 1: column {name!r} is there {header.count(name)} times" for name in twice],
+            field="contacts",
+            fix=f"The first line names the columns: {','.join(COLUMNS)}.",
+        )
 
 
 def _contact(row: Mapping[str, Any]) -> Contact:
@@ -122,8 +137,14 @@ def _contact(row: Mapping[str, Any]) -> Contact:
         raise ValueError("it has more values than there are columns")
     if empty := [name for name in COLUMNS if not texts[name]]:
         raise ValueError(f"{', '.join(empty)} is empty")
-    contact = Contact(texts["a"], texts["b"], texts["start"], _number(texts, "seconds"), _number(texts, "bytes_per_second"),
-                      int(_number({"encounter": texts["encounter"] or "1"}, "encounter")))  # fmt: skip
+    contact = Contact(
+        texts["a"],
+        texts["b"],
+        texts["start"],
+        _number(texts, "seconds"),
+        _number(texts, "bytes_per_second"),
+        int(_number({"encounter": texts["encounter"] or "1"}, "encounter")),
+    )
     if problems := _contact_problems(contact):
         raise ValueError("; ".join(problems))
     return contact
@@ -180,16 +201,22 @@ def topology_problems(topology: Topology, clients: Sequence[ClientId]) -> list[s
         problems.append(f"topology.contacts: a schedule belongs to kind 'contacts', and the kind is {topology.kind!r}")
     for number, contact in enumerate(topology.contacts, 1):
         found = _contact_problems(contact)
-        found += [f"{name!r} is no client of this plan.{nearest(name, list(clients))}" for name in (contact.a, contact.b)
-                  if name not in clients]  # fmt: skip
+        found += [
+            f"{name!r} is no client of this plan.{nearest(name, list(clients))}"
+            for name in (contact.a, contact.b)
+            if name not in clients
+        ]
         if contact.encounter > topology.encounters:
             found.append(f"encounter: expected at most {topology.encounters}, got {contact.encounter}")
         problems += [f"topology.contacts, number {number} ({contact.a} and {contact.b}): {problem}" for problem in found]
     problems = problems or _at_once(topology)
     met = {contact.encounter for contact in topology.contacts}
     if met and not problems:
-        problems += [f"topology.contacts: no window belongs to encounter {number}"
-                     for number in range(1, topology.encounters + 1) if number not in met][:3]  # fmt: skip
+        problems += [
+            f"topology.contacts: no window belongs to encounter {number}"
+            for number in range(1, topology.encounters + 1)
+            if number not in met
+        ][:3]
     return problems or _out_of_order(topology)
 
 
@@ -201,8 +228,10 @@ def _at_once(topology: Topology) -> list[str]:
         pair = frozenset((contact.a, contact.b))
         before = latest.get(pair)
         if before is not None and opens(contact) < closes(before[1]):
-            problems.append(f"topology.contacts, numbers {before[0]} and {number} ({contact.a} and {contact.b}): the window at "
-                            f"{before[1].start} is still open at {contact.start}")  # fmt: skip
+            problems.append(
+                f"topology.contacts, numbers {before[0]} and {number} ({contact.a} and {contact.b}): the window at "
+                f"{before[1].start} is still open at {contact.start}"
+            )
         if before is None or closes(contact) > closes(before[1]):
             latest[pair] = number, contact
     return problems
@@ -218,8 +247,11 @@ def _out_of_order(topology: Topology) -> list[str]:
             for client in (contact.a, contact.b):
                 before = latest.get(client)
                 if before is not None and opens(contact) < closes(before):
-                    problems.setdefault(client, f"topology.contacts: {client!r} begins encounter {number} at {contact.start}, "
-                                        f"before its window of encounter {before.encounter} at {before.start} has closed")
+                    problems.setdefault(
+                        client,
+                        f"topology.contacts: {client!r} begins encounter {number} at {contact.start}, "
+                        f"before its window of encounter {before.encounter} at {before.start} has closed",
+                    )
         for contact in own:
             for client in (contact.a, contact.b):
                 if client not in latest or closes(contact) > closes(latest[client]):
@@ -240,16 +272,22 @@ def next_encounter(plan: Plan) -> Plan:
     topology = plan.topology
     if topology is None or is_last(plan):
         count = topology.encounters if topology else 1
-        raise UsageError(f"this plan's clients meet {count} time(s), and this is encounter {count}", field="after",
-                         fix="A plan says how often clients meet: write it with `osfl new --encounters E`.")  # fmt: skip
+        raise UsageError(
+            f"this plan's clients meet {count} time(s), and this is encounter {count}",
+            field="after",
+            fix="A plan says how often clients meet: write it with `osfl new --encounters E`.",
+        )
     return replace(plan, topology=replace(topology, encounter=topology.encounter + 1, after=plan.digest))
 
 
 def all_encounters(plan: Plan) -> list[Plan]:
     """The plans of all encounters from the first one on; one plan where clients meet once."""
     if plan.topology is not None and plan.topology.encounter > 1:
-        raise UsageError(f"this is the plan of encounter {plan.topology.encounter}", field="plan",
-                         fix="A simulation walks through all encounters: give it the plan of the first one.")  # fmt: skip
+        raise UsageError(
+            f"this is the plan of encounter {plan.topology.encounter}",
+            field="plan",
+            fix="A simulation walks through all encounters: give it the plan of the first one.",
+        )
     plans = [plan]
     for _ in range(1, plan.topology.encounters if plan.topology else 1):
         plans.append(next_encounter(plans[-1]))

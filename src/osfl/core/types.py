@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
     Tensors: TypeAlias = Mapping[str, torch.Tensor]  # named: "model/head.weight"; never positional lists
 
 ClientId: TypeAlias = str

@@ -34,8 +34,14 @@ class Board:
             return {"trouble": str(error), "phase": phase}
         released = known["released"]
         can_start = may_serve and known["ready"] and not released and phase["state"] != "running"
-        return {**known, "trouble": "", "phase": phase, "may_serve": may_serve, "can_start": can_start,
-                "headline": _headline(known, phase)}  # fmt: skip
+        return {
+            **known,
+            "trouble": "",
+            "phase": phase,
+            "may_serve": may_serve,
+            "can_start": can_start,
+            "headline": _headline(known, phase),
+        }
 
     def _known(self) -> dict[str, Json]:
         """From the folder. A release is verified whole, which for a large one is too much to do every second."""
@@ -46,36 +52,51 @@ class Board:
             return self._kept[1]
 
 
-def _stamp(round: Path) -> list[Any]:
+def _stamp(fl_round: Path) -> list[Any]:
     """Changes whenever the state does; the minute is there for the deadline."""
     names = ("rejected.jsonl", "release.safetensors", "forgetting.json", "forgotten", "plan.json", "enrolled.json")
-    paths = [*(round / name for name in names), *sorted((round / "inbox").glob("*.safetensors"))]
+    paths = [*(fl_round / name for name in names), *sorted((fl_round / "inbox").glob("*.safetensors"))]
     stats = [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists()]
     return [*stats, int(time.time() // 60)]
 
 
-def _facts(round: Path, found: Status) -> dict[str, Json]:
-    plan, now = read_json(round / "plan.json"), datetime.now(UTC)
+def _facts(fl_round: Path, found: Status) -> dict[str, Json]:
+    plan, now = read_json(fl_round / "plan.json"), datetime.now(UTC)
     deadline = found.deadline
     return {
-        "round": found.plan, "method": found.method, "task": plan["task"]["name"], "clients": _clients(round, found),
-        "delivered": len(found.delivered), "expected": len(found.delivered) + len(found.missing), "quorum": found.quorum,
+        "round": found.plan,
+        "method": found.method,
+        "task": plan["task"]["name"],
+        "clients": _clients(fl_round, found),
+        "delivered": len(found.delivered),
+        "expected": len(found.delivered) + len(found.missing),
+        "quorum": found.quorum,
         "missing": list(found.missing),
         "deadline": "" if deadline is None else f"{deadline.astimezone(UTC):%d %b %Y %H:%M} UTC",
-        "overdue": deadline is not None and deadline <= now, "ready": found.ready, "waits_for": found.waits_for,
-        "released": found.released, "refusals": len(found.refused),
+        "overdue": deadline is not None and deadline <= now,
+        "ready": found.ready,
+        "waits_for": found.waits_for,
+        "released": found.released,
+        "refusals": len(found.refused),
         "refused": [_refusal(entry) for entry in reversed(list(found.refused)[-MOST_REFUSALS:])],
-        "downloads": _downloads(round, found), "most_bytes": read_policy(round).limits.upload_bytes,
-    }  # fmt: skip
+        "downloads": _downloads(fl_round, found),
+        "most_bytes": read_policy(fl_round).limits.upload_bytes,
+    }
 
 
-def _clients(round: Path, found: Status) -> list[dict[str, Json]]:
+def _clients(fl_round: Path, found: Status) -> list[dict[str, Json]]:
     rows: list[dict[str, Json]] = []
     for client in sorted([*found.delivered, *found.missing, *found.forgotten]):
         if client in found.delivered:
-            path = round / "inbox" / f"{client}.safetensors"
-            rows.append({"client": client, "state": "late" if client in found.late else "delivered",
-                         "bytes": found.delivered[client], "when": _when(path.stat().st_mtime)})  # fmt: skip
+            path = fl_round / "inbox" / f"{client}.safetensors"
+            rows.append(
+                {
+                    "client": client,
+                    "state": "late" if client in found.late else "delivered",
+                    "bytes": found.delivered[client],
+                    "when": _when(path.stat().st_mtime),
+                }
+            )
         else:
             state = "missing" if client in found.missing else "forgotten"
             rows.append({"client": client, "state": state, "bytes": 0, "when": ""})
@@ -94,12 +115,14 @@ def _shorter(text: str) -> str:
     return re.sub(r"\b([0-9a-f]{16})[0-9a-f]{48,}\b", r"\1…", text)[:500]
 
 
-def _downloads(round: Path, found: Status) -> list[dict[str, Json]]:
+def _downloads(fl_round: Path, found: Status) -> list[dict[str, Json]]:
     if not found.released:
         return []
-    names = {"release.safetensors": "for every site", **{f"personal/{client}.safetensors": f"for {client} alone"
-             for client in sorted(found.personal)}}  # fmt: skip
-    return [{"name": name, "what": what, "bytes": (round / name).stat().st_size} for name, what in names.items()]
+    names = {
+        "release.safetensors": "for every site",
+        **{f"personal/{client}.safetensors": f"for {client} alone" for client in sorted(found.personal)},
+    }
+    return [{"name": name, "what": what, "bytes": (fl_round / name).stat().st_size} for name, what in names.items()]
 
 
 def _when(moment: float) -> str:

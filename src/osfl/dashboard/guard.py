@@ -110,6 +110,9 @@ def token_for(host: str, token: str | None) -> str:
     if token is None:
         return "" if is_loopback(host) else secrets.token_urlsafe(32)
     if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
-        raise UsageError(f"the token is too easy to guess: it needs {LEAST_TOKEN} or more plain characters", field="token",
-                         fix="Leave --token out, and a good one is made and printed.")  # fmt: skip
+        raise UsageError(
+            f"the token is too easy to guess: it needs {LEAST_TOKEN} or more plain characters",
+            field="token",
+            fix="Leave --token out, and a good one is made and printed.",
+        )
     return token

@@ -1,12 +1,12 @@
 """The dashboard's answers: a handful of fixed addresses, each checked by the guard, none of which is a path on the disk.
 
-    GET  /                              the page           GET  /board   its changing part
-    GET  /state                         the same as JSON   GET  /dashboard.css, /dashboard.js, /door.js
-    GET  /inside/<client>, /release     what a bundle says (the inspect page)
-    GET  /download/...                  the release and its personal parts
-    POST /bundles                       one bundle, streamed, through the gate
-    POST /phase                         start or continue the server phase
-    POST /door                          the token, once; the browser then keeps a session
+GET  /                              the page           GET  /board   its changing part
+GET  /state                         the same as JSON   GET  /dashboard.css, /dashboard.js, /door.js
+GET  /inside/<client>, /release     what a bundle says (the inspect page)
+GET  /download/...                  the release and its personal parts
+POST /bundles                       one bundle, streamed, through the gate
+POST /phase                         start or continue the server phase
+POST /door                          the token, once; the browser then keeps a session
 """
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ _CLIENT = r"([a-z0-9][a-z0-9._-]{0,63})"
 OURS = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'"
 STILL = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a page of the reports: it runs nothing
 HEADERS = {
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin", "X-Frame-Options": "DENY",
-}  # fmt: skip
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
 NOTHING_FRAMED = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -133,8 +137,12 @@ class Handler(BaseHTTPRequestHandler):
             return
         with (self.dashboard.round / name).open("rb") as file:
             left = os.fstat(file.fileno()).st_size
-            self._head(200, "application/octet-stream", left,
-                       {"Content-Disposition": f'attachment; filename="{name.rpartition("/")[2]}"'})  # fmt: skip
+            self._head(
+                200,
+                "application/octet-stream",
+                left,
+                {"Content-Disposition": f'attachment; filename="{name.rpartition("/")[2]}"'},
+            )
             while left and (piece := file.read(min(1 << 20, left))):
                 self.wfile.write(piece)
                 left -= len(piece)
@@ -244,7 +252,7 @@ class Handler(BaseHTTPRequestHandler):
     def version_string(self) -> str:
         return "osfl"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, output_format: str, *args: Any) -> None:
         """Nothing is logged: addresses may hold what is nobody else's business."""
 
 

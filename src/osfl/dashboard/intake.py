@@ -27,10 +27,10 @@ class CutOff(OsflError):
     title = "Not received"
 
 
-def take_in(round: Path, folder: Path, stream: BinaryIO, length: int, key: Path | None = None) -> Receipt:
+def take_in(fl_round: Path, folder: Path, stream: BinaryIO, length: int, key: Path | None = None) -> Receipt:
     """Receive `length` bytes of `stream`; `folder` is where they lie until the gate has seen them, `key` opens seals."""
     with _kept(folder, stream, length) as path, _ONE:
-        return receive(round, path, SigningKey.load(key) if key and is_sealed(path) else None)
+        return receive(fl_round, path, SigningKey.load(key) if key and is_sealed(path) else None)
 
 
 @contextlib.contextmanager
@@ -52,8 +52,13 @@ def _copy(stream: BinaryIO, file: BinaryIO, length: int) -> None:
         except OSError:  # the connection broke, or nothing came for too long
             piece = b""
         if not piece:
-            raise CutOff("the transfer was cut off", field="size", expected=f"{length} bytes", got=f"{length - left} bytes",
-                         fix="Drop the file once more.")  # fmt: skip
+            raise CutOff(
+                "the transfer was cut off",
+                field="size",
+                expected=f"{length} bytes",
+                got=f"{length - left} bytes",
+                fix="Drop the file once more.",
+            )
         left -= len(piece)
         file.write(piece)
 

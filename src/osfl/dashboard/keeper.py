@@ -34,8 +34,11 @@ class Keeper:
     def start_phase(self) -> None:
         found = self.state()
         if found["trouble"] or not (found["ready"] or found["released"]):
-            raise RoundError(f"the server phase cannot begin: {found.get('waits_for') or found['trouble']}", field="round",
-                             fix="Receive what is missing first.")  # fmt: skip
+            raise RoundError(
+                f"the server phase cannot begin: {found.get('waits_for') or found['trouble']}",
+                field="round",
+                fix="Receive what is missing first.",
+            )
         self.phase.start()
 
     def resume(self) -> None:

@@ -1,8 +1,8 @@
 """The server phase as a process of its own: it outlives pages, and what it finished outlives itself (scratch/).
 
-    .dashboard/phase.json   how far it is, written by the process
-    .dashboard/phase.lock   held while the process lives: the kernel lets go of it, whatever kills it
-    .dashboard/phase.log    what it printed
+.dashboard/phase.json   how far it is, written by the process
+.dashboard/phase.lock   held while the process lives: the kernel lets go of it, whatever kills it
+.dashboard/phase.log    what it printed
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ class Phase:
     def start(self) -> None:
         """Start it, or go on where it was killed; nothing happens if it runs."""
         if self.key is None:
-            raise RoundError("this dashboard was started without the server's key", field="key",
-                             fix="Start it again with --key server.key, or run `osfl server`.")  # fmt: skip
+            raise RoundError(
+                "this dashboard was started without the server's key",
+                field="key",
+                fix="Start it again with --key server.key, or run `osfl server`.",
+            )
         with self._guard:
             if self.alive():
                 return
@@ -135,13 +138,13 @@ def _left(seconds: float, done: int, waiting: int) -> float | None:
     return seconds / done * waiting if done > 0 else None
 
 
-def run(round: Path, key: Path, workers: str = "", threads: str = "1", device: str = "cpu") -> int:
+def run(fl_round: Path, key: Path, workers: str = "", threads: str = "1", device: str = "cpu") -> int:
     """The process: serve, and leave word of how it ended."""
     from osfl.roles.coordinator import run_server_phase
     from osfl.runtime.machine import Machine
     from osfl.wire.signing import SigningKey
 
-    folder = round / ".dashboard"
+    folder = fl_round / ".dashboard"
     with try_lock(folder / "phase.lock") as free:
         if not free:
             return 1
@@ -149,15 +152,24 @@ def run(round: Path, key: Path, workers: str = "", threads: str = "1", device: s
         ended: dict[str, Json] = {"begun": progress_file.begun, "steps": []}
         try:
             machine = Machine(workers=int(workers) if workers else None, threads=int(threads), device=device)
-            digest = run_server_phase(round, SigningKey.load(key), machine=machine, progress=progress_file)
+            digest = run_server_phase(fl_round, SigningKey.load(key), machine=machine, progress=progress_file)
         except OsflError as error:
             _write(folder, {**ended, "state": "failed", "error": error.as_json()})
             return 1
         except Exception as error:
             traceback.print_exc()
             reason = f"the server phase broke: {type(error).__name__}"
-            _write(folder, {**ended, "state": "failed", "error": {"reason": reason, "fix": "This is a mistake of ours; please "
-                            "report what .dashboard/phase.log says."}})  # fmt: skip
+            _write(
+                folder,
+                {
+                    **ended,
+                    "state": "failed",
+                    "error": {
+                        "reason": reason,
+                        "fix": "This is a mistake of ours; please report what .dashboard/phase.log says.",
+                    },
+                },
+            )
             return 1
         _write(folder, {**ended, "state": "finished", "release": digest, "seconds": time.time() - progress_file.begun})
         return 0

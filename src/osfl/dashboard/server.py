@@ -58,24 +58,32 @@ class Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def opened(
-    round: Path, *, host: str = "127.0.0.1", port: int = 0, token: str = "", key: Path | None = None,
+    fl_round: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str = "",
+    key: Path | None = None,
     machine: Sequence[str] = (),
-) -> Iterator[Server]:  # fmt: skip
+) -> Iterator[Server]:
     """A dashboard that is ready to serve (`serve_forever`), one for each round. Its phase stops with it; the next continues
     it."""
-    most = sealed_size(read_policy(round).limits.upload_bytes)  # also says at once if this is no round
-    folder = round / ".dashboard"
+    most = sealed_size(read_policy(fl_round).limits.upload_bytes)  # also says at once if this is no round
+    folder = fl_round / ".dashboard"
     folder.mkdir(mode=0o700, exist_ok=True)
     with try_lock(folder / "dashboard.lock") as free:
         if not free:
-            raise RoundError(f"another dashboard is open for {round}", field="round", fix="Use that one, or stop it first.")
+            raise RoundError(f"another dashboard is open for {fl_round}", field="round", fix="Use that one, or stop it first.")
         sweep(folder)
-        phase = Phase(round, folder, key, machine)
+        phase = Phase(fl_round, folder, key, machine)
         try:
-            server = Server(host, port, lambda bound: Keeper(round, phase, Board(round), Guard(host, bound, token), most))
+            server = Server(host, port, lambda bound: Keeper(fl_round, phase, Board(fl_round), Guard(host, bound, token), most))
         except OSError as error:
-            raise RoundError(f"the dashboard cannot listen on {host}, port {port}: {error.strerror or error}", field="port",
-                             fix="Leave --port out for a free one; --host must be this machine.") from None  # fmt: skip
+            raise RoundError(
+                f"the dashboard cannot listen on {host}, port {port}: {error.strerror or error}",
+                field="port",
+                fix="Leave --port out for a free one; --host must be this machine.",
+            ) from None
         with server:
             server.keeper.resume()
             try:

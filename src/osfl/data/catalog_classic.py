@@ -34,7 +34,16 @@ FASHION = Sheet(
     source="Xiao, Rasul, Vollgraf: Fashion-MNIST, 2017 (Zalando Research)",
     license="MIT",
     classes=(
-        "t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+        "t-shirt/top",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
     ),
     counts={"train": 60000, "test": 10000},
     native=(1, 28, 28),
@@ -49,7 +58,7 @@ FASHION = Sheet(
     ),
     folders=("fashion-mnist", "FashionMNIST/raw"),
     notes="On Debian and Ubuntu: apt install dataset-fashion-mnist (same images, packed again, so other hashes).",
-)  # fmt: skip
+)
 
 CIFAR_10 = Sheet(
     name="cifar10",

@@ -5,9 +5,15 @@ from __future__ import annotations
 from osfl.data.catalog import File, Sheet
 
 BLOOD = (
-    "basophil", "eosinophil", "erythroblast", "immature granulocyte", "lymphocyte", "monocyte", "neutrophil",
+    "basophil",
+    "eosinophil",
+    "erythroblast",
+    "immature granulocyte",
+    "lymphocyte",
+    "monocyte",
+    "neutrophil",
     "platelet",
-)  # fmt: skip
+)
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PATIENTS = "Images of real patients, published without names. Not for clinical use; do not try to identify anyone."
 

@@ -18,15 +18,35 @@ OBLONG = 1.05  # sides that differ more than this are worth telling
 # Formats that are plain pixels. Others (EPS, PDF) are programs that Pillow would have another program run.
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "PPM")
 SUFFIXES = {
-    ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
-    ".webp": "WEBP", ".ppm": "PPM", ".pgm": "PPM",
-}  # fmt: skip
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+    ".gif": "GIF",
+    ".webp": "WEBP",
+    ".ppm": "PPM",
+    ".pgm": "PPM",
+}
 
 # What Pillow's readers raise for damaged files; a decoder that meets garbage can fail in any of these ways.
 BROKEN = (
-    OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, EOFError, OverflowError, MemoryError,
-    NotImplementedError, RuntimeError, struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 
 @dataclass(frozen=True)

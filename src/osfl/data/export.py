@@ -16,14 +16,20 @@ def write_images(folder: Path, dataset: Dataset, classes: Sequence[str]) -> None
     from PIL import Image
 
     if bad := [name for name in classes if Path(name).name != name]:
-        raise DataError(f"the class {bad[0]!r} cannot be the name of a folder", field="classes",
-                        fix="Choose a dataset whose classes can, or export .npz files yourself.")  # fmt: skip
+        raise DataError(
+            f"the class {bad[0]!r} cannot be the name of a folder",
+            field="classes",
+            fix="Choose a dataset whose classes can, or export .npz files yourself.",
+        )
     images, labels = dataset.images.numpy(), dataset.labels.numpy()
     wanted = {folder / classes[label] / f"{number:05}.png": images[number] for number, label in enumerate(labels)}
     strange = sorted({path for path in folder.rglob("*") if not path.is_dir()} - set(wanted))
     if strange:
-        raise DataError(f"{folder} holds other files, such as {strange[0].name}", field="sites",
-                        fix="Choose another folder, or move away what is there.")  # fmt: skip
+        raise DataError(
+            f"{folder} holds other files, such as {strange[0].name}",
+            field="sites",
+            fix="Choose another folder, or move away what is there.",
+        )
     for path, pixels in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         gray = pixels.shape[0] == 1

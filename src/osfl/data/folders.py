@@ -38,8 +38,13 @@ def open_images(
     path: Path, sheet: Sheet | None, size: int | None, channels: int | None, progress: Progress, doubts: Sequence[Problem]
 ) -> Source:
     """A folder or zip of images; classes, parts and domains are folders."""
-    found = collect(path, sheet.classes if sheet else None, *_geometry(sheet, size, channels), progress,
-                    sheet.group_pattern if sheet else "")  # fmt: skip
+    found = collect(
+        path,
+        sheet.classes if sheet else None,
+        *_geometry(sheet, size, channels),
+        progress,
+        sheet.group_pattern if sheet else "",
+    )
     return _source(path.stem, found, sheet, doubts)
 
 
@@ -55,8 +60,9 @@ def collect(
     if path.suffix.lower() == ".csv" and not path.is_dir():
         items, problems = _listed(path)
         stamps = [stamp(path.parent / item.name) for item in items]
-        pictures = gallery([item.name for item in items], stamps, lambda name: read_file(path.parent / name), size, channels,
-                           progress)  # fmt: skip
+        pictures = gallery(
+            [item.name for item in items], stamps, lambda name: read_file(path.parent / name), size, channels, progress
+        )
     else:
         with open_tree(path) as tree:
             items, problems = arrange(tree.stamps, group_pattern)
@@ -77,9 +83,13 @@ def _geometry(sheet: Sheet | None, size: int | None, channels: int | None) -> tu
 
 
 def _collected(
-    name: str, items: list[Item], pictures: Gallery, classes: tuple[str, ...] | None, problems: list[Problem],
+    name: str,
+    items: list[Item],
+    pictures: Gallery,
+    classes: tuple[str, ...] | None,
+    problems: list[Problem],
     channels: int | None,
-) -> Collection:  # fmt: skip
+) -> Collection:
     items = [items[i] for i in pictures.kept]
     problems = [*problems, *pictures.problems]
     known = set(classes) if classes else {item.label for item in items}
@@ -91,8 +101,9 @@ def _collected(
     classes = classes or class_names(items)
     whole, parts = _whole([items[i] for i in use], pictures, use, classes)
     problems += _shared_people(whole, parts)
-    return Collection(classes, whole, parts, problems, tuple(sorted({i.label for i in items} - known)),
-                      int(np.median(pictures.sides[use])))  # fmt: skip
+    return Collection(
+        classes, whole, parts, problems, tuple(sorted({i.label for i in items} - known)), int(np.median(pictures.sides[use]))
+    )
 
 
 def _source(name: str, found: Collection, sheet: Sheet | None, doubts: Sequence[Problem]) -> Source:

@@ -19,9 +19,15 @@ from osfl.data.decode import SUFFIXES
 from osfl.data.source import Problem
 
 PARTS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
 SKIPPED = "left out"
 COLUMNS = ("path", "label", "split", "domain")  # of a table; besides, one that says whom an image shows
 WHOM = ("patient", "subject", "case", "group", "person")
@@ -120,8 +126,13 @@ def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
     reader = csv.DictReader(StringIO(text.lstrip("\ufeff")))
     header = [column.strip().lower() for column in reader.fieldnames or []]
     if twice := sorted({column for column in header if column and header.count(column) > 1}):
-        raise DataError(f"'{where}' has the column '{twice[0]}' more than once", field="header", expected="each column once",
-                        got=",".join(header), fix="Rename or remove one of them.")  # fmt: skip
+        raise DataError(
+            f"'{where}' has the column '{twice[0]}' more than once",
+            field="header",
+            expected="each column once",
+            got=",".join(header),
+            fix="Rename or remove one of them.",
+        )
     if not {"path", "label"} <= set(header):
         raise DataError(
             f"'{where}' lacks the columns 'path' and 'label'",
@@ -155,10 +166,12 @@ def _whom(header: Sequence[str], rows: Sequence[Mapping[str, str]], where: str) 
         if sides != {len(set(values))}:
             raise DataError(
                 f"'{where}' has two columns that say whom an image shows, and they group the images differently",
-                field="header", expected="one such column", got=f"'{found[0]}' and '{other}'",
+                field="header",
+                expected="one such column",
+                got=f"'{found[0]}' and '{other}'",
                 fix="Rename the one that must not decide, for example to 'note': images of one person must not be in "
-                    "training and test, nor at two sites.",
-            )  # fmt: skip
+                "training and test, nor at two sites.",
+            )
     return found[0] if found else ""
 
 

@@ -138,9 +138,15 @@ def assign(
 
 
 def _whole_groups(
-    plan: Partition, labels: Indices, clients: int | None, seed: int, domains: Names | None, groups: Names, min_size: int,
+    plan: Partition,
+    labels: Indices,
+    clients: int | None,
+    seed: int,
+    domains: Names | None,
+    groups: Names,
+    min_size: int,
     balance_cap: bool,
-) -> dict[ClientId, Indices]:  # fmt: skip
+) -> dict[ClientId, Indices]:
     """The same draw with a group in place of an image; where every image is a group of its own, the same result."""
     _, first, codes = np.unique(groups, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
@@ -150,12 +156,18 @@ def _whole_groups(
     unit_labels = np.array([_most(labels[own]) for own in members], dtype=np.int64)
     unit_domains = None if domains is None else np.array([_most(domains[own]) for own in members], dtype=np.str_)
     if plan.kind == "silos" and (lost := sorted(set(labels.tolist()) - set(unit_labels.tolist()))):
-        raise DataError(f"whoever shows class number {lost[0]} shows another one more often, so no client can have it",
-                        field="partition", expected="somebody who mostly shows it",
-                        fix="A person is at one site only. Choose another partition, for example dirichlet:0.1.")  # fmt: skip
+        raise DataError(
+            f"whoever shows class number {lost[0]} shows another one more often, so no client can have it",
+            field="partition",
+            expected="somebody who mostly shows it",
+            fix="A person is at one site only. Choose another partition, for example dirichlet:0.1.",
+        )
     if clients is not None and clients > len(members):
-        raise DataError(f"{len(members)} people (groups) cannot be shared by {clients} clients", field="clients",
-                        fix="A person is at one site only: ask for fewer clients.")  # fmt: skip
+        raise DataError(
+            f"{len(members)} people (groups) cannot be shared by {clients} clients",
+            field="clients",
+            fix="A person is at one site only: ask for fewer clients.",
+        )
     least = max(1, -(-min_size * len(members) // len(labels)))  # so many people have about `min_size` images
     drawn = assign(plan, unit_labels, clients, seed, unit_domains, min_size=least, balance_cap=balance_cap)
     return {client: np.sort(np.concatenate([members[unit] for unit in units])) for client, units in drawn.items()}

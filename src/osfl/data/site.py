@@ -51,7 +51,9 @@ def _refuse_unknown(labels: Sequence[str], task: Task) -> None:
         close = {label: nearest(label, list(task.classes)) for label in labels}
         meant = "; ".join(f"'{label}': did you mean {' or '.join(names)}?" for label, names in close.items() if names)
         raise DataError(
-            "there are classes that the plan does not know", field="data", expected=", ".join(task.classes),
+            "there are classes that the plan does not know",
+            field="data",
+            expected=", ".join(task.classes),
             got=", ".join(labels),
             fix=f"{meant} Rename the folders, or move them away if they do not belong to this round.".strip(),
-        )  # fmt: skip
+        )

@@ -14,17 +14,46 @@ POOLED = "centralized"
 
 # By their place in results.json; scripts look them up under the same dotted names.
 METRICS = (
-    "scores.global.accuracy", "scores.global.balanced_accuracy", "scores.global.auroc", "scores.global.f1",
-    "scores.global.ece", "scores.global.nll", "scores.clients.own.mean", "scores.clients.own.std",
-    "scores.clients.own.median", "gains.mean", "gains.median", "gains.worst", "gains.share", "gains.everyone",
-    "scores.clients.own.worst", "scores.clients.everyone.mean", "scores.majority", "costs.upload_bytes",
-    "costs.download_bytes", "costs.inference_bytes", "costs.messages_per_client", "costs.client_seconds",
-    "costs.server_seconds", "costs.wall_seconds", "costs.flops", "costs.bytes", "costs.flops_per_sample",
-    "generators.overall.frechet", "generators.overall.kernel", "generators.bound.error", "generators.bound.value",
-    "tokens.overall.mmd", "tokens.overall.mmd_floor",
-    *(f"reconstruction.attackers.{has}.{source}.{score}" for has in ("similar images", "the training images")
-      for source in ("real", "real_best", "synthetic", "blind") for score in ("psnr", "ssim")),
-)  # fmt: skip
+    "scores.global.accuracy",
+    "scores.global.balanced_accuracy",
+    "scores.global.auroc",
+    "scores.global.f1",
+    "scores.global.ece",
+    "scores.global.nll",
+    "scores.clients.own.mean",
+    "scores.clients.own.std",
+    "scores.clients.own.median",
+    "gains.mean",
+    "gains.median",
+    "gains.worst",
+    "gains.share",
+    "gains.everyone",
+    "scores.clients.own.worst",
+    "scores.clients.everyone.mean",
+    "scores.majority",
+    "costs.upload_bytes",
+    "costs.download_bytes",
+    "costs.inference_bytes",
+    "costs.messages_per_client",
+    "costs.client_seconds",
+    "costs.server_seconds",
+    "costs.wall_seconds",
+    "costs.flops",
+    "costs.bytes",
+    "costs.flops_per_sample",
+    "generators.overall.frechet",
+    "generators.overall.kernel",
+    "generators.bound.error",
+    "generators.bound.value",
+    "tokens.overall.mmd",
+    "tokens.overall.mmd_floor",
+    *(
+        f"reconstruction.attackers.{has}.{source}.{score}"
+        for has in ("similar images", "the training images")
+        for source in ("real", "real_best", "synthetic", "blind")
+        for score in ("psnr", "ssim")
+    ),
+)
 
 _WORK = ("client", "server", "personalize")  # phases that make the models; judging them is nobody's cost
 
@@ -75,9 +104,11 @@ def _gap(group: Sequence[Result], results: Sequence[Result]) -> dict[str, Any] |
     pooled = [result for result in results if result["method"] == POOLED]
     gaps = [
         other["scores"]["global"]["accuracy"] - result["scores"]["global"]["accuracy"]
-        for result in group if "generators" in result
-        for other in pooled if other["seed"] == result["seed"] and other["data"] == result["data"]
-    ]  # fmt: skip
+        for result in group
+        if "generators" in result
+        for other in pooled
+        if other["seed"] == result["seed"] and other["data"] == result["data"]
+    ]
     return over(gaps) if gaps else None
 
 

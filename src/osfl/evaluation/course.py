@@ -17,10 +17,12 @@ from osfl.evaluation.gains import same_shards
 from osfl.evaluation.scores import Map, probabilities
 
 
-def course_of(models: Mapping[int, nn.Module], unit: str, test: Dataset, *, device: torch.device, map: Map) -> Course:
+def course_of(models: Mapping[int, nn.Module], unit: str, test: Dataset, *, device: torch.device, run_map: Map) -> Course:
     """Accuracy of each model on the test images."""
     labels = test.labels.numpy()
-    found = [float((probabilities(model, test.images, device, map).argmax(1) == labels).mean()) for model in models.values()]
+    found = [
+        float((probabilities(model, test.images, device, run_map).argmax(1) == labels).mean()) for model in models.values()
+    ]
     return {"unit": unit, "at": list(models), "accuracy": found}
 
 

@@ -40,7 +40,7 @@ class Space:
     frechet: str = "FD"  # FID and KID are the same distances on Inception, and only there are they called so
     kernel: str = "KD"
 
-    def embed(self, images: torch.Tensor, device: torch.device, map: Map) -> torch.Tensor:
+    def embed(self, images: torch.Tensor, device: torch.device, run_map: Map) -> torch.Tensor:
         """Features (images, dimensions) in float64; gray images count as color images of three equal channels."""
         network = self.network.to(device)
         spend(forward_flops(network, (3, self.side, self.side)) * len(images))
@@ -49,7 +49,7 @@ class Space:
             with torch.inference_mode():
                 return network(_shown(chunk, self.side, device)).double().cpu()  # type: ignore[no-any-return]
 
-        return torch.cat(map(features, torch.split(images, _CHUNK))).clone()  # clone: out of inference mode
+        return torch.cat(run_map(features, torch.split(images, _CHUNK))).clone()  # clone: out of inference mode
 
 
 def _shown(images: torch.Tensor, side: int, device: torch.device) -> torch.Tensor:
@@ -89,8 +89,12 @@ def available_space() -> Space:
 def inception_space(path: Path) -> Space:
     """FID's own space. The file is the user's, so its hash goes into the name: only equal hashes compare."""
     if not path.is_file():
-        raise ModelError(f"{INCEPTION} names {path}, which is no file", field=INCEPTION,
-                         expected="a file of Inception-v3", fix=f"Correct the path, or unset {INCEPTION}.")  # fmt: skip
+        raise ModelError(
+            f"{INCEPTION} names {path}, which is no file",
+            field=INCEPTION,
+            expected="a file of Inception-v3",
+            fix=f"Correct the path, or unset {INCEPTION}.",
+        )
     tensors = {key: value for key, value in read_weights(path).items() if not key.startswith(UNUSED)}
     network = Inception()
     load_named(network, {f"{path}/{key}": value for key, value in tensors.items()}, str(path))

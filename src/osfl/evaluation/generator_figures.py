@@ -29,14 +29,24 @@ def figures_of(found: Mapping[str, ByKind], verdicts: Mapping[str, Memorization]
         return {}
     return {
         "Synthetic images and the nearest training images": _pairs(whole, verdicts),
-        **_curves("Fidelity", "nearest training image of the class", _fidelity(whole), space,
-                  "A curve to the left of the held-out one is nearer to the training images than real images are; far to the "
-                  "right, the images are unlike the class."),
-        **_curves("Diversity", "nearest other image of its kind and class", _diversity(whole), space,
-                  "A curve to the left of the training images' means that synthetic images resemble each other more than "
-                  "real ones do."),
+        **_curves(
+            "Fidelity",
+            "nearest training image of the class",
+            _fidelity(whole),
+            space,
+            "A curve to the left of the held-out one is nearer to the training images than real images are; far to the "
+            "right, the images are unlike the class.",
+        ),
+        **_curves(
+            "Diversity",
+            "nearest other image of its kind and class",
+            _diversity(whole),
+            space,
+            "A curve to the left of the training images' means that synthetic images resemble each other more than "
+            "real ones do.",
+        ),
         "Real and synthetic images in the plane (t-SNE)": _plane(whole, space, draw),
-    }  # fmt: skip
+    }
 
 
 # --- nearest neighbors -----------------------------------------------------------------------------------------------
@@ -109,11 +119,22 @@ def _curves(what: str, of: str, series: Mapping[str, torch.Tensor], space: Space
     counts = {n: torch.histogram(values, bins).hist.int().tolist() for n, values in series.items()}
     note = f"{note} Images: {sizes}, as many of each class."
     return {
-        f"{what}, cumulative": {"kind": "lines", "x": x, "series": shares, "x_label": x_label,
-                                "y_label": "share of images at most so far", "note": note},
-        f"{what}, histogram": {"kind": "histogram", "bins": bins.tolist(), "series": counts, "x_label": x_label,
-                               "y_label": "images"},
-    }  # fmt: skip
+        f"{what}, cumulative": {
+            "kind": "lines",
+            "x": x,
+            "series": shares,
+            "x_label": x_label,
+            "y_label": "share of images at most so far",
+            "note": note,
+        },
+        f"{what}, histogram": {
+            "kind": "histogram",
+            "bins": bins.tolist(),
+            "series": counts,
+            "x_label": x_label,
+            "y_label": "images",
+        },
+    }
 
 
 # --- t-SNE -----------------------------------------------------------------------------------------------------------
@@ -122,8 +143,11 @@ def _curves(what: str, of: str, series: Mapping[str, torch.Tensor], space: Space
 def _plane(found: Mapping[str, ByKind], space: Space, draw: Draw) -> Any:
     """Two dimensions in which neighbors stay neighbors; real and synthetic together, or their places would not compare."""
     each = each_of(len(found))
-    parts = [(name, kind, found[name][key].features[:each]) for name in found
-             for kind, key in (("real", "training"), ("synthetic", "synthetic"))]  # fmt: skip
+    parts = [
+        (name, kind, found[name][key].features[:each])
+        for name in found
+        for kind, key in (("real", "training"), ("synthetic", "synthetic"))
+    ]
     seed = int(torch.randint(2**31, (1,), generator=draw("judge", "t-sne")))
     note = (
         f"Up to {each} real training images and as many synthetic ones of each class, by {space.name}. Clouds that lie "

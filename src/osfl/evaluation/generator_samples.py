@@ -43,9 +43,16 @@ def per_class(classes: int) -> int:
 
 
 def collect(
-    pool: Dataset, shards: Sequence[Shard], held_out: Dataset, classes: Sequence[str], space: Space, *, draw: Draw,
-    device: torch.device, map: Map,
-) -> dict[str, dict[str, Kind]]:  # fmt: skip
+    pool: Dataset,
+    shards: Sequence[Shard],
+    held_out: Dataset,
+    classes: Sequence[str],
+    space: Space,
+    *,
+    draw: Draw,
+    device: torch.device,
+    run_map: Map,
+) -> dict[str, dict[str, Kind]]:
     """class -> kind -> images. Samples are drawn by class and kind, so that nobody's draw depends on another's images."""
     shards = sorted(shards, key=lambda shard: shard.client)
     cap = per_class(len(classes))
@@ -53,7 +60,7 @@ def collect(
     def kind(images: torch.Tensor, what: str, name: str, made: int, owners: Sequence[str] = ()) -> Kind:
         sample = torch.randperm(len(images), generator=draw("judge", what, name))[:cap]
         chosen = images[sample[:made]]
-        features = space.embed(chosen, device, map) if len(chosen) else torch.zeros(0, 1, dtype=torch.float64)
+        features = space.embed(chosen, device, run_map) if len(chosen) else torch.zeros(0, 1, dtype=torch.float64)
         return Kind(images, sample, features, owners)
 
     found = {}

@@ -23,13 +23,20 @@ from osfl.evaluation.privacy.memorization import COPIES, FEW, Memorization, verd
 
 
 def judge(
-    pool: Dataset, shards: Sequence[Shard], held_out: Dataset, classes: Sequence[str], *, draw: Draw, device: torch.device,
-    map: Map, space: Space | None = None,
-) -> Generators:  # fmt: skip
+    pool: Dataset,
+    shards: Sequence[Shard],
+    held_out: Dataset,
+    classes: Sequence[str],
+    *,
+    draw: Draw,
+    device: torch.device,
+    run_map: Map,
+    space: Space | None = None,
+) -> Generators:
     """All that is said of the generators behind `pool`; `draw(*labels)` gives the random numbers for samples."""
     space = space or available_space()
-    found = collect(pool, shards, held_out, classes, space, draw=draw, device=device, map=map)
-    verdicts = dict(zip(found, map(_verdict, list(found.values())), strict=True))
+    found = collect(pool, shards, held_out, classes, space, draw=draw, device=device, run_map=run_map)
+    verdicts = dict(zip(found, run_map(_verdict, list(found.values())), strict=True))
     axes = _axes(found)
     errors = {name: _class_error(kinds, axes) for name, kinds in found.items()}
     rows = {name: _class_row(kinds, verdicts[name], errors[name]) for name, kinds in found.items()}
@@ -58,19 +65,33 @@ def _class_row(kinds: ByKind, found: Memorization, error: float | None) -> Class
     row = _compared({kind: kinds[kind].features for kind in KINDS}, {kind: len(kinds[kind].images) for kind in KINDS})
     known = error if error is not None and math.isfinite(error) else None
     return {
-        **row, "nearest_ratio": found.ratio, "copied": found.copied, "copied_floor": found.floor, "verdict": found.verdict,
+        **row,
+        "nearest_ratio": found.ratio,
+        "copied": found.copied,
+        "copied_floor": found.floor,
+        "verdict": found.verdict,
         "error": known,
-    }  # fmt: skip
+    }
 
 
 def _compared(features: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> ClassOfImages:
     """Synthetic and held-out features against training features, the same number of each."""
     n = min(len(rows) for rows in features.values())
     row: ClassOfImages = {
-        "synthetic": counts["synthetic"], "training": counts["training"], "held_out": counts["held_out"], "compared": n,
-        "frechet": None, "frechet_floor": None, "kernel": None, "kernel_floor": None,
-        "nearest_ratio": None, "copied": None, "copied_floor": None, "verdict": "", "error": None,
-    }  # fmt: skip
+        "synthetic": counts["synthetic"],
+        "training": counts["training"],
+        "held_out": counts["held_out"],
+        "compared": n,
+        "frechet": None,
+        "frechet_floor": None,
+        "kernel": None,
+        "kernel_floor": None,
+        "nearest_ratio": None,
+        "copied": None,
+        "copied_floor": None,
+        "verdict": "",
+        "error": None,
+    }
     if n < 2:
         return row
     synthetic, training, held_out = (features[kind][:n] for kind in KINDS)

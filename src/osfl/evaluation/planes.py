@@ -42,7 +42,14 @@ def plane(parts: Sequence[Part], seed: int, note: str) -> Any:
 
 
 def model_plane(
-    model: nn.Module, synthetic: Dataset, test: Dataset, classes: Sequence[str], *, draw: Draw, device: torch.device, map: Map
+    model: nn.Module,
+    synthetic: Dataset,
+    test: Dataset,
+    classes: Sequence[str],
+    *,
+    draw: Draw,
+    device: torch.device,
+    run_map: Map,
 ) -> dict[str, Any]:
     """Where the finished model itself puts test images and the synthetic images it learned from (FedMITR, Fig. 1)."""
     if not hasattr(model, "features"):
@@ -53,7 +60,7 @@ def model_plane(
             of_class = (data.labels == label).nonzero().squeeze(1)
             order = torch.randperm(len(of_class), generator=draw("plane", kind, label))[:each]
             if len(order):
-                parts.append((name, kind, _features(model, data.images[of_class[order]], device, map)))
+                parts.append((name, kind, _features(model, data.images[of_class[order]], device, run_map)))
     if sum(len(rows) for _, _, rows in parts) < 10 or len({kind for _, kind, _ in parts}) < 2:
         return {}
     seed = int(torch.randint(2**31, (1,), generator=draw("plane", "t-sne")))
@@ -65,10 +72,10 @@ def model_plane(
     return {BY_MODEL: plane(parts, seed, note)}
 
 
-def _features(model: nn.Module, images: torch.Tensor, device: torch.device, map: Map) -> torch.Tensor:
+def _features(model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map) -> torch.Tensor:
     def describe(chunk: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             found: torch.Tensor = model.features(to_input(chunk, device)).double().cpu()  # type: ignore[operator]
             return found
 
-    return torch.cat(map(describe, torch.split(images, CHUNK)))
+    return torch.cat(run_map(describe, torch.split(images, CHUNK)))

@@ -28,7 +28,7 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 CHUNK = 256  # fixed, so that the answers do not depend on the number of workers
 
 
-def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, map: Map) -> Floats:
+def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map) -> Floats:
     """Class probabilities (images, classes); chunks of images go to the workers."""
     model = freeze(model.to(device))
     spend(forward_flops(model, tuple(images.shape[1:])) * len(images))
@@ -38,12 +38,13 @@ def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, 
             logits: torch.Tensor = model(to_input(chunk, device))
             return logits.double().softmax(-1).cpu()
 
-    found = torch.cat(map(answer, torch.split(images, CHUNK)))
+    found = torch.cat(run_map(answer, torch.split(images, CHUNK)))
     if not bool(torch.isfinite(found).all()):
         raise TrainingError(
-            "the finished model answers with numbers that are not finite", field="lr",
+            "the finished model answers with numbers that are not finite",
+            field="lr",
             fix="Training diverged although its losses stayed finite; lower the learning rate (`--set lr=...`).",
-        )  # fmt: skip
+        )
     return found.numpy()
 
 
@@ -105,7 +106,7 @@ def score(
     counts: Mapping[ClientId, Sequence[int]],
     *,
     device: torch.device,
-    map: Map,
+    run_map: Map,
     domains: Mapping[ClientId, NDArray[np.bool_]] | None = None,
     personalized: bool | None = None,
 ) -> Scores:
@@ -117,7 +118,7 @@ def score(
     answered: dict[int, Floats] = {}
     for model in models.values():
         if id(model) not in answered:
-            answered[id(model)] = probabilities(model, test.images, device, map)
+            answered[id(model)] = probabilities(model, test.images, device, run_map)
     measured = {key: metrics(p, labels) for key, p in answered.items()}
     by_client = {client: answered[id(model)] for client, model in models.items()}
     recalls = {client: per_class_accuracy(p.argmax(1), labels, len(classes)) for client, p in by_client.items()}

@@ -47,8 +47,10 @@ def judge_tokens(kinds: Mapping[str, Features], classes: Sequence[str], *, draw:
     synthetic = kinds["synthetic"]
     if not len(synthetic.labels):
         return None
-    found = {name: {kind: _sample(some.of(c), draw, kind, name, len(classes)) for kind, some in kinds.items()}
-             for c, name in enumerate(classes)}  # fmt: skip
+    found = {
+        name: {kind: _sample(some.of(c), draw, kind, name, len(classes)) for kind, some in kinds.items()}
+        for c, name in enumerate(classes)
+    }
     counts = {name: {kind: int((some.labels == c).sum()) for kind, some in kinds.items()} for c, name in enumerate(classes)}
     width = median_squared_distance(torch.cat([rows["training"] for rows in found.values()])) or 1.0
     return {
@@ -67,14 +69,21 @@ def _compared(rows: Mapping[str, torch.Tensor], counts: Mapping[str, int], width
     """Synthetic and held-out features against training features, the same number of each."""
     n = min(len(some) for some in rows.values())
     row: ClassOfTokens = {
-        "synthetic": counts["synthetic"], "training": counts["training"], "held_out": counts["held_out"], "compared": n,
-        "mmd": None, "mmd_floor": None,
-    }  # fmt: skip
+        "synthetic": counts["synthetic"],
+        "training": counts["training"],
+        "held_out": counts["held_out"],
+        "compared": n,
+        "mmd": None,
+        "mmd_floor": None,
+    }
     if n < 2:
         return row
     synthetic, training, held_out = (rows[kind][:n] for kind in KINDS)
-    return {**row, "mmd": gaussian_discrepancy(synthetic, training, width),
-            "mmd_floor": gaussian_discrepancy(held_out, training, width)}  # fmt: skip
+    return {
+        **row,
+        "mmd": gaussian_discrepancy(synthetic, training, width),
+        "mmd_floor": gaussian_discrepancy(held_out, training, width),
+    }
 
 
 def _overall(

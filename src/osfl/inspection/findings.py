@@ -57,8 +57,11 @@ class Material:
         """Tensors of floats, other than pictures, with rows as long as an image of the round."""
         pixels, pictures = math.prod(self.known.image), set(self.named("pictures"))
         floats = {name: raw.shape for name, raw in self.seen.bundle.tensors.items() if raw.dtype in FLOATS and raw.shape}
-        return [name for name, shape in floats.items() if self.known.image and name not in pictures
-                and pixels in (shape[-1], math.prod(shape[1:]))]  # fmt: skip
+        return [
+            name
+            for name, shape in floats.items()
+            if self.known.image and name not in pictures and pixels in (shape[-1], math.prod(shape[1:]))
+        ]
 
 
 def findings(material: Material) -> list[Finding]:
@@ -73,14 +76,23 @@ def findings(material: Material) -> list[Finding]:
 def _signature(m: Material) -> Iterator[Finding]:
     key, whose = m.known.key_for(m.seen.bundle)
     if not key:
-        yield Finding("caution", "Signature", "WHO MADE THIS FILE IS NOT KNOWN. It carries a signature, but no key to check it "
-                      "with was given, so everything below is only what the file claims.",
-                      "Name the signer's public key with --key, or the round with --round.")  # fmt: skip
+        yield Finding(
+            "caution",
+            "Signature",
+            "WHO MADE THIS FILE IS NOT KNOWN. It carries a signature, but no key to check it "
+            "with was given, so everything below is only what the file claims.",
+            "Name the signer's public key with --key, or the round with --round.",
+        )
     elif m.seen.signed_by(key):
         yield Finding("good", "Signature", f"Signed with {whose} ({key[:16]}…). Nothing was changed since.")
     else:
-        yield Finding("serious", "Signature", f"THE SIGNATURE IS NOT BY {whose.upper()} ({key[:16]}…). Somebody else made this "
-                      "file, or it was changed afterwards.", "Do not use it; ask its sender for the original.")  # fmt: skip
+        yield Finding(
+            "serious",
+            "Signature",
+            f"THE SIGNATURE IS NOT BY {whose.upper()} ({key[:16]}…). Somebody else made this "
+            "file, or it was changed afterwards.",
+            "Do not use it; ask its sender for the original.",
+        )
 
 
 def _integrity(m: Material) -> Iterator[Finding]:
@@ -94,8 +106,12 @@ def _round(m: Material) -> Iterator[Finding]:
     if m.known.plan is None:
         return
     if m.seen.bundle.plan != m.known.round:
-        yield Finding("serious", "Round", f"It was made for round {m.seen.bundle.plan[:16]}…, not for {m.known.round[:16]}…, "
-                      f"which is {m.known.place}.", "Use the plan that everybody agreed on.")  # fmt: skip
+        yield Finding(
+            "serious",
+            "Round",
+            f"It was made for round {m.seen.bundle.plan[:16]}…, not for {m.known.round[:16]}…, which is {m.known.place}.",
+            "Use the plan that everybody agreed on.",
+        )
         return
     yield Finding("good", "Round", f"It belongs to the round {m.known.place}.")
     if m.seen.bundle.kind == "upload" and m.seen.bundle.client not in m.known.plan["clients"]:
@@ -120,11 +136,18 @@ def _contract(m: Material) -> Iterator[Finding]:
         check_contract(lines, m.known.contracts[architecture_of(facts, m.known.contracts)])
         check_well_known(facts, len(m.known.classes), m.known.limits or Limits())
     except Rejected as no:
-        yield Finding("serious", "Contents", f"It holds something else than the method announces: {no.reason} (expected "
-                      f"{no.expected}, got {no.got}).", no.fix or "")  # fmt: skip
+        yield Finding(
+            "serious",
+            "Contents",
+            f"It holds something else than the method announces: {no.reason} (expected {no.expected}, got {no.got}).",
+            no.fix or "",
+        )
     else:
-        yield Finding("good", "Contents", f"It holds exactly the tensors that the method {m.known.plan['method']} announces, "
-                      "and no other.")  # fmt: skip
+        yield Finding(
+            "good",
+            "Contents",
+            f"It holds exactly the tensors that the method {m.known.plan['method']} announces, and no other.",
+        )
 
 
 # --- what it says about people -----------------------------------------------------------------------------------------
@@ -134,8 +157,12 @@ def _pictures(m: Material) -> Iterator[Finding]:
     names = m.named("pictures")
     if names:
         many = sum(m.seen.bundle.tensors[name].shape[0] for name in names)
-        yield Finding("caution", "Pictures", f"{many:,} pictures are inside, in {_listed(names)}. They should be synthetic.",
-                      "Look at them below: nobody should be recognizable.")  # fmt: skip
+        yield Finding(
+            "caution",
+            "Pictures",
+            f"{many:,} pictures are inside, in {_listed(names)}. They should be synthetic.",
+            "Look at them below: nobody should be recognizable.",
+        )
     elif m.known.image and not m.image_long():
         yield Finding("good", "Pictures", "No tensor has the shape of the round's images, or rows as long as one.")
 
@@ -143,9 +170,13 @@ def _pictures(m: Material) -> Iterator[Finding]:
 def _image_long(m: Material) -> Iterator[Finding]:
     """Means and directions of generators have a number for each pixel: what rests on few images can be one of them."""
     if names := m.image_long():
-        yield Finding("note", "Image-long rows", f"{_listed(names)}: a number for each pixel of an image. Averages over many "
-                      "images look like this, and so does a single image.",
-                      "Give --data to compare them with your images.")  # fmt: skip
+        yield Finding(
+            "note",
+            "Image-long rows",
+            f"{_listed(names)}: a number for each pixel of an image. Averages over many "
+            "images look like this, and so does a single image.",
+            "Give --data to compare them with your images.",
+        )
 
 
 def _class_counts(m: Material) -> Iterator[Finding]:
@@ -164,8 +195,12 @@ def _class_counts(m: Material) -> Iterator[Finding]:
         )
     held = [name for name, n in counts.items() if n]
     if len(held) == 1:
-        yield Finding("caution", "One class", f"All training images are of one class, {held[0]!r}. Whatever is learned about "
-                      "this upload is learned about these persons.")  # fmt: skip
+        yield Finding(
+            "caution",
+            "One class",
+            f"All training images are of one class, {held[0]!r}. Whatever is learned about "
+            "this upload is learned about these persons.",
+        )
 
 
 def _samples(m: Material) -> Iterator[Finding]:
@@ -174,9 +209,13 @@ def _samples(m: Material) -> Iterator[Finding]:
         return
     yield Finding("note", "Images", f"It says that {samples:,} training images were used.")
     if 0 < samples < SMALL:
-        yield Finding("caution", "Few images", f"Only {samples} images were learned from. Networks can learn so few by heart, "
-                      "and what they know by heart can be drawn out of them.",
-                      "Consider not to take part with so few.")  # fmt: skip
+        yield Finding(
+            "caution",
+            "Few images",
+            f"Only {samples} images were learned from. Networks can learn so few by heart, "
+            "and what they know by heart can be drawn out of them.",
+            "Consider not to take part with so few.",
+        )
     room = _room_for_images(m, samples)
     if room:
         yield Finding("note", "Size", room)
@@ -196,8 +235,12 @@ def _room_for_images(m: Material, samples: int) -> str:
 def _statistics(m: Material) -> Iterator[Finding]:
     names = m.named("statistics")
     if names:
-        yield Finding("note", "Averages", f"{len(names)} tensors are averages and spreads over the training images, as normal "
-                      "for networks with batch normalization. They describe all images together, not one of them.")  # fmt: skip
+        yield Finding(
+            "note",
+            "Averages",
+            f"{len(names)} tensors are averages and spreads over the training images, as normal "
+            "for networks with batch normalization. They describe all images together, not one of them.",
+        )
 
 
 def _features(m: Material) -> Iterator[Finding]:
@@ -214,8 +257,12 @@ def _features(m: Material) -> Iterator[Finding]:
             "Consider to leave these images out.",
         )
     else:
-        yield Finding("note", "Sums", "It holds sums of features over the images of each class. Who knows all images of a "
-                      "class but one can compute what the network sees in that one.")  # fmt: skip
+        yield Finding(
+            "note",
+            "Sums",
+            "It holds sums of features over the images of each class. Who knows all images of a "
+            "class but one can compute what the network sees in that one.",
+        )
 
 
 def _labels(m: Material) -> Iterator[Finding]:
@@ -229,9 +276,12 @@ def _labels(m: Material) -> Iterator[Finding]:
 def _finite(m: Material) -> Iterator[Finding]:
     bad = {name: numbers.not_finite for name, numbers in m.numbers.items() if numbers.not_finite}
     for name, many in bad.items():
-        yield Finding("serious", "Numbers", f"{name!r} holds {many:,} values that are not numbers (NaN or infinite). "
-                      "Every coordinator will refuse it.",
-                      "Training diverged: lower the learning rate and train again.")  # fmt: skip
+        yield Finding(
+            "serious",
+            "Numbers",
+            f"{name!r} holds {many:,} values that are not numbers (NaN or infinite). Every coordinator will refuse it.",
+            "Training diverged: lower the learning rate and train again.",
+        )
     if not bad:
         yield Finding("good", "Numbers", "All numbers are finite.")
 
@@ -240,8 +290,12 @@ def _facts(m: Material) -> Iterator[Finding]:
     for name, value in m.seen.bundle.facts.items():
         text = _longest_text(value)
         if len(text) > LONG_TEXT or (name not in USUAL_FACTS and len(str(value)) > LARGE_FACTS):
-            yield Finding("caution", "Text", f"The fact {name!r} is long ({len(str(value)):,} characters). Text can hold "
-                          "anything, also names.", "Read it below before it leaves.")  # fmt: skip
+            yield Finding(
+                "caution",
+                "Text",
+                f"The fact {name!r} is long ({len(str(value)):,} characters). Text can hold anything, also names.",
+                "Read it below before it leaves.",
+            )
     strange = sorted(set(m.seen.bundle.facts) - USUAL_FACTS)
     if strange and m.seen.bundle.kind == "upload":
         yield Finding("note", "Facts", f"Besides the usual facts it says {_listed(strange)}; see below.")
@@ -250,12 +304,20 @@ def _facts(m: Material) -> Iterator[Finding]:
 def _size(m: Material) -> Iterator[Finding]:
     limits = m.known.limits
     if limits and m.seen.bundle.kind == "upload" and m.seen.size > limits.upload_bytes:
-        yield Finding("serious", "Size", f"With {m.seen.size:,} bytes it is larger than the plan allows "
-                      f"({limits.upload_bytes:,} bytes).", "Every coordinator will refuse it.")  # fmt: skip
+        yield Finding(
+            "serious",
+            "Size",
+            f"With {m.seen.size:,} bytes it is larger than the plan allows ({limits.upload_bytes:,} bytes).",
+            "Every coordinator will refuse it.",
+        )
     odd = [name for name in m.named("numbers") if len(m.seen.bundle.tensors[name].data) > 1 << 20]
     if odd:
-        yield Finding("caution", "Size", f"{_listed(odd)}: more than a megabyte each, and this program cannot tell what "
-                      "they are.", "Ask the method's authors what these tensors are.")  # fmt: skip
+        yield Finding(
+            "caution",
+            "Size",
+            f"{_listed(odd)}: more than a megabyte each, and this program cannot tell what they are.",
+            "Ask the method's authors what these tensors are.",
+        )
 
 
 def _origin(m: Material) -> Iterator[Finding]:
@@ -265,9 +327,23 @@ def _origin(m: Material) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
-    _signature, _integrity, _round, _withdrawn, _contract, _pictures, _image_long, _class_counts, _samples, _statistics,
-    _features, _labels, _finite, _facts, _size, _origin,
-)  # fmt: skip
+    _signature,
+    _integrity,
+    _round,
+    _withdrawn,
+    _contract,
+    _pictures,
+    _image_long,
+    _class_counts,
+    _samples,
+    _statistics,
+    _features,
+    _labels,
+    _finite,
+    _facts,
+    _size,
+    _origin,
+)
 
 
 # --- what nobody looked at ---------------------------------------------------------------------------------------------
@@ -279,15 +355,19 @@ def not_checked(m: Material, data_checked: bool, attacked: bool) -> list[str]:
     if m.known.plan is None:
         found.append("Whether it belongs to your round and holds what its method announces: no plan was given (option --plan).")
     if not data_checked:
-        found.append("Whether a training image is inside or can be read out: no images were given to compare with (option "
-                     "--data).")  # fmt: skip
+        found.append(
+            "Whether a training image is inside or can be read out: no images were given to compare with (option --data)."
+        )
     else:
-        found.append("Whether a training image is inside in disguise: cropped, turned, compressed, or spread over tensors. "
-                     "Copies were looked for up to brightness and contrast, where rows have the size of an image.")  # fmt: skip
+        found.append(
+            "Whether a training image is inside in disguise: cropped, turned, compressed, or spread over tensors. "
+            "Copies were looked for up to brightness and contrast, where rows have the size of an image."
+        )
     found.append(
         "Whether images can be reconstructed in other ways: only what stands in the figures was compared with your images."
-        if attacked else "Whether images can be reconstructed from these numbers: no attack was tried."
-    )  # fmt: skip
+        if attacked
+        else "Whether images can be reconstructed from these numbers: no attack was tried."
+    )
     return [
         *found,
         "Whether somebody could find out that a certain person's image was used (membership), or guess something about that "

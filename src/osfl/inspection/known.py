@@ -84,8 +84,16 @@ def from_round(folder: Path) -> Known:
             standing = verify_release(release, policy.server, policy.plan, withdrawn=policy.withdrawn).made_from
     # What is left of an upload after a class was forgotten is signed by the server.
     keys = {client: policy.server if policy.forgotten.get(client) else key for client, key in policy.enrolled.items()}
-    return Known(read_json(folder / "plan.json"), policy.contracts, keys, policy.server, where=str(folder),
-                 withdrawn=policy.withdrawn, standing=standing, enrolled=policy.enrolled)  # fmt: skip
+    return Known(
+        read_json(folder / "plan.json"),
+        policy.contracts,
+        keys,
+        policy.server,
+        where=str(folder),
+        withdrawn=policy.withdrawn,
+        standing=standing,
+        enrolled=policy.enrolled,
+    )
 
 
 def from_plan(path: Path) -> Known:
@@ -99,14 +107,14 @@ def from_plan(path: Path) -> Known:
     return Known(plan.as_json(), {} if is_reference(method) else contracts_of(method), where=str(path))
 
 
-def gather(bundle: Path, plan: Path | None = None, round: Path | None = None, key: Path | None = None) -> Known:
+def gather(bundle: Path, plan: Path | None = None, fl_round: Path | None = None, key: Path | None = None) -> Known:
     """From what the reader names; a bundle that lies in a round folder is judged by that round unless they name something."""
-    if plan is not None and round is not None:
+    if plan is not None and fl_round is not None:
         raise UsageError("a round folder has its plan already", field="plan", fix="Give --plan or --round, not both.")
     if plan is not None:
         known = from_plan(plan)
-    elif round is not None:
-        known = from_round(round)
+    elif fl_round is not None:
+        known = from_round(fl_round)
     else:
         around = _round_around(bundle)
         known = from_round(around) if around else Known()

@@ -17,12 +17,21 @@ from osfl.wire.bundle import Bundle
 from osfl.wire.source import BytesLike
 from osfl.wire.window import look_at
 
-_FACTS = {"samples": "number of training images", "class_counts": "number of training images of each class",
-          "architecture": "the kind of network"}  # fmt: skip
-_HOLDS = {"weights": "weights of {owner}", "statistics": "averages over the training images in {owner}",
-          "counter": "counters in {owner}", "pictures": "PICTURES in {owner}", "tokens": "tokens in {owner}",
-          "labels": "labels in {owner}", "features": "sums of features of the training images in {owner}",
-          "numbers": "numbers in {owner} whose meaning is not known"}  # fmt: skip
+_FACTS = {
+    "samples": "number of training images",
+    "class_counts": "number of training images of each class",
+    "architecture": "the kind of network",
+}
+_HOLDS = {
+    "weights": "weights of {owner}",
+    "statistics": "averages over the training images in {owner}",
+    "counter": "counters in {owner}",
+    "pictures": "PICTURES in {owner}",
+    "tokens": "tokens in {owner}",
+    "labels": "labels in {owner}",
+    "features": "sums of features of the training images in {owner}",
+    "numbers": "numbers in {owner} whose meaning is not known",
+}
 
 
 class Look(TypedDict):
@@ -71,15 +80,25 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
     groups = _groups(material)
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return {
-        "file": name, "bytes": seen.size, "digest": bundle.digest, "kind": bundle.kind,
+        "file": name,
+        "bytes": seen.size,
+        "digest": bundle.digest,
+        "kind": bundle.kind,
         "sender": bundle.client if bundle.kind == "upload" else "the server",
         "receiver": {"upload": "the server", "release": "all sites"}.get(bundle.kind, bundle.client),
-        "round": bundle.plan, "method": method, "description": _description(method),
-        "words": _words(bundle, groups, material), "groups": groups, "tensors": _tensors(material),
-        "facts": _facts(material), "made_from": dict(bundle.made_from),
-        "findings": [finding.as_json() for finding in found], "not_checked": unknown,
-        "ratios": [ratio.as_json() for ratio in attacked], "figures": figures,
-    }  # fmt: skip
+        "round": bundle.plan,
+        "method": method,
+        "description": _description(method),
+        "words": _words(bundle, groups, material),
+        "groups": groups,
+        "tensors": _tensors(material),
+        "facts": _facts(material),
+        "made_from": dict(bundle.made_from),
+        "findings": [finding.as_json() for finding in found],
+        "not_checked": unknown,
+        "ratios": [ratio.as_json() for ratio in attacked],
+        "figures": figures,
+    }
 
 
 def worst(look: Look) -> str:
@@ -132,21 +151,35 @@ def _groups(m: Material) -> list[dict[str, Json]]:
     for name, role in m.roles.items():
         members.setdefault((owner_of(name, m.known.classes), role.kind), []).append(name)
     return [
-        {"owner": owner, "kind": kind, "words": _HOLDS[kind].format(owner=f"the {owner}"), "tensors": len(names),
-         "numbers": sum(m.numbers[name].count for name in names),
-         "bytes": sum(len(m.seen.bundle.tensors[name].data) for name in names)}
+        {
+            "owner": owner,
+            "kind": kind,
+            "words": _HOLDS[kind].format(owner=f"the {owner}"),
+            "tensors": len(names),
+            "numbers": sum(m.numbers[name].count for name in names),
+            "bytes": sum(len(m.seen.bundle.tensors[name].data) for name in names),
+        }
         for (owner, kind), names in members.items()
-    ]  # fmt: skip
+    ]
 
 
 def _tensors(m: Material) -> list[dict[str, Json]]:
     return [
-        {"name": name, "kind": m.roles[name].kind, "what": m.roles[name].words, "dtype": raw.dtype, "shape": list(raw.shape),
-         "bytes": len(raw.data), **m.numbers[name].as_json()}
+        {
+            "name": name,
+            "kind": m.roles[name].kind,
+            "what": m.roles[name].words,
+            "dtype": raw.dtype,
+            "shape": list(raw.shape),
+            "bytes": len(raw.data),
+            **m.numbers[name].as_json(),
+        }
         for name, raw in m.seen.bundle.tensors.items()
-    ]  # fmt: skip
+    ]
 
 
 def _facts(m: Material) -> list[dict[str, Json]]:
-    return [{"name": name, "value": value, "what": _FACTS.get(name, "said by the method")}
-            for name, value in m.seen.bundle.facts.items()]  # fmt: skip
+    return [
+        {"name": name, "value": value, "what": _FACTS.get(name, "said by the method")}
+        for name, value in m.seen.bundle.facts.items()
+    ]

@@ -30,8 +30,14 @@ class Numbers:
     not_finite: int
 
     def as_json(self) -> dict[str, Json]:
-        return {"count": self.count, "least": self.least, "most": self.most, "mean": self.mean,
-                "deviation": self.deviation, "not_finite": self.not_finite}  # fmt: skip
+        return {
+            "count": self.count,
+            "least": self.least,
+            "most": self.most,
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "not_finite": self.not_finite,
+        }
 
 
 def numbers_of(raw: RawTensor) -> Numbers:
@@ -64,8 +70,13 @@ def histogram(tensors: Sequence[RawTensor], found: Sequence[Numbers]) -> Json | 
     for raw in tensors:
         for chunk in chunks(raw):
             counts += np.histogram(chunk[np.isfinite(chunk)], edges)[0]
-    return {"kind": "histogram", "bins": edges.tolist(), "series": {"numbers": counts.tolist()}, "x_label": "value",
-            "y_label": "how many"}  # fmt: skip
+    return {
+        "kind": "histogram",
+        "bins": edges.tolist(),
+        "series": {"numbers": counts.tolist()},
+        "x_label": "value",
+        "y_label": "how many",
+    }
 
 
 def chunks(raw: RawTensor) -> Iterator[npt.NDArray[np.float64]]:

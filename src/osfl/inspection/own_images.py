@@ -51,14 +51,22 @@ def _copies(bundle: Bundle, plan: Plan, shard: Shard) -> Finding:
     try:
         check_no_image(payload, shard, plan.task)
     except UploadBlocked as no:
-        return Finding("serious", "Your images", f"ONE OF YOUR IMAGES IS INSIDE, in {no.field!r}.",
-                       "Do not send it. This is a mistake in the method; please report it.")  # fmt: skip
+        return Finding(
+            "serious",
+            "Your images",
+            f"ONE OF YOUR IMAGES IS INSIDE, in {no.field!r}.",
+            "Do not send it. This is a mistake in the method; please report it.",
+        )
     rows = sum(len(tensor) for tensor in image_rows(payload, plan.task).values())
     if not rows:
-        return Finding("note", "Your images", f"No tensor has rows as long as an image: no copy of your {many:,} images was "
-                       "looked for.")  # fmt: skip
-    return Finding("good", "Your images", f"None of the {rows:,} rows that are as long as an image is a copy of one of your "
-                   f"{many:,} images.")  # fmt: skip
+        return Finding(
+            "note", "Your images", f"No tensor has rows as long as an image: no copy of your {many:,} images was looked for."
+        )
+    return Finding(
+        "good",
+        "Your images",
+        f"None of the {rows:,} rows that are as long as an image is a copy of one of your {many:,} images.",
+    )
 
 
 def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
@@ -83,13 +91,25 @@ def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
     worst = min(ratios, key=lambda ratio: ratio.ratio)
     which = f"a {worst.what} of class {plan.task.classes[worst.label]!r}"
     if worst.ratio < BOUND:
-        return [Finding("serious", _CHECK, f"ONE OF YOUR IMAGES CAN BE READ OUT: {which} is much nearer to a training image "
-                        f"than to images that were not used (distance ratio {worst.ratio:.2f}, bound {BOUND}).",
-                        "Do not send it. Agree on a larger `least` in the plan.")]  # fmt: skip
+        return [
+            Finding(
+                "serious",
+                _CHECK,
+                f"ONE OF YOUR IMAGES CAN BE READ OUT: {which} is much nearer to a training image "
+                f"than to images that were not used (distance ratio {worst.ratio:.2f}, bound {BOUND}).",
+                "Do not send it. Agree on a larger `least` in the plan.",
+            )
+        ]
     tried = sum(ratio.tried for ratio in ratios)
-    return [Finding("good", _CHECK, f"{tried:,} candidates of {len({ratio.label for ratio in ratios})} classes were compared "
-                    f"with your images. The most suspicious, {which}, has a distance ratio of {worst.ratio:.2f} (0 is a copy, "
-                    f"1 is as near as to images that were not used, below {BOUND} nothing is sent).")]  # fmt: skip
+    return [
+        Finding(
+            "good",
+            _CHECK,
+            f"{tried:,} candidates of {len({ratio.label for ratio in ratios})} classes were compared "
+            f"with your images. The most suspicious, {which}, has a distance ratio of {worst.ratio:.2f} (0 is a copy, "
+            f"1 is as near as to images that were not used, below {BOUND} nothing is sent).",
+        )
+    ]
 
 
 def ratio_chart(ratios: Sequence[Ratio], classes: Sequence[str]) -> dict[str, Json]:
@@ -100,9 +120,15 @@ def ratio_chart(ratios: Sequence[Ratio], classes: Sequence[str]) -> dict[str, Js
     kinds = sorted(set.intersection(*(set(row) for row in found.values()))) if found else []
     if not kinds:
         return {}
-    return {"What the reconstruction attack found": {
-        "kind": "heatmap", "rows": [classes[label] for label in sorted(found)], "columns": list(kinds),
-        "values": [[found[label][kind] for kind in kinds] for label in sorted(found)],
-        "row_title": "class", "column_title": "read out of", "unit": "distance ratio",
-        "note": "Distance to the nearest training image over the distance to images that were not used: 0 is a copy.",
-    }}  # fmt: skip
+    return {
+        "What the reconstruction attack found": {
+            "kind": "heatmap",
+            "rows": [classes[label] for label in sorted(found)],
+            "columns": list(kinds),
+            "values": [[found[label][kind] for kind in kinds] for label in sorted(found)],
+            "row_title": "class",
+            "column_title": "read out of",
+            "unit": "distance ratio",
+            "note": "Distance to the nearest training image over the distance to images that were not used: 0 is a copy.",
+        }
+    }

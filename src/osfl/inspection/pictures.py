@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 Figures = dict[str, Json]
 MOST_PICTURES = 24  # of one tensor
 MOST_PIXELS = 4096 * 4096  # of one picture; nothing that medical images need is larger
-_SHOWN = {"weights": "Weights", "statistics": "Averages and spreads over training images", "tokens": "Tokens",
-          "features": "Sums of features", "pictures": "Pixels", "numbers": "Other numbers"}  # fmt: skip
+_SHOWN = {
+    "weights": "Weights",
+    "statistics": "Averages and spreads over training images",
+    "tokens": "Tokens",
+    "features": "Sums of features",
+    "pictures": "Pixels",
+    "numbers": "Other numbers",
+}
 
 
 def histograms(m: Material) -> Figures:
@@ -39,8 +45,11 @@ def histograms(m: Material) -> Figures:
 
 def galleries(m: Material) -> Figures:
     """Pictures that are in the bundle as they are."""
-    return {f"Pictures in {name}": _gallery(m.seen.bundle, name, m.known.classes) for name in m.named("pictures")
-            if _drawable(m.seen.bundle.tensors[name])}  # fmt: skip
+    return {
+        f"Pictures in {name}": _gallery(m.seen.bundle, name, m.known.classes)
+        for name in m.named("pictures")
+        if _drawable(m.seen.bundle.tensors[name])
+    }
 
 
 def _drawable(raw: RawTensor) -> bool:
@@ -56,8 +65,10 @@ def _gallery(bundle: Bundle, name: str, classes: Sequence[str]) -> Json:
     captions = _captions(bundle, many, classes)
     pictures = [_pixels(raw, place) for place in chosen]
     scale = max(1, 96 // max(raw.shape[2:]))
-    images = [{"png": png(pixels, scale), "caption": captions.get(place, f"no. {place + 1}")}
-              for place, pixels in zip(chosen, pictures, strict=True)]  # fmt: skip
+    images = [
+        {"png": png(pixels, scale), "caption": captions.get(place, f"no. {place + 1}")}
+        for place, pixels in zip(chosen, pictures, strict=True)
+    ]
     return {"kind": "gallery", "images": images, "note": f"{len(chosen)} of {many:,}, from the first to the last."}
 
 

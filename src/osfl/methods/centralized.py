@@ -27,8 +27,12 @@ class Centralized(Method):
 
     def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated:
         everyone = sorted(shards, key=lambda shard: shard.client)
-        union = Shard("everyone", pool([s.train for s in everyone]), pool([s.val for s in everyone]),
-                      digest_of([s.digest for s in everyone]))  # fmt: skip
+        union = Shard(
+            "everyone",
+            pool([s.train for s in everyone]),
+            pool([s.val for s in everyone]),
+            digest_of([s.digest for s in everyone]),
+        )
         images = {s.client: [Exchange(Payload({"images": s.train.images, "labels": s.train.labels}))] for s in everyone}
         return Simulated(Release(local_model(union, self.task, self.settings, ctx)), up=images)
 

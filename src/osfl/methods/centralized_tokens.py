@@ -26,7 +26,7 @@ class CentralizedTokens(Method):
         "paper": {},
         "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "hidden": 320},
         "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "epochs": 3, "batch_size": 32, "hidden": 32},
-    }  # fmt: skip
+    }
 
     def problems(self, clients: int) -> list[str]:
         return [*token_problems(self.settings), *classifying_problems(self.settings)]
@@ -36,9 +36,15 @@ class CentralizedTokens(Method):
         tokens = {s.client: tokenizer.tokens(s.train.images, ctx.device, ctx.map).cpu() for s in everyone}
         labels = torch.cat([s.train.labels for s in everyone])
         model = fit_classifier(
-            self.settings, torch.cat(list(tokens.values())), labels, len(self.task.classes), ctx.generator("classifier"),
-            ctx.generator("everyone"), ctx.device, lambda done, total: ctx.progress("classifier", done, total),
-        )  # fmt: skip
+            self.settings,
+            torch.cat(list(tokens.values())),
+            labels,
+            len(self.task.classes),
+            ctx.generator("classifier"),
+            ctx.generator("everyone"),
+            ctx.device,
+            lambda done, total: ctx.progress("classifier", done, total),
+        )
         sent = {s.client: [Exchange(Payload({"tokens": tokens[s.client], "labels": s.train.labels}))] for s in everyone}
         return Simulated(Release(Payload(named(model, "classifier"))), up=sent)
 

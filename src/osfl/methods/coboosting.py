@@ -19,7 +19,7 @@ from osfl.core.types import Payload, Release, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.ensembles.odds import odds
-from osfl.ingredients.generators.synthesis import (  # fmt: skip
+from osfl.ingredients.generators.synthesis import (
     Batch,
     Seen,
     Synthesis,
@@ -51,14 +51,34 @@ class Settings(Synthesis, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "teacher": "odds", "init": "average", "server_epochs": 8, "generators": 2, "generator_steps": 28,
-    "generator_lr": 0.01, "generator_width": 32, "synthesis_batch": 64, "shift": 0, "bn": 0.3, "adversarial": 0.1,
-    "passes": 3, "student_batch": 64, "student_lr": 0.02, "hard": 1.0,
-}  # fmt: skip
+    **CPU_TRAINING,
+    "ensemble": "odds",
+    "init": "average",
+    "server_epochs": 8,
+    "generators": 2,
+    "generator_steps": 28,
+    "generator_lr": 0.01,
+    "generator_width": 32,
+    "synthesis_batch": 64,
+    "shift": 0,
+    "bn": 0.3,
+    "adversarial": 0.1,
+    "passes": 3,
+    "student_batch": 64,
+    "student_lr": 0.02,
+    "hard": 1.0,
+}
 SMOKE = {
-    **SMOKE_TRAINING, "server_epochs": 2, "generator_steps": 2, "generator_width": 8, "noise": 16, "synthesis_batch": 16,
-    "student_batch": 16, "generators": 2, "shift": 1,
-}  # fmt: skip
+    **SMOKE_TRAINING,
+    "server_epochs": 2,
+    "generator_steps": 2,
+    "generator_width": 8,
+    "latent_dim": 16,
+    "synthesis_batch": 16,
+    "student_batch": 16,
+    "generators": 2,
+    "shift": 1,
+}
 
 
 class CoBoosting(ModelUpload):
@@ -77,7 +97,7 @@ class CoBoosting(ModelUpload):
         return found + out_of_range(self.settings, (), ("generator_clip", "hardness", "epsilon", "weight_lr"), ())
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher in COUNTED)
+        return bool(self.settings.ensemble in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         shop = Workshop(self, uploads, ctx)
@@ -132,9 +152,7 @@ def perturbed(batch: Batch, teacher: Teacher, epsilon: float) -> tuple[torch.Ten
 # --- the ensemble's weights --------------------------------------------------------------------------------------------
 
 
-def vote(
-    logits: torch.Tensor, weights: torch.Tensor, mode: str, base: torch.Tensor, share: float = 1.0
-) -> torch.Tensor:
+def vote(logits: torch.Tensor, weights: torch.Tensor, mode: str, base: torch.Tensor, share: float = 1.0) -> torch.Tensor:
     """E_w of members' logits (clients, batch, classes), with gradients to w; `base` are the votes that w scales."""
     votes = weights.view(-1, 1) * (base if base.ndim == 2 else base.view(-1, 1))  # (clients, 1 or classes)
     if mode == "logits":
@@ -171,7 +189,7 @@ class Voices:
         shop, size = self.shop, self.size * 0.99**epoch
         for index in batches(len(shop.images), shop.settings.student_batch, shop.ctx.generator("weights", epoch)):
             weights = self.weights.clone().requires_grad_()
-            answer = vote(shop.logits[:, index], weights, shop.settings.teacher, self.base, shop.folded.share)
+            answer = vote(shop.logits[:, index], weights, shop.settings.ensemble, self.base, shop.folded.share)
             (gradient,) = torch.autograd.grad(functional.cross_entropy(answer, shop.labels[index]), weights)
             after = weight_step(self.weights, gradient, size)
             if self._somebody_speaks(after):
@@ -187,7 +205,7 @@ class Voices:
 
     def _tell(self) -> None:
         """All teachers of the workshop vote with the new weights from now on; odds keep the class counts as they are."""
-        if self.shop.settings.teacher == "odds":
+        if self.shop.settings.ensemble == "odds":
             for teacher in [*self.shop.teachers, self.shop.folded]:
                 teacher.louder = self.weights
             return
@@ -198,6 +216,12 @@ class Voices:
 
     def show(self, ctx: Context) -> None:
         series: dict[str, Any] = {name: self.history[:, i].tolist() for i, name in enumerate(self.clients)}
-        figure = {"kind": "lines", "x": list(range(len(self.history))), "series": series, "x_label": "epoch",
-                  "y_label": "weight", "note": "How much each client counts in the ensemble."}  # fmt: skip
+        figure = {
+            "kind": "lines",
+            "x": list(range(len(self.history))),
+            "series": series,
+            "x_label": "epoch",
+            "y_label": "weight",
+            "note": "How much each client counts in the ensemble.",
+        }
         ctx.show("Ensemble weights", figure)

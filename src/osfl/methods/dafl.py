@@ -20,7 +20,7 @@ from osfl.core.types import Payload, Release, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, combine
 from osfl.ingredients.generators.pictures import by_class
-from osfl.ingredients.generators.synthesis import (  # fmt: skip
+from osfl.ingredients.generators.synthesis import (
     Pair,
     check_finite,
     in_stages,
@@ -38,11 +38,11 @@ from osfl.models.naming import named
 
 @dataclass(frozen=True)
 class Settings(Student, Training):
-    teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
+    ensemble: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     server_epochs: int = 2000  # so often server_steps steps
     server_steps: int = 120  # in each epoch: one step of the generator and one of the student
     synthesis_batch: int = 1024  # images a step
-    noise: int = 1000  # numbers that an image is made from
+    latent_dim: int = 1000  # numbers that an image is made from
     generator_lr: float = 0.02  # Adam
     generator_width: int = 128  # channels of its first layers
     ending: Ending = "tanh+norm"  # of the generator: tanh and a batch norm without parameters, or sigmoid
@@ -58,14 +58,30 @@ class Settings(Student, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 10, "server_steps": 20,
-    "synthesis_batch": 96, "noise": 100, "generator_lr": 0.005, "generator_width": 32, "ending": "sigmoid", "bn": 0.3,
-    "one_hot": 1.0, "student_lr": 0.02, "student_clip": 10.0,
-}  # fmt: skip
+    **CPU_TRAINING,
+    "ensemble": "class_count",
+    "init": "average",
+    "server_epochs": 10,
+    "server_steps": 20,
+    "synthesis_batch": 96,
+    "latent_dim": 100,
+    "generator_lr": 0.005,
+    "generator_width": 32,
+    "ending": "sigmoid",
+    "bn": 0.3,
+    "one_hot": 1.0,
+    "student_lr": 0.02,
+    "student_clip": 10.0,
+}
 SMOKE = {
-    **SMOKE_TRAINING, "server_epochs": 2, "server_steps": 2, "synthesis_batch": 16, "noise": 16, "generator_width": 8,
+    **SMOKE_TRAINING,
+    "server_epochs": 2,
+    "server_steps": 2,
+    "synthesis_batch": 16,
+    "latent_dim": 16,
+    "generator_width": 8,
     "student_lr": 0.01,
-}  # fmt: skip
+}
 
 
 class Dafl(ModelUpload):
@@ -75,12 +91,20 @@ class Dafl(ModelUpload):
 
     def problems(self, clients: int) -> list[str]:
         found = super().problems(clients) + student_problems(self.settings, self.architectures())
-        positive = ("server_epochs", "server_steps", "noise", "generator_lr", "generator_width", "student_lr", "temperature")
+        positive = (
+            "server_epochs",
+            "server_steps",
+            "latent_dim",
+            "generator_lr",
+            "generator_width",
+            "student_lr",
+            "temperature",
+        )
         zero = ("one_hot", "entropy", "activation", "bn", "student_momentum", "student_decay", "student_clip")
         return found + out_of_range(self.settings, positive, zero, ("synthesis_batch",))
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher in COUNTED)
+        return bool(self.settings.ensemble in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         game = Game(self, uploads, ctx)
@@ -129,7 +153,7 @@ class Game(Pair):
         self.settings = method.settings
         self.plain = teachers(uploads, method)
         self.members = [Featured(member, self.settings.bn > 0).to(ctx.device) for member in self.plain]
-        self.weights = teacher_weights(uploads, self.settings.teacher, len(method.task.classes))
+        self.weights = teacher_weights(uploads, self.settings.ensemble, len(method.task.classes))
 
     def play(self, epoch: int) -> None:
         settings = self.settings
@@ -139,7 +163,7 @@ class Game(Pair):
         self.student.train()
         total = torch.zeros((), device=self.ctx.device)
         for _ in range(settings.server_steps):
-            total += self.turn(torch.randn((settings.synthesis_batch, settings.noise), generator=rng))
+            total += self.turn(torch.randn((settings.synthesis_batch, settings.latent_dim), generator=rng))
         check_finite(total, "generator or the student", "generator_lr", settings.generator_lr)
         images = settings.synthesis_batch * settings.server_steps
         self.spend(self.plain, images, images, images)
@@ -155,8 +179,12 @@ class Game(Pair):
     def objective(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The teacher's answer, and oh CE(T, argmax T) + ie sum p log10 p - a mean |features| (+ bn R_BN)."""
         answers: list[Any] = [member(x) for member in self.members]
-        teacher = combine(torch.stack([logits for logits, _, _ in answers]), self.settings.teacher, self.weights,
-                          share=self.ctx.plan.limits.share)  # fmt: skip
+        teacher = combine(
+            torch.stack([logits for logits, _, _ in answers]),
+            self.settings.ensemble,
+            self.weights,
+            share=self.ctx.plan.limits.share,
+        )
         loss = self.settings.one_hot * functional.cross_entropy(teacher, teacher.detach().argmax(-1))
         loss = loss + self.settings.entropy * entropy_term(teacher)
         loss = loss - self.settings.activation * torch.stack([size for _, size, _ in answers]).mean()
@@ -164,7 +192,7 @@ class Game(Pair):
 
     def show(self) -> None:
         with torch.no_grad():
-            z = torch.randn((128, self.settings.noise), generator=self.ctx.generator("gallery")).to(self.ctx.device)
+            z = torch.randn((128, self.settings.latent_dim), generator=self.ctx.generator("gallery")).to(self.ctx.device)
             x = self.draw(z)
             teacher, _ = self.objective(x)
         note = "Made by the generator; below each, what the ensemble takes it for."

@@ -33,7 +33,7 @@ from osfl.models.naming import load_named, named
 @dataclass(frozen=True)
 class Settings(Training, Student, Pixels):
     steps: int = 2000  # T, descent steps on the pixels
-    combine: Combine = "logits"  # how the clients' answers become one teacher
+    ensemble: Combine = "logits"  # how the clients' answers become one teacher
     invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each by itself
     guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
     batches: int = 8  # batches of images that each maker makes in a round; the paper leaves it open
@@ -41,12 +41,12 @@ class Settings(Training, Student, Pixels):
     adi: float = 0.0  # weight of the disagreement between student and teacher (adaptive DeepInversion)
     l2: float = 0.0  # weight of the images' norm
     server_epochs: int = 200  # passes over all images in a round; the distillation loop was never published
-    server_batch: int = 128  # images a step of the student
-    server_lr: float = 0.1  # the student's learning rate
-    server_decay: float = 1e-4  # weight decay of the student
+    student_batch: int = 128  # images a step of the student
+    student_lr: float = 0.1  # the student's learning rate
+    student_decay: float = 1e-4  # weight decay of the student
     temperature: float = 3.0  # softens teacher and student
     hard: float = 0.0  # weight of cross-entropy on the labels that images were made for
-    noise: float = 0.0  # added to images while distilling, in units of the pixel range [-1, 1]
+    noise_std: float = 0.0  # added to images while distilling, in units of the pixel range [-1, 1]
     mirror: bool = False  # mirror images at random while distilling
     ask_again: bool = False  # ask the guides about each changed image, not once about the original
 
@@ -56,16 +56,39 @@ class DeepInversion(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # guided by validation images of bloodcells-28; see the method's card
-            **CPU_TRAINING, "images": 192, "steps": 100, "pixel_lr": 0.1, "tv": 2.5e-2, "flip": True, "clamp": True,
-            "labels": "seen", "combine": "odds", "invert": "clients", "batches": 1, "temperature": 1.0,
-            "server_epochs": 80, "server_lr": 0.05, "noise": 0.1, "mirror": True, "ask_again": True,
+            **CPU_TRAINING,
+            "images": 192,
+            "steps": 100,
+            "pixel_lr": 0.1,
+            "tv": 2.5e-2,
+            "flip": True,
+            "clamp": True,
+            "labels": "seen",
+            "ensemble": "odds",
+            "invert": "clients",
+            "batches": 1,
+            "temperature": 1.0,
+            "server_epochs": 80,
+            "student_lr": 0.05,
+            "noise_std": 0.1,
+            "mirror": True,
+            "ask_again": True,
         },
         "smoke": {**SMOKE_TRAINING, "steps": 4, "images": 16, "batches": 1, "rounds": 2, "adi": 1.0, "server_epochs": 2},
-    }  # fmt: skip
+    }
     DEVIATIONS = ("the paper has one teacher and no federation: here the clients are inverted together or one by one",)
 
     def problems(self, clients: int) -> list[str]:
-        least = {"batches": 1, "rounds": 1, "server_epochs": 1, "server_batch": 2, "adi": 0, "l2": 0, "hard": 0, "noise": 0}
+        least = {
+            "batches": 1,
+            "rounds": 1,
+            "server_epochs": 1,
+            "student_batch": 2,
+            "adi": 0,
+            "l2": 0,
+            "hard": 0,
+            "noise_std": 0,
+        }
         found = too_low(self.settings, least)
         if self.settings.ask_again and self.settings.guides == "makers":
             found.append("setting 'ask_again': only everyone can be asked again; set guides=everyone")
@@ -75,15 +98,21 @@ class DeepInversion(ModelUpload):
         return [*super().problems(clients), *pixel_problems(self.settings), *found]
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine in COUNTED or self.settings.labels != "balanced")
+        return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
         members = teachers(uploads, self)
-        everyone = teacher_of(uploads, members, self.settings.combine, len(self.task.classes), ctx.plan.limits.share)
-        key = {"what": "deepinversion", "settings": asdict(self.settings), "uploads": digests_of(uploads),
-               "seed": ctx.plan.seed, "task": asdict(self.task), "share": ctx.plan.limits.share}  # fmt: skip
+        everyone = teacher_of(uploads, members, self.settings.ensemble, len(self.task.classes), ctx.plan.limits.share)
+        key = {
+            "what": "deepinversion",
+            "settings": asdict(self.settings),
+            "uploads": digests_of(uploads),
+            "seed": ctx.plan.seed,
+            "task": asdict(self.task),
+            "share": ctx.plan.limits.share,
+        }
         pool: Pool | None = None
         for number in range(self.settings.rounds):
             pool = _joined(pool, self._images(uploads, members, student, number, {**key, "round": number}, ctx))
@@ -99,11 +128,16 @@ class DeepInversion(ModelUpload):
         return Release(Payload(named(student, "model"), {"architecture": architecture}))
 
     def _images(
-        self, uploads: Sequence[Upload], members: Sequence[nn.Module], student: nn.Module, number: int,
-        key: Mapping[str, Any], ctx: Context,
-    ) -> Pool:  # fmt: skip
+        self,
+        uploads: Sequence[Upload],
+        members: Sequence[nn.Module],
+        student: nn.Module,
+        number: int,
+        key: Mapping[str, Any],
+        ctx: Context,
+    ) -> Pool:
         """New images of every maker, in parallel, each batch kept on its own; and what the guides say about them."""
-        classes, mode, share = len(self.task.classes), self.settings.combine, ctx.plan.limits.share
+        classes, mode, share = len(self.task.classes), self.settings.ensemble, ctx.plan.limits.share
         everyone = teacher_of(uploads, members, mode, classes, share)
         alone = [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)]
         makers = [everyone] if self.settings.invert == "ensemble" else alone
@@ -117,7 +151,7 @@ class DeepInversion(ModelUpload):
 
         made = ctx.map(make, [(maker, batch) for maker in makers for batch in range(self.settings.batches)])
         inputs, labels = (torch.cat([payload.tensors[name] for payload in made]) for name in ("inputs", "labels"))
-        logits = fast_logits(members, inputs, map=ctx.map)
+        logits = fast_logits(members, inputs, run_map=ctx.map)
         if self.settings.guides == "everyone" or self.settings.invert == "ensemble":
             return Pool(inputs, everyone.combine(logits), labels)
         parts = torch.split(logits, self.settings.images * self.settings.batches, 1)  # by maker, all members' answers
@@ -132,21 +166,34 @@ class DeepInversion(ModelUpload):
         seen = torch.stack([counts[client] for client in maker.clients]).sum(0)
         labels = labels_for(settings.labels, settings.images, seen, rng)
         images = invert(
-            [Watched(member) for member in maker.members], labels, self.task.image,
+            [Watched(member) for member in maker.members],
+            labels,
+            self.task.image,
             settings.inversion(adi=settings.adi if number else 0.0, l2=settings.l2),  # nothing to disagree with at first
-            rng, student=freeze(student) if settings.adi else None, combine=maker.combine,
-        )  # fmt: skip
+            rng,
+            student=freeze(student) if settings.adi else None,
+            combine=maker.combine,
+        )
         return Payload({"inputs": images.contiguous(), "labels": labels})
 
     def _teach(self, student: nn.Module, pool: Pool, number: int, everyone: Teacher, ctx: Context) -> Payload:
         settings = self.settings
         frozen = everyone.of([freeze(member) for member in everyone.members])
         distill(
-            student, pool, ctx.generator("distil", number), epochs=settings.server_epochs, batch_size=settings.server_batch,
-            lr=settings.server_lr, weight_decay=settings.server_decay, temperature=settings.temperature, hard=settings.hard,
-            noise=settings.noise, mirror=settings.mirror, ask=frozen if settings.ask_again else None,
+            student,
+            pool,
+            ctx.generator("distil", number),
+            epochs=settings.server_epochs,
+            batch_size=settings.student_batch,
+            lr=settings.student_lr,
+            weight_decay=settings.student_decay,
+            temperature=settings.temperature,
+            hard=settings.hard,
+            noise=settings.noise_std,
+            mirror=settings.mirror,
+            ask=frozen if settings.ask_again else None,
             progress=lambda done, total: ctx.progress("distils", done, total),
-        )  # fmt: skip
+        )
         return Payload(named(student, "model"))
 
 

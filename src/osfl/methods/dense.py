@@ -38,15 +38,37 @@ class Settings(Synthesis, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "teacher": "class_count", "init": "average", "server_epochs": 8, "generators": 2, "generator_steps": 28,
-    "generator_lr": 0.01, "generator_width": 32, "synthesis_batch": 64, "shift": 0, "bn": 0.3, "passes": 6,
-    "student_batch": 64, "student_lr": 0.02, "student_decay": 1e-4, "student_cosine": True, "student_clip": 10.0,
-    "temperature": 4.0, "hard": 1.0,
-}  # fmt: skip
+    **CPU_TRAINING,
+    "ensemble": "class_count",
+    "init": "average",
+    "server_epochs": 8,
+    "generators": 2,
+    "generator_steps": 28,
+    "generator_lr": 0.01,
+    "generator_width": 32,
+    "synthesis_batch": 64,
+    "shift": 0,
+    "bn": 0.3,
+    "passes": 6,
+    "student_batch": 64,
+    "student_lr": 0.02,
+    "student_decay": 1e-4,
+    "student_cosine": True,
+    "student_clip": 10.0,
+    "temperature": 4.0,
+    "hard": 1.0,
+}
 SMOKE = {
-    **SMOKE_TRAINING, "server_epochs": 2, "generator_steps": 2, "generator_width": 8, "noise": 16, "synthesis_batch": 16,
-    "student_batch": 16, "generators": 2, "shift": 1,
-}  # fmt: skip
+    **SMOKE_TRAINING,
+    "server_epochs": 2,
+    "generator_steps": 2,
+    "generator_width": 8,
+    "latent_dim": 16,
+    "synthesis_batch": 16,
+    "student_batch": 16,
+    "generators": 2,
+    "shift": 1,
+}
 
 
 class Dense(ModelUpload):
@@ -65,7 +87,7 @@ class Dense(ModelUpload):
         return super().problems(clients) + synthesis_problems(self.settings, self.architectures())
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.teacher in COUNTED)
+        return bool(self.settings.ensemble in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         shop = Workshop(self, uploads, ctx)

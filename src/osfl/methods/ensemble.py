@@ -23,14 +23,14 @@ class Settings(Training):
     # Under label skew the choice matters more than anything else: averaging probabilities beats logits by several points,
     # weighting each client per class by how much of that class it has seen by tens of points; comparing only the classes
     # that a client knows (`odds`) is as good or better where some have little but one class.
-    combine: Combine = "logits"  # what is averaged, and how it is weighted
+    ensemble: Combine = "logits"  # what is averaged, and how it is weighted
 
 
 class EnsembleOfClients(ModelUpload):
     Settings = Settings
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine in COUNTED)
+        return bool(self.settings.ensemble in COUNTED)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         gathered, share = gather({upload.client: upload.payload for upload in uploads}), ctx.plan.limits.share
@@ -41,4 +41,4 @@ class EnsembleOfClients(ModelUpload):
         share = float(payload.facts.get("share", Limits().share))
         uploads = [Upload(client, "", part) for client, part in members(payload).items()]
         models = [super(EnsembleOfClients, self).build(upload.payload) for upload in uploads]
-        return teacher_ensemble(uploads, models, self.settings.combine, len(self.task.classes), share)
+        return teacher_ensemble(uploads, models, self.settings.ensemble, len(self.task.classes), share)

@@ -64,10 +64,17 @@ class FedCGS(TokenMethod):
     NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
         "paper": {},
-        "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "tokens": "concat",
-                "precision": "float64", "ridge": 1e-2},
+        "cpu": {
+            "encoder": "efficientnet_lite0_320",
+            "window": 112,
+            "resolution": 224,
+            "stride": 112,
+            "tokens": "concat",
+            "precision": "float64",
+            "ridge": 1e-2,
+        },
         "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8},
-    }  # fmt: skip
+    }
     DEVIATIONS = (
         "a ridge keeps the covariance invertible",
         "classes with fewer than `least` images are in no sum",

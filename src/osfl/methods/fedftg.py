@@ -18,7 +18,7 @@ from torch.nn import functional
 from osfl.core.method import Context
 from osfl.core.types import Payload, Release, Upload
 from osfl.ingredients.generators.pictures import by_class
-from osfl.ingredients.generators.synthesis import (  # fmt: skip
+from osfl.ingredients.generators.synthesis import (
     Pair,
     check_finite,
     draw_labels,
@@ -43,7 +43,7 @@ class Settings(Student, Training):
     generator_steps: int = 1  # on each client, in each iteration
     student_steps: int = 5  # in each iteration
     synthesis_batch: int = 128  # images a step
-    noise: int = 100  # numbers that an image is made from, besides its class
+    latent_dim: int = 100  # numbers that an image is made from, besides its class
     generator_lr: float = 0.01  # Adam
     generator_width: int = 128  # channels of its first layers
     ending: Ending = "tanh+norm"  # of the generator: tanh and a batch norm without parameters, or sigmoid
@@ -59,14 +59,29 @@ class Settings(Student, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "iterations": 60, "synthesis_batch": 96, "generator_width": 32, "generator_lr": 0.005, "ending": "sigmoid",
-    "bn": 0.3, "disagree": 0.1, "diverse": 0.1, "student_lr": 0.02, "student_momentum": 0.9, "student_clip": 10.0,
+    **CPU_TRAINING,
+    "iterations": 60,
+    "synthesis_batch": 96,
+    "generator_width": 32,
+    "generator_lr": 0.005,
+    "ending": "sigmoid",
+    "bn": 0.3,
+    "disagree": 0.1,
+    "diverse": 0.1,
+    "student_lr": 0.02,
+    "student_momentum": 0.9,
+    "student_clip": 10.0,
     "student_cosine": True,
-}  # fmt: skip
+}
 SMOKE = {
-    **SMOKE_TRAINING, "iterations": 2, "student_steps": 2, "synthesis_batch": 16, "noise": 16, "generator_width": 8,
+    **SMOKE_TRAINING,
+    "iterations": 2,
+    "student_steps": 2,
+    "synthesis_batch": 16,
+    "latent_dim": 16,
+    "generator_width": 8,
     "student_lr": 0.01,
-}  # fmt: skip
+}
 
 
 class FedFtg(ModelUpload):
@@ -83,7 +98,15 @@ class FedFtg(ModelUpload):
 
     def problems(self, clients: int) -> list[str]:
         found = super().problems(clients) + student_problems(self.settings, self.architectures())
-        positive = ("iterations", "generator_steps", "student_steps", "noise", "generator_lr", "generator_width", "student_lr")
+        positive = (
+            "iterations",
+            "generator_steps",
+            "student_steps",
+            "latent_dim",
+            "generator_lr",
+            "generator_width",
+            "student_lr",
+        )
         zero = ("classify", "diverse", "disagree", "bn", "student_momentum", "student_decay", "student_clip")
         return found + out_of_range(self.settings, positive, zero, ("synthesis_batch",))
 
@@ -139,7 +162,7 @@ class Tuning(Pair):
         rng = self.ctx.generator("fine-tuning", iteration)
         labels = draw_labels(settings.synthesis_batch, self.counts.sum(0), rng)
         share = shares(self.counts, labels).to(device)
-        z, labels = torch.randn((len(labels), settings.noise), generator=rng).to(device), labels.to(device)
+        z, labels = torch.randn((len(labels), settings.latent_dim), generator=rng).to(device), labels.to(device)
         student = freeze(self.student)
         total = torch.zeros((), device=device)
         for member, weight in zip(self.members, share, strict=True):
@@ -184,7 +207,9 @@ class Tuning(Pair):
         seen = torch.nonzero(self.counts.sum(0) > 0).flatten()
         labels = seen.repeat_interleave(4)
         with torch.no_grad():
-            z = torch.randn((len(labels), self.settings.noise), generator=self.ctx.generator("gallery")).to(self.ctx.device)
+            z = torch.randn((len(labels), self.settings.latent_dim), generator=self.ctx.generator("gallery")).to(
+                self.ctx.device
+            )
             x = self.draw(z, labels.to(self.ctx.device)).cpu()
         note = "Made by the generator for the class named below each; never seen by any client."
         self.ctx.show("Synthetic images", by_class(x, labels, self.task.classes, 4, note))

@@ -39,7 +39,7 @@ from osfl.models.naming import load_named, named
 
 @dataclass(frozen=True)
 class Settings(Training, Student, Pixels, Following):
-    combine: Combine = "logits"  # how the clients' answers become one teacher
+    ensemble: Combine = "logits"  # how the clients' answers become one teacher
     invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each its share of them
     guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
     walks: int = 1  # how often the student walks along each trajectory; images cost far more than its steps
@@ -50,12 +50,28 @@ class FedISCA(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # guided by validation images of bloodcells-28; see the method's card
-            **CPU_TRAINING, "images": 160, "steps": 90, "pixel_lr": 0.1, "tv": 2.5e-2, "bn": 3.0, "flip": True, "clamp": True,
-            "labels": "seen", "combine": "class_count", "init": "average", "invert": "clients", "every": 3, "repetitions": 3,
-            "walks": 6, "temperature": 1.0, "server_lr": 0.05, "server_schedule": "cosine", "server_clip": 5.0,
+            **CPU_TRAINING,
+            "images": 160,
+            "steps": 90,
+            "pixel_lr": 0.1,
+            "tv": 2.5e-2,
+            "bn": 3.0,
+            "flip": True,
+            "clamp": True,
+            "labels": "seen",
+            "ensemble": "class_count",
+            "init": "average",
+            "invert": "clients",
+            "every": 3,
+            "repetitions": 3,
+            "walks": 6,
+            "temperature": 1.0,
+            "student_lr": 0.05,
+            "student_schedule": "cosine",
+            "student_clip": 5.0,
         },
-        "smoke": {**SMOKE_TRAINING, "images": 16, "steps": 4, "repetitions": 3, "server_lr": 0.01},
-    }  # fmt: skip
+        "smoke": {**SMOKE_TRAINING, "images": 16, "steps": 4, "repetitions": 3, "student_lr": 0.01},
+    }
     DEVIATIONS = (
         "trajectories are kept as 16-bit floats",
         "the noise-adapted teacher answers by the equation unless `noise_teacher=batch_stats`, which is what the code does",
@@ -69,7 +85,7 @@ class FedISCA(ModelUpload):
         return [*super().problems(clients), *pixel_problems(self.settings), *following_problems(self.settings), *found]
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine in COUNTED or self.settings.labels != "balanced")
+        return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
@@ -77,12 +93,19 @@ class FedISCA(ModelUpload):
         makers, everyone = self._teachers(uploads, ctx.plan.limits.share)
         learner = Learner(student, self.settings.temperature)
         kept = Payload({})
-        key = {"what": "fedisca", "settings": asdict(self.settings), "uploads": digests_of(uploads),
-               "seed": ctx.plan.seed, "task": asdict(self.task), "share": ctx.plan.limits.share}  # fmt: skip
+        key = {
+            "what": "fedisca",
+            "settings": asdict(self.settings),
+            "uploads": digests_of(uploads),
+            "seed": ctx.plan.seed,
+            "task": asdict(self.task),
+            "share": ctx.plan.limits.share,
+        }
         guides = everyone if self.settings.guides == "everyone" else None
         # a share each, so that time grows with the clients as it does for the ensemble, not with their square
         made = Lessons(makers, uploads, self, ctx, guides, images=math.ceil(self.settings.images / len(makers)))
         for part in made.parts:
+
             def work(part: range = part) -> Payload:
                 lessons = made.take(part)
                 made.beside(part, lambda mine: self._walks(learner, mine, part), [lessons])
@@ -98,7 +121,7 @@ class FedISCA(ModelUpload):
 
     def _teachers(self, uploads: Sequence[Upload], share: float) -> tuple[list[Teacher], Teacher]:
         """Who makes images, and all clients as one."""
-        members, classes, mode = teachers(uploads, self), len(self.task.classes), self.settings.combine
+        members, classes, mode = teachers(uploads, self), len(self.task.classes), self.settings.ensemble
         everyone = teacher_of(uploads, members, mode, classes, share)
         if self.settings.invert == "ensemble":
             return [everyone], everyone
@@ -111,10 +134,10 @@ class FedISCA(ModelUpload):
     def _walk(self, learner: Learner, lessons: Sequence[Lesson], repetition: int) -> None:
         """One student step for each kept step, forwards, `walks` times: the running statistics end at the finished images."""
         settings = self.settings
-        lr = settings.server_lr * decay(settings.server_schedule, repetition, settings.repetitions)
+        lr = settings.student_lr * decay(settings.student_schedule, repetition, settings.repetitions)
         for place in [*range(len(lessons[0].trajectory))] * settings.walks:
             gradient = learner.gradient(lessons, place)
-            learner.step(gradient, lr, settings.server_momentum, settings.server_decay, settings.server_clip)
+            learner.step(gradient, lr, settings.student_momentum, settings.student_decay, settings.student_clip)
 
     def _show(self, pictures: Sequence[tuple[torch.Tensor, torch.Tensor]], ctx: Context) -> None:
         images, labels = (torch.cat(parts) for parts in zip(*pictures, strict=True))

@@ -84,8 +84,9 @@ class FedMitr(ModelUpload):
         return Release(Payload(released.tensors, {**released.facts, **measured}))
 
     def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
-        server = PatchServer(self, uploads, ctx, "fedmitr", self.settings.inversion(self.events()), self.terms(),
-                             self.settings.probe)  # fmt: skip
+        server = PatchServer(
+            self, uploads, ctx, "fedmitr", self.settings.inversion(self.events()), self.terms(), self.settings.probe
+        )
         server.learn()
         return server
 

@@ -51,11 +51,28 @@ class FedPFT(TokenMethod):
     NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
         "paper": {},
-        "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112, "tokens": "concat",
-                "tolerance": 1e-3, "iterations": 200, "standardize": True},
-        "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "components": 2, "tolerance": 1e-3,
-                  "iterations": 20, "epochs": 3, "standardize": True},
-    }  # fmt: skip
+        "cpu": {
+            "encoder": "efficientnet_lite0_320",
+            "window": 112,
+            "resolution": 224,
+            "stride": 112,
+            "tokens": "concat",
+            "tolerance": 1e-3,
+            "iterations": 200,
+            "standardize": True,
+        },
+        "smoke": {
+            "encoder": "random",
+            "window": 8,
+            "resolution": 8,
+            "stride": 8,
+            "components": 2,
+            "tolerance": 1e-3,
+            "iterations": 20,
+            "epochs": 3,
+            "standardize": True,
+        },
+    }
     DEVIATIONS = (
         "classes with few images get fewer components; the public code drops them",
         "every component rests on at least `least` images, and classes with fewer are not sent",
@@ -72,8 +89,10 @@ class FedPFT(TokenMethod):
     def contract(self, architecture: str) -> Contract:
         d = self.settings.width(self.settings.tokens)
         sizes: dict[str, tuple[int | str, ...]] = {
-            "diag": ("k{}", d), "spherical": ("k{}",), "full": ("k{}", d * (d + 1) // 2),
-        }  # fmt: skip
+            "diag": ("k{}", d),
+            "spherical": ("k{}",),
+            "full": ("k{}", d * (d + 1) // 2),
+        }
         found: dict[str, Field] = {}
         for c in range(len(self.task.classes)):
             spread = tuple(side.format(c) if isinstance(side, str) else side for side in sizes[self.settings.shape])
@@ -111,9 +130,19 @@ class FedPFT(TokenMethod):
         same_encoder(uploads, self.settings)
         x, y = self.tokens(uploads, ctx)
         s = self.settings
-        head = linear_head(x, y, len(self.task.classes), ctx.generator("head"), epochs=s.epochs, batch_size=s.batch_size,
-                           optimizer=s.optimizer, lr=s.lr, standardize=s.standardize, device=ctx.device,
-                           progress=lambda done, total: ctx.progress("head", done, total))  # fmt: skip
+        head = linear_head(
+            x,
+            y,
+            len(self.task.classes),
+            ctx.generator("head"),
+            epochs=s.epochs,
+            batch_size=s.batch_size,
+            optimizer=s.optimizer,
+            lr=s.lr,
+            standardize=s.standardize,
+            device=ctx.device,
+            progress=lambda done, total: ctx.progress("head", done, total),
+        )
         return Release(Payload(named(head, "head")))
 
     def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,8 +152,11 @@ class FedPFT(TokenMethod):
         wanted = drawn_for([self._wanted(upload) for upload in uploads], each, ctx.plan.limits)
         drawn = [self._drawn(upload, row, ctx) for upload, row in zip(uploads, wanted, strict=True)]
         if not any(features for features, _ in drawn):
-            raise RoundError("no upload holds a mixture of a class that its client has", field="class_counts",
-                             fix="Check the sites' data with `osfl check`; a mixture needs an image.")  # fmt: skip
+            raise RoundError(
+                "no upload holds a mixture of a class that its client has",
+                field="class_counts",
+                fix="Check the sites' data with `osfl check`; a mixture needs an image.",
+            )
         features, labels = (torch.cat([part for pair in drawn for part in pair[which]]) for which in (0, 1))
         return features, labels
 
@@ -134,12 +166,12 @@ class FedPFT(TokenMethod):
     def _wanted(self, upload: Upload) -> list[int]:
         """So many features of each class its client asks for, by what it claims to have."""
         counts = reported_counts(upload.payload.facts, upload.client)
-        return [max(1, round(n * self.settings.samples)) if n and f"class-{c}/weights" in upload.payload.tensors else 0
-                for c, n in enumerate(counts)]  # fmt: skip
+        return [
+            max(1, round(n * self.settings.samples)) if n and f"class-{c}/weights" in upload.payload.tensors else 0
+            for c, n in enumerate(counts)
+        ]
 
-    def _drawn(
-        self, upload: Upload, wanted: Sequence[int], ctx: Context
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _drawn(self, upload: Upload, wanted: Sequence[int], ctx: Context) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Synthetic features of one client, class by class; each cell has its own seed, so that it can be forgotten."""
         features, labels = [], []
         for c, n in enumerate(wanted):
@@ -154,8 +186,13 @@ class FedPFT(TokenMethod):
         weights, means, spread = (payload.tensors[f"class-{label}/{what}"].double() for what in ("weights", "means", "spread"))
         variances = unpacked(spread).diagonal(dim1=1, dim2=2) if self.settings.shape == "full" else spread
         if not (bool((weights >= 0).all()) and float(weights.sum()) > 0 and bool((variances > 0).all())):
-            raise RoundError("this is no mixture of Gaussians", field=f"class-{label}", got="other weights or variances",
-                             expected="positive ones", fix="Ask the site to train again, or leave it out.")  # fmt: skip
+            raise RoundError(
+                "this is no mixture of Gaussians",
+                field=f"class-{label}",
+                got="other weights or variances",
+                expected="positive ones",
+                fix="Ask the site to train again, or leave it out.",
+            )
         return FeatureMixture(weights, means, unpacked(spread) if self.settings.shape == "full" else spread)
 
     def without_class(self, payload: Payload, label: int) -> Payload:

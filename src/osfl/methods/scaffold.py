@@ -55,11 +55,10 @@ class Scaffold(MultiRound):
         """c_i+ = c_i - c + (w_server - w_i) / (K lr)."""
         scale = 1.0 / (steps * max(lr, self.settings.lr_floor))
         return {
-            f"{client}/{control}": state[f"{client}/{control}"] - server
-            + (state[name] - trained[name]) * scale
+            f"{client}/{control}": state[f"{client}/{control}"] - server + (state[name] - trained[name]) * scale
             for control, server in part(state, "control").items()
             for name in [control.removeprefix("control/")]
-        }  # fmt: skip
+        }
 
     def merge(self, state: State, clients: Mapping[str, State], samples: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """w = mean of w_i and, at full participation, c = mean of c_i."""

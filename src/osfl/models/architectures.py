@@ -33,8 +33,14 @@ class Architecture:
 
 
 def _vit(
-    width: int, heads: int, described: str, patch: int = 16, layer_scale: bool = False, pixels: str = "", side: int = 0,
-) -> Architecture:  # fmt: skip
+    width: int,
+    heads: int,
+    described: str,
+    patch: int = 16,
+    layer_scale: bool = False,
+    pixels: str = "",
+    side: int = 0,
+) -> Architecture:
     sides = {"p": patch, "w": width, "d": 12, "h": heads}
     return Architecture("vit", described, sides, layer_scale=layer_scale, pixels=pixels, side=side)
 

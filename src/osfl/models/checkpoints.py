@@ -84,11 +84,12 @@ def _joined(tensors: Mapping[str, torch.Tensor], theirs: Mapping[str, str], file
 def _check_alike(part: torch.Tensor | None, query: torch.Tensor, name: str, query_name: str, file: str) -> None:
     if part is None or not part.ndim or part.shape != query.shape or part.dtype != query.dtype:
         raise ModelError(
-            f"tensor '{name}' of {file} does not go with '{query_name}'", field=name,
+            f"tensor '{name}' of {file} does not go with '{query_name}'",
+            field=name,
             expected=described(query) if query.ndim else "a matrix or a vector",
             got="nothing" if part is None else described(part),
             fix="Query, key and value of a block are alike in a vision transformer: save the checkpoint again.",
-        )  # fmt: skip
+        )
 
 
 def described(value: torch.Tensor) -> str:

@@ -46,8 +46,13 @@ def check_config(beside: Companions, architecture: str, classes: Sequence[str]) 
         listed = _rows(beside.config.get(name))
         if listed != list(classes) and sorted(listed) == sorted(classes):
             first = next(i for i, (given, ours) in enumerate(zip(listed, classes, strict=True)) if given != ours)
-            raise _misfit(beside, name, f"{classes[first]!r} in row {first}", repr(listed[first]),
-                          "List classes in the order of the heads' rows, the same for all offers.")  # fmt: skip
+            raise _misfit(
+                beside,
+                name,
+                f"{classes[first]!r} in row {first}",
+                repr(listed[first]),
+                "List classes in the order of the heads' rows, the same for all offers.",
+            )
 
 
 def declared_pixels(beside: Companions) -> Pixels | None:
@@ -99,13 +104,23 @@ def _rows(names: Any) -> list[str]:
 
 
 def _misfit(beside: Companions, name: str, expected: str, got: str, fix: str) -> ModelError:
-    return ModelError(f"the config.json beside {beside.file} describes another model", field=name,
-                      expected=f"{name} {expected}", got=got[:60], fix=fix)  # fmt: skip
+    return ModelError(
+        f"the config.json beside {beside.file} describes another model",
+        field=name,
+        expected=f"{name} {expected}",
+        got=got[:60],
+        fix=fix,
+    )
 
 
 def _unclear(beside: Companions, name: str, expected: str, got: str) -> ModelError:
-    return ModelError(f"'{name}' in the files beside {beside.file} cannot be understood", field=name, expected=expected,
-                      got=got[:60], fix="Repair it, or offer the safetensors file from a folder without it.")  # fmt: skip
+    return ModelError(
+        f"'{name}' in the files beside {beside.file} cannot be understood",
+        field=name,
+        expected=expected,
+        got=got[:60],
+        fix="Repair it, or offer the safetensors file from a folder without it.",
+    )
 
 
 def _read(path: Path, file: str) -> Mapping[str, Any]:
@@ -118,7 +133,11 @@ def _read(path: Path, file: str) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         found, got = None, str(error)[:60]
     if not isinstance(found, Mapping):
-        raise ModelError(f"the {path.name} beside {file} cannot be read", field=path.name,
-                         expected=f"a JSON object of at most {_LARGEST:,} bytes", got=got if found is None else "no object",
-                         fix="Repair it, or offer the safetensors file from a folder without it.")  # fmt: skip
+        raise ModelError(
+            f"the {path.name} beside {file} cannot be read",
+            field=path.name,
+            expected=f"a JSON object of at most {_LARGEST:,} bytes",
+            got=got if found is None else "no object",
+            fix="Repair it, or offer the safetensors file from a folder without it.",
+        )
     return found

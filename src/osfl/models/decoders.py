@@ -42,9 +42,7 @@ class TokenDecoder(nn.Module):
         return difference
 
 
-def build_decoder(
-    inputs: int, classes: int, channels: int, side: int, rng: torch.Generator, width: int = 128
-) -> TokenDecoder:
+def build_decoder(inputs: int, classes: int, channels: int, side: int, rng: torch.Generator, width: int = 128) -> TokenDecoder:
     """With first weights drawn from `rng` only."""
     with torch.device("meta"):  # no draws from the global generator by torch's own defaults
         model = TokenDecoder(inputs, classes, channels, side, width)

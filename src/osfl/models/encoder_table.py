@@ -24,11 +24,16 @@ ENCODERS: Mapping[str, EncoderSheet] = {
     "random": EncoderSheet("fixed random convolutions, 224 numbers; needs no weights", 224),
     "efficientnet_lite0": EncoderSheet("EfficientNet-Lite0 (ImageNet), 1,280 numbers", 1280, *_LITE),
     "efficientnet_lite0_320": EncoderSheet("the same up to its last block, 320 numbers", 320, *_LITE),
-    "vit_small_saliency": EncoderSheet("ViT-S/14 in DINOv2's layout, fine-tuned for saliency, 384 numbers", 384,
-                                       "vit_small_dinov2", "vit_small_patch14_dinov2_saliency", 14),
+    "vit_small_saliency": EncoderSheet(
+        "ViT-S/14 in DINOv2's layout, fine-tuned for saliency, 384 numbers",
+        384,
+        "vit_small_dinov2",
+        "vit_small_patch14_dinov2_saliency",
+        14,
+    ),
     "dinov2_small": EncoderSheet("DINOv2 ViT-S/14, 384 numbers; the plan pins its file", 384, "vit_small_dinov2", "", 14),
     "dinov2_base": EncoderSheet("DINOv2 ViT-B/14, 768 numbers; the plan pins its file", 768, "vit_base_dinov2", "", 14),
-}  # fmt: skip
+}
 
 
 def sheet(name: str) -> EncoderSheet:

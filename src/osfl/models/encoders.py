@@ -67,15 +67,19 @@ def encoder_problems(name: str, side: int, weights: str, sha256: str, pixels: st
         if name not in ENCODERS:
             check_architecture(name, _task(side))
     except UsageError as error:
-        return [f"setting 'encoder': expected one of {', '.join(ENCODERS)}, or an architecture (`osfl ls architectures`) that "
-                f"takes windows of {side} pixels, got {name!r}: {error.problems[0]}"]  # fmt: skip
+        return [
+            f"setting 'encoder': expected one of {', '.join(ENCODERS)}, or an architecture (`osfl ls architectures`) that "
+            f"takes windows of {side} pixels, got {name!r}: {error.problems[0]}"
+        ]
     found = []
     if side < 8 or side % kind.multiple:
         expected = f"a multiple of {kind.multiple}" if kind.multiple > 1 else "at least 8"
         found.append(f"setting 'window': {name} takes images of {expected} pixels, got {side}")
     if kind.architecture and not kind.weights and not (weights and sha256):
-        found.append(f"setting 'encoder_weights': {name} needs a safetensors file and its sha256 (encoder_weights, "
-                     "encoder_sha256), so that every site has the same encoder; hub:owner/name fetches one")  # fmt: skip
+        found.append(
+            f"setting 'encoder_weights': {name} needs a safetensors file and its sha256 (encoder_weights, "
+            "encoder_sha256), so that every site has the same encoder; hub:owner/name fetches one"
+        )
     if weights and kind.weights:
         found.append(f"setting 'encoder_weights': {name} has weights of its own; leave it empty")
     if pixels != "imagenet" and not weights:

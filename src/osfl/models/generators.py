@@ -41,13 +41,13 @@ class Generator(nn.Module):
     """
 
     def __init__(
-        self, image: tuple[int, int, int], noise: int, width: int = 128, classes: int = 0, ending: Ending = "sigmoid"
+        self, image: tuple[int, int, int], latent_dim: int, width: int = 128, classes: int = 0, ending: Ending = "sigmoid"
     ) -> None:
         super().__init__()
         channels, self.height, self.width = image
         self.grid = (math.ceil(self.height / 4), math.ceil(self.width / 4))
         self.classes, self.ending = classes, ending
-        self.linear = nn.Linear(noise + classes, width * self.grid[0] * self.grid[1])
+        self.linear = nn.Linear(latent_dim + classes, width * self.grid[0] * self.grid[1])
         self.norm0 = _norm(width)
         self.conv1 = UpConv(width, width)
         self.norm1 = _norm(width)
@@ -78,7 +78,7 @@ def build_generator(
     image: tuple[int, int, int],
     rng: torch.Generator | None,
     *,
-    noise: int,
+    latent_dim: int,
     width: int = 128,
     classes: int = 0,
     ending: Ending = "sigmoid",
@@ -86,7 +86,7 @@ def build_generator(
 ) -> Generator:
     """A generator with its first weights drawn from `rng` only; zeros without it, to be loaded."""
     with torch.device("meta"):  # no draws from the global generator by torch's own defaults
-        model = Generator(image, noise, width, classes, ending)
+        model = Generator(image, latent_dim, width, classes, ending)
     model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
     for module in model.modules():
         _start(module, rng, start)

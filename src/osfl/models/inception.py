@@ -71,33 +71,45 @@ def _names(chain: str, layers: list[_Conv]) -> list[str]:
 
 
 def _fives(into: int, pooled: int) -> _Block:
-    return _Block({
-        "branch1x1": [_Conv(into, 64)],
-        "branch5x5": [_Conv(into, 48), _Conv(48, 64, 5)],
-        "branch3x3dbl": [_Conv(into, 64), _Conv(64, 96, 3), _Conv(96, 96, 3)],
-        "branch_pool": [_Conv(into, pooled)],
-    })  # fmt: skip
+    return _Block(
+        {
+            "branch1x1": [_Conv(into, 64)],
+            "branch5x5": [_Conv(into, 48), _Conv(48, 64, 5)],
+            "branch3x3dbl": [_Conv(into, 64), _Conv(64, 96, 3), _Conv(96, 96, 3)],
+            "branch_pool": [_Conv(into, pooled)],
+        }
+    )
 
 
 def _sevens(inner: int) -> _Block:
     flat, tall = (1, 7), (7, 1)
-    return _Block({
-        "branch1x1": [_Conv(768, 192)],
-        "branch7x7": [_Conv(768, inner), _Conv(inner, inner, flat), _Conv(inner, 192, tall)],
-        "branch7x7dbl": [_Conv(768, inner), _Conv(inner, inner, tall), _Conv(inner, inner, flat), _Conv(inner, inner, tall),
-                         _Conv(inner, 192, flat)],
-        "branch_pool": [_Conv(768, 192)],
-    })  # fmt: skip
+    return _Block(
+        {
+            "branch1x1": [_Conv(768, 192)],
+            "branch7x7": [_Conv(768, inner), _Conv(inner, inner, flat), _Conv(inner, 192, tall)],
+            "branch7x7dbl": [
+                _Conv(768, inner),
+                _Conv(inner, inner, tall),
+                _Conv(inner, inner, flat),
+                _Conv(inner, inner, tall),
+                _Conv(inner, 192, flat),
+            ],
+            "branch_pool": [_Conv(768, 192)],
+        }
+    )
 
 
 def _halves(into: int, pool: Pool) -> _Block:
     flat, tall = (1, 3), (3, 1)
-    return _Block({
-        "branch1x1": [_Conv(into, 320)],
-        "branch3x3": [_Conv(into, 384), _Conv(384, 384, flat), _Conv(384, 384, tall)],
-        "branch3x3dbl": [_Conv(into, 448), _Conv(448, 384, 3), _Conv(384, 384, flat), _Conv(384, 384, tall)],
-        "branch_pool": [_Conv(into, 192)],
-    }, pool)  # fmt: skip
+    return _Block(
+        {
+            "branch1x1": [_Conv(into, 320)],
+            "branch3x3": [_Conv(into, 384), _Conv(384, 384, flat), _Conv(384, 384, tall)],
+            "branch3x3dbl": [_Conv(into, 448), _Conv(448, 384, 3), _Conv(384, 384, flat), _Conv(384, 384, tall)],
+            "branch_pool": [_Conv(into, 192)],
+        },
+        pool,
+    )
 
 
 class Inception(nn.Module):
@@ -111,16 +123,28 @@ class Inception(nn.Module):
         self.Conv2d_3b_1x1 = _Conv(64, 80)
         self.Conv2d_4a_3x3 = _Conv(80, 192, 3, pad=False)
         self.Mixed_5b, self.Mixed_5c, self.Mixed_5d = _fives(192, 32), _fives(256, 64), _fives(288, 64)
-        self.Mixed_6a = _Block({
-            "branch3x3": [_Conv(288, 384, 3, 2, pad=False)],
-            "branch3x3dbl": [_Conv(288, 64), _Conv(64, 96, 3), _Conv(96, 96, 3, 2, pad=False)],
-        }, _halve, keeps=True)  # fmt: skip
+        self.Mixed_6a = _Block(
+            {
+                "branch3x3": [_Conv(288, 384, 3, 2, pad=False)],
+                "branch3x3dbl": [_Conv(288, 64), _Conv(64, 96, 3), _Conv(96, 96, 3, 2, pad=False)],
+            },
+            _halve,
+            keeps=True,
+        )
         self.Mixed_6b, self.Mixed_6c, self.Mixed_6d, self.Mixed_6e = map(_sevens, (128, 160, 160, 192))
-        self.Mixed_7a = _Block({
-            "branch3x3": [_Conv(768, 192), _Conv(192, 320, 3, 2, pad=False)],
-            "branch7x7x3": [_Conv(768, 192), _Conv(192, 192, (1, 7)), _Conv(192, 192, (7, 1)),
-                            _Conv(192, 192, 3, 2, pad=False)],
-        }, _halve, keeps=True)  # fmt: skip
+        self.Mixed_7a = _Block(
+            {
+                "branch3x3": [_Conv(768, 192), _Conv(192, 320, 3, 2, pad=False)],
+                "branch7x7x3": [
+                    _Conv(768, 192),
+                    _Conv(192, 192, (1, 7)),
+                    _Conv(192, 192, (7, 1)),
+                    _Conv(192, 192, 3, 2, pad=False),
+                ],
+            },
+            _halve,
+            keeps=True,
+        )
         self.Mixed_7b, self.Mixed_7c = _halves(1280, _average), _halves(2048, _largest)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

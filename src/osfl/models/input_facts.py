@@ -43,8 +43,10 @@ def describe_inputs(settings: Any, opened: int, native: int) -> Inputs:
         published = "" if pretrained in KNOWN else parse(name)[0].pixels
         lines.append(f"The network {name} starts from {pretrained} and gets {PIXELS[pixels]} ({_reason(settings, published)}).")
     if published and pixels != published:
-        cautions.append(f"The setting {setting}={pixels} contradicts the table: {network} is published for "
-                        f"{PIXELS[published]}. Leave it out unless this file was trained otherwise")  # fmt: skip
+        cautions.append(
+            f"The setting {setting}={pixels} contradicts the table: {network} is published for "
+            f"{PIXELS[published]}. Leave it out unless this file was trained otherwise"
+        )
     if side > opened and native > opened:
         cautions.append(_lost(network, side, opened, native, enlarged=bool(encoder_side(settings))))
     return {"native": native, "opened": opened, "network": side, "pixels": pixels, "lines": lines, "cautions": cautions}
@@ -53,8 +55,10 @@ def describe_inputs(settings: Any, opened: int, native: int) -> Inputs:
 def _lost(network: str, side: int, opened: int, native: int, *, enlarged: bool) -> str:
     """Detail that the files have and the network does not get."""
     why = "they are enlarged again for it, which brings no detail back" if enlarged else "its weights saw larger images"
-    return (f"Images of {native} px are opened at {opened} px, but {network} works at {side} px: {why}. To open them larger, "
-            f"use --image-size {min(side, native)} (in a plan: image, in [task])")  # fmt: skip
+    return (
+        f"Images of {native} px are opened at {opened} px, but {network} works at {side} px: {why}. To open them larger, "
+        f"use --image-size {min(side, native)} (in a plan: image, in [task])"
+    )
 
 
 def _reason(settings: Any, published: str) -> str:

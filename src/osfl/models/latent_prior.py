@@ -103,12 +103,21 @@ def load_prior(
         return Toy(channels)
     folder = _from_hub(pipeline.removeprefix("hub:")) if pipeline.startswith("hub:") else Path(pipeline)
     if not (folder / "unet").is_dir():
-        raise ModelError(f"there is no pipeline in {folder}", field="pipeline", expected=f"a folder with sha256 {sha256}",
-                         fix="Give the folder that holds unet, vae, scheduler, text_encoder and tokenizer.")  # fmt: skip
+        raise ModelError(
+            f"there is no pipeline in {folder}",
+            field="pipeline",
+            expected=f"a folder with sha256 {sha256}",
+            fix="Give the folder that holds unet, vae, scheduler, text_encoder and tokenizer.",
+        )
     found = pipeline_digest(folder)
     if found != sha256:
-        raise ModelError("the pipeline is not the one that was pinned", field="pipeline_sha256", expected=sha256, got=found,
-                         fix="Use the files that the plan was written for.")  # fmt: skip
+        raise ModelError(
+            "the pipeline is not the one that was pinned",
+            field="pipeline_sha256",
+            expected=sha256,
+            got=found,
+            fix="Use the files that the plan was written for.",
+        )
     return Pipeline(folder, prompts, guidance, device)
 
 
@@ -128,8 +137,12 @@ def _parts(folder: Path) -> dict[str, Any]:
         from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
         from transformers import CLIPTextModel, CLIPTokenizer
     except ImportError as error:
-        raise ModelError(f"a diffusion pipeline needs {error.name}", field="pipeline", expected="diffusers and transformers",
-                         fix="Install them with: pip install 'osfl[diffusion]'.") from None  # fmt: skip
+        raise ModelError(
+            f"a diffusion pipeline needs {error.name}",
+            field="pipeline",
+            expected="diffusers and transformers",
+            fix="Install them with: pip install 'osfl[diffusion]'.",
+        ) from None
     safe = {"local_files_only": True, "use_safetensors": True}
     return {
         "unet": UNet2DConditionModel.from_pretrained(folder, subfolder="unet", **safe),
@@ -143,16 +156,26 @@ def _parts(folder: Path) -> dict[str, Any]:
 def _velocity(scheduler: Any, folder: Path) -> bool:
     kind = scheduler.config.prediction_type
     if kind not in ("epsilon", "v_prediction"):
-        raise ModelError(f"the pipeline in {folder} predicts {kind!r}", field="pipeline", expected="epsilon or v_prediction",
-                         got=kind, fix="Choose another pipeline.")  # fmt: skip
+        raise ModelError(
+            f"the pipeline in {folder} predicts {kind!r}",
+            field="pipeline",
+            expected="epsilon or v_prediction",
+            got=kind,
+            fix="Choose another pipeline.",
+        )
     return bool(kind == "v_prediction")
 
 
 @torch.no_grad()
 def _embedded(encoder: Any, tokenizer: Any, sentences: Sequence[str], device: torch.device) -> torch.Tensor:
     """What the network hears of each sentence, (sentences, tokens, width)."""
-    ids = tokenizer(list(sentences), padding="max_length", truncation=True, max_length=encoder.config.max_position_embeddings,
-                    return_tensors="pt").input_ids  # fmt: skip
+    ids = tokenizer(
+        list(sentences),
+        padding="max_length",
+        truncation=True,
+        max_length=encoder.config.max_position_embeddings,
+        return_tensors="pt",
+    ).input_ids
     hidden: torch.Tensor = encoder(ids.to(device)).last_hidden_state
     return hidden
 
@@ -161,7 +184,10 @@ def _from_hub(address: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise ModelError("a pipeline from a hub needs huggingface_hub", field="pipeline",
-                         fix="Install it with: pip install 'osfl[hub]'. Or give a local folder.") from None  # fmt: skip
+        raise ModelError(
+            "a pipeline from a hub needs huggingface_hub",
+            field="pipeline",
+            fix="Install it with: pip install 'osfl[hub]'. Or give a local folder.",
+        ) from None
     repository, _, revision = address.partition("@")
     return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))

@@ -66,12 +66,22 @@ def read_checkpoint(plain_models: Path) -> PlainCheckpoint:
         raise ModelError(f"there is no file {path}", field=path.name, expected="a safetensors file", got=got, fix=fix)
     part = re.search(r"-\d+-of-0*(\d+)$", path.stem)
     if path.name.endswith(".index.json") or (part and part[1] != "1"):
-        raise ModelError(f"{path} belongs to a checkpoint in several files", field=path.name, expected="one safetensors file",
-                         got="a part of one", fix="Its owner can save it in one: save_pretrained(..., max_shard_size=...).")
+        raise ModelError(
+            f"{path} belongs to a checkpoint in several files",
+            field=path.name,
+            expected="one safetensors file",
+            got="a part of one",
+            fix="Its owner can save it in one: save_pretrained(..., max_shard_size=...).",
+        )
     size, most = path.stat().st_size, Limits().upload_bytes
     if size > most:
-        raise ModelError(f"{path} is too large and was not read", field=path.name, expected=f"at most {most:,} bytes",
-                         got=f"{size:,}", fix="Offer the model alone, or in half precision.")  # fmt: skip
+        raise ModelError(
+            f"{path} is too large and was not read",
+            field=path.name,
+            expected=f"at most {most:,} bytes",
+            got=f"{size:,}",
+            fix="Offer the model alone, or in half precision.",
+        )
     try:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -79,11 +89,15 @@ def read_checkpoint(plain_models: Path) -> PlainCheckpoint:
         _check_names(raw, path)
         check_finite(raw, str(path))
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", field=path.name,
-                         fix="Check its permissions and the disk.") from None  # fmt: skip
+        raise ModelError(
+            f"{path} cannot be read: {error.strerror}", field=path.name, fix="Check its permissions and the disk."
+        ) from None
     except RuntimeError as error:  # torch's, of which the file's tensors are the only cause here: 65 sides are too many for it
-        raise ModelError(f"{path} holds tensors that cannot be used: {error}", field=path.name,
-                         fix="Save the checkpoint again, or offer another.") from None  # fmt: skip
+        raise ModelError(
+            f"{path} holds tensors that cannot be used: {error}",
+            field=path.name,
+            fix="Save the checkpoint again, or offer another.",
+        ) from None
     original = _original(raw, str(path))  # first: of two tensors that are one, neither is used
     unused = sorted(name for name in raw if not usual_name(name))
     tensors = usual_names(raw, str(path))
@@ -96,9 +110,13 @@ def read_checkpoint(plain_models: Path) -> PlainCheckpoint:
 def _check_names(names: Iterable[str], path: Path) -> None:
     """First of all: from here on a name may be told whole."""
     if (long := max(names, key=len, default="")) and len(long) > _LONGEST:
-        raise ModelError(f"a tensor of {path} has a name without end, '{long[:60]}…'", field=f"{long[:60]}…",
-                         expected=f"at most {_LONGEST} characters", got=f"{len(long):,}",
-                         fix="No program for training names tensors like that: save the checkpoint again.")  # fmt: skip
+        raise ModelError(
+            f"a tensor of {path} has a name without end, '{long[:60]}…'",
+            field=f"{long[:60]}…",
+            expected=f"at most {_LONGEST} characters",
+            got=f"{len(long):,}",
+            fix="No program for training names tensors like that: save the checkpoint again.",
+        )
 
 
 def _original(names: Iterable[str], file: str) -> dict[str, str]:
@@ -111,9 +129,13 @@ def _original(names: Iterable[str], file: str) -> dict[str, str]:
         joined = f"{part[1]}qkv{part[2]}" if part else ours
         twin = original.get(ours) or original.get(joined) or parts.get(ours)
         if ours and twin:
-            raise ModelError(f"tensors '{twin}' and '{name}' of {file} are one tensor of the model", field=name,
-                             expected=f"one '{joined}'", got="two",
-                             fix="Only its owner can say which one counts: offer a file without the other.")  # fmt: skip
+            raise ModelError(
+                f"tensors '{twin}' and '{name}' of {file} are one tensor of the model",
+                field=name,
+                expected=f"one '{joined}'",
+                got="two",
+                fix="Only its owner can say which one counts: offer a file without the other.",
+            )
         original[ours] = name
         if part:
             parts[joined] = name
@@ -204,12 +226,19 @@ def _check_outputs(model: nn.Module, file: str, image: Image) -> None:
     """A network that is let in has been asked once."""
     given = on_noise(model, image)
     if not (most := largest(given)) < SANE:
-        raise ModelError(f"{file} answers noise with numbers beyond all bounds", expected=f"below {SANE:g}",
-                         got=f"{most:.3g}", fix="Its weights are not those of a trained model: offer another checkpoint.")
+        raise ModelError(
+            f"{file} answers noise with numbers beyond all bounds",
+            expected=f"below {SANE:g}",
+            got=f"{most:.3g}",
+            fix="Its weights are not those of a trained model: offer another checkpoint.",
+        )
     if indifferent(model, image, given):
-        raise ModelError(f"{file} answers every image alike", expected="answers that differ between noise, black and white",
-                         got="the same numbers for all", fix="Its weights are not those of a trained model, its head may be "
-                         "all zeros: offer another checkpoint.")  # fmt: skip
+        raise ModelError(
+            f"{file} answers every image alike",
+            expected="answers that differ between noise, black and white",
+            got="the same numbers for all",
+            fix="Its weights are not those of a trained model, its head may be all zeros: offer another checkpoint.",
+        )
 
 
 def _check_size(checkpoint: PlainCheckpoint, architecture: str) -> None:
@@ -235,8 +264,13 @@ def _check_informative(checkpoint: PlainCheckpoint, state: Mapping[str, torch.Te
         if found is None or described(found) != described(expected):
             what, got = ("is missing", "nothing") if found is None else ("does not fit", described(found))
             fix = _why_missing(name, checkpoint) if found is None else _why(name, expected, found, checkpoint)
-            raise ModelError(f"tensor '{checkpoint.named(name)}' of {checkpoint.file} {what}", field=checkpoint.named(name),
-                             expected=described(expected), got=got, fix=fix)  # fmt: skip
+            raise ModelError(
+                f"tensor '{checkpoint.named(name)}' of {checkpoint.file} {what}",
+                field=checkpoint.named(name),
+                expected=described(expected),
+                got=got,
+                fix=fix,
+            )
     if (pooled := "fc_norm.weight") in checkpoint.tensors and pooled not in state:
         raise ModelError(
             f"{checkpoint.file} averages its patches instead of reading the class token",
@@ -258,8 +292,13 @@ def _why(name: str, expected: torch.Tensor, found: torch.Tensor, checkpoint: Pla
     if name in _HEADS and POSITIONS in checkpoint.tensors and found.shape[1] == 2 * expected.shape[1]:
         return _DOUBLE
     differs = next(i for i, (ours, its) in enumerate(zip(expected.shape, found.shape, strict=True)) if ours != its)
-    sides = _SIDES.get(name, ("It answers for another number of classes than the list names.",
-                              "Its head reads another number of features than the class token has."))  # fmt: skip
+    sides = _SIDES.get(
+        name,
+        (
+            "It answers for another number of classes than the list names.",
+            "Its head reads another number of features than the class token has.",
+        ),
+    )
     return sides[min(differs, len(sides) - 1)]
 
 
@@ -272,19 +311,28 @@ def _why_missing(name: str, checkpoint: PlainCheckpoint) -> str:
 
 
 _WIDTH = "It has another width: name the architecture it has; `osfl ls architectures` lists them."
-_DISTILLED = ("It is a distilled DeiT, which has one token more. In timm, offer a model without `distilled` in its name; in "
-              "transformers a ViTForImageClassification, as which undistilled DeiTs are saved: DeiTForImageClassification "
-              "always has that token.")  # fmt: skip
-_DOUBLE = ("Its head reads another number of features than the class token has: twice as many, the mean of all patches beside "
-           "it, as in transformers' Dinov2ForImageClassification. Offer a model whose head reads the class token alone, such "
-           "as a ViTForImageClassification.")  # fmt: skip
+_DISTILLED = (
+    "It is a distilled DeiT, which has one token more. In timm, offer a model without `distilled` in its name; in "
+    "transformers a ViTForImageClassification, as which undistilled DeiTs are saved: DeiTForImageClassification "
+    "always has that token."
+)
+_DOUBLE = (
+    "Its head reads another number of features than the class token has: twice as many, the mean of all patches beside "
+    "it, as in transformers' Dinov2ForImageClassification. Offer a model whose head reads the class token alone, such "
+    "as a ViTForImageClassification."
+)
 _SIDES = {
-    PATCHES: (_WIDTH, "It takes images with another number of colors: offer models of one kind.",
-              "Its patches have another side: name the architecture it has, such as -p16."),
-    POSITIONS: ("It is no positional embedding of a class token and patches.",
-                "It was trained for another image size, or has tokens besides the class token. Offer models of one size.",
-                _WIDTH),
-}  # fmt: skip
+    PATCHES: (
+        _WIDTH,
+        "It takes images with another number of colors: offer models of one kind.",
+        "Its patches have another side: name the architecture it has, such as -p16.",
+    ),
+    POSITIONS: (
+        "It is no positional embedding of a class token and patches.",
+        "It was trained for another image size, or has tokens besides the class token. Offer models of one size.",
+        _WIDTH,
+    ),
+}
 _MISSING = {
     PATCHES: "It is no vision transformer in a naming that is known here: timm's, transformers' or ours.",
     POSITIONS: "It has no learned positions, or not under this name; other kinds of positions are not known here.",

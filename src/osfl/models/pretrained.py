@@ -33,8 +33,9 @@ def weights_path(name: str) -> Path:
         f"the weights '{name}' are not at {path}",
         field=name,
         expected=f"a file with sha256 {KNOWN[name].sha256}",
-        fix="They are a part of this package: install it again." if KNOWN[name].embedded else
-            f"They are {KNOWN[name].origin}. Set OSFL_DATA to the folder that holds weights/{KNOWN[name].file}.",
+        fix="They are a part of this package: install it again."
+        if KNOWN[name].embedded
+        else f"They are {KNOWN[name].origin}. Set OSFL_DATA to the folder that holds weights/{KNOWN[name].file}.",
     )
 
 
@@ -46,9 +47,11 @@ def given_path(weights: str, sha256: str, field: str) -> Path:
         if path.is_file():
             return path
     raise ModelError(
-        f"the weights {weights!r} are not here", field=field, expected=f"a file with sha256 {sha256}",
+        f"the weights {weights!r} are not here",
+        field=field,
+        expected=f"a file with sha256 {sha256}",
         fix=f"Put the file into {weights_folder()}, or set OSFL_DATA to the folder that holds weights/.",
-    )  # fmt: skip
+    )
 
 
 def from_hub(address: str, field: str, beside: Sequence[str] = ()) -> Path:
@@ -59,8 +62,11 @@ def from_hub(address: str, field: str, beside: Sequence[str] = ()) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        raise ModelError("weights from a hub need huggingface_hub", field=field,
-                         fix="Install it with: pip install 'osfl[hub]'. Or give a local file.") from None  # fmt: skip
+        raise ModelError(
+            "weights from a hub need huggingface_hub",
+            field=field,
+            fix="Install it with: pip install 'osfl[hub]'. Or give a local file.",
+        ) from None
     try:
         file = file or "model.safetensors"
         for name in beside:
@@ -73,9 +79,10 @@ def from_hub(address: str, field: str, beside: Sequence[str] = ()) -> Path:
     except Exception as error:  # whatever a network, a proxy or the hub may say
         raise ModelError(
             f"the hub did not give {address!r}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            field=field, expected="owner/name[@revision][:file]",
+            field=field,
+            expected="owner/name[@revision][:file]",
             fix="Check the name and the network, or carry the file here and give its path instead of hub:.",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _absent(error: Exception) -> bool:
@@ -94,8 +101,10 @@ def pin_problems(weights: str, sha256: str, setting: str) -> list[str]:
         return []
     near = difflib.get_close_matches(weights, KNOWN, n=3, cutoff=0.5)
     meant = f"; known names that need none: {', '.join(near)}" if near else ""
-    return [f"setting '{setting}_sha256': {weights!r} must be the same file at every site: expected 64 lower-case hex digits, "
-            f"as `sha256sum` prints them, got {sha256!r}{meant}"]  # fmt: skip
+    return [
+        f"setting '{setting}_sha256': {weights!r} must be the same file at every site: expected 64 lower-case hex digits, "
+        f"as `sha256sum` prints them, got {sha256!r}{meant}"
+    ]
 
 
 def fit_problems(weights: str, pixels: str, architectures: Sequence[str]) -> list[str]:
@@ -106,8 +115,10 @@ def fit_problems(weights: str, pixels: str, architectures: Sequence[str]) -> lis
     known, found = KNOWN[weights], []
     for name in architectures:
         if parse(name) != parse(known.architecture):
-            found.append(f"setting 'pretrained': {weights} is for the architecture {known.architecture!r}, not {name!r}; add "
-                         f"--set architecture={known.architecture}")  # fmt: skip
+            found.append(
+                f"setting 'pretrained': {weights} is for the architecture {known.architecture!r}, not {name!r}; add "
+                f"--set architecture={known.architecture}"
+            )
     if pixels != (table := pixels_for(weights, "table", known.architecture)) and pixels != "table":
         found.append(f"setting 'pretrained_pixels': {weights} takes {table} pixels, got {pixels}; leave it out")
     return found
@@ -145,9 +156,12 @@ def check_finite(tensors: Mapping[str, torch.Tensor], where: str) -> None:
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             count = int((~torch.isfinite(value)).sum())
             raise ModelError(
-                f"tensor '{where}/{name}' has {count} values that are not finite", field=name, expected="finite numbers",
-                got="NaN or infinity", fix="Train it again with a smaller learning rate, or take an earlier checkpoint.",
-            )  # fmt: skip
+                f"tensor '{where}/{name}' has {count} values that are not finite",
+                field=name,
+                expected="finite numbers",
+                got="NaN or infinity",
+                fix="Train it again with a smaller learning rate, or take an earlier checkpoint.",
+            )
 
 
 def load_pretrained(model: nn.Module, name: str) -> None:
@@ -194,12 +208,18 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tenso
 def _no_safetensors(path: Path, data: bytes, error: SafetensorError) -> ModelError:
     if data.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):  # what torch.save writes
         return ModelError(
-            f"{path} is a pickle, which could run code, and was not opened", field=path.name, expected="a safetensors file",
-            got="what torch.save writes", fix="Its owner can convert it: safetensors.torch.save_file(state_dict, path).",
-        )  # fmt: skip
-    return ModelError(f"{path} is no safetensors file: {error}", field=path.name,
-                      fix="Fetch it again, a download may have been cut short; if it is a pickle, its owner can convert it: "
-                          "safetensors.torch.save_file(state_dict, path).")  # fmt: skip
+            f"{path} is a pickle, which could run code, and was not opened",
+            field=path.name,
+            expected="a safetensors file",
+            got="what torch.save writes",
+            fix="Its owner can convert it: safetensors.torch.save_file(state_dict, path).",
+        )
+    return ModelError(
+        f"{path} is no safetensors file: {error}",
+        field=path.name,
+        fix="Fetch it again, a download may have been cut short; if it is a pickle, its owner can convert it: "
+        "safetensors.torch.save_file(state_dict, path).",
+    )
 
 
 def _load(model: nn.Module, tensors: dict[str, torch.Tensor], prefix: str, own_head: bool) -> None:
@@ -223,17 +243,21 @@ def _positions(given: torch.Tensor, model: Vit, where: str) -> torch.Tensor:
     patches = given.shape[1] - 1 if given.ndim == 3 else -1
     if given.ndim == 3 and given.shape[2] != width:
         raise ModelError(
-            f"tensor '{where}/pos_embed' is for a network of another width", field="pos_embed",
-            expected=f"F32 [1, 1 + n * n, {width}]", got=f"F32 {list(given.shape)}",
+            f"tensor '{where}/pos_embed' is for a network of another width",
+            field="pos_embed",
+            expected=f"F32 [1, 1 + n * n, {width}]",
+            got=f"F32 {list(given.shape)}",
             fix=f"Set the architecture that the file is for (a width of {given.shape[2]}), or take another file.",
-        )  # fmt: skip
+        )
     if patches < 1 or math.isqrt(patches) ** 2 != patches or given.shape[0] != 1:
         raise ModelError(
-            f"tensor '{where}/pos_embed' holds no positions of a class token and a square of patches", field="pos_embed",
-            expected=f"F32 [1, 1 + n * n, {width}]", got=f"F32 {list(given.shape)}",
+            f"tensor '{where}/pos_embed' holds no positions of a class token and a square of patches",
+            field="pos_embed",
+            expected=f"F32 [1, 1 + n * n, {width}]",
+            got=f"F32 {list(given.shape)}",
             fix="A distilled DeiT (in transformers every DeiTForImageClassification) has one token more: take one without it, "
-                "which transformers saves as ViTForImageClassification. Registers are not supported.",
-        )  # fmt: skip
+            "which transformers saves as ViTForImageClassification. Registers are not supported.",
+        )
     return resize_positions(given, model.grid)
 
 
@@ -243,17 +267,20 @@ def check_foldable(tensors: Mapping[str, torch.Tensor], where: str) -> None:
     if weight is None or weight.dtype != torch.float32 or weight.ndim != 4 or weight.shape[1] != 3:
         raise ModelError(
             f"{where} has no first layer of RGB patches into which its normalization of pixels could be folded",
-            field="patch_embed.proj.weight", expected="F32 [width, 3, patch, patch]",
+            field="patch_embed.proj.weight",
+            expected="F32 [width, 3, patch, patch]",
             got="nothing" if weight is None else described(weight),
             fix="Only vision transformers for RGB can take other pixels than [-1, 1]. If it was trained on those all the same, "
-                "say so: --pixels symmetric, or the setting pretrained_pixels.",
-        )  # fmt: skip
+            "say so: --pixels symmetric, or the setting pretrained_pixels.",
+        )
     if bias is None or bias.dtype != torch.float32 or bias.shape != weight.shape[:1]:
         raise ModelError(
             f"tensor 'patch_embed.proj.bias' of {where}, into which its normalization of pixels belongs, does not fit",
-            field="patch_embed.proj.bias", expected=f"F32 [{weight.shape[0]}]",
-            got="nothing" if bias is None else described(bias), fix="Save the checkpoint again, with all of its tensors.",
-        )  # fmt: skip
+            field="patch_embed.proj.bias",
+            expected=f"F32 [{weight.shape[0]}]",
+            got="nothing" if bias is None else described(bias),
+            fix="Save the checkpoint again, with all of its tensors.",
+        )
 
 
 def expect_usual_range(tensors: dict[str, torch.Tensor], known: Weights) -> None:

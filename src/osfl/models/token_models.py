@@ -48,9 +48,7 @@ class _Block(nn.Module):
         self.fc1, self.fc2 = _Layer(width, width), _Layer(width, width)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # (batch, positions, width)
-        q, k, v = (
-            part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
-        )
+        q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = x + self.proj(mixed.transpose(1, 2).flatten(2))
         y: torch.Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
@@ -69,9 +67,17 @@ class TokenGenerator(nn.Module):
     places: torch.Tensor
 
     def __init__(
-        self, tokens: int, dim: int, classes: int, *, width: int = 0, depth: int = 4, heads: int = 16, components: int = 20,
+        self,
+        tokens: int,
+        dim: int,
+        classes: int,
+        *,
+        width: int = 0,
+        depth: int = 4,
+        heads: int = 16,
+        components: int = 20,
         order: str = "mar",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         width = width or dim
         self.tokens, self.dim, self.classes, self.components, self.order = tokens, dim, classes, components, order
@@ -140,8 +146,9 @@ class TokenGenerator(nn.Module):
         paper's size takes 0.454 GFLOP.)
         """
         rest = self.tokens - 1
-        passes = {"nar": [self.tokens], "mar": [1, *([self.tokens] if rest else [])],
-                  "ar": list(range(1, self.tokens + 1))}[self.order]  # fmt: skip
+        passes = {"nar": [self.tokens], "mar": [1, *([self.tokens] if rest else [])], "ar": list(range(1, self.tokens + 1))}[
+            self.order
+        ]
         width, depth = self.weights.in_features, len(self.blocks)
         layers = sum(m.weight.numel() for m in self.blocks.modules() if isinstance(m, nn.Linear))
         trunk = sum(2.0 * n * layers + 4.0 * depth * n * n * width for n in passes)  # and attention: q k^T and its sum of v

@@ -45,8 +45,11 @@ def parse_unet(name: str) -> UnetShape:
     found = re.fullmatch(r"w(\d+)-m(\d+(?:\.\d+)*)-b(\d+)(?:-a(\d+(?:\.\d+)*))?(?:-s(\d+))?", name)
     numbers = [] if found is None else [_numbers(part) for part in found.groups()]
     if not numbers or not all(all(value > 0 for value in part) for part in numbers):
-        raise UsageError(f"{name!r} is not the name of a U-Net", field="unet",
-                         fix="For example w16-m1.2-b1-s2, or the paper's w128-m1.2.2.2-b3-a16.8.")  # fmt: skip
+        raise UsageError(
+            f"{name!r} is not the name of a U-Net",
+            field="unet",
+            fix="For example w16-m1.2-b1-s2, or the paper's w128-m1.2.2.2-b3-a16.8.",
+        )
     return UnetShape(numbers[0][0], numbers[1], numbers[2][0], numbers[3], (*numbers[4], 1)[0])
 
 
@@ -144,9 +147,16 @@ class Block(nn.Module):
     """A residual block, with self-attention where the map is small. Encoder blocks normalize their input by pixel."""
 
     def __init__(
-        self, inputs: int, outputs: int, embedding: int, *, encoder: bool, resample: str = "keep", attention: bool = False,
+        self,
+        inputs: int,
+        outputs: int,
+        embedding: int,
+        *,
+        encoder: bool,
+        resample: str = "keep",
+        attention: bool = False,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.encoder, self.resample, self.outputs, self.dropout = encoder, resample, outputs, dropout
         self.rng: torch.Generator | None = None  # of dropout; without one there is none
@@ -218,9 +228,7 @@ class Unet(nn.Module):
                 self.encoder.append(Block(out, out, embedding, encoder=True, resample="down", dropout=dropout))
                 kept.append(out)
             for _ in range(shape.blocks):
-                self.encoder.append(
-                    Block(out, width, embedding, encoder=True, attention=attention, dropout=dropout)
-                )
+                self.encoder.append(Block(out, width, embedding, encoder=True, attention=attention, dropout=dropout))
                 out = width
                 kept.append(out)
         for level, width in reversed(list(enumerate(widths))):

@@ -29,9 +29,14 @@ class Rail:
 
 
 def bars(
-    groups: Mapping[str, Sequence[Value]], series: Sequence[str], *, what: str, width: float = 860,
-    reference: tuple[str, float] | None = None, strong: str | None = None,
-) -> str:  # fmt: skip
+    groups: Mapping[str, Sequence[Value]],
+    series: Sequence[str],
+    *,
+    what: str,
+    width: float = 860,
+    reference: tuple[str, float] | None = None,
+    strong: str | None = None,
+) -> str:
     """One group a name, one bar a series; the group called `strong` has its name in bold."""
     names = min(240, max((_BOLDER * width_of(name, 13) for name in groups), default=0)) + 14
     left = 0.0 if width < 500 else names

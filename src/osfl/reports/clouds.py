@@ -29,8 +29,17 @@ def cloud(series: Mapping[str, Mapping[str, Points]], *, what: str, width: float
     key, top = _key(kinds, top + 2, width)
     x, y = linear([point[0] for point in places]), linear([point[1] for point in places])
     frame = Frame(10, top + 6, width - 20, max(260.0, width * _HEIGHT), x, y)
-    border = tag("rect", x=frame.left - 10, y=frame.top - 4, width=frame.width + 20, height=frame.height + 8, rx=6,
-                 fill="none", class_="grid", stroke="currentColor")  # fmt: skip
+    border = tag(
+        "rect",
+        x=frame.left - 10,
+        y=frame.top - 4,
+        width=frame.width + 20,
+        height=frame.height + 8,
+        rx=6,
+        fill="none",
+        class_="grid",
+        stroke="currentColor",
+    )
     parts = [border]
     for index, (name, group) in enumerate(series.items()):
         marks = [_mark(frame, point, kinds.index(kind), index) for kind, points in group.items() for point in points]

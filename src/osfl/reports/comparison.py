@@ -25,14 +25,27 @@ def write_comparison(comparison: dict[str, Any], results: Sequence[Result], fold
     methods: Methods = comparison["methods"]
     judged = judged_on(comparison.get("data", {}))
     page = render(
-        "comparison.html", heading=_heading(comparison), chips=_chips(comparison), lede=_lede(methods),
-        reading=reading_help(comparison, results), columns=shown_columns(methods), rows=table_rows(methods),
-        accuracy_chart=_bars(methods, judged), cost_chart=_scatter(methods, judged), judged=judged,
-        runs=comparison.get("runs", []), data=fact_rows(comparison.get("data", {})), command=comparison.get("command", ""),
-        compute_chart=_compute(methods), sample_chart=_samples(methods, judged), generators=bound_rows(comparison),
-        courses=course_view(comparison), equal=equal_rows(comparison),
-        gains=gains_views(comparison, results), **_labels(results),
-    )  # fmt: skip
+        "comparison.html",
+        heading=_heading(comparison),
+        chips=_chips(comparison),
+        lede=_lede(methods),
+        reading=reading_help(comparison, results),
+        columns=shown_columns(methods),
+        rows=table_rows(methods),
+        accuracy_chart=_bars(methods, judged),
+        cost_chart=_scatter(methods, judged),
+        judged=judged,
+        runs=comparison.get("runs", []),
+        data=fact_rows(comparison.get("data", {})),
+        command=comparison.get("command", ""),
+        compute_chart=_compute(methods),
+        sample_chart=_samples(methods, judged),
+        generators=bound_rows(comparison),
+        courses=course_view(comparison),
+        equal=equal_rows(comparison),
+        gains=gains_views(comparison, results),
+        **_labels(results),
+    )
     return write_text(folder / "index.html", page)
 
 
@@ -138,9 +151,14 @@ def _scatter(methods: Methods, judged: str) -> Markup:
 
     def draw(width: float) -> str:
         return scatter(
-            points, what="Accuracy against uploaded bytes, by method", width=width, y_words=lambda v: percent(v, 0),
-            x_words=size_mark, x_label="uploaded bytes (log scale)", y_label=f"accuracy on the {judged}",
-        )  # fmt: skip
+            points,
+            what="Accuracy against uploaded bytes, by method",
+            width=width,
+            y_words=lambda v: percent(v, 0),
+            x_words=size_mark,
+            x_label="uploaded bytes (log scale)",
+            y_label=f"accuracy on the {judged}",
+        )
 
     return responsive(draw, "Accuracy against bytes")
 
@@ -159,10 +177,16 @@ def _compute(methods: Methods) -> Markup:
 
     def draw(width: float) -> str:
         return scatter(
-            points, what="Floating point operations against bytes, by method", width=width, x_words=size_mark,
-            y_words=flops_mark, log_y=True, kinds=kinds, x_label="bytes sent up and down (log scale)",
+            points,
+            what="Floating point operations against bytes, by method",
+            width=width,
+            x_words=size_mark,
+            y_words=flops_mark,
+            log_y=True,
+            kinds=kinds,
+            x_label="bytes sent up and down (log scale)",
             y_label="floating point operations (log scale)",
-        )  # fmt: skip
+        )
 
     return responsive(draw, "Computing against sending")
 
@@ -179,10 +203,14 @@ def _samples(methods: Methods, judged: str) -> Markup:
 
     def draw(width: float) -> str:
         return scatter(
-            points, what="Accuracy against operations of one synthetic sample, by method", width=width, x_words=flops_mark,
-            y_words=lambda v: percent(v, 0), x_label="operations of one synthetic sample (log scale)",
+            points,
+            what="Accuracy against operations of one synthetic sample, by method",
+            width=width,
+            x_words=flops_mark,
+            y_words=lambda v: percent(v, 0),
+            x_label="operations of one synthetic sample (log scale)",
             y_label=f"accuracy on the {judged}",
-        )  # fmt: skip
+        )
 
     return responsive(draw, "Accuracy against the price of a sample")
 

@@ -39,8 +39,16 @@ def _figure(courses: Mapping[str, Course], judged: str) -> dict[str, Any]:
     note = "Each model on the way was scored afterwards; no choice was made by these curves."
     if len(units) > 1:
         note += " A server epoch sends nothing; in a round every client downloads a model and uploads one."
-    return {title: {"kind": "lines", "x": x, "series": series, "x_label": " or ".join(units),
-                    "y_label": f"accuracy on the {judged}, %", "note": note}}  # fmt: skip
+    return {
+        title: {
+            "kind": "lines",
+            "x": x,
+            "series": series,
+            "x_label": " or ".join(units),
+            "y_label": f"accuracy on the {judged}, %",
+            "note": note,
+        }
+    }
 
 
 def _percent(share: float | None) -> float | None:
@@ -68,8 +76,11 @@ def _row(row: Mapping[str, Any]) -> dict[str, str]:
     never = f"not in {count(row['of_rounds'])} (best {percent(row['best'])})"
     some = f"in {row['reached']} of {row['n']} seeds" if row["reached"] and not reached else never
     return {
-        "method": row["method"], "accuracy": percent(row["accuracy"]), "bytes": size(row["bytes"]),
+        "method": row["method"],
+        "accuracy": percent(row["accuracy"]),
+        "bytes": size(row["bytes"]),
         "reference": row["reference"] + (" (another network)" if row.get("other_network") else ""),
         "rounds": decimal(row["rounds"], 1).removesuffix(".0") if reached else some,
-        "reference_bytes": size(row["reference_bytes"]), "ratio": f"{row['ratio']:.1f} ×" if row["ratio"] else NOTHING,
-    }  # fmt: skip
+        "reference_bytes": size(row["reference_bytes"]),
+        "ratio": f"{row['ratio']:.1f} ×" if row["ratio"] else NOTHING,
+    }

@@ -13,9 +13,14 @@ _FEW = 12  # points that are marked, so that it is seen where the line is measur
 
 
 def lines(
-    x: Sequence[float], series: Mapping[str, Sequence[float | None]], *, what: str, width: float = 860,
-    x_label: str = "", y_label: str = "",
-) -> str:  # fmt: skip
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    what: str,
+    width: float = 860,
+    x_label: str = "",
+    y_label: str = "",
+) -> str:
     """One line a series; None leaves a gap. A point that stands alone is a dot, and so is each of a few."""
     values = [value for row in series.values() for value in row if value is not None]
     frame, parts = _framed(list(x), values, list(series), width, x_label, y_label)
@@ -28,9 +33,14 @@ def lines(
 
 
 def histogram(
-    bins: Sequence[float], series: Mapping[str, Sequence[float]], *, what: str, width: float = 860,
-    x_label: str = "", y_label: str = "count",
-) -> str:  # fmt: skip
+    bins: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    what: str,
+    width: float = 860,
+    x_label: str = "",
+    y_label: str = "count",
+) -> str:
     """Steps over bin edges (one edge more than values), see-through so that series may lie over each other."""
     values = [0.0, *(value for row in series.values() for value in row)]
     frame, parts = _framed(list(bins), values, list(series), width, x_label, y_label)

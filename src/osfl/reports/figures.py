@@ -116,6 +116,10 @@ def _chosen(figure: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[str, Mapping[str, Any]], View]] = {
-    "gallery": _gallery, "heatmap": _heatmap, "lines": _lines, "histogram": _histogram,
-    "scatter": _scatter, "groups": _groups,
-}  # fmt: skip
+    "gallery": _gallery,
+    "heatmap": _heatmap,
+    "lines": _lines,
+    "histogram": _histogram,
+    "scatter": _scatter,
+    "groups": _groups,
+}

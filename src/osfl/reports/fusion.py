@@ -65,11 +65,18 @@ def _personal(record: Record) -> bool:
 
 def _row(one: Mapping[str, Any]) -> dict[str, str]:
     return {
-        "client": one["client"], "file": one["file"], "sha256": one["sha256"], "naming": one["naming"],
-        "parameters": compact(one["parameters"]), "exact": count(one["parameters"]), "bytes": size(one["bytes"]),
-        "head": " × ".join(map(str, one["head"])) or "none", "unused": ", ".join(one["unused"]),
-        "pixels": f"{one['pixels']}, {one['pixels_by']}" if "pixels" in one else "", "family": str(one.get("family", "–")),
-    }  # fmt: skip
+        "client": one["client"],
+        "file": one["file"],
+        "sha256": one["sha256"],
+        "naming": one["naming"],
+        "parameters": compact(one["parameters"]),
+        "exact": count(one["parameters"]),
+        "bytes": size(one["bytes"]),
+        "head": " × ".join(map(str, one["head"])) or "none",
+        "unused": ", ".join(one["unused"]),
+        "pixels": f"{one['pixels']}, {one['pixels_by']}" if "pixels" in one else "",
+        "family": str(one.get("family", "–")),
+    }
 
 
 def write_fusion_card(record: Record, folder: Path) -> Path:

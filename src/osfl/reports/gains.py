@@ -42,8 +42,10 @@ def gains_views(comparison: Mapping[str, Any], results: Sequence[Result]) -> dic
     for name, result in zip((run["method"] for run in comparison.get("runs", [])), results, strict=False):
         if "gains" in result:
             first.setdefault(name, result)
-    each = [{"title": f"{name}, seed {run['seed']}", "hint": gains_text(run["gains"]), "chart": _chart(run["gains"], name)}
-            for name, run in first.items()]  # fmt: skip
+    each = [
+        {"title": f"{name}, seed {run['seed']}", "hint": gains_text(run["gains"]), "chart": _chart(run["gains"], name)}
+        for name, run in first.items()
+    ]
     return {"each": each, "table": _table(first) if len(each) > _FEW else ""}
 
 
@@ -76,4 +78,3 @@ def _three(row: Encounter) -> list[tuple[float | None, float | None]]:
 def _chart(gains: Gains, method: str) -> Markup:
     what = f"Gain of each client by {method} over training alone, sorted"
     return responsive(lambda width: ranked(gains["values"], what=what, y_label=_AXIS, width=width), what)
-

@@ -20,11 +20,15 @@ def generators_section(result: Result, references: Sequence[Result] = ()) -> dic
         return {"generators": None}
     rows = [_row(name, row) for name, row in found["classes"].items()]
     view = {
-        "hint": _hint(found), "names": (found["frechet_name"], found["kernel_name"]), "warnings": found["warnings"],
-        "rows": [*rows, _row("All classes", found["overall"])], "verdicts": rows, "bound": _bound(found, result, references),
+        "hint": _hint(found),
+        "names": (found["frechet_name"], found["kernel_name"]),
+        "warnings": found["warnings"],
+        "rows": [*rows, _row("All classes", found["overall"])],
+        "verdicts": rows,
+        "bound": _bound(found, result, references),
         "clients": [(client, _nats(error)) for client, error in found["clients"].items()],
         "figures": figure_views(found["figures"]),
-    }  # fmt: skip
+    }
     return {"generators": view}
 
 
@@ -41,12 +45,18 @@ def _hint(found: Generators) -> str:
 def _row(name: str, row: ClassOfImages) -> Row:
     verdict = row["verdict"]
     return {
-        "name": name, "synthetic": count(row["synthetic"]), "training": count(row["training"]),
-        "compared": count(row["compared"]), "frechet": _beside(row["frechet"], row["frechet_floor"]),
-        "kernel": _beside(row["kernel"], row["kernel_floor"]), "ratio": decimal(row["nearest_ratio"], 2),
-        "copied": _shares(row["copied"], row["copied_floor"]), "verdict": verdict, "error": _nats(row["error"]),
+        "name": name,
+        "synthetic": count(row["synthetic"]),
+        "training": count(row["training"]),
+        "compared": count(row["compared"]),
+        "frechet": _beside(row["frechet"], row["frechet_floor"]),
+        "kernel": _beside(row["kernel"], row["kernel_floor"]),
+        "ratio": decimal(row["nearest_ratio"], 2),
+        "copied": _shares(row["copied"], row["copied_floor"]),
+        "verdict": verdict,
+        "error": _nats(row["error"]),
         "mark": {"copies": "worst", "no sign of copying": "best"}.get(verdict, ""),
-    }  # fmt: skip
+    }
 
 
 def _short(value: float) -> str:
@@ -78,13 +88,17 @@ def _bound(found: Generators, result: Result, references: Sequence[Result]) -> l
     pooled = next((other for other in references if is_pooled(other["method"])), None)
     if pooled is not None:
         best, own = (run["scores"]["global"]["accuracy"] for run in (pooled, result))
-        texts.append(f"Measured: training on all images in one place reaches {percent(best)}, this run {percent(own)}: "
-                     f"a gap of {points(best - own)}.")  # fmt: skip
+        texts.append(
+            f"Measured: training on all images in one place reaches {percent(best)}, this run {percent(own)}: "
+            f"a gap of {points(best - own)}."
+        )
     if bound["left_out"]:
         texts.append(f"Too few images to estimate the error of {', '.join(bound['left_out'])}; left out.")
     if bound["prior_shift"]:
-        texts.append(f"The synthetic images have other shares of classes than the real ones, {_short(bound['prior_shift'])} "
-                     "nats apart; the formula takes the real shares, so this is not in it.")  # fmt: skip
+        texts.append(
+            f"The synthetic images have other shares of classes than the real ones, {_short(bound['prior_shift'])} "
+            "nats apart; the formula takes the real shares, so this is not in it."
+        )
     texts.append(
         f"The error is Kullback-Leibler divergence, estimated with Gaussians on {bound['dimensions']} principal components of "
         "the features. What lies outside them can only add to it: this is an estimate of the bound, not a bound."
@@ -113,8 +127,14 @@ def bound_rows(comparison: Mapping[str, Any]) -> list[Row]:
         if metrics.get("generators.overall.frechet", {}).get("mean") is None:
             continue
         gap = comparison.get("gaps", {}).get(name, {})
-        rows.append({"method": name, "error": _nats(error.get("mean")), "bound": percent(bound.get("mean"), 0),
-                     "gap": _with_spread(gap)})  # fmt: skip
+        rows.append(
+            {
+                "method": name,
+                "error": _nats(error.get("mean")),
+                "bound": percent(bound.get("mean"), 0),
+                "gap": _with_spread(gap),
+            }
+        )
     return rows
 
 

@@ -40,9 +40,13 @@ def exact(value: float) -> str:
 
 
 def plan_grid(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], width: float, titled: bool = True,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    width: float,
+    titled: bool = True,
     room: float = 150,
-) -> Layout:  # fmt: skip
+) -> Layout:
     """Cells as large as the width allows, within reason. Where they would be too small to read, the drawing is wider
     than asked and scrolls in its box. `room` is how wide the names of rows may be where there is much of it."""
     names = max((width_of(name, _NAME_SIZE) for name in rows), default=0)

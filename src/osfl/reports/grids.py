@@ -16,9 +16,17 @@ _RIGHT = 62.0  # room for the column of accuracies beside a confusion matrix
 
 
 def heatmap(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str, width: float = 860,
-    row_title: str = "", column_title: str = "", unit: str = "", root: bool = False,
-) -> str:  # fmt: skip
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    what: str,
+    width: float = 860,
+    row_title: str = "",
+    column_title: str = "",
+    unit: str = "",
+    root: bool = False,
+) -> str:
     """Values by row and column; color runs from nothing at zero to full at the largest value. With `root` it follows
     the square root, so that small counts are still told from none beside a large one."""
     top = max((abs(value) for row in values for value in row), default=0) or 1.0
@@ -36,9 +44,16 @@ def heatmap(
 
 
 def differences(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], *, what: str, width: float = 860,
-    row_title: str = "", column_title: str = "", unit: str = "",
-) -> str:  # fmt: skip
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    what: str,
+    width: float = 860,
+    row_title: str = "",
+    column_title: str = "",
+    unit: str = "",
+) -> str:
     """One color above zero, another below it; both follow the square root: a small gain is seen beside a large loss."""
     top = max((abs(value) for row in values for value in row), default=0) or 1.0
     layout = plan_grid(rows, columns, values, width, titled=bool(column_title), room=_LONG_NAMES)
@@ -60,9 +75,13 @@ def differences(
 
 
 def confusion(
-    names: Sequence[str], counts: Sequence[Sequence[float]], *, what: str, width: float = 860,
+    names: Sequence[str],
+    counts: Sequence[Sequence[float]],
+    *,
+    what: str,
+    width: float = 860,
     right: Sequence[float | None] = (),
-) -> str:  # fmt: skip
+) -> str:
     """Rows are the truth, columns the answer; color is the share of the row. `right` adds each row's accuracy."""
     layout = plan_grid(names, names, counts, width - (_RIGHT if right else 0))
     parts = headings(names, names, layout, "truth", "answer")
@@ -85,9 +104,15 @@ def _cell(layout: Layout, place: tuple[int, int], strength: float, text: str, ti
     x, y = layout.at(*place)
     gap = 1.5 if layout.cell >= 12 else 0.0
     shape = tag(
-        "rect", x=x, y=y, width=layout.cell - gap, height=layout.row - gap, rx=2 if gap else 0,
-        fill=fill, fill_opacity=round(_opacity(strength, dot=not gap), 3),
-    )  # fmt: skip
+        "rect",
+        x=x,
+        y=y,
+        width=layout.cell - gap,
+        height=layout.row - gap,
+        rx=2 if gap else 0,
+        fill=fill,
+        fill_opacity=round(_opacity(strength, dot=not gap), 3),
+    )
     ink = "onheat" if strength >= _INK_FLIPS else "zero" if strength == 0 else "oncell"
     middle = (x + (layout.cell - gap) / 2, y + (layout.row - gap) / 2 + 0.36 * layout.size)
     text_of = label(*middle, text, size=layout.size, anchor="middle", class_=ink) if text else ""
@@ -107,9 +132,7 @@ def _frame(layout: Layout, count: int) -> str:
     return tag("rect", x=layout.left, y=layout.top, fill="none", class_="grid", stroke="currentColor", **side)
 
 
-def _scale(
-    x: float, y: float, marks: tuple[str, str, str], fill: str = HEAT, full: float = 1.0
-) -> tuple[list[str], float]:
+def _scale(x: float, y: float, marks: tuple[str, str, str], fill: str = HEAT, full: float = 1.0) -> tuple[list[str], float]:
     """The color scale up to `full` with what its ends (and its middle) stand for; returns the x where it ends too."""
     low, middle, high = marks
     start = x + width_of(low, 11) + 8

@@ -12,21 +12,33 @@ from osfl.reports.rendering import render, write_text
 from osfl.reports.text import NOTHING, compact, count, many, size
 
 _TITLES = {
-    "upload": "What {sender} sends", "release": "What the server gives back", "personal": "What the server gives {receiver}",
-}  # fmt: skip
+    "upload": "What {sender} sends",
+    "release": "What the server gives back",
+    "personal": "What the server gives {receiver}",
+}
 _LEVELS = {"serious": "Serious", "caution": "Caution", "note": "Note", "good": "Checked"}
 
 
 def inspection_page(look: Mapping[str, Any]) -> str:
     """The page as text; it holds everything it needs."""
     return render(
-        "inspection.html", heading=_TITLES[look["kind"]].format(**look), words=look["words"], chips=_chips(look),
-        tiles=_tiles(look), findings=[{**finding, "level": _LEVELS[finding["severity"]]} for finding in look["findings"]],
-        not_checked=look["not_checked"], groups=[_group(row) for row in look["groups"]],
-        tensors=[_tensor(row) for row in look["tensors"]], facts=[_fact(row) for row in look["facts"]],
-        made_from=list(look["made_from"].items()), figures=figure_views(look["figures"]), digest=look["digest"],
-        round=look["round"], total=size(look["bytes"]), exact=f"{count(look['bytes'])} bytes",
-    )  # fmt: skip
+        "inspection.html",
+        heading=_TITLES[look["kind"]].format(**look),
+        words=look["words"],
+        chips=_chips(look),
+        tiles=_tiles(look),
+        findings=[{**finding, "level": _LEVELS[finding["severity"]]} for finding in look["findings"]],
+        not_checked=look["not_checked"],
+        groups=[_group(row) for row in look["groups"]],
+        tensors=[_tensor(row) for row in look["tensors"]],
+        facts=[_fact(row) for row in look["facts"]],
+        made_from=list(look["made_from"].items()),
+        figures=figure_views(look["figures"]),
+        digest=look["digest"],
+        round=look["round"],
+        total=size(look["bytes"]),
+        exact=f"{count(look['bytes'])} bytes",
+    )
 
 
 def write_inspection(look: Mapping[str, Any], path: Path) -> Path:
@@ -46,22 +58,35 @@ def _tiles(look: Mapping[str, Any]) -> list[dict[str, str]]:
     leaves = "Leaves the building" if look["kind"] == "upload" else "Size"
     return [
         {"name": leaves, "figure": size(look["bytes"]), "why": f"{count(look['bytes'])} bytes in one file"},
-        {"name": "Numbers", "figure": compact(numbers), "why": f"in {many(len(look['tensors']), 'tensor')}, and "
-         f"{many(len(look['facts']), 'fact')}"},
+        {
+            "name": "Numbers",
+            "figure": compact(numbers),
+            "why": f"in {many(len(look['tensors']), 'tensor')}, and {many(len(look['facts']), 'fact')}",
+        },
         {"name": "Signature", "figure": state, "why": "who made this file"},
         {"name": "Findings", "figure": f"{serious} + {caution}", "why": "serious + for somebody to decide"},
-    ]  # fmt: skip
+    ]
 
 
 def _group(row: Mapping[str, Any]) -> dict[str, str]:
-    return {"words": row["words"][:1].upper() + row["words"][1:], "tensors": count(row["tensors"]),
-            "numbers": count(row["numbers"]), "bytes": size(row["bytes"])}  # fmt: skip
+    return {
+        "words": row["words"][:1].upper() + row["words"][1:],
+        "tensors": count(row["tensors"]),
+        "numbers": count(row["numbers"]),
+        "bytes": size(row["bytes"]),
+    }
 
 
 def _tensor(row: Mapping[str, Any]) -> dict[str, str]:
     shown = {key: NOTHING if row[key] is None else compact(row[key]) for key in ("least", "mean", "most")}
-    return {"name": row["name"], "what": row["what"], "shape": " × ".join(map(str, row["shape"])) or "one number",
-            "dtype": row["dtype"], "bytes": count(row["bytes"]), **shown}  # fmt: skip
+    return {
+        "name": row["name"],
+        "what": row["what"],
+        "shape": " × ".join(map(str, row["shape"])) or "one number",
+        "dtype": row["dtype"],
+        "bytes": count(row["bytes"]),
+        **shown,
+    }
 
 
 def _fact(row: Mapping[str, Any]) -> dict[str, str]:

@@ -53,11 +53,11 @@ def _use(result: Result) -> str:
 def _data(result: Result) -> str:
     known = {key: value for key, value in result["data"].items() if value is not None}
     facts = dict(fact_rows({"dataset": _dataset(result), **known}))
-    license = facts.pop("license", None) or facts.pop("license", None)
+    license_name = facts.pop("license", None) or facts.pop("license", None)
     lines = [f"{safe(key.replace('_', ' '))}: {safe(value)}" for key, value in facts.items()]
     lines.append(
-        f"license: {safe(license)}"
-        if license
+        f"license: {safe(license_name)}"
+        if license_name
         else "license: not recorded; ask the provider of the data before sharing the model"
     )
     if "inputs" in result:
@@ -81,11 +81,14 @@ def _evaluation(result: Result) -> str:
     metrics, own = scores["global"], scores["clients"]["own"]
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
     rows = [
-        ["Accuracy", percent(metrics["accuracy"])], ["Balanced accuracy", percent(metrics["balanced_accuracy"])],
-        ["AUROC (macro, one against the rest)", decimal(metrics["auroc"])], ["F1 (macro)", decimal(metrics["f1"])],
-        ["Expected calibration error", decimal(metrics["ece"])], ["Negative log-likelihood", decimal(metrics["nll"])],
+        ["Accuracy", percent(metrics["accuracy"])],
+        ["Balanced accuracy", percent(metrics["balanced_accuracy"])],
+        ["AUROC (macro, one against the rest)", decimal(metrics["auroc"])],
+        ["F1 (macro)", decimal(metrics["f1"])],
+        ["Expected calibration error", decimal(metrics["ece"])],
+        ["Negative log-likelihood", decimal(metrics["nll"])],
         ["Accuracy of a constant answer", percent(scores["majority"])],
-    ]  # fmt: skip
+    ]
     lines = [
         f"Own distribution, mean ± std over clients: {percent(own['mean'])} ± {percent(own['std'])}",
         f"Worst client: {safe(own['worst_client'])}, {percent(own['worst'])}",
@@ -105,8 +108,10 @@ def _costs(result: Result) -> str:
         f"Downloaded by all clients: {size(costs['download_bytes'])} ({count(costs['download_bytes'])} bytes)",
     ]
     if "inference_bytes" in costs:
-        lines.append(f"Exchanged after the round, to answer together: {size(costs['inference_bytes'])} "
-                     f"({count(costs['inference_bytes'])} bytes)")  # fmt: skip
+        lines.append(
+            f"Exchanged after the round, to answer together: {size(costs['inference_bytes'])} "
+            f"({count(costs['inference_bytes'])} bytes)"
+        )
     rows = [
         [safe(name), seconds(phase["seconds"]), flops(phase["flops"]), size(phase["peak_bytes"])]
         for name, phase in costs["phases"].items()

@@ -18,18 +18,28 @@ from osfl.reports.text import count, flops, judged_on, many, percent, seconds, s
 from osfl.reports.tokens import tokens_section
 
 _PHASES = {
-    "client": "Clients, before sending", "server": "Server", "personalize": "Clients, after the release",
+    "client": "Clients, before sending",
+    "server": "Server",
+    "personalize": "Clients, after the release",
     "evaluate": "Evaluation",
-}  # fmt: skip
+}
 
 
 def write_report(result: Result, folder: Path, references: Sequence[Result] = ()) -> Path:
     """Write `folder/index.html`; `references` are other runs on the same data to show beside this one."""
     page = render(
-        "run.html", **_head(result), **accuracy_section(result, references), **clients_section(result),
-        **confusion_section(result), **_costs(result), **generators_section(result, references), **tokens_section(result),
-        **gains_section(result), **encounters_section(result), **_record(result, references),
-    )  # fmt: skip
+        "run.html",
+        **_head(result),
+        **accuracy_section(result, references),
+        **clients_section(result),
+        **confusion_section(result),
+        **_costs(result),
+        **generators_section(result, references),
+        **tokens_section(result),
+        **gains_section(result),
+        **encounters_section(result),
+        **_record(result, references),
+    )
     return write_text(folder / "index.html", page)
 
 
@@ -39,15 +49,17 @@ def write_report(result: Result, folder: Path, references: Sequence[Result] = ()
 def _head(result: Result) -> dict[str, Any]:
     data, classes = result["data"], count(len(result["task"]["classes"]))
     chips = [
-        ("partition", data.get("partition", "as given")), ("clients", count(len(result["clients"]))), ("classes", classes),
-        ("preset", result["preset"]), ("seed", str(result["seed"])),
-    ]  # fmt: skip
+        ("partition", data.get("partition", "as given")),
+        ("clients", count(len(result["clients"]))),
+        ("classes", classes),
+        ("preset", result["preset"]),
+        ("seed", str(result["seed"])),
+    ]
     if data.get("samples") is not None:
         chips.append(("samples", str(data["samples"])))
     chips += [(key, str(value)) for key, value in result.get("topology", {}).items()]
     heading = f"{result['method']} on {data.get('dataset', result['task'].get('name', 'unnamed data'))}"
-    return {"heading": heading, "lede": _lede(result), "chips": chips, "tiles": _tiles(result),
-            "cautions": _cautions(result)}  # fmt: skip
+    return {"heading": heading, "lede": _lede(result), "chips": chips, "tiles": _tiles(result), "cautions": _cautions(result)}
 
 
 def _cautions(result: Result) -> list[str]:
@@ -94,25 +106,38 @@ def _costs(result: Result) -> dict[str, Any]:
     up, down = costs["upload_bytes_by_client"], costs["download_bytes_by_client"]
     names = [row["client"] for row in result["clients"]]
     traffic = [
-        {"client": name, "up": size(up.get(name, 0)), "down": size(down.get(name, 0)),
-         "exact_up": f"{count(up.get(name, 0))} bytes", "exact_down": f"{count(down.get(name, 0))} bytes"}
+        {
+            "client": name,
+            "up": size(up.get(name, 0)),
+            "down": size(down.get(name, 0)),
+            "exact_up": f"{count(up.get(name, 0))} bytes",
+            "exact_down": f"{count(down.get(name, 0))} bytes",
+        }
         for name in names
-    ]  # fmt: skip
+    ]
     phases = [
-        {"name": _PHASES.get(name, name), "seconds": seconds(phase["seconds"]), "flops": flops(phase["flops"]),
-         "peak": size(phase["peak_bytes"])}
+        {
+            "name": _PHASES.get(name, name),
+            "seconds": seconds(phase["seconds"]),
+            "flops": flops(phase["flops"]),
+            "peak": size(phase["peak_bytes"]),
+        }
         for name, phase in costs["phases"].items()
-    ]  # fmt: skip
+    ]
     hint = (
         "Bytes are measured on the bundles as sent. Time is summed over clients, by the wall clock; "
         "operations are counted by torch (a multiply-add is 2); memory is the high-water mark of the whole process."
     )
     return {
-        "costs_hint": hint, "traffic": traffic, "messages": count(costs["messages_per_client"]), "phases": phases,
-        "total_up": size(costs["upload_bytes"]), "total_down": size(costs["download_bytes"]),
+        "costs_hint": hint,
+        "traffic": traffic,
+        "messages": count(costs["messages_per_client"]),
+        "phases": phases,
+        "total_up": size(costs["upload_bytes"]),
+        "total_down": size(costs["download_bytes"]),
         "wall": seconds(costs["wall_seconds"]),
         "inference": size(costs["inference_bytes"]) if "inference_bytes" in costs else "",
-    }  # fmt: skip
+    }
 
 
 def _record(result: Result, references: Sequence[Result]) -> dict[str, Any]:
@@ -125,6 +150,9 @@ def _record(result: Result, references: Sequence[Result]) -> dict[str, Any]:
     return {
         "figures": figure_views(figures, {row["client"]: row["class_counts"] for row in result["clients"]}),
         "deviations": result["deviations"],
-        "settings": fact_rows(result["settings"]), "data": fact_rows({**task, **facts}),
-        "environment": fact_rows(result["environment"]), "digests": digests, "command": result["command"],
-    }  # fmt: skip
+        "settings": fact_rows(result["settings"]),
+        "data": fact_rows({**task, **facts}),
+        "environment": fact_rows(result["environment"]),
+        "digests": digests,
+        "command": result["command"],
+    }

@@ -39,8 +39,15 @@ def _height(frame: Frame, gain: float) -> float:
 def _bar(frame: Frame, index: int, step: float, name: str, gain: float) -> str:
     zero, end = _height(frame, 0.0), _height(frame, gain)
     thick = max(1.0, step * 0.78)
-    shape = tag("rect", x=frame.left + step * index + (step - thick) / 2, y=min(zero, end), width=thick,
-                height=max(1.0, abs(end - zero)), rx=min(2.0, thick / 4), fill=color(_UP if gain > 0 else _DOWN))  # fmt: skip
+    shape = tag(
+        "rect",
+        x=frame.left + step * index + (step - thick) / 2,
+        y=min(zero, end),
+        width=thick,
+        height=max(1.0, abs(end - zero)),
+        rx=min(2.0, thick / 4),
+        fill=color(_UP if gain > 0 else _DOWN),
+    )
     return tag("g", shape, title(f"{name}: {'+' if gain > 0 else ''}{points(gain)}"))
 
 

@@ -73,9 +73,16 @@ def clients_section(result: Result) -> dict[str, Any]:
 
     def draw(width: float) -> str:
         return heatmap(
-            names, classes, counts, what=what, width=width, root=True, unit="images",
-            row_title="client", column_title="class",
-        )  # fmt: skip
+            names,
+            classes,
+            counts,
+            what=what,
+            width=width,
+            root=True,
+            unit="images",
+            row_title="client",
+            column_title="class",
+        )
 
     spread = result["scores"]["clients"]
     whose = "its own model" if result["scores"]["personalized"] else "the released model"
@@ -84,11 +91,13 @@ def clients_section(result: Result) -> dict[str, Any]:
         f"where clients are domains, on images of its domain) and on the {judged_on(result['data'])}."
     )
     return {
-        "label_chart": responsive(draw, "Labels over clients"), "clients_hint": hint, "judged": judged_on(result["data"]),
+        "label_chart": responsive(draw, "Labels over clients"),
+        "clients_hint": hint,
+        "judged": judged_on(result["data"]),
         "clients": _client_rows(result),
         "own_spread": f"{percent(spread['own']['mean'])} ± {percent(spread['own']['std'])}",
         "everyone_spread": f"{percent(spread['everyone']['mean'])} ± {percent(spread['everyone']['std'])}",
-    }  # fmt: skip
+    }
 
 
 def _client_rows(result: Result) -> list[dict[str, str]]:
@@ -99,11 +108,18 @@ def _client_rows(result: Result) -> list[dict[str, str]]:
     for row in result["clients"]:
         name, value = row["client"], own.get(row["client"])
         mark = "" if best == worst else "best" if value == best else "worst" if value == worst else ""
-        rows.append({
-            "client": name, "train": count(row["train"]), "val": count(row["val"]), "own": percent(value), "mark": mark,
-            "everyone": percent(scores["everyone"]["values"].get(name)),
-            "up": size(up.get(name, 0)), "exact": f"{count(up.get(name, 0))} bytes",
-        })  # fmt: skip
+        rows.append(
+            {
+                "client": name,
+                "train": count(row["train"]),
+                "val": count(row["val"]),
+                "own": percent(value),
+                "mark": mark,
+                "everyone": percent(scores["everyone"]["values"].get(name)),
+                "up": size(up.get(name, 0)),
+                "exact": f"{count(up.get(name, 0))} bytes",
+            }
+        )
     return rows
 
 

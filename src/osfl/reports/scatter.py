@@ -23,10 +23,18 @@ class Point:
 
 
 def scatter(
-    points: Sequence[Point], *, what: str, width: float = 860, x_label: str = "", y_label: str = "", log_x: bool = True,
-    x_words: Callable[[float], str] = compact, y_words: Callable[[float], str] = compact, log_y: bool = False,
+    points: Sequence[Point],
+    *,
+    what: str,
+    width: float = 860,
+    x_label: str = "",
+    y_label: str = "",
+    log_x: bool = True,
+    x_words: Callable[[float], str] = compact,
+    y_words: Callable[[float], str] = compact,
+    log_y: bool = False,
     kinds: Sequence[str] = (),
-) -> str:  # fmt: skip
+) -> str:
     """Points with their names. A log axis keeps a place for zero at its start. `kinds` names what colors stand for."""
     across = logarithmic([p.x for p in points]) if log_x else linear([p.x for p in points])
     up = logarithmic([p.y for p in points]) if log_y else linear([p.y for p in points])

@@ -14,9 +14,19 @@ Attribute = str | int | float
 
 # Hues after Paul Tol's schemes, ordered so that neighbors also differ in lightness: color-blind readers tell them apart.
 PALETTE = (
-    "#4477aa", "#ee7733", "#228833", "#aa3377", "#33a5c9", "#b8a12b", "#cc3311", "#777777", "#7b4b2a", "#e36fb0", "#7cae00",
+    "#4477aa",
+    "#ee7733",
+    "#228833",
+    "#aa3377",
+    "#33a5c9",
+    "#b8a12b",
+    "#cc3311",
+    "#777777",
+    "#7b4b2a",
+    "#e36fb0",
+    "#7cae00",
     "#3b3b98",
-)  # fmt: skip
+)
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # never allowed in XML
 _NARROW, _WIDE = set("iljtfrI.,:;'|!()[]{}/ -·"), set("mwMW@%—<>&+=~#")
 
@@ -101,9 +111,17 @@ def wrap(text: str, size: float, room: float, most: int = 3) -> list[str]:
 
 
 def label(
-    x: float, y: float, text: str, *, size: float = 12, anchor: str = "start", room: float | None = None,
-    upright: bool = False, class_: str = "", tip: str = "",
-) -> str:  # fmt: skip
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: float = 12,
+    anchor: str = "start",
+    room: float | None = None,
+    upright: bool = False,
+    class_: str = "",
+    tip: str = "",
+) -> str:
     """A text at a point; cut to `room` with the whole text as tooltip; `upright` reads from bottom to top."""
     shown = text if room is None else fit(text, size, room)
     tip = text if shown != text else tip
@@ -122,9 +140,15 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str = "axis", **mor
 def canvas(width: float, height: float, what: str, *children: str, scales: bool = True) -> str:
     """The drawing itself. One that `scales` fills its column; one that does not keeps its size and may scroll."""
     return tag(
-        "svg", *children, class_="plot" if scales else "plot natural", role="img", aria_label=what,
-        viewBox=f"0 0 {number(width)} {number(height)}", width=float(width), height=float(height),
-    )  # fmt: skip
+        "svg",
+        *children,
+        class_="plot" if scales else "plot natural",
+        role="img",
+        aria_label=what,
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        width=float(width),
+        height=float(height),
+    )
 
 
 def legend(names: list[str], x: float, y: float, width: float, size: float = 12) -> tuple[list[str], float]:

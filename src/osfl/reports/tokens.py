@@ -9,9 +9,11 @@ from osfl.reports.figures import figure_views
 from osfl.reports.text import NOTHING, count, decimal
 
 _SOURCES = {
-    "real": "real features, against its own image", "real_best": "real features, best match",
-    "synthetic": "synthetic features, best match", "blind": "no features: the class' mean image, best match",
-}  # fmt: skip
+    "real": "real features, against its own image",
+    "real_best": "real features, best match",
+    "synthetic": "synthetic features, best match",
+    "blind": "no features: the class' mean image, best match",
+}
 
 
 def tokens_section(result: Result) -> dict[str, Any]:
@@ -28,8 +30,11 @@ def tokens_section(result: Result) -> dict[str, Any]:
     rows = [_row(name, row) for name, row in found["classes"].items()]
     view: dict[str, Any] = {"hint": hint, "rows": [*rows, _row("All classes", found["overall"])], "attack": None}
     if attacked is not None:
-        view["attack"] = {"hint": _attack_hint(attacked), "rows": attack_rows(attacked),
-                          "figures": figure_views(attacked["figures"])}  # fmt: skip
+        view["attack"] = {
+            "hint": _attack_hint(attacked),
+            "rows": attack_rows(attacked),
+            "figures": figure_views(attacked["figures"]),
+        }
     return {"tokens": view}
 
 
@@ -45,10 +50,15 @@ def _attack_hint(found: Reconstruction) -> str:
 
 def attack_rows(found: Reconstruction) -> list[dict[str, str]]:
     return [
-        {"attacker": f"{name} ({count(row['images'])})", "source": text, "psnr": decimal(row[key]["psnr"], 2),  # type: ignore[literal-required]
-         "ssim": decimal(row[key]["ssim"], 3)}  # type: ignore[literal-required]
-        for name, row in found["attackers"].items() for key, text in _SOURCES.items()
-    ]  # fmt: skip
+        {
+            "attacker": f"{name} ({count(row['images'])})",
+            "source": text,
+            "psnr": decimal(row[key]["psnr"], 2),  # type: ignore[literal-required]
+            "ssim": decimal(row[key]["ssim"], 3),  # type: ignore[literal-required]
+        }
+        for name, row in found["attackers"].items()
+        for key, text in _SOURCES.items()
+    ]
 
 
 def attack_sentences(found: Reconstruction) -> list[str]:
@@ -62,9 +72,13 @@ def attack_sentences(found: Reconstruction) -> list[str]:
 
 def _row(name: str, row: ClassOfTokens) -> dict[str, str]:
     return {
-        "name": name, "synthetic": count(row["synthetic"]), "training": count(row["training"]),
-        "compared": count(row["compared"]), "mmd": discrepancy(row["mmd"]), "floor": discrepancy(row["mmd_floor"]),
-    }  # fmt: skip
+        "name": name,
+        "synthetic": count(row["synthetic"]),
+        "training": count(row["training"]),
+        "compared": count(row["compared"]),
+        "mmd": discrepancy(row["mmd"]),
+        "floor": discrepancy(row["mmd_floor"]),
+    }
 
 
 def discrepancy(value: float | None) -> str:

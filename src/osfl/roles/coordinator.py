@@ -43,8 +43,11 @@ def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server:
     _check_enrolled(plan, enrolled, server)
     keys = {"clients": dict(enrolled), "server": server}
     if (folder / "enrolled.json").exists() and read_json(folder / "enrolled.json") != keys:
-        raise RoundError(f"{folder} holds this round with other keys", field="enrolled",
-                         fix="Keys are agreed when a round opens. Choose another folder for other keys.")  # fmt: skip
+        raise RoundError(
+            f"{folder} holds this round with other keys",
+            field="enrolled",
+            fix="Keys are agreed when a round opens. Choose another folder for other keys.",
+        )
     contracts = contracts_of(method)
     AcceptancePolicy(
         plan.digest, enrolled, contracts, len(plan.task.classes), plan.limits
@@ -122,14 +125,24 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
     left_out = [client for client in missed if any(n.get("phase") == LEFT_OUT and n.get("client") == client for n in notes)]
     failed = [note for note in notes if note.get("phase") == FAILED]
     return Status(
-        policy.plan, plan["method"], delivered, [client for client in present if client not in delivered],
-        list(refusals(folder)), quorum, deadline, not why, why, release is not None,
+        policy.plan,
+        plan["method"],
+        delivered,
+        [client for client in present if client not in delivered],
+        list(refusals(folder)),
+        quorum,
+        deadline,
+        not why,
+        why,
+        release is not None,
         [client for client in missed if client not in left_out],
-        {client: inbox.digest(client) for client in delivered}, release.digest if release else "",
+        {client: inbox.digest(client) for client in delivered},
+        release.digest if release else "",
         [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
-        [client for client in plan["clients"] if client not in present], left_out,
+        [client for client in plan["clients"] if client not in present],
+        left_out,
         failed[-1] if failed and release is None else None,
-    )  # fmt: skip
+    )
 
 
 def too_late(folder: Path, clients: Sequence[ClientId]) -> list[ClientId]:
@@ -175,9 +188,14 @@ def _release(folder: Path) -> Bundle | None:
 
 
 def run_server_phase(
-    folder: Path, server_key: SigningKey, *, machine: Machine | None = None, progress: Progress | None = None,
-    now: datetime | None = None, without: Collection[ClientId] = (),
-) -> str:  # fmt: skip
+    folder: Path,
+    server_key: SigningKey,
+    *,
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+    now: datetime | None = None,
+    without: Collection[ClientId] = (),
+) -> str:
     """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands.
 
     `without`: leave the uploads of these clients out, which stay in the inbox; the release does not name them.
@@ -190,29 +208,32 @@ def run_server_phase(
     from osfl.runtime.machine import Machine
 
     plan = standing_plan(folder)
-    with standing_round(folder, plan, server_key) as round:
-        published = round.release()
+    with standing_round(folder, plan, server_key) as fl_round:
+        published = fl_round.release()
         if published is not None:
             return published[1]
         found = status(folder, now, without)
         _check_without(without, found)
         if not found.ready:
-            raise RoundError(f"the server phase cannot begin: {found.waits_for}", field="round",
-                             expected=f"uploads from {', '.join(found.missing)}",
-                             got=f"uploads from {', '.join(found.delivered) or 'nobody'}",
-                             fix="Receive what is missing with `osfl receive`; `osfl show` lists it.")  # fmt: skip
+            raise RoundError(
+                f"the server phase cannot begin: {found.waits_for}",
+                field="round",
+                expected=f"uploads from {', '.join(found.missing)}",
+                got=f"uploads from {', '.join(found.delivered) or 'nobody'}",
+                fix="Receive what is missing with `osfl receive`; `osfl show` lists it.",
+            )
         method = load(plan.method)(plan.task, plan.settings)
         among = [client for client in found.delivered if client not in without]
         _check_settings(method, len(among))
         with (
-            _recorded(round, among),
-            computing(plan, machine or Machine(), progress or quiet, round.scratch, show=round.show) as ctx,
+            _recorded(fl_round, among),
+            computing(plan, machine or Machine(), progress or quiet, fl_round.scratch, show=fl_round.show) as ctx,
         ):
-            serve_phase(method, round, ctx, among)
+            serve_phase(method, fl_round, ctx, among)
         for client in sorted(without):
-            round.note(LEFT_OUT, {}, client)
-        round.tidy()
-        published = round.release()
+            fl_round.note(LEFT_OUT, {}, client)
+        fl_round.tidy()
+        published = fl_round.release()
     assert published is not None
     return published[1]
 
@@ -220,36 +241,43 @@ def run_server_phase(
 def _check_without(without: Collection[ClientId], found: Status) -> None:
     strange = sorted(set(without) - set(found.delivered))
     if strange:
-        raise UsageError([f"there is no upload of {client!r} to leave out" for client in strange], field="without",
-                         fix=f"Uploads are here from {', '.join(found.delivered) or 'nobody'}.")  # fmt: skip
+        raise UsageError(
+            [f"there is no upload of {client!r} to leave out" for client in strange],
+            field="without",
+            fix=f"Uploads are here from {', '.join(found.delivered) or 'nobody'}.",
+        )
 
 
 @contextmanager
-def _recorded(round: Round, among: Sequence[ClientId]) -> Iterator[None]:
+def _recorded(fl_round: Round, among: Sequence[ClientId]) -> Iterator[None]:
     """A server phase that fails leaves a note of why, which `status` shows, and never ends in a traceback."""
     try:
         yield
     except OsflError as error:
         if error.client is not None and error.client in among and "--without" not in (error.fix or ""):
             error.fix = f"{error.fix or ''} {go_on_without(error.client)}".strip()
-        _note_failure(round, error)
+        _note_failure(fl_round, error)
         raise
     except UNUSABLE as error:
         last = _last_upload(error)
         known = f", last at work on the upload of {last!r}" if last else ""
-        failure = RoundError(f"the server phase failed{known}: {type(error).__name__}: {str(error)[:300]}", client=last,
-                             field="server phase", expected=f"a release made of the uploads of {', '.join(among)}",
-                             fix=f"{go_on_without(last or 'NAME')} The whole error is in journal.jsonl; without a fault in "
-                                 "an upload it is one of the method.")  # fmt: skip
-        _note_failure(round, failure, "".join(traceback.format_exception(error))[-4000:])
+        failure = RoundError(
+            f"the server phase failed{known}: {type(error).__name__}: {str(error)[:300]}",
+            client=last,
+            field="server phase",
+            expected=f"a release made of the uploads of {', '.join(among)}",
+            fix=f"{go_on_without(last or 'NAME')} The whole error is in journal.jsonl; without a fault in "
+            "an upload it is one of the method.",
+        )
+        _note_failure(fl_round, failure, "".join(traceback.format_exception(error))[-4000:])
         raise failure from error
 
 
-def _note_failure(round: Round, error: OsflError, trace: str = "") -> None:
+def _note_failure(fl_round: Round, error: OsflError, trace: str = "") -> None:
     facts = {key: value for key, value in error.as_json().items() if key != "client"}
     more = {"time": float(f"{time.time():.3f}"), **({"traceback": trace} if trace else {})}
     with suppress(OSError):  # a full disk must not hide the error itself
-        round.note(FAILED, {**facts, **more}, error.client or "")
+        fl_round.note(FAILED, {**facts, **more}, error.client or "")
 
 
 def _last_upload(error: BaseException) -> ClientId | None:
@@ -272,5 +300,8 @@ def _check_settings(method: Method, clients: int) -> None:
     """Settings that fit all clients may not fit those who came."""
     problems = list(method.problems(clients))
     if problems:
-        raise RoundError(f"with {clients} uploads the method cannot run: {'; '.join(problems)}", field="settings",
-                         fix="Wait for more uploads, or open a new round with other settings.")  # fmt: skip
+        raise RoundError(
+            f"with {clients} uploads the method cannot run: {'; '.join(problems)}",
+            field="settings",
+            fix="Wait for more uploads, or open a new round with other settings.",
+        )

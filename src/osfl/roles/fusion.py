@@ -103,9 +103,15 @@ class RefusedCheckpoint:
 
 
 def fuse(
-    request: FusionRequest, out: Path, *, command: str = "", machine: Machine = Machine(), progress: Progress = quiet,
-    key: SigningKey | None = None, examined: ExaminedCheckpoints | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    request: FusionRequest,
+    out: Path,
+    *,
+    command: str = "",
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+    key: SigningKey | None = None,
+    examined: ExaminedCheckpoints | None = None,
+) -> dict[str, Any]:
     """Make one model of those that are offered, in `out`, or continue; what fusion.json says then. `examined`: the request's
     files, if somebody has looked at them already."""
     started = time.perf_counter()
@@ -117,28 +123,32 @@ def fuse(
     _check_fuses(method, accepted[0])
     key = key or simulated_key(plan.seed, "server")
     enrolled = {one.client: simulated_key(plan.seed, one.client).public_hex for one in accepted}
-    with open_round(out, plan, contracts_of(method), enrolled, key) as round:
-        check_server_key(round)
-        finished = _finished(round)
+    with open_round(out, plan, contracts_of(method), enrolled, key) as fl_round:
+        check_server_key(fl_round)
+        finished = _finished(fl_round)
         if finished is not None:
             return _drawn(_with_refusals(finished, refused, command, out), out)
-        accepted = _related([one for one in accepted if one.client in round.present])  # `osfl forget` has the last word
+        accepted = _related([one for one in accepted if one.client in fl_round.present])  # `osfl forget` has the last word
         for one in accepted:
-            if one.client not in round.delivered():
-                _hand_in(one, round)
-        with computing(plan, machine, progress, round.scratch, show=round.show) as ctx:
-            if round.release() is None:
-                run_server_phase(method, round, ctx)
-        published = round.release()
+            if one.client not in fl_round.delivered():
+                _hand_in(one, fl_round)
+        with computing(plan, machine, progress, fl_round.scratch, show=fl_round.show) as ctx:
+            if fl_round.release() is None:
+                run_server_phase(method, fl_round, ctx)
+        published = fl_round.release()
         assert published is not None
-        models = _keep(round, *published)
-        record = {**_described(request, plan, method, accepted, refused), "models": models,
-                "command": command, "release_digest": published[1],
-                "costs": {"server": round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
-                "environment": describe_environment(machine.device, machine.workers or default_workers()),
-                "figures": round.figures()}  # fmt: skip
+        models = _keep(fl_round, *published)
+        record = {
+            **_described(request, plan, method, accepted, refused),
+            "models": models,
+            "command": command,
+            "release_digest": published[1],
+            "costs": {"server": fl_round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
+            "environment": describe_environment(machine.device, machine.workers or default_workers()),
+            "figures": fl_round.figures(),
+        }
         write_json(out / "fusion.json", record)  # it marks the end
-        round.tidy()
+        fl_round.tidy()
     return _drawn(record, out)
 
 
@@ -177,8 +187,11 @@ def examine_checkpoints(request: FusionRequest) -> ExaminedCheckpoints:
     refused = sorted([*unread, *found.refused], key=lambda one: one.file)
     if not found.accepted:
         why = "".join(f"\n  - {one.file}: {one.reason}. {one.fix}" for one in refused)
-        raise RoundError(f"none of {len(refused)} files can be used{why}", field="models",
-                         fix="" if refused else "Name at least one file after --models.")  # fmt: skip
+        raise RoundError(
+            f"none of {len(refused)} files can be used{why}",
+            field="models",
+            fix="" if refused else "Name at least one file after --models.",
+        )
     accepted = _related(found.accepted)
     return replace(found, accepted=accepted, refused=refused, cautions=_cautions(request, accepted))
 
@@ -196,17 +209,23 @@ def _cautions(request: FusionRequest, accepted: Sequence[AcceptedCheckpoint]) ->
     averaged, begins = request.method == "fedavg", getattr(settings, "init", "") == "average"
     if len(kin) > 1 and (averaged or begins):
         other = " or begin at one of them (--set init=client)" if begins else ""
-        found.append(f"the weights are of {len(kin)} starts that have little in common ({'; '.join(map(_files, kin))}), and "
-                     f"{request.method} {'is' if averaged else 'begins at'} a mean of weights, which then knows next to "
-                     f"nothing. Use --method ensemble,{other} or offer models of one start")  # fmt: skip
+        found.append(
+            f"the weights are of {len(kin)} starts that have little in common ({'; '.join(map(_files, kin))}), and "
+            f"{request.method} {'is' if averaged else 'begins at'} a mean of weights, which then knows next to "
+            f"nothing. Use --method ensemble,{other} or offer models of one start"
+        )
     foreign = [one for one in accepted if one.pixels_by == ASSUMED]
     if foreign and (usual := parse(request.architecture)[0].pixels):
-        found.append(f"that pixels in [-1, 1] go into {_files(foreign)} is an assumption, and {request.architecture} is "
-                     f"published for others. Say --pixels {usual}, or --pixels symmetric if it is right")  # fmt: skip
+        found.append(
+            f"that pixels in [-1, 1] go into {_files(foreign)} is an assumption, and {request.architecture} is "
+            f"published for others. Say --pixels {usual}, or --pixels symmetric if it is right"
+        )
     against = [one for one in accepted if one.pixels_by == CONTRADICTED]
     if against:
-        found.append(f"what lies beside {_files(against)} tells of other pixels than --pixels {request.pixels}, which is what "
-                     "counts. Leave --pixels out if the files are right")  # fmt: skip
+        found.append(
+            f"what lies beside {_files(against)} tells of other pixels than --pixels {request.pixels}, which is what "
+            "counts. Leave --pixels out if the files are right"
+        )
     return found
 
 
@@ -260,8 +279,14 @@ def _judged(request: FusionRequest, checkpoints: Sequence[PlainCheckpoint], imag
         digest = payload_digest(payload)
         twin = next((one for one in accepted if digest == one.digest or checkpoint.sha256 == one.checkpoint.sha256), None)
         if twin is not None:  # also if other files beside it made other weights of it
-            refused.append(RefusedCheckpoint(checkpoint.file, f"it holds the same weights as {twin.checkpoint.file}", "",
-                                   "Offer a model once: twice, it would count double."))  # fmt: skip
+            refused.append(
+                RefusedCheckpoint(
+                    checkpoint.file,
+                    f"it holds the same weights as {twin.checkpoint.file}",
+                    "",
+                    "Offer a model once: twice, it would count double.",
+                )
+            )
             continue
         about = replace(checkpoint, tensors={})  # the payload has them: large models need not be held twice
         accepted.append(AcceptedCheckpoint(f"model-{digest[:12]}", digest, about, payload, pixels, by))
@@ -289,8 +314,11 @@ def _images(request: FusionRequest, checkpoints: Sequence[PlainCheckpoint]) -> s
     declared = {image for checkpoint in checkpoints if (image := image_of(checkpoint, request.architecture)) is not None}
     patch = parse(request.architecture)[1].get("p")
     if checkpoints and not declared and not patch and not request.image_size:
-        raise UsageError(f"no offered file tells which images {request.architecture} was trained for", field="image_size",
-                         fix="Add --image-size PX (and --channels 1 for gray images).")  # fmt: skip
+        raise UsageError(
+            f"no offered file tells which images {request.architecture} was trained for",
+            field="image_size",
+            fix="Add --image-size PX (and --channels 1 for gray images).",
+        )
     # a transformer that does not tell fits no size: with any, it is refused by name
     declared = declared or {(3, 16 * (patch or 14), 0)}
     sides = {(channels, request.image_size or side) for channels, side, _ in declared}
@@ -323,11 +351,13 @@ def _plan(request: FusionRequest, task: Task, models: Mapping[ClientId, str]) ->
     """The agreement that nobody else signs: it names all weights by their digest, so that another model is another round."""
     method = load(request.method)
     if "architecture" in request.changes:
-        raise UsageError("the architecture of offered models is no setting", field="architecture",
-                         fix=f"Say --architecture {request.changes['architecture']} instead of --set.")  # fmt: skip
+        raise UsageError(
+            "the architecture of offered models is no setting",
+            field="architecture",
+            fix=f"Say --architecture {request.changes['architecture']} instead of --set.",
+        )
     if "architecture" not in method.Settings.__dataclass_fields__:
-        raise UsageError(f"clients of {request.method} do not upload a model of an architecture", field="method",
-                         fix=_FUSES)  # fmt: skip
+        raise UsageError(f"clients of {request.method} do not upload a model of an architecture", field="method", fix=_FUSES)
     settings = resolve_settings(method, request.preset, {**request.changes, "architecture": request.architecture})
     # pixels: as it was said; what a file's own became is in its digest
     data = {"dataset": "none", "models": dict(models), "pixels": request.pixels or "symmetric"}
@@ -347,30 +377,33 @@ def _check_fuses(method: Method, one: AcceptedCheckpoint) -> None:
     architecture = str(one.payload.facts["architecture"])
     promised = method.contract(architecture)
     if set(promised) != set(one.payload.tensors):
-        raise UsageError(f"clients of this method upload {', '.join(sorted(promised)[:3]) or 'nothing'}, not a model",
-                         field="method", fix=_FUSES)  # fmt: skip
+        raise UsageError(
+            f"clients of this method upload {', '.join(sorted(promised)[:3]) or 'nothing'}, not a model",
+            field="method",
+            fix=_FUSES,
+        )
 
 
-def _hand_in(one: AcceptedCheckpoint, round: Round) -> None:
+def _hand_in(one: AcceptedCheckpoint, fl_round: Round) -> None:
     """Through the same gate as any upload. The key is the fusion's own: what vouches for a model is its digest in the plan."""
-    key = simulated_key(round.plan.seed, one.client)
+    key = simulated_key(fl_round.plan.seed, one.client)
     raw, facts = to_raw(one.payload.tensors), dict(one.payload.facts)
-    round.inbox.receive(pack("upload", one.client, round.plan.digest, raw, facts, key))
+    fl_round.inbox.receive(pack("upload", one.client, fl_round.plan.digest, raw, facts, key))
 
 
-def _keep(round: Round, release: Release, digest: str) -> dict[ClientId, str]:
+def _keep(fl_round: Round, release: Release, digest: str) -> dict[ClientId, str]:
     """The model where `osfl predict --run` looks for it; several, by client, where a method gives each its own."""
     if not release.personal:
-        save_payload(round.folder / "model.safetensors", release.shared)
+        save_payload(fl_round.folder / "model.safetensors", release.shared)
         return {"": "model.safetensors"}
     for client in release.personal:
-        round.keep_model(client, release.for_client(client), digest)
+        fl_round.keep_model(client, release.for_client(client), digest)
     return {client: f"models/{client}.safetensors" for client in sorted(release.personal)}
 
 
-def _finished(round: Round) -> dict[str, Any] | None:
+def _finished(fl_round: Round) -> dict[str, Any] | None:
     """What was said, if this very release was described already."""
-    path, release = round.folder / "fusion.json", round.release()
+    path, release = fl_round.folder / "fusion.json", fl_round.release()
     record = read_json(path) if path.exists() else None
     return record if record is not None and release is not None and record.get("release_digest") == release[1] else None
 
@@ -404,15 +437,31 @@ def _described(
         trained = {name for name in trained if not name.startswith("pretrained")}
     kept = {name: value for name, value in described["settings"].items() if name not in trained}
     return {
-        "schema": SCHEMA, "method": plan.method, "preset": request.preset, "seed": plan.seed, "plan_digest": plan.digest,
-        "task": described["task"], "architecture": request.architecture,
+        "schema": SCHEMA,
+        "method": plan.method,
+        "preset": request.preset,
+        "seed": plan.seed,
+        "plan_digest": plan.digest,
+        "task": described["task"],
+        "architecture": request.architecture,
         "accepted": [
-            {"client": one.client, "file": one.checkpoint.file, "sha256": one.checkpoint.sha256, "bytes": one.checkpoint.size,
-             "naming": one.checkpoint.naming, "parameters": one.checkpoint.parameters, "head": list(one.checkpoint.head),
-             "unused": list(one.checkpoint.unused), "pixels": scale_name(one.pixels), "pixels_by": one.pixels_by,
-             "family": one.family}
+            {
+                "client": one.client,
+                "file": one.checkpoint.file,
+                "sha256": one.checkpoint.sha256,
+                "bytes": one.checkpoint.size,
+                "naming": one.checkpoint.naming,
+                "parameters": one.checkpoint.parameters,
+                "head": list(one.checkpoint.head),
+                "unused": list(one.checkpoint.unused),
+                "pixels": scale_name(one.pixels),
+                "pixels_by": one.pixels_by,
+                "family": one.family,
+            }
             for one in accepted
         ],
-        "cautions": _cautions(request, accepted), "refused": _listed(refused),
-        "settings": kept, "deviations": [*_ALREADY_TRAINED, *deviations(method, plan.settings, trained)],
-    }  # fmt: skip
+        "cautions": _cautions(request, accepted),
+        "refused": _listed(refused),
+        "settings": kept,
+        "deviations": [*_ALREADY_TRAINED, *deviations(method, plan.settings, trained)],
+    }

@@ -1,9 +1,9 @@
 """Neighbors without a server: a site takes their bundles itself and makes its model of them.
 
-    work/<round>/<client>/inbox/            what neighbors said, through the same gate as at a coordinator
-    work/<round>/<client>/rejected.jsonl    what was refused and why
-    work/<round>/<client>/model.safetensors what it made of them: the very bits of a round with a server that passes on
-    work/<round>/<client>/made_from.json    the uploads that it was made of, and its model of the encounter before, by digest
+work/<round>/<client>/inbox/            what neighbors said, through the same gate as at a coordinator
+work/<round>/<client>/rejected.jsonl    what was refused and why
+work/<round>/<client>/model.safetensors what it made of them: the very bits of a round with a server that passes on
+work/<round>/<client>/made_from.json    the uploads that it was made of, and its model of the encounter before, by digest
 """
 
 from __future__ import annotations
@@ -33,13 +33,19 @@ def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: 
     """The inbox of a site for this encounter; it knows the keys of its neighbors and of nobody else."""
     method = method_for(plan, client)
     if not method.provides("relay"):
-        raise UsageError(f"{plan.method} needs a server: neighbors alone cannot make its model", field="method",
-                         fix="Send the bundle to the coordinator and use `osfl personalize`.")  # fmt: skip
+        raise UsageError(
+            f"{plan.method} needs a server: neighbors alone cannot make its model",
+            field="method",
+            fix="Send the bundle to the coordinator and use `osfl personalize`.",
+        )
     senders = neighbors(plan, client)
     unknown = [name for name in senders if name not in keys]
     if unknown:
-        raise UsageError([f"no key for {name!r}, whom {client!r} meets" for name in unknown], field="keys",
-                         fix="Put NAME.pub of each neighbor into the folder of --keys.")  # fmt: skip
+        raise UsageError(
+            [f"no key for {name!r}, whom {client!r} meets" for name in unknown],
+            field="keys",
+            fix="Put NAME.pub of each neighbor into the folder of --keys.",
+        )
     enrolled = {name: keys[name] for name in senders}
     policy = AcceptancePolicy(plan.digest, enrolled, contracts_of(method), len(plan.task.classes), plan.limits)
     folder = work_folder(plan, client, work)
@@ -60,10 +66,13 @@ def receive_from_neighbor(
         if no.field != "client" or no.client not in plan.clients:
             raise
         raise Rejected(
-            f"{client!r} hears only its neighbors in this round", client=no.client, field="client",
-            expected=" or ".join(neighbors(plan, client)) or "nobody", got=no.client,
+            f"{client!r} hears only its neighbors in this round",
+            client=no.client,
+            field="client",
+            expected=" or ".join(neighbors(plan, client)) or "nobody",
+            got=no.client,
             fix="Give it to a site that meets this client; [topology] in the plan says who does.",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def sender(path: Path, inbox: Inbox) -> ClientId:
@@ -90,15 +99,27 @@ def left_out(model: Path) -> list[ClientId]:
 
 
 def exchange(
-    plan: Plan, client: ClientId, inbox: Inbox, work: Path, *, data: Path | None = None, without_missing: bool = False,
-    machine: Machine = Machine(), progress: Progress = quiet,
-) -> Path:  # fmt: skip
+    plan: Plan,
+    client: ClientId,
+    inbox: Inbox,
+    work: Path,
+    *,
+    data: Path | None = None,
+    without_missing: bool = False,
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+) -> Path:
     """The site's model, made of what it heard; refused while a neighbor is missing, unless it is to be made without."""
     method, absent = method_for(plan, client), missing_neighbors(plan, client, inbox)
     if absent and not without_missing:
-        raise RoundError(f"not everybody has been heard: {', '.join(absent)} missing", client=client, field="neighbors",
-                         expected=", ".join(neighbors(plan, client)), got=", ".join(inbox.delivered()) or "nobody",
-                         fix="Give their bundles, too; what was received is kept. Or add --without-missing.")  # fmt: skip
+        raise RoundError(
+            f"not everybody has been heard: {', '.join(absent)} missing",
+            client=client,
+            field="neighbors",
+            expected=", ".join(neighbors(plan, client)),
+            got=", ".join(inbox.delivered()) or "nobody",
+            fix="Give their bundles, too; what was received is kept. Or add --without-missing.",
+        )
     bundles = [inbox.bundle(name) for name in inbox.delivered()]
     made_from = {f"upload/{bundle.client}": bundle.digest for bundle in bundles}
     uploads = [Upload(bundle.client, bundle.plan, payload_of(bundle)) for bundle in bundles]

@@ -1,7 +1,7 @@
 """A site: its own images, its own key. One bundle goes out, one release comes in; nothing else leaves.
 
-    work/<round>/<client>/upload.safetensors   what it says, kept: it is sent again, never computed again
-    work/<round>/<client>/model.safetensors    what it made of the release, with plan.json beside it
+work/<round>/<client>/upload.safetensors   what it says, kept: it is sent again, never computed again
+work/<round>/<client>/model.safetensors    what it made of the release, with plan.json beside it
 """
 
 from __future__ import annotations
@@ -58,9 +58,17 @@ def open_shard(
 
 
 def make_upload(
-    plan: Plan, client: ClientId, data: Path, key: SigningKey, work: Path, *,
-    machine: Machine = Machine(), progress: Progress = quiet, sealed: bool = False, notice: Notice = lambda line: None,
-) -> Path:  # fmt: skip
+    plan: Plan,
+    client: ClientId,
+    data: Path,
+    key: SigningKey,
+    work: Path,
+    *,
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+    sealed: bool = False,
+    notice: Notice = lambda line: None,
+) -> Path:
     """The one bundle of this site. Once it is finished it stands: asked again, the same file is given.
 
     `sealed`: it leaves as a sealed copy, which is longer, and refused if a contact's window would cut it.
@@ -90,16 +98,30 @@ def _check_kept(path: Path, policy: AcceptancePolicy, client: ClientId) -> None:
     try:
         accept(path, policy)
     except Rejected as no:
-        raise RoundError(f"the upload kept in {path} is not good any more: {no.reason}", client=client, field=no.field,
-                         expected=no.expected, got=no.got,
-                         fix="Use the key it was signed with, or delete that file to train again.") from None  # fmt: skip
+        raise RoundError(
+            f"the upload kept in {path} is not good any more: {no.reason}",
+            client=client,
+            field=no.field,
+            expected=no.expected,
+            got=no.got,
+            fix="Use the key it was signed with, or delete that file to train again.",
+        ) from None
 
 
 def take_release(
-    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, work: Path, *,
-    data: Path | None = None, machine: Machine = Machine(), progress: Progress = quiet, spare: bool = False,
+    plan: Plan,
+    client: ClientId,
+    release: Path,
+    personal: Path | None,
+    server: str,
+    work: Path,
+    *,
+    data: Path | None = None,
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+    spare: bool = False,
     withdrawn: Withdrawn = NOTHING,
-) -> Path:  # fmt: skip
+) -> Path:
     """The site's model of the round: the release, verified with the server's public key, and made the site's own.
 
     `personal` is the part that was made for this site, where the method makes one; one that the release does not name is
@@ -146,9 +168,14 @@ def _check_not_uploaded(plan: Plan, client: ClientId, work: Path) -> None:
     """A model from which this site has spoken in the encounter after stands: else nobody knew what that upload was made of."""
     if is_last(plan) or not (work_folder(next_encounter(plan), client, work) / "upload.safetensors").exists():
         return
-    raise RoundError("this site has spoken in the next encounter, from the model that it made here", client=client,
-                     field="work", expected="what that model was made of", got="something else",
-                     fix="What came late cannot be used any more. Go on with the plan of the next encounter.")  # fmt: skip
+    raise RoundError(
+        "this site has spoken in the next encounter, from the model that it made here",
+        client=client,
+        field="work",
+        expected="what that model was made of",
+        got="something else",
+        fix="What came late cannot be used any more. Go on with the plan of the next encounter.",
+    )
 
 
 def previous_model(plan: Plan, client: ClientId, work: Path) -> Payload | None:
@@ -159,26 +186,40 @@ def previous_model(plan: Plan, client: ClientId, work: Path) -> Payload | None:
     path = work / after[:16] / client / "model.safetensors"
     kept = load_model_of(path)
     if kept is None:
-        raise RoundError("the model of the encounter before is not here", client=client, field="work", expected=path,
-                         got="nothing",
-                         fix="Finish that one first, with `osfl exchange` or `osfl personalize`, and this --work.")  # fmt: skip
+        raise RoundError(
+            "the model of the encounter before is not here",
+            client=client,
+            field="work",
+            expected=path,
+            got="nothing",
+            fix="Finish that one first, with `osfl exchange` or `osfl personalize`, and this --work.",
+        )
     return kept[0]
 
 
 def read_release(
-    plan: Plan, client: ClientId, release: Path, personal: Path | None, server: str, spare: bool = False,
+    plan: Plan,
+    client: ClientId,
+    release: Path,
+    personal: Path | None,
+    server: str,
+    spare: bool = False,
     withdrawn: Withdrawn = NOTHING,
-) -> tuple[Release, str]:  # fmt: skip
+) -> tuple[Release, str]:
     """What the server gave back to this site, and the release's digest; refused unless the server signed both parts."""
     shared = verify_release(release, server, plan.digest, withdrawn=withdrawn)
     if shared.kind != "release":
-        raise UsageError(f"{release} is a personal part, not the release itself", field="release",
-                         fix="Give release.safetensors first, and this file as --personal.")  # fmt: skip
+        raise UsageError(
+            f"{release} is a personal part, not the release itself",
+            field="release",
+            fix="Give release.safetensors first, and this file as --personal.",
+        )
     if f"personal/{client}" not in shared.made_from and personal is not None and not spare:
         others = any(name.startswith("personal/") for name in shared.made_from)
         what = f"no personal part for {client!r}" if others else "no personal parts"
-        raise UsageError(f"the release has {what}, so there is nothing to give", field="personal",
-                         fix=f"Leave --personal {personal} out.")  # fmt: skip
+        raise UsageError(
+            f"the release has {what}, so there is nothing to give", field="personal", fix=f"Leave --personal {personal} out."
+        )
     own = _personal(plan, client, shared, personal, server)
     parts = {client: payload_of(own)} if own else {}
     return Release(payload_of(shared), parts), shared.digest
@@ -190,12 +231,21 @@ def _personal(plan: Plan, client: ClientId, shared: Bundle, personal: Path | Non
     if named is None:
         return None
     if personal is None:
-        raise UsageError(f"this release has a part for {client!r}, which is missing here", field="personal",
-                         fix=f"Fetch personal/{client}.safetensors from the coordinator; give it as --personal.")  # fmt: skip
+        raise UsageError(
+            f"this release has a part for {client!r}, which is missing here",
+            field="personal",
+            fix=f"Fetch personal/{client}.safetensors from the coordinator; give it as --personal.",
+        )
     own = verify_release(personal, server, plan.digest, client)
     if own.digest != named:
-        raise RoundError("the personal part is not the one that the release names", client=client, field="personal",
-                         expected=named, got=own.digest, fix="Fetch both files again; they belong together.")  # fmt: skip
+        raise RoundError(
+            "the personal part is not the one that the release names",
+            client=client,
+            field="personal",
+            expected=named,
+            got=own.digest,
+            fix="Fetch both files again; they belong together.",
+        )
     return own
 
 
@@ -204,8 +254,11 @@ def _shard_for(method: Method, plan: Plan, client: ClientId, data: Path | None, 
     if data is not None:
         return open_shard(plan, client, data, progress)
     if method.provides("personalize"):
-        raise UsageError(f"{plan.method} learns from the site's images once more", field="data",
-                         fix="Give them with --data, the same as before.")  # fmt: skip
+        raise UsageError(
+            f"{plan.method} learns from the site's images once more",
+            field="data",
+            fix="Give them with --data, the same as before.",
+        )
     import torch
 
     from osfl.core.types import Dataset
@@ -222,9 +275,14 @@ def _check_same_images(journal: Path, shard: Shard) -> None:
             note = json.loads(line)
             uploaded = note["data"] if note["phase"] == "client" else uploaded
     if uploaded and shard.digest != uploaded:
-        raise RoundError("these are not the images that the upload was made from", client=shard.client, field="data",
-                         expected=uploaded, got=shard.digest,
-                         fix="Give the folder that `osfl client --data` was given, as it was then.")  # fmt: skip
+        raise RoundError(
+            "these are not the images that the upload was made from",
+            client=shard.client,
+            field="data",
+            expected=uploaded,
+            got=shard.digest,
+            fix="Give the folder that `osfl client --data` was given, as it was then.",
+        )
 
 
 def method_for(plan: Plan, client: ClientId) -> Method:

@@ -63,19 +63,25 @@ def check_windows(plan: Plan, client: ClientId, size: int, contract: Contract, *
     if tight:
         room = min(tight.values())
         raise UploadBlocked(
-            f"its bundle does not fit into the window with {', '.join(tight)}", client=client, field="topology.contacts",
-            expected=f"at most {room:,} bytes", got=f"{'at least ' if least else ''}{size:,} bytes",
+            f"its bundle does not fit into the window with {', '.join(tight)}",
+            client=client,
+            field="topology.contacts",
+            expected=f"at most {room:,} bytes",
+            got=f"{'at least ' if least else ''}{size:,} bytes",
             fix=f"{what_would_fit(sized(plan, contract, size), room)} Or agree on a plan without the contact(s) with "
-                f"{', '.join(tight)}: "
-                "fewer neighbors are heard, and all of what they say.",
-        )  # fmt: skip
+            f"{', '.join(tight)}: "
+            "fewer neighbors are heard, and all of what they say.",
+        )
 
 
 def least_bytes(plan: Plan, client: ClientId, architecture: str, contract: Contract, samples: int = 1) -> int:
     """What a client's bundle has at least, to the byte where nothing is left open: the required tensors, free dimensions
     counting nothing, their names and hashes, and the facts that model uploads have."""
-    kinds = {name: (field.dtype, tuple(side if isinstance(side, int) else 0 for side in field.shape))
-             for name, field in contract.items() if field.required}  # fmt: skip
+    kinds = {
+        name: (field.dtype, tuple(side if isinstance(side, int) else 0 for side in field.shape))
+        for name, field in contract.items()
+        if field.required
+    }
     return promised_size("upload", client, plan.digest, kinds, {"architecture": architecture, "samples": samples})
 
 

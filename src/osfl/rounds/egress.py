@@ -45,11 +45,14 @@ def check_exposure(method: Method, payload: Payload, shard: Shard, task: Task, c
     setting = next(one.setting for one in exposed if one.label == worst.label)
     raise UploadBlocked(
         f"class {task.classes[worst.label]!r}: a {worst.what} in the upload is much nearer to one of your training images "
-        "than to images that were not used", client=shard.client, field=setting,
-        expected=f"a distance ratio of at least {BOUND}", got=f"{worst.ratio:.2f}",
+        "than to images that were not used",
+        client=shard.client,
+        field=setting,
+        expected=f"a distance ratio of at least {BOUND}",
+        got=f"{worst.ratio:.2f}",
         fix=f"Agree on a larger {setting!r} in the plan (`--set {setting}=20`), or leave this class out at your site. "
-            "Several images of one person or object in a class are a usual cause.",
-    )  # fmt: skip
+        "Several images of one person or object in a class are a usual cause.",
+    )
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, field: Field, shard: Shard) -> None:
@@ -59,28 +62,43 @@ def _check_tensor(name: str, tensor: torch.Tensor, field: Field, shard: Shard) -
     )
     if raw.dtype != field.dtype or not fits:
         raise UploadBlocked(
-            f"tensor {name!r} is not as agreed", client=shard.client, field=name,
-            expected=f"{field.dtype} {list(field.shape)}", got=f"{raw.dtype} {list(raw.shape)}", fix=MODELS_ONLY,
-        )  # fmt: skip
+            f"tensor {name!r} is not as agreed",
+            client=shard.client,
+            field=name,
+            expected=f"{field.dtype} {list(field.shape)}",
+            got=f"{raw.dtype} {list(raw.shape)}",
+            fix=MODELS_ONLY,
+        )
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise UploadBlocked(
-            f"tensor {name!r} holds values that are not finite", client=shard.client, field=name,
+            f"tensor {name!r} holds values that are not finite",
+            client=shard.client,
+            field=name,
             fix="Training diverged; lower the learning rate (`--set lr=...`) and run again.",
-        )  # fmt: skip
+        )
 
 
 def _check_size(payload: Payload, shard: Shard, limits: Limits) -> None:
     facts = len(canonical(dict(payload.facts)))
     if facts > limits.facts_bytes:
-        raise UploadBlocked("the facts are too long", client=shard.client, field="facts",
-                       expected=f"at most {limits.facts_bytes} bytes", got=facts, fix=MODELS_ONLY)  # fmt: skip
+        raise UploadBlocked(
+            "the facts are too long",
+            client=shard.client,
+            field="facts",
+            expected=f"at most {limits.facts_bytes} bytes",
+            got=facts,
+            fix=MODELS_ONLY,
+        )
     total = sum(tensor.numel() * tensor.element_size() for tensor in payload.tensors.values())
     if total > limits.upload_bytes:
         raise UploadBlocked(
-            "the upload is larger than the plan allows", client=shard.client, field="limits.upload_bytes",
-            expected=f"at most {limits.upload_bytes} bytes", got=total,
+            "the upload is larger than the plan allows",
+            client=shard.client,
+            field="limits.upload_bytes",
+            expected=f"at most {limits.upload_bytes} bytes",
+            got=total,
             fix="Choose a smaller architecture, or agree on a larger limit in the plan.",
-        )  # fmt: skip
+        )
 
 
 def image_rows(payload: Payload, task: Task) -> dict[str, torch.Tensor]:
@@ -96,8 +114,14 @@ def check_no_image(payload: Payload, shard: Shard, task: Task) -> None:
     known = _prints(shard.train.images) | _prints(shard.val.images) if rows else set()
     for name, tensor in rows.items():
         if known & _prints(tensor):
-            raise UploadBlocked(f"tensor {name!r} contains an image of yours", client=shard.client, field=name,
-                           expected="no raw sample in an upload", got="a training image", fix=MODELS_ONLY)  # fmt: skip
+            raise UploadBlocked(
+                f"tensor {name!r} contains an image of yours",
+                client=shard.client,
+                field=name,
+                expected="no raw sample in an upload",
+                got="a training image",
+                fix=MODELS_ONLY,
+            )
 
 
 def _prints(images: torch.Tensor) -> set[bytes]:

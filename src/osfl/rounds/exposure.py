@@ -45,8 +45,14 @@ class Ratio:
     held_out: int
 
     def as_json(self) -> dict[str, object]:
-        return {"class": self.label, "what": self.what, "ratio": round(self.ratio, 4), "tried": self.tried,
-                "train": self.train, "held_out": self.held_out}  # fmt: skip
+        return {
+            "class": self.label,
+            "what": self.what,
+            "ratio": round(self.ratio, 4),
+            "tried": self.tried,
+            "train": self.train,
+            "held_out": self.held_out,
+        }
 
 
 def attack(exposed: Iterable[Exposed]) -> list[Ratio]:

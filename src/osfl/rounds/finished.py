@@ -25,14 +25,20 @@ def load_model(folder: Path | str, client: ClientId | None = None) -> tuple[nn.M
     folder = Path(folder)
     if not any((folder / name).exists() for name in ("release.safetensors", "model.safetensors")):
         raise RoundError(
-            f"{folder} holds no finished round and no site's model", field="run",
+            f"{folder} holds no finished round and no site's model",
+            field="run",
             fix="Run `osfl run --out DIR` first, or at a site of a real round `osfl personalize --out DIR`.",
-        )  # fmt: skip
+        )
     plan = plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
     method = load(plan.method)(plan.task, plan.settings)
     if client is not None and client not in plan.clients:
-        raise RoundError(f"{client!r} took no part in this round", field="client", expected=" or ".join(plan.clients),
-                         got=client, fix="Leave --client out where all share one model.")  # fmt: skip
+        raise RoundError(
+            f"{client!r} took no part in this round",
+            field="client",
+            expected=" or ".join(plan.clients),
+            got=client,
+            fix="Leave --client out where all share one model.",
+        )
     _check_withdrawn(folder)
     payload = load_payload(folder / "model.safetensors") or _joint_model(folder, method, client)
     payload = payload or _finished_model(folder, plan, client)
@@ -48,8 +54,9 @@ def _check_withdrawn(folder: Path) -> None:
         kept = load_model_of(path)
         why = withdrawn.digests.get(kept[1]) if kept is not None else None
         if why is not None:
-            raise RoundError(f"{path.relative_to(folder)} was made of a release that was {why}", field="run",
-                             fix=f"Delete {path}.")  # fmt: skip
+            raise RoundError(
+                f"{path.relative_to(folder)} was made of a release that was {why}", field="run", fix=f"Delete {path}."
+            )
 
 
 def _joint_model(folder: Path, method: Method, client: ClientId | None) -> Payload | None:
@@ -62,14 +69,20 @@ def _joint_model(folder: Path, method: Method, client: ClientId | None) -> Paylo
 
 def _finished_model(folder: Path, plan: Plan, client: ClientId | None) -> Payload:
     """What a round folder gives to this client, or to all."""
-    with standing_round(folder, plan) as round:
-        published = round.release()
+    with standing_round(folder, plan) as fl_round:
+        published = fl_round.release()
     assert published is not None
     own = sorted(path.stem for path in (folder / "models").glob("*.safetensors"))
     if own and client not in own:
-        raise RoundError(f"each client has a model of its own here, and {client!r} is none of them" if client else
-                         "each client has a model of its own here", field="client",
-                         expected=" or ".join(own), got=client or "nothing", fix=f"Add --client {own[0]}.")  # fmt: skip
+        raise RoundError(
+            f"each client has a model of its own here, and {client!r} is none of them"
+            if client
+            else "each client has a model of its own here",
+            field="client",
+            expected=" or ".join(own),
+            got=client or "nothing",
+            fix=f"Add --client {own[0]}.",
+        )
     payload = load_payload(folder / "models" / f"{client}.safetensors") if own else published[0].for_client(client or "")
     assert payload is not None
     return payload

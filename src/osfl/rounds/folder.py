@@ -1,15 +1,15 @@
 """The round folder: what is on disk is the state. To resume, run the same command again.
 
-    plan.json  contract.json  enrolled.json   agreed when the round opened
-    inbox/  rejected.jsonl                    uploads that passed the gate; refusals and why
-    journal.jsonl                             what each finished phase cost
-    release.safetensors  personal/            what the server gave back, signed
-    models/                                   what clients made of it (in a simulation)
-    figures/                                  pictures that the method wants in the report
-    scratch/                                  checkpoints of unfinished phases
-    forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
-    results.json  report/  model_card.md
-    encounters/1  encounters/2  ...           where clients meet several times: the rounds before this last one
+plan.json  contract.json  enrolled.json   agreed when the round opened
+inbox/  rejected.jsonl                    uploads that passed the gate; refusals and why
+journal.jsonl                             what each finished phase cost
+release.safetensors  personal/            what the server gave back, signed
+models/                                   what clients made of it (in a simulation)
+figures/                                  pictures that the method wants in the report
+scratch/                                  checkpoints of unfinished phases
+forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
+results.json  report/  model_card.md
+encounters/1  encounters/2  ...           where clients meet several times: the rounds before this last one
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class Round:
 
     def _signed(self, kind: Any, client: str, payload: Payload, made_from: Mapping[str, str]) -> bytes:
         assert self.server_key is not None, "a round that is only read cannot publish"
-        return pack(kind, client, self.plan.digest, to_raw(payload.tensors), dict(payload.facts), self.server_key,
-                    made_from=made_from)  # fmt: skip
+        return pack(
+            kind, client, self.plan.digest, to_raw(payload.tensors), dict(payload.facts), self.server_key, made_from=made_from
+        )
 
     def _verified(self, data: bytes | Path) -> Bundle:
         return verify_release(data, self.server, self.plan.digest, withdrawn=self.policy.withdrawn)
@@ -107,17 +108,24 @@ class Round:
             shared = self._verified(path)
         except Rejected as no:
             problem = no.reason if no.field == "certificate" else f"it is damaged: {no.reason}"
-            raise RoundError(f"release.safetensors cannot be used: {problem}", field="release",
-                             fix="Delete it and run the same command again.") from None  # fmt: skip
+            raise RoundError(
+                f"release.safetensors cannot be used: {problem}",
+                field="release",
+                fix="Delete it and run the same command again.",
+            ) from None
         personal = {}
         for name, digest in shared.made_from.items():
             kind, _, client = name.partition("/")
             if kind == "personal":
                 own = self._verified(self.folder / "personal" / f"{client}.safetensors")
                 if own.digest != digest:
-                    raise RoundError(f"personal/{client}.safetensors is not the one that the release names",
-                                     client=client, expected=digest, got=own.digest,
-                                     fix="Delete release.safetensors and run the same command again.")  # fmt: skip
+                    raise RoundError(
+                        f"personal/{client}.safetensors is not the one that the release names",
+                        client=client,
+                        expected=digest,
+                        got=own.digest,
+                        fix="Delete release.safetensors and run the same command again.",
+                    )
                 personal[client] = payload_of(own)
         return Release(payload_of(shared), personal), shared.digest
 
@@ -223,9 +231,14 @@ class Stored(Sequence[Upload]):
             return held
         bundle = self._inbox.bundle(client)
         if bundle.digest != self._origin[client]:
-            raise RoundError("the stored upload changed while the round was computed", client=client, field="inbox",
-                             expected=self._origin[client], got=bundle.digest,
-                             fix="Run the same command again.")  # fmt: skip
+            raise RoundError(
+                "the stored upload changed while the round was computed",
+                client=client,
+                field="inbox",
+                expected=self._origin[client],
+                got=bundle.digest,
+                fix="Run the same command again.",
+            )
         upload = Upload(bundle.client, bundle.plan, payload_of(bundle))
         self._held[client] = upload
         return upload
@@ -242,9 +255,7 @@ def open_round(
         yield _standing(folder, plan, server_key)
 
 
-def agree(
-    folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled: Mapping[ClientId, str], server: str
-) -> None:
+def agree(folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled: Mapping[ClientId, str], server: str) -> None:
     """Write down what the round is about, once; a folder that holds another round is refused."""
     agreed = {
         "contract.json": {name: {t: settings_as_json(f) for t, f in contract.items()} for name, contract in contracts.items()},
@@ -266,14 +277,14 @@ def standing_round(folder: Path, plan: Plan, server_key: SigningKey | None = Non
         yield _standing(folder, plan)
         return
     with folder_lock(folder):
-        round = _standing(folder, plan, server_key)
-        check_server_key(round)
-        yield round
+        fl_round = _standing(folder, plan, server_key)
+        check_server_key(fl_round)
+        yield fl_round
 
 
-def check_server_key(round: Round) -> None:
-    assert round.server_key is not None
-    check_key(round.server, round.server_key)
+def check_server_key(fl_round: Round) -> None:
+    assert fl_round.server_key is not None
+    check_key(fl_round.server, fl_round.server_key)
 
 
 def _standing(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Round:
@@ -290,10 +301,11 @@ def _same_plan(folder: Path, plan: Plan) -> None:
     different = _differences(there, here)
     if different:
         raise RoundError(
-            f"{folder} holds another round; different: {', '.join(different)}", field="out",
+            f"{folder} holds another round; different: {', '.join(different)}",
+            field="out",
             fix="Choose another --out, or repeat the command that made it (its results.json or fusion.json has it), or delete "
-                "the folder.",
-        )  # fmt: skip
+            "the folder.",
+        )
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:

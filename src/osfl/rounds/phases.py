@@ -33,13 +33,27 @@ from osfl.wire.signing import SigningKey
 
 @contextmanager
 def computing(
-    plan: Plan, machine: Machine, progress: Progress, scratch: Path, *, cache: Path | None = None, show: Any = ignore_figure,
+    plan: Plan,
+    machine: Machine,
+    progress: Progress,
+    scratch: Path,
+    *,
+    cache: Path | None = None,
+    show: Any = ignore_figure,
     milestone: Any = ignore_milestone,
-) -> Iterator[Context]:  # fmt: skip
+) -> Iterator[Context]:
     """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
     with compute_threads(machine.threads):
-        yield Context(plan, device_named(machine.device), progress, scratch, Workers(machine.workers).map,
-                      PayloadCache(cache or scratch / "cache").get_or_compute, show, milestone)  # fmt: skip
+        yield Context(
+            plan,
+            device_named(machine.device),
+            progress,
+            scratch,
+            Workers(machine.workers).map,
+            PayloadCache(cache or scratch / "cache").get_or_compute,
+            show,
+            milestone,
+        )
 
 
 def contract_for(plan: Plan, contracts: Mapping[str, Contract], client: ClientId) -> tuple[str, Contract]:
@@ -70,9 +84,14 @@ def check_claim(plan: Plan, shard: Shard) -> None:
     most_of_a_class = int(torch.bincount(shard.train.labels).max()) if len(shard.train) else 0
     for limit, images, what in (("samples", len(shard.train), ""), ("class_samples", most_of_a_class, " of one class")):
         if images > (most := getattr(plan.limits, limit)):
-            raise UploadBlocked(f"it has more images{what} than the plan allows a site", client=shard.client,
-                           field=f"limits.{limit}", expected=f"at most {most}", got=images,
-                           fix=f"Agree on a plan with limits.{limit} = {images} or more, or learn from fewer.")  # fmt: skip
+            raise UploadBlocked(
+                f"it has more images{what} than the plan allows a site",
+                client=shard.client,
+                field=f"limits.{limit}",
+                expected=f"at most {most}",
+                got=images,
+                fix=f"Agree on a plan with limits.{limit} = {images} or more, or learn from fewer.",
+            )
 
 
 def check_promised_size(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> None:
@@ -108,15 +127,15 @@ def check_sealed_size(plan: Plan, client: ClientId, size: int, contracts: Mappin
     check_windows(plan, client, sealed_size(size), contract)
 
 
-def run_server_phase(method: Method, round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:
+def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:
     """From the inbox to a signed release. The server sees uploads, never shards; `among`: only those of these clients."""
-    uploads, made_from = round.uploads(among)
+    uploads, made_from = fl_round.uploads(among)
     reset_peak_memory()
     ctx.progress("server", 0, 1)
     with measure() as meter:
         release = method.server_phase(uploads, ctx)
-    round.note("server", meter.as_json())
-    round.publish(release, made_from)
+    fl_round.note("server", meter.as_json())
+    fl_round.publish(release, made_from)
     ctx.progress("server", 1, 1)
 
 

@@ -28,8 +28,11 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise RoundError(f"{path} is missing", field=path.name, fix="This is not a whole round folder.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RoundError(f"{path} is damaged: {error}", field=path.name,
-                         fix="Restore it from a copy, or choose another folder and start again.") from None  # fmt: skip
+        raise RoundError(
+            f"{path} is damaged: {error}",
+            field=path.name,
+            fix="Restore it from a copy, or choose another folder and start again.",
+        ) from None
 
 
 def read_policy(folder: Path) -> AcceptancePolicy:
@@ -46,8 +49,11 @@ def read_policy(folder: Path) -> AcceptancePolicy:
             digest_of(plan), dict(enrolled["clients"]), contracts, classes, limits, server, forgotten, withdrawn
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise RoundError(f"{folder} is not a whole round folder: {error!r}", field="round",
-                         fix="Open the round again with `osfl enroll`, in a new folder.") from None  # fmt: skip
+        raise RoundError(
+            f"{folder} is not a whole round folder: {error!r}",
+            field="round",
+            fix="Open the round again with `osfl enroll`, in a new folder.",
+        ) from None
 
 
 def check_key(server: str, key: SigningKey) -> None:
@@ -55,8 +61,9 @@ def check_key(server: str, key: SigningKey) -> None:
     if server != key.public_hex:
         raise UsageError(
             [f"this key is not the server's: expected the private half of {server}, got that of {key.public_hex}"],
-            field="key", fix="Give the key with which the round was opened.",
-        )  # fmt: skip
+            field="key",
+            fix="Give the key with which the round was opened.",
+        )
 
 
 def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
@@ -72,8 +79,11 @@ def _first_encounter(folder: Path, server: str) -> list[dict[str, Any]]:
 def certificates_at(place: Path, server: str, plan: str) -> list[dict[str, Any]]:
     """Certificates of a round (the digest of its plan) in a file or a folder of copies, oldest first."""
     if not place.exists():
-        raise UsageError(f"there are no certificates at {place}", field="certificates",
-                         fix=f"Name a certificate, or the {CERTIFICATES}/ folder of a round or a copy of it.")  # fmt: skip
+        raise UsageError(
+            f"there are no certificates at {place}",
+            field="certificates",
+            fix=f"Name a certificate, or the {CERTIFICATES}/ folder of a round or a copy of it.",
+        )
     paths = sorted(place.glob("*.json")) if place.is_dir() else [place]
     found = [entry for entry in read_certificates(paths, server) if entry["plan"] == plan]
     return sorted(found, key=lambda entry: int(entry["number"]))
@@ -96,9 +106,12 @@ def read_certificates(paths: Iterable[Path], server: str) -> list[dict[str, Any]
         except (AttributeError, KeyError, TypeError, ValueError):
             good = False
         if not good:
-            raise RoundError(f"{path.parent.name}/{path.name} is not what the server signed", field="certificate",
-                             expected=f"a signature by {server}",
-                             fix="It was edited or damaged: restore it from a copy.")  # fmt: skip
+            raise RoundError(
+                f"{path.parent.name}/{path.name} is not what the server signed",
+                field="certificate",
+                expected=f"a signature by {server}",
+                fix="It was edited or damaged: restore it from a copy.",
+            )
     return found
 
 
@@ -114,9 +127,13 @@ def check_whole(folder: Path) -> None:
     """Half a forgetting is no state to work in or to read from."""
     intent = pending_removal(folder)
     if intent is not None:
-        raise RoundError(f"{folder} is in the middle of forgetting {forget_options(intent)}", field="round",
-                         expected="a round that nothing is being removed from", got=INTENT,
-                         fix=f"Finish it first: osfl forget {folder} {forget_options(intent)}")  # fmt: skip
+        raise RoundError(
+            f"{folder} is in the middle of forgetting {forget_options(intent)}",
+            field="round",
+            expected="a round that nothing is being removed from",
+            got=INTENT,
+            fix=f"Finish it first: osfl forget {folder} {forget_options(intent)}",
+        )
 
 
 def forget_options(entry: Mapping[str, Any]) -> str:
@@ -131,5 +148,7 @@ def removed_uploads(entries: Iterable[Mapping[str, Any]]) -> dict[ClientId, str]
 
 
 def _contract(lines: Any) -> Contract:
-    return {name: Field(**{**line, "shape": tuple(line["shape"]), "needs": tuple(line.get("needs", ()))})
-            for name, line in lines.items()}  # fmt: skip
+    return {
+        name: Field(**{**line, "shape": tuple(line["shape"]), "needs": tuple(line.get("needs", ()))})
+        for name, line in lines.items()
+    }

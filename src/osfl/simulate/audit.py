@@ -33,26 +33,35 @@ def audit(
     result, plan = read_result(folder), federation.plan
     method = load(plan.method)(plan.task, plan.settings)
     if not method.provides("tokens"):
-        raise RoundError(f"{plan.method} sends no features, so there is nothing to reconstruct images from", field="run",
-                         expected="a round of falcon or fedpft", got=plan.method,
-                         fix="For images that generators make, see the report's section on copies.")  # fmt: skip
+        raise RoundError(
+            f"{plan.method} sends no features, so there is nothing to reconstruct images from",
+            field="run",
+            expected="a round of falcon or fedpft",
+            got=plan.method,
+            fix="For images that generators make, see the report's section on copies.",
+        )
     before = result.get("reconstruction")
     side = side_of(plan.task.image[1:], effort)
     if before is not None and (before["side"], before.get("decoder")) == (side, DECODER) and before["steps"] >= effort.steps:
         return result
-    with standing_round(folder, plan) as round, computing(plan, machine, progress, round.scratch) as ctx:
-        uploads, _ = round.uploads()
-        present = [shard for shard in federation.shards if shard.client in round.present]
+    with standing_round(folder, plan) as fl_round, computing(plan, machine, progress, fl_round.scratch) as ctx:
+        uploads, _ = fl_round.uploads()
+        present = [shard for shard in federation.shards if shard.client in fl_round.present]
         found = attack(method, uploads, present, plan.task.classes, ctx, effort)
         if found is None:
-            raise RoundError("with these settings only classifiers travel, no features", field="server", expected="distil",
-                             got="average", fix="Audit a round whose clients send sequences.")  # fmt: skip
+            raise RoundError(
+                "with these settings only classifiers travel, no features",
+                field="server",
+                expected="distil",
+                got="average",
+                fix="Audit a round whose clients send sequences.",
+            )
         result["reconstruction"] = found
         if "tokens" not in result:  # made by an earlier version
             kinds = features_by_kind(method, uploads, present, federation.test, ctx)
             compared = judge_tokens(kinds, plan.task.classes, draw=ctx.generator)
             result |= {"tokens": compared} if compared is not None else {}  # type: ignore[typeddict-item]
-        round.tidy()
+        fl_round.tidy()
     write_json(folder / "results.json", result)
     write_report(result, folder / "report")
     write_model_card(result, folder)

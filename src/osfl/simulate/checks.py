@@ -148,12 +148,12 @@ def never_joined(federation: Federation, uploads: Path, folder: Path) -> str:
     plan = federation.plan
     method = load(plan.method)(plan.task, plan.settings)
     enrolled = {client: simulated_key(plan.seed, client).public_hex for client in plan.clients}
-    with open_round(folder, plan, contracts_of(method), enrolled, simulated_key(plan.seed, "server")) as round:
+    with open_round(folder, plan, contracts_of(method), enrolled, simulated_key(plan.seed, "server")) as fl_round:
         for path in sorted(uploads.glob("*.safetensors")):
-            round.inbox.receive(path)
-        with computing(plan, Machine(), quiet, round.scratch) as ctx:
-            run_server_phase(method, round, ctx)
-        published = round.release()
+            fl_round.inbox.receive(path)
+        with computing(plan, Machine(), quiet, fl_round.scratch) as ctx:
+            run_server_phase(method, fl_round, ctx)
+        published = fl_round.release()
     assert published is not None
     return published[1]
 
@@ -184,8 +184,8 @@ def files_with(windows: Sequence[bytes], folder: Path) -> list[str]:
 
 
 def released(federation: Federation, folder: Path) -> list[str]:
-    with standing_round(folder, federation.plan) as round:
-        published = round.release()
+    with standing_round(folder, federation.plan) as fl_round:
+        published = fl_round.release()
     assert published is not None
     return _release_digest(published[0])
 
@@ -223,12 +223,12 @@ def _shared_class(federation: Federation) -> tuple[int, str]:
 
 
 def send_without(
-    instance: Any, federation: Federation, clients: Sequence[str], label: int, round: Path, folder: Path
+    instance: Any, federation: Federation, clients: Sequence[str], label: int, fl_round: Path, folder: Path
 ) -> None:
     """The uploads that these clients would have sent without the class, signed by themselves; the others' as they are."""
     folder.mkdir(parents=True)
     plan = federation.plan
-    with standing_round(round, plan) as opened:
+    with standing_round(fl_round, plan) as opened:
         uploads, _ = opened.uploads()
     for upload in uploads:
         payload = instance.without_class(upload.payload, label) if upload.client in clients else upload.payload
@@ -280,10 +280,16 @@ def _release_digest(release: Release) -> list[str]:
 CHECKS: Mapping[str, Check] = {
     check.__name__: check
     for check in (
-        runs_and_scores, repeats, order_and_workers_do_not_matter, resumes, survives_hard_shards, forgets_exactly,
-        forgets_classes, server_sees_uploads_only,
+        runs_and_scores,
+        repeats,
+        order_and_workers_do_not_matter,
+        resumes,
+        survives_hard_shards,
+        forgets_exactly,
+        forgets_classes,
+        server_sees_uploads_only,
     )
-}  # fmt: skip
+}
 
 
 def check_method(method: str, folder: Path) -> None:

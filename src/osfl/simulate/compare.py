@@ -36,16 +36,22 @@ def compare(
     for seed in seeds:
         for label, variant in variants.items():
             where = f"{label} seed {seed}"
-            result = run(replace(variant, seed=seed), out / label / f"seed{seed}", machine=machine,
-                         progress=within(progress, where), cache=out / "cache")  # fmt: skip
+            result = run(
+                replace(variant, seed=seed),
+                out / label / f"seed{seed}",
+                machine=machine,
+                progress=within(progress, where),
+                cache=out / "cache",
+            )
             results.append((label, result))
             progress(f"{where} done", len(results), len(seeds) * len(variants))
     results = [(label, result) for (label, _), result in zip(results, with_gains([r for _, r in results]), strict=True)]
     comparison = summarize(
-        [result for _, result in results], labels=[label for label, _ in results],
+        [result for _, result in results],
+        labels=[label for label, _ in results],
         paths=[f"{label}/seed{result['seed']}" for label, result in results],
         command=_compare_command(simulation, methods, seeds, out),
-    )  # fmt: skip
+    )
     for label, result in results:  # again, now that every reference is known
         others: list[Result] = [
             {**r, "method": other} for other, r in results if other != label and r["seed"] == result["seed"]

@@ -61,15 +61,21 @@ class Estimate:
     done: Sequence[Done] = ()  # and when each site has heard everybody whom it meets
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "upload_bytes_total": sum(self.upload_bytes.values()),
-                "download_bytes_total": sum(self.download_bytes.values())}  # fmt: skip
+        return {
+            **asdict(self),
+            "upload_bytes_total": sum(self.upload_bytes.values()),
+            "download_bytes_total": sum(self.download_bytes.values()),
+        }
 
 
 def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bool = False) -> Estimate:
     """What `osfl run` with the same words will send, take and need. `sealed`: windows carry sealed copies, which are longer."""
     if sealed and not (simulation.topology and simulation.topology.contacts):
-        raise UsageError("sealed bundles are planned for contact windows, and there are none", field="sealed",
-                         fix="Add --contacts FILE, or leave --sealed out.")  # fmt: skip
+        raise UsageError(
+            "sealed bundles are planned for contact windows, and there are none",
+            field="sealed",
+            fix="Add --contacts FILE, or leave --sealed out.",
+        )
     federation = prepare(simulation)
     more = rehearse(federation, MORE)
     alike = _fixed(federation.plan) and not _reference(federation.plan)  # the number of images changes no size
@@ -112,8 +118,10 @@ def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dic
         return {}
     contracts = _contracts(plan)
     bundles = {client: round(size / plan.topology.encounters) for client, size in bytes_of.items()}
-    sizes = {client: sized(plan, contract_for(plan, contracts, client)[1], sealed_size(size) if sealed else size)
-             for client, size in bundles.items()}  # fmt: skip
+    sizes = {
+        client: sized(plan, contract_for(plan, contracts, client)[1], sealed_size(size) if sealed else size)
+        for client, size in bundles.items()
+    }
     return {"passes": schedule(plan.topology, sizes), "done": done_times(plan.topology, plan.clients, sizes)}
 
 
@@ -122,8 +130,11 @@ def planned_exchanges(plan: Plan, *, sealed: bool = False) -> tuple[list[Pass], 
     if plan.topology is None or not plan.topology.contacts:
         raise UsageError("this plan has no contact schedule", field="plan", fix="Write one with `osfl new --contacts FILE`.")
     if not _fixed(plan):
-        raise UsageError(f"how much {plan.method} sends depends on the images", field="plan",
-                         fix="Rehearse it on a dataset: osfl estimate --method ... --contacts FILE.")  # fmt: skip
+        raise UsageError(
+            f"how much {plan.method} sends depends on the images",
+            field="plan",
+            fix="Rehearse it on a dataset: osfl estimate --method ... --contacts FILE.",
+        )
     promised = {client: plan.topology.encounters * _promised(plan, client) for client in plan.clients}
     found = _meetings(plan, promised, sealed)
     return found["passes"], found["done"]
@@ -245,4 +256,3 @@ def _resident() -> int:
     except OSError:
         return peak_memory()
     return pages * resource.getpagesize()
-

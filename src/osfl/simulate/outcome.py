@@ -38,30 +38,42 @@ class Traffic:
 
 
 def outcome(
-    method: Method, federation: Federation, payloads: Mapping[ClientId, Payload], traffic: Traffic, round: Round, ctx: Context
+    method: Method,
+    federation: Federation,
+    payloads: Mapping[ClientId, Payload],
+    traffic: Traffic,
+    fl_round: Round,
+    ctx: Context,
 ) -> Result:
     """The result of a round, but for the words that asked for it and the time that it took."""
     joint = method.after_round(payloads)
-    exchanged = {} if joint is None else {"inference_bytes": _exchanged(payloads, round)}
+    exchanged = {} if joint is None else {"inference_bytes": _exchanged(payloads, fl_round)}
     payloads = payloads if joint is None else dict.fromkeys(payloads, joint)
     built: dict[int, nn.Module] = {}
     for payload in payloads.values():
         if id(payload) not in built:
             built[id(payload)] = method.build(payload)
     models = {client: built[id(payload)] for client, payload in payloads.items()}
-    published = round.release()
+    published = fl_round.release()
     assert published is not None
     plan, classes = federation.plan, federation.plan.task.classes
     reset_peak_memory()
     ctx.progress("evaluate", 0, 1)
     with measure() as meter:
-        scores = score(models, federation.test, classes, federation.counts,
-                       device=ctx.device, map=ctx.map, domains=federation.domains,
-                       personalized=joint is None and any((round.folder / "models").glob("*.safetensors")))  # fmt: skip
-        judged = _generators(method, federation, models, round, ctx)
-        course = _course(method, federation, round, ctx)
-        compared = _tokens(method, federation, round, ctx)
-    round.note("evaluate", meter.as_json())
+        scores = score(
+            models,
+            federation.test,
+            classes,
+            federation.counts,
+            device=ctx.device,
+            run_map=ctx.map,
+            domains=federation.domains,
+            personalized=joint is None and any((fl_round.folder / "models").glob("*.safetensors")),
+        )
+        judged = _generators(method, federation, models, fl_round, ctx)
+        course = _course(method, federation, fl_round, ctx)
+        compared = _tokens(method, federation, fl_round, ctx)
+    fl_round.note("evaluate", meter.as_json())
     ctx.progress("evaluate", 1, 1)
     described = plan.as_json()
     result: Result = {
@@ -82,10 +94,10 @@ def outcome(
         "settings": described["settings"],
         "deviations": deviations(method, plan.settings),
         "scores": scores,
-        "costs": {**_costs(traffic, round), **exchanged},  # type: ignore[typeddict-item]
+        "costs": {**_costs(traffic, fl_round), **exchanged},  # type: ignore[typeddict-item]
         "environment": {},
         "inputs": describe_inputs(plan.settings, plan.task.image[1], federation.source.native),
-        "figures": round.figures() | dict(method.review(payloads)),
+        "figures": fl_round.figures() | dict(method.review(payloads)),
     }
     if judged is not None:
         result["generators"] = judged
@@ -98,43 +110,43 @@ def outcome(
     return result
 
 
-def _course(method: Method, federation: Federation, round: Round, ctx: Context) -> Course:
+def _course(method: Method, federation: Federation, fl_round: Round, ctx: Context) -> Course:
     """The server's models on the way, scored when everything else is done: nothing is chosen by them."""
-    models = {done: method.build(payload) for done, payload in round.milestones().items()}
+    models = {done: method.build(payload) for done, payload in fl_round.milestones().items()}
     unit = "round" if is_reference(method) else "server epoch"
-    return course_of(models, unit, federation.test, device=ctx.device, map=ctx.map)
+    return course_of(models, unit, federation.test, device=ctx.device, run_map=ctx.map)
 
 
 def _generators(
-    method: Method, federation: Federation, models: Mapping[ClientId, nn.Module], round: Round, ctx: Context
+    method: Method, federation: Federation, models: Mapping[ClientId, nn.Module], fl_round: Round, ctx: Context
 ) -> Generators | None:
     """Synthetic images beside real ones, which only a simulation has in one place."""
     if not method.provides("samples"):
         return None
-    uploads, _ = round.uploads()
+    uploads, _ = fl_round.uploads()
     with measure():  # the operations of making images are the server's, and were counted there
         pool = method.samples(uploads, ctx)
     classes = federation.plan.task.classes
-    how: dict[str, Any] = {"draw": ctx.generator, "device": ctx.device, "map": ctx.map}
+    how: dict[str, Any] = {"draw": ctx.generator, "device": ctx.device, "run_map": ctx.map}
     found = judge(pool, federation.shards, federation.test, classes, **how)
     if len({id(model) for model in models.values()}) == 1:
         found["figures"] |= model_plane(next(iter(models.values())), pool, federation.test, classes, **how)
     return found
 
 
-def _tokens(method: Method, federation: Federation, round: Round, ctx: Context) -> Tokens | None:
+def _tokens(method: Method, federation: Federation, fl_round: Round, ctx: Context) -> Tokens | None:
     """Synthetic features beside those of real images."""
     if not method.provides("tokens"):
         return None
-    uploads, _ = round.uploads()
+    uploads, _ = fl_round.uploads()
     with measure():  # drawing features was counted where it was first done
         found = features_by_kind(method, uploads, federation.shards, federation.test, ctx)
     return judge_tokens(found, federation.plan.task.classes, draw=ctx.generator)
 
 
-def _exchanged(models: Mapping[ClientId, Payload], round: Round) -> int:
+def _exchanged(models: Mapping[ClientId, Payload], fl_round: Round) -> int:
     """Bytes of every client's model sent to each of the others, which clients that answer together need."""
-    return sum(measured([Exchange(model, len(models) - 1)], client, round) for client, model in models.items())
+    return sum(measured([Exchange(model, len(models) - 1)], client, fl_round) for client, model in models.items())
 
 
 def _data(federation: Federation) -> dict[str, Any]:
@@ -152,10 +164,10 @@ def _data(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _costs(traffic: Traffic, round: Round) -> Costs:
+def _costs(traffic: Traffic, fl_round: Round) -> Costs:
     phases: dict[str, Phase] = {}
     for name in ("client", "server", "personalize", "evaluate"):
-        notes = [note for (phase, _), note in round.journal().items() if phase == name]
+        notes = [note for (phase, _), note in fl_round.journal().items() if phase == name]
         phases[name] = {
             "seconds": round_seconds(sum(note["seconds"] for note in notes)),
             "flops": sum(note["flops"] for note in notes),
@@ -172,7 +184,7 @@ def _costs(traffic: Traffic, round: Round) -> Costs:
         "wall_seconds": 0.0,
         "phases": phases,
     }
-    making = [note for (phase, _), note in round.journal().items() if phase != "evaluate" and note.get("made")]
+    making = [note for (phase, _), note in fl_round.journal().items() if phase != "evaluate" and note.get("made")]
     if making:
         costs["generated"] = {"samples": sum(n["made"] for n in making), "flops": sum(n["made_flops"] for n in making)}
     return costs
@@ -182,8 +194,9 @@ def round_seconds(seconds: float) -> float:
     return float(f"{seconds:.4f}")
 
 
-def measured(sent: Sequence[Exchange], client: ClientId, round: Round) -> int:
+def measured(sent: Sequence[Exchange], client: ClientId, fl_round: Round) -> int:
     """Bytes of the bundles that these messages would be."""
     return sum(
-        e.times * size_of("upload", client, round.plan.digest, to_raw(e.payload.tensors), dict(e.payload.facts)) for e in sent
+        e.times * size_of("upload", client, fl_round.plan.digest, to_raw(e.payload.tensors), dict(e.payload.facts))
+        for e in sent
     )

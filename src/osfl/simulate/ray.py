@@ -26,8 +26,9 @@ from osfl.runtime.meter import Meter
 
 def require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise UsageError("Ray is not installed here", field="engine",
-                         fix="Install it with: pip install 'osfl[ray]', or leave --engine out.")  # fmt: skip
+        raise UsageError(
+            "Ray is not installed here", field="engine", fix="Install it with: pip install 'osfl[ray]', or leave --engine out."
+        )
 
 
 def run_client_phases_on_ray(

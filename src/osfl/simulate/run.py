@@ -88,41 +88,52 @@ class RunHistory:
             return None
         kept = load_model_of(self.folder / "models" / f"{client}.safetensors")
         if kept is None:
-            raise RoundError("the model of the encounter before is lost", client=client, field="models",
-                             expected=f"{client}.safetensors in {self.folder / 'models'}", got="nothing that can be read",
-                             fix=f"Remove {self.folder} and later encounters, and run the same command again.")  # fmt: skip
+            raise RoundError(
+                "the model of the encounter before is lost",
+                client=client,
+                field="models",
+                expected=f"{client}.safetensors in {self.folder / 'models'}",
+                got="nothing that can be read",
+                fix=f"Remove {self.folder} and later encounters, and run the same command again.",
+            )
         return kept[0]
 
 
 def run_round(
-    federation: Federation, out: Path, about: Mapping[str, Any], history: RunHistory, machine: Machine, progress: Progress,
+    federation: Federation,
+    out: Path,
+    about: Mapping[str, Any],
+    history: RunHistory,
+    machine: Machine,
+    progress: Progress,
     cache: Path | None,
-) -> Result:  # fmt: skip
+) -> Result:
     """One round from top to bottom, in a folder of its own."""
     started = time.perf_counter()
     plan = federation.plan
     method = load(plan.method)(plan.task, plan.settings)
     contracts = {} if is_reference(method) else contracts_of(method)
     enrolled = {client: simulated_key(plan.seed, client).public_hex for client in plan.clients}
-    with open_round(out, plan, contracts, enrolled, simulated_key(plan.seed, "server")) as round:
-        finished = round.finished()
+    with open_round(out, plan, contracts, enrolled, simulated_key(plan.seed, "server")) as fl_round:
+        finished = fl_round.finished()
         if finished is not None:
-            return _completed(finished, round)
-        federation = _without_forgotten(method, federation, round, history)
-        if cache is not None and ("cache", "") not in round.journal():
-            round.note("cache", {"path": os.path.relpath(cache, out)})  # client models are kept there, too
-        with computing(plan, machine, progress, round.scratch, cache=cache, show=round.show,
-                       milestone=round.milestone) as ctx:  # fmt: skip
-            traffic = _release(method, federation, round, ctx, history, machine)
-            payloads = _personalization(method, federation.shards, round, ctx, history)
-            result = outcome(method, federation, payloads, traffic, round, ctx)
+            return _completed(finished, fl_round)
+        federation = _without_forgotten(method, federation, fl_round, history)
+        if cache is not None and ("cache", "") not in fl_round.journal():
+            fl_round.note("cache", {"path": os.path.relpath(cache, out)})  # client models are kept there, too
+        with computing(
+            plan, machine, progress, fl_round.scratch, cache=cache, show=fl_round.show, milestone=fl_round.milestone
+        ) as ctx:
+            traffic = _release(method, federation, fl_round, ctx, history, machine)
+            payloads = _personalization(method, federation.shards, fl_round, ctx, history)
+            result = outcome(method, federation, payloads, traffic, fl_round, ctx)
             environment = describe_environment(machine.device, machine.workers or default_workers())
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
         if is_last(plan):
             result = after_encounters(result, history.results)
         write_json(out / "results.json", result)
-        return _completed(result, round)
+        return _completed(result, fl_round)
 
 
 def within(progress: Progress, where: str) -> Progress:
@@ -130,27 +141,31 @@ def within(progress: Progress, where: str) -> Progress:
     return lambda what, done, total: progress(f"{where}: {what}", done, total)
 
 
-def _without_forgotten(method: Method, federation: Federation, round: Round, history: RunHistory) -> Federation:
+def _without_forgotten(method: Method, federation: Federation, fl_round: Round, history: RunHistory) -> Federation:
     """Clients that were forgotten (`osfl forget`) do not come back when the same words are said again, nor later on."""
-    present = set(round.present).intersection(*({row["client"] for row in r["clients"]} for r in history.results))
-    if len(present) == len(round.plan.clients):
+    present = set(fl_round.present).intersection(*({row["client"] for row in r["clients"]} for r in history.results))
+    if len(present) == len(fl_round.plan.clients):
         return federation
     shards = [shard for shard in federation.shards if shard.client in present]
     problems = list(method.problems(len(shards))) if shards else ["every client was forgotten"]
     if problems:
-        raise RoundError(f"nothing can be made of what was not forgotten: {'; '.join(problems)}", field="clients",
-                         expected="enough clients for this method", got=f"{len(shards)} of {len(federation.shards)}",
-                         fix="Start a new round with other settings, in another folder.")  # fmt: skip
+        raise RoundError(
+            f"nothing can be made of what was not forgotten: {'; '.join(problems)}",
+            field="clients",
+            expected="enough clients for this method",
+            got=f"{len(shards)} of {len(federation.shards)}",
+            fix="Start a new round with other settings, in another folder.",
+        )
     return replace(federation, shards=shards)
 
 
-def _completed(result: Result, round: Round) -> Result:
+def _completed(result: Result, fl_round: Round) -> Result:
     """A round with results has its report and model card, drawn again if they were lost, and no checkpoints."""
-    if not (round.folder / "report" / "index.html").exists():
-        write_report(result, round.folder / "report")
-    if not (round.folder / "model_card.md").exists():
-        write_model_card(result, round.folder)
-    round.tidy()
+    if not (fl_round.folder / "report" / "index.html").exists():
+        write_report(result, fl_round.folder / "report")
+    if not (fl_round.folder / "model_card.md").exists():
+        write_model_card(result, fl_round.folder)
+    fl_round.tidy()
     return result
 
 
@@ -158,69 +173,69 @@ def _completed(result: Result, round: Round) -> Result:
 
 
 def _release(
-    method: Method, federation: Federation, round: Round, ctx: Context, history: RunHistory, machine: Machine
+    method: Method, federation: Federation, fl_round: Round, ctx: Context, history: RunHistory, machine: Machine
 ) -> Traffic:
     """Everything up to release.safetensors, which is left alone if it is there."""
     if is_reference(method):
-        return _reference(method, federation.shards, round, ctx)
-    speaks = any(round.policy.contracts.values())
-    _client_phases(method, federation.shards, round, ctx, history, machine)
-    if round.release() is None:
-        run_server_phase(method, round, ctx)
+        return _reference(method, federation.shards, fl_round, ctx)
+    speaks = any(fl_round.policy.contracts.values())
+    _client_phases(method, federation.shards, fl_round, ctx, history, machine)
+    if fl_round.release() is None:
+        run_server_phase(method, fl_round, ctx)
     everyone = {shard.client for shard in federation.shards}
     # an empty contract: the bundles of a real round, so that digests agree, but they say nothing, and count as nothing
-    up = round.delivered() if speaks else dict.fromkeys(sorted(everyone), 0)
-    down = {client: size for client, size in round.release_bytes().items() if client in everyone}
+    up = fl_round.delivered() if speaks else dict.fromkeys(sorted(everyone), 0)
+    down = {client: size for client, size in fl_round.release_bytes().items() if client in everyone}
     return Traffic(up, down, int(speaks))
 
 
 def _client_phases(
-    method: Method, shards: Sequence[Shard], round: Round, ctx: Context, history: RunHistory, machine: Machine
+    method: Method, shards: Sequence[Shard], fl_round: Round, ctx: Context, history: RunHistory, machine: Machine
 ) -> None:
     """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
-    delivered = round.delivered()
+    delivered = fl_round.delivered()
     waiting = [shard for shard in shards if shard.client not in delivered]
-    check_schedule(round.plan, [shard.client for shard in waiting], round.policy.contracts)
+    check_schedule(fl_round.plan, [shard.client for shard in waiting], fl_round.policy.contracts)
     done = len(shards) - len(waiting)
     done_clients: list[ClientId] = []
     reset_peak_memory()
 
     def hand_over(client: ClientId, bundle: bytes, meter: Meter) -> None:
-        round.note("client", meter.as_json(), client)
-        deliver(bundle, round.inbox)
+        fl_round.note("client", meter.as_json(), client)
+        deliver(bundle, fl_round.inbox)
         done_clients.append(client)
         ctx.progress("clients", done + len(done_clients), len(shards))
 
     def run_here(shard: Shard) -> None:
-        key = simulated_key(round.plan.seed, shard.client)
+        key = simulated_key(fl_round.plan.seed, shard.client)
         own = replace(ctx, previous=history.previous(shard.client))
-        hand_over(shard.client, *run_client_phase(method, shard, round.plan, round.policy.contracts, key, own))
+        hand_over(shard.client, *run_client_phase(method, shard, fl_round.plan, fl_round.policy.contracts, key, own))
 
     ctx.progress("clients", done, len(shards))
     if machine.engine == "ray" and not history.results:  # later encounters start from models, which stay in this process
-        for finished_client in run_client_phases_on_ray(round.plan, waiting, workers=machine.workers):
+        for finished_client in run_client_phases_on_ray(fl_round.plan, waiting, workers=machine.workers):
             hand_over(*finished_client)
     else:
         ctx.map(run_here, waiting)
 
 
-def _reference(method: Method, shards: Sequence[Shard], round: Round, ctx: Context) -> Traffic:
+def _reference(method: Method, shards: Sequence[Shard], fl_round: Round, ctx: Context) -> Traffic:
     """References may pool data or speak often; what they would send is measured like an upload."""
-    note = round.journal().get(("server", ""))
-    if round.release() is None or note is None:
+    note = fl_round.journal().get(("server", ""))
+    if fl_round.release() is None or note is None:
         reset_peak_memory()
         with measure() as meter:
             simulated = method.simulate(shards, ctx)
-        everyone = round.present
+        everyone = fl_round.present
         traffic: dict[str, Any] = {
-            "up": {c: measured(simulated.up.get(c, ()), c, round) for c in everyone},
-            "down": {c: measured(simulated.down.get(c, ()), c, round) for c in everyone},
+            "up": {c: measured(simulated.up.get(c, ()), c, fl_round) for c in everyone},
+            "down": {c: measured(simulated.down.get(c, ()), c, fl_round) for c in everyone},
             "messages": max((e.times for sent in simulated.up.values() for e in sent), default=0),
         }
         spent = {"seconds": simulated.client_seconds, "flops": simulated.client_flops, "peak_bytes": meter.peak_bytes}
-        round.note("client", spent)
-        round.note("server", {**meter.as_json(), **traffic})
-        round.publish(simulated.release, {})
+        fl_round.note("client", spent)
+        fl_round.note("server", {**meter.as_json(), **traffic})
+        fl_round.publish(simulated.release, {})
         note = traffic
     return Traffic(note["up"], note["down"], note["messages"])
 
@@ -229,10 +244,10 @@ def _reference(method: Method, shards: Sequence[Shard], round: Round, ctx: Conte
 
 
 def _personalization(
-    method: Method, shards: Sequence[Shard], round: Round, ctx: Context, history: RunHistory
+    method: Method, shards: Sequence[Shard], fl_round: Round, ctx: Context, history: RunHistory
 ) -> Mapping[ClientId, Payload]:
     """What each client makes of the release; clients that take it as it is share one object."""
-    published = round.release()
+    published = fl_round.release()
     assert published is not None
     release, digest = published
     if is_reference(method):
@@ -241,13 +256,13 @@ def _personalization(
     finished: list[ClientId] = []
 
     def personalize(shard: Shard) -> Payload:
-        kept = round.model(shard.client, digest)
+        kept = fl_round.model(shard.client, digest)
         if kept is not None:
             return kept
         payload, meter = run_personalization(method, release, shard, replace(ctx, previous=history.previous(shard.client)))
         if payload is not release.shared:
-            round.note("personalize", meter.as_json(), shard.client)
-            round.keep_model(shard.client, payload, digest)
+            fl_round.note("personalize", meter.as_json(), shard.client)
+            fl_round.keep_model(shard.client, payload, digest)
             finished.append(shard.client)
             ctx.progress("personalize", len(finished), len(shards))
         return payload

@@ -103,16 +103,28 @@ def prepare(simulation: Simulation) -> Federation:
     assignment = assign(partition, train.labels, clients, simulation.seed, train.domains, groups=train.groups)
     shards = make_shards(used, assignment, seed=simulation.seed)
     task = Task(source.name, source.classes, source.image)
-    data: dict[str, Any] = {"dataset": source.name, "digest": used.digest, "partition": simulation.partition,
-                            "evaluated_on": simulation.evaluate_on}  # fmt: skip
+    data: dict[str, Any] = {
+        "dataset": source.name,
+        "digest": used.digest,
+        "partition": simulation.partition,
+        "evaluated_on": simulation.evaluate_on,
+    }
     if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
         data["samples"] = simulation.samples
     if simulation.test_samples is not None:
         data["test_samples"] = simulation.test_samples
     if train.groups is not None and len(set(train.groups.tolist())) < len(train):  # plans of other draws have other digests
         data["groups"] = "whole"
-    plan = Plan(task, simulation.method, settings, tuple(sorted(assignment)), simulation.limits, simulation.seed, data,
-                topology=simulation.topology)  # fmt: skip
+    plan = Plan(
+        task,
+        simulation.method,
+        settings,
+        tuple(sorted(assignment)),
+        simulation.limits,
+        simulation.seed,
+        data,
+        topology=simulation.topology,
+    )
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
     domains = None
@@ -121,8 +133,11 @@ def prepare(simulation: Simulation) -> Federation:
         domains = {client: judged.domains == name for name, client in client_of.items()}
         without = [client for client, mask in domains.items() if not mask.any()]
         if without:
-            raise DataError(f"no test images of the domain(s) {', '.join(without)}", field="partition",
-                            fix="Add some, or leave the split to osfl: domain/class/* without train and test.")  # fmt: skip
+            raise DataError(
+                f"no test images of the domain(s) {', '.join(without)}",
+                field="partition",
+                fix="Add some, or leave the split to osfl: domain/class/* without train and test.",
+            )
     return Federation(plan, shards, judged.dataset, counts, domains, source)
 
 
@@ -140,8 +155,11 @@ def _judges(part: Part, count: int) -> Part:
     fewer = take_stratified(part, count)
     for labels, left in ((part.labels, fewer.labels), (part.domains, fewer.domains)):
         if labels is not None and left is not None and len(set(labels.tolist())) > len(set(left.tolist())):
-            raise UsageError(f"--test-samples {count} would leave a class or a domain without any image to judge by",
-                             field="test_samples", fix="Ask for more of them.")  # fmt: skip
+            raise UsageError(
+                f"--test-samples {count} would leave a class or a domain without any image to judge by",
+                field="test_samples",
+                fix="Ask for more of them.",
+            )
     return fewer
 
 
@@ -158,8 +176,16 @@ def rehearsal(plan: Plan, sites: Path) -> Federation:
     counts = {c: class_counts(data.train.labels, len(plan.task.classes)).tolist() for c, data in found.items()}
     problems = [replace(problem, path=f"{c}/{problem.path}") for c, data in found.items() for problem in data.problems]
     train = together([data.train.dataset for data in found.values()])
-    source = finish(plan.task.name, plan.task.classes, Part(train), None, Part(judged), None, problems,
-                    int(np.median([data.native for data in found.values()])))  # fmt: skip
+    source = finish(
+        plan.task.name,
+        plan.task.classes,
+        Part(train),
+        None,
+        Part(judged),
+        None,
+        problems,
+        int(np.median([data.native for data in found.values()])),
+    )
     data_facts = {"dataset": plan.task.name, "digest": source.digest, "partition": "sites"}
     return Federation(plan, shards, judged, counts, None, source, {**data_facts, "evaluated_on": "test" if tested else "val"})
 
@@ -170,8 +196,13 @@ def site_folder(sites: Path, client: ClientId) -> Path:
     there = [path for path in options if path.exists()]
     if not there:
         expected = " or ".join(path.name for path in options)
-        raise DataError(f"there is no data of {client!r} in {sites}", client=client, field="sites", expected=expected,
-                        fix="Name the folder after the client.")  # fmt: skip
+        raise DataError(
+            f"there is no data of {client!r} in {sites}",
+            client=client,
+            field="sites",
+            expected=expected,
+            fix="Name the folder after the client.",
+        )
     return there[0]
 
 
@@ -199,12 +230,13 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
     known = sorted({field for label in methods for field in load(label.partition("@")[0]).Settings.__dataclass_fields__})
     unknown = [key for key in simulation.changes if key not in taken]
     if unknown:
-        raise UsageError(
-            [f"none of these methods has a setting {key!r}.{nearest(key, known)}" for key in unknown], field="set"
-        )
+        raise UsageError([f"none of these methods has a setting {key!r}.{nearest(key, known)}" for key in unknown], field="set")
     if simulation.topology and not any(load(variant.method).provides("relay") for variant in variants):
-        raise UsageError("none of these methods has neighbors that meet, so who meets whom would change nothing",
-                         field="topology", fix="Add one that has, such as fol, or leave these words out.")  # fmt: skip
+        raise UsageError(
+            "none of these methods has neighbors that meet, so who meets whom would change nothing",
+            field="topology",
+            fix="Add one that has, such as fol, or leave these words out.",
+        )
     for variant in variants:  # all mistakes before the first method starts
         resolve_settings(load(variant.method), variant.preset, variant.changes)
     return variants
@@ -217,8 +249,11 @@ def _topology_of(topology: Topology | None, extra: Mapping[str, str]) -> tuple[T
         return topology, rest
     before = topology_summary(topology or Topology())
     if before["topology"] == "contacts":
-        raise UsageError("a contact schedule says itself who meets whom and how often", field="methods",
-                         fix="Leave topology and encounters out of the variant.")  # fmt: skip
+        raise UsageError(
+            "a contact schedule says itself who meets whom and how often",
+            field="methods",
+            fix="Leave topology and encounters out of the variant.",
+        )
     times = extra.get("encounters", str(before["encounters"]))
     if not times.isdecimal() or int(times) < 1:
         raise UsageError(f"encounters={times}: expected a whole number from 1 on", field="methods")
@@ -226,10 +261,11 @@ def _topology_of(topology: Topology | None, extra: Mapping[str, str]) -> tuple[T
 
 
 def _variant(label: str) -> tuple[str, dict[str, str]]:
-    """`ensemble@combine=size` as the method and what is changed in it."""
+    """`ensemble@ensemble=size` as the method and what is changed in it."""
     name, *parts = label.split("@")
     pairs = [(key.strip(), equals, value.strip()) for key, equals, value in (word.partition("=") for word in parts)]
     if not all(key and equals for key, equals, _ in pairs):
-        raise UsageError(f"method {label!r}: after '@' a variant says key=value", field="methods",
-                         fix="For example ensemble@combine=size.")  # fmt: skip
+        raise UsageError(
+            f"method {label!r}: after '@' a variant says key=value", field="methods", fix="For example ensemble@ensemble=size."
+        )
     return name, {key: value for key, _, value in pairs}

@@ -33,8 +33,13 @@ def carry(source: Path, target: Path) -> str:
     for _ in _heard(target, came):
         pass
     if came.digest() != sent.digest():
-        raise FilesError(f"{target} differs from what was copied there", field="out", expected=sent.hexdigest(),
-                         got=came.hexdigest(), fix="The medium is damaged or full: take another one.")  # fmt: skip
+        raise FilesError(
+            f"{target} differs from what was copied there",
+            field="out",
+            expected=sent.hexdigest(),
+            got=came.hexdigest(),
+            fix="The medium is damaged or full: take another one.",
+        )
     return sent.hexdigest()
 
 

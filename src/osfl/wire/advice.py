@@ -12,14 +12,14 @@ _FIXES = MappingProxyType(  # by the last word of the field
         "file": "Give the path of the .safetensors file that you got from the coordinator, who makes it with `osfl server`.",
         "seal": "This is a site's upload: a release is never sealed. Give the file that you got from the coordinator.",
         "signature": "Check that server.pub is the public key of this round's coordinator, who signs with the other half; "
-                     "if it does, the file was changed: get it again from the coordinator.",
+        "if it does, the file was changed: get it again from the coordinator.",
         "plan": "Ask the coordinator for the release of this round, or give the plan.toml that it was made with; "
-                "a plan that changed in any way is another round.",
+        "a plan that changed in any way is another round.",
         "sha256": "The file was damaged on its way; copy it again from the coordinator's round folder.",
         "values": _AS_MADE,
         "facts": _AS_MADE,
     }
-)  # fmt: skip
+)
 
 
 def release_fix(no: Rejected) -> str | None:

@@ -80,9 +80,13 @@ def size_of(
 
 
 def promised_size(
-    kind: Kind, client: ClientId, plan: str, kinds: Mapping[str, tuple[str, tuple[int, ...]]], facts: Facts,
+    kind: Kind,
+    client: ClientId,
+    plan: str,
+    kinds: Mapping[str, tuple[str, tuple[int, ...]]],
+    facts: Facts,
     made_from: Mapping[str, str] = _NOTHING,
-) -> int:  # fmt: skip
+) -> int:
     """The same before there is any tensor, from dtypes and shapes alone: digests have a fixed length."""
     lines = {name: TensorEntry(dtype, shape, "0" * 64) for name, (dtype, shape) in kinds.items()}
     manifest = manifest_bytes(kind, client, plan, lines, facts, made_from)

@@ -35,9 +35,7 @@ class Envelope:
     def slices(self, data: memoryview, lines: Mapping[str, TensorEntry]) -> dict[str, RawTensor]:
         """The tensors as windows on `data`."""
         body, spans = data[len(self.head) :], offsets(lines)
-        return {
-            name: RawTensor(line.dtype, line.shape, body[slice(*spans[name])]) for name, line in sorted(lines.items())
-        }
+        return {name: RawTensor(line.dtype, line.shape, body[slice(*spans[name])]) for name, line in sorted(lines.items())}
 
 
 def read_envelope(file: Source, limits: Limits) -> Envelope:

@@ -44,10 +44,13 @@ def check_well_known(facts: dict[str, Json], classes: int, limits: Limits) -> No
 def _check_claim(field: str, limit: str, claimed: int, most: int) -> None:
     if claimed > most:
         of = " of one class" if limit == "class_samples" else ""
-        raise Rejected(f"it claims more images{of} than the plan allows a site", field=f"facts.{field}",
-                       expected=f"at most {most}", got=claimed,
-                       fix=f"If the site has so many, open a round whose plan has a larger limits.{limit}; otherwise train "
-                           "again.")  # fmt: skip
+        raise Rejected(
+            f"it claims more images{of} than the plan allows a site",
+            field=f"facts.{field}",
+            expected=f"at most {most}",
+            got=claimed,
+            fix=f"If the site has so many, open a round whose plan has a larger limits.{limit}; otherwise train again.",
+        )
 
 
 def check_needed(facts: dict[str, Json], tensors: Collection[str], contract: Contract) -> None:

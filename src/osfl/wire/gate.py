@@ -159,18 +159,22 @@ def _enrolled(manifest: Json, policy: AcceptancePolicy) -> ClientId:
     raise Rejected(
         "no such client is enrolled in this round",
         client=client if is_client_id(client) else UNKNOWN,
-        field="client", expected="an enrolled client", got=shown(client),
+        field="client",
+        expected="an enrolled client",
+        got=shown(client),
         fix="Enroll the client's public key before the round opens, or send this to the round that it was made for.",
-    )  # fmt: skip
+    )
 
 
 def _check_signature(envelope: Envelope, key: VerifyKey) -> None:
     if not key.verify(envelope.manifest_text.encode(), envelope.signature):
         raise Rejected(
             "the signature is not by the key known for this name",
-            field="signature", expected=f"a signature by {key.hex}", got=shown(envelope.signature),
+            field="signature",
+            expected=f"a signature by {key.hex}",
+            got=shown(envelope.signature),
             fix="Sign with the key whose public half is enrolled; a copy of the file may also have been changed.",
-        )  # fmt: skip
+        )
 
 
 def check_round(manifest: Json, kinds: Collection[str], plan: str) -> dict[str, Json]:

@@ -68,8 +68,11 @@ class Inbox:
             self.note(no)
             raise
         # not noted: that nobody gave a key is no fault of the bundle
-        raise Rejected(f"it is sealed, and only the {owner}'s private key opens it", field="key",
-                       fix=f"Give that key with --key {owner}.key.")  # fmt: skip
+        raise Rejected(
+            f"it is sealed, and only the {owner}'s private key opens it",
+            field="key",
+            fix=f"Give that key with --key {owner}.key.",
+        )
 
     def uploads(self) -> list[Receipt]:
         """Everything acknowledged so far, by client, checked again; other files in the folder are nobody's upload."""
@@ -98,9 +101,11 @@ class Inbox:
             present = self.path(client).exists()
         if not present:
             raise RoundError(
-                "nothing has been received from this client", client=client, field="inbox",
+                "nothing has been received from this client",
+                client=client,
+                field="inbox",
                 fix="Receive its upload first with `osfl receive`.",
-            )  # fmt: skip
+            )
         return self._stored(client)[0]
 
     def path(self, client: ClientId) -> Path:
@@ -132,9 +137,13 @@ class Inbox:
         if client in self.policy.forgotten:
             gone = "a class of its upload" if self.policy.forgotten[client] else "this client"
             raise Rejected(
-                f"{gone} was forgotten in this round", client=client, field="client", expected="another client",
-                got=client, fix="Forgetting is final in a round. To take part again, open a new round (another seed will do).",
-            )  # fmt: skip
+                f"{gone} was forgotten in this round",
+                client=client,
+                field="client",
+                expected="another client",
+                got=client,
+                fix="Forgetting is final in a round. To take part again, open a new round (another seed will do).",
+            )
 
     def _agreed(self, receipt: Receipt) -> Receipt:
         """The receipt once more, if it is for the upload that stands."""
@@ -143,9 +152,12 @@ class Inbox:
             return standing
         raise Rejected(
             "this client has already sent a different upload, and the first one stands",
-            client=receipt.client, field="upload", expected=standing.digest, got=receipt.digest,
+            client=receipt.client,
+            field="upload",
+            expected=standing.digest,
+            got=receipt.digest,
             fix="A client speaks once a round. To replace what it said, open a new round.",
-        )  # fmt: skip
+        )
 
     def note(self, no: Rejected) -> None:
         """Remember a refusal beside the inbox; trouble here must not hide the refusal itself."""
@@ -163,13 +175,18 @@ def _using(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RoundError(
-            f"the disk failed at {path.name}", field="inbox", expected="a working disk", got=error.strerror,
+            f"the disk failed at {path.name}",
+            field="inbox",
+            expected="a working disk",
+            got=error.strerror,
             fix="Nothing was acknowledged. Make room or repair the disk, then receive it again.",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _damaged(client: ClientId, path: Path, why: str) -> RoundError:
     return RoundError(
-        f"the stored upload is damaged: {why}", client=client, field="inbox",
+        f"the stored upload is damaged: {why}",
+        client=client,
+        field="inbox",
         fix=f"Move {path.name} out of the inbox and receive the client's file again.",
-    )  # fmt: skip
+    )

@@ -65,8 +65,13 @@ def unseal(path: Path, key: SigningKey, limit: int) -> memoryview:
     """What a sealed file holds, in memory and nowhere else; refused when one bit of it is not what was sealed."""
     with opened(path) as file:
         if file.size > sealed_size(limit):
-            raise _no("size", "the file is too large", f"at most {sealed_size(limit)} bytes", file.size,
-                      "The plan sets the limit; give the file that the client made.")  # fmt: skip
+            raise _no(
+                "size",
+                "the file is too large",
+                f"at most {sealed_size(limit)} bytes",
+                file.size,
+                "The plan sets the limit; give the file that the client made.",
+            )
         body, last = divmod(max(0, file.size - _HEAD), PIECE + _TAG)
         if file.size < _HEAD + _TAG or 0 < last < _TAG:
             raise _damaged("a shorter file")
@@ -111,8 +116,13 @@ def _own(key: SigningKey) -> X25519PrivateKey:
 
 
 def _damaged(got: str) -> Rejected:
-    return _no("seal", "the sealed file is incomplete or was changed", "what was sealed", got,
-               "Copy it again from where it was made, and wait until that has finished.")  # fmt: skip
+    return _no(
+        "seal",
+        "the sealed file is incomplete or was changed",
+        "what was sealed",
+        got,
+        "Copy it again from where it was made, and wait until that has finished.",
+    )
 
 
 def _no(field: str, reason: str, expected: object, got: object, fix: str) -> Rejected:

@@ -137,8 +137,11 @@ def read_public(path: Path) -> str:
         return SigningKey.load(path).public_hex
     digits = text.strip().decode("ascii", "replace")
     if not _KEY.fullmatch(digits):
-        raise _key_error(path, f"holds no public key: expected 64 lower-case hex digits, got {shown(digits, 40)}",
-                         "Ask its owner for the .pub file that `osfl keys` wrote.")  # fmt: skip
+        raise _key_error(
+            path,
+            f"holds no public key: expected 64 lower-case hex digits, got {shown(digits, 40)}",
+            "Ask its owner for the .pub file that `osfl keys` wrote.",
+        )
     if problem := weakness(bytes.fromhex(digits)):
         raise _key_error(path, f"holds a public key that is refused: {problem}", _OTHER_KEY)
     return VerifyKey(digits).hex

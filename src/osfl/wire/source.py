@@ -61,9 +61,11 @@ class _File:
             if got == 0:
                 raise Rejected(
                     "the file became shorter while it was read",
-                    field="size", expected=f"{self.size} bytes", got=f"{start + done} bytes",
+                    field="size",
+                    expected=f"{self.size} bytes",
+                    got=f"{start + done} bytes",
                     fix="Wait until the copy is complete, then receive it again.",
-                )  # fmt: skip
+                )
             done += got
         return buffer.toreadonly()
 
@@ -95,6 +97,8 @@ def _unreadable(path: Path, cause: object) -> Rejected:
     why = cause.strerror if isinstance(cause, OSError) else cause
     return Rejected(
         f"the file {path.name!r} cannot be read: {why}",
-        field="file", expected="a readable bundle", got=str(why),
+        field="file",
+        expected="a readable bundle",
+        got=str(why),
         fix="Give the path of a .safetensors file that `osfl client` or `osfl server` wrote.",
-    )  # fmt: skip
+    )

@@ -16,9 +16,19 @@ from osfl.wire.bundle import TensorEntry
 
 # numpy has no bfloat16; its bits are enough to see what is not finite. A bool is read as the byte that it is.
 NUMPY = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "u1",
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U32": "<u4", "U16": "<u2", "U8": "u1",
-}  # fmt: skip
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "BOOL": "u1",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+}
 FLOATS = {"F64", "F32", "F16", "BF16"}
 _CHUNK_BYTES = 4 << 20  # a check needs little memory beside the upload itself
 _BF16_EXPONENT = np.uint16(0x7F80)
@@ -30,9 +40,11 @@ def check_hashes(tensors: Mapping[str, RawTensor], entries: Mapping[str, TensorE
         if got != entries[name].sha256:
             raise Rejected(
                 f"the data of tensor '{name}' are not what was signed",
-                field=f"{name}.sha256", expected=entries[name].sha256, got=got,
+                field=f"{name}.sha256",
+                expected=entries[name].sha256,
+                got=got,
                 fix="The file was damaged on its way; copy it again from where it was made.",
-            )  # fmt: skip
+            )
 
 
 def check_values(tensors: Mapping[str, RawTensor], contract: Contract) -> None:
@@ -57,9 +69,11 @@ def _check_finite(name: str, tensor: RawTensor) -> None:
         if not finite.all():
             raise Rejected(
                 f"tensor '{name}' holds values that are not finite",
-                field=f"{name}.values", expected="finite numbers", got="NaN or infinity",
+                field=f"{name}.values",
+                expected="finite numbers",
+                got="NaN or infinity",
                 fix="Training diverged; lower the learning rate and train again with `osfl client plan.toml`.",
-            )  # fmt: skip
+            )
 
 
 def _check_bounds(name: str, tensor: RawTensor, field: Field | None) -> None:
@@ -76,8 +90,13 @@ def _check_bounds(name: str, tensor: RawTensor, field: Field | None) -> None:
 
 
 def _out_of_bounds(name: str, expected: str, got: str) -> Rejected:
-    return Rejected(f"tensor '{name}' holds values out of range", field=f"{name}.values", expected=expected, got=got,
-                    fix="Train again with `osfl client plan.toml` and this version of osfl.")  # fmt: skip
+    return Rejected(
+        f"tensor '{name}' holds values out of range",
+        field=f"{name}.values",
+        expected=expected,
+        got=got,
+        fix="Train again with `osfl client plan.toml` and this version of osfl.",
+    )
 
 
 def _check_range(name: str, tensor: RawTensor, below: int) -> None:
@@ -86,9 +105,11 @@ def _check_range(name: str, tensor: RawTensor, below: int) -> None:
         if low < 0 or high >= below:
             raise Rejected(
                 f"tensor '{name}' holds values out of range",
-                field=f"{name}.values", expected=f"0 to {below - 1}", got=low if low < 0 else high,
+                field=f"{name}.values",
+                expected=f"0 to {below - 1}",
+                got=low if low < 0 else high,
                 fix="Labels count from 0 in the plan's order of classes; check the client's data with `osfl check`.",
-            )  # fmt: skip
+            )
 
 
 def _chunks(tensor: RawTensor) -> Iterator[npt.NDArray[Any]]:

@@ -68,8 +68,9 @@ def look_at(source: BytesLike | Path, limits: Limits = WINDOW_LIMITS) -> Seen:
         check_facts(manifest["facts"], limits.facts_bytes)
         bundle = bundle_of(envelope, envelope.slices(file.whole(), entries))
     checks: list[Callable[[], None]] = [
-        lambda: check_hashes(bundle.tensors, entries), lambda: check_canonical(envelope, entries),
-    ]  # fmt: skip
+        lambda: check_hashes(bundle.tensors, entries),
+        lambda: check_canonical(envelope, entries),
+    ]
     return Seen(bundle, envelope.size, envelope, tuple(no for check in checks if (no := _refusal(check)) is not None))
 
 
@@ -78,13 +79,19 @@ def _check_form(manifest: dict[str, Any]) -> dict[str, Any]:
     kinds = {"upload"} if manifest.get("kind") == "upload" else {"release", "personal"}
     manifest = dict(check_round(manifest, kinds, manifest.get("plan", "")))
     if not is_digest(manifest["plan"]):
-        raise Rejected("it does not name its round", field="plan", expected="64 lower-case hex digits",
-                       got=shown(manifest["plan"]), fix=REPACK)  # fmt: skip
+        raise Rejected(
+            "it does not name its round",
+            field="plan",
+            expected="64 lower-case hex digits",
+            got=shown(manifest["plan"]),
+            fix=REPACK,
+        )
     if manifest["kind"] != "upload":
         check_receiver(manifest, None)
     elif not is_client_id(manifest["client"]):
-        raise Rejected("it does not name its sender", field="client", expected="a client's name",
-                       got=shown(manifest["client"]), fix=REPACK)  # fmt: skip
+        raise Rejected(
+            "it does not name its sender", field="client", expected="a client's name", got=shown(manifest["client"]), fix=REPACK
+        )
     return manifest
 
 

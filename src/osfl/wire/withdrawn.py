@@ -62,8 +62,13 @@ class Withdrawn:
         found = self.of(manifest)
         if found is not None:
             kind = manifest["kind"]
-            raise Rejected(f"this {kind} was {found}", field="certificate", expected=f"a valid {kind}", got=digest_of(manifest),
-                           fix="Delete this copy, and use what takes its place.")  # fmt: skip
+            raise Rejected(
+                f"this {kind} was {found}",
+                field="certificate",
+                expected=f"a valid {kind}",
+                got=digest_of(manifest),
+                fix="Delete this copy, and use what takes its place.",
+            )
 
 
 NOTHING = Withdrawn()

@@ -155,8 +155,13 @@ def test_a_round_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for program in ("flower-supernode", "flwr"):
         (tmp_path / "bin" / program).symlink_to("/bin/true")
-    said = subprocess.run([tmp_path / "out" / "coordinator" / "run.sh", "nosuch"], capture_output=True, text=True,
-                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=600)  # fmt: skip
+    said = subprocess.run(
+        [tmp_path / "out" / "coordinator" / "run.sh", "nosuch"],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        timeout=600,
+    )
     assert said.returncode == 2 and "no round nosuch" in said.stderr and named.round in said.stderr
 
 
@@ -166,11 +171,18 @@ def test_what_the_superlink_says_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "flower-supernode").symlink_to("/bin/true")
     flwr = tmp_path / "bin" / "flwr"
-    flwr.write_text('#!/bin/sh\n[ -e "$0.asked" ] && { echo registered successfully; exit; }\ntouch "$0.asked"\n'
-                    'echo "certificate has expired"\nexit 1\n')  # fmt: skip
+    flwr.write_text(
+        '#!/bin/sh\n[ -e "$0.asked" ] && { echo registered successfully; exit; }\ntouch "$0.asked"\n'
+        'echo "certificate has expired"\nexit 1\n'
+    )
     flwr.chmod(0o755)
-    said = subprocess.run([tmp_path / "out" / "coordinator" / "run.sh", "--register"], capture_output=True, text=True,
-                          env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=600)  # fmt: skip
+    said = subprocess.run(
+        [tmp_path / "out" / "coordinator" / "run.sh", "--register"],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        timeout=600,
+    )
     assert said.returncode == 0 and said.stderr.count("certificate has expired") == 1
     assert len(list((tmp_path / "out" / "coordinator" / "link").glob("registered-*"))) == len(CLIENTS)
 
@@ -181,8 +193,12 @@ def test_scripts_are_valid_and_say_what_is_missing(tmp_path: Path) -> None:
         subprocess.run(["sh", "-n", script], check=True)
     said = subprocess.run([tmp_path / "sites" / "north" / "start.sh"], capture_output=True, text=True)
     assert said.returncode == 2 and "Usage:" in said.stderr
-    said = subprocess.run(["/bin/sh", tmp_path / "sites" / "north" / "start.sh", tmp_path], capture_output=True, text=True,
-                          env={"PATH": "/usr/bin:/bin"})  # fmt: skip
+    said = subprocess.run(
+        ["/bin/sh", tmp_path / "sites" / "north" / "start.sh", tmp_path],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
     assert said.returncode == 1 and "pip install 'osfl[flower]'" in said.stderr
 
 

@@ -70,7 +70,7 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         rounds = [net.round(name_of(plan)) for plan in plans]
 
         def uploads() -> list[int]:
-            return [len(list((round / "inbox").glob("*.safetensors"))) for round in rounds]
+            return [len(list((fl_round / "inbox").glob("*.safetensors"))) for fl_round in rounds]
 
         net.link()
         net.run(rounds[0].name)
@@ -91,7 +91,7 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         assert net.kill("flwr-serverapp"), "the programs of runs die, the one that outlived the SuperLink too; others follow"
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"))
         net.stop(stranger)
-        net.wait_for("both releases everywhere", lambda: all((round / "everyone-has-it").exists() for round in rounds))
+        net.wait_for("both releases everywhere", lambda: all((fl_round / "everyone-has-it").exists() for fl_round in rounds))
         no_secrets(net)
         net.stop()
         largest = max(path.stat().st_size for path in (rounds[0] / "inbox").iterdir())

@@ -24,8 +24,14 @@ def knock(path: bytes, method: str = "POST", body: bytes = b"b", query: bytes = 
     WENT.clear()
     said: list[Any] = []
     headers = [(b"host", b"x"), (b"flwr-signature", b"s"), (b"Connection", b"close")]
-    scope = {"type": "http", "method": method, "raw_path": path, "path": path.decode("latin1"), "query_string": query,
-             "headers": headers}  # fmt: skip
+    scope = {
+        "type": "http",
+        "method": method,
+        "raw_path": path,
+        "path": path.decode("latin1"),
+        "query_string": query,
+        "headers": headers,
+    }
 
     async def receive() -> Any:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -44,12 +50,27 @@ def test_nodes_come_in_with_their_signature(path: bytes) -> None:
     assert went == (path.decode(), [(b"flwr-signature", b"s")], b"b")
 
 
-@pytest.mark.parametrize("path", [
-    b"/v1/control/start-run", b"/v1/runtime/acquire-task", b"/docs", b"/openapi.json", b"/", b"", b"/v1/fleet/", b"/v1/fleet",
-    b"/v1/fleet/../control/start-run", b"/v1/fleet/%2e%2e/control/start-run", b"/v1/fleet/..%2fcontrol",
-    b"/v1/fleet/a/../../control/start-run", b"/v1/fleet/pull\r\nx", b"/v1/FLEET/pull-messages", b"/v1/fleet/pull-messages/",
-    b"//v1/control/start-run",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/v1/control/start-run",
+        b"/v1/runtime/acquire-task",
+        b"/docs",
+        b"/openapi.json",
+        b"/",
+        b"",
+        b"/v1/fleet/",
+        b"/v1/fleet",
+        b"/v1/fleet/../control/start-run",
+        b"/v1/fleet/%2e%2e/control/start-run",
+        b"/v1/fleet/..%2fcontrol",
+        b"/v1/fleet/a/../../control/start-run",
+        b"/v1/fleet/pull\r\nx",
+        b"/v1/FLEET/pull-messages",
+        b"/v1/fleet/pull-messages/",
+        b"//v1/control/start-run",
+    ],
+)
 def test_every_other_way_is_closed(path: bytes) -> None:
     assert knock(path)[0] == 403 and not WENT
 

@@ -52,8 +52,16 @@ def channel(grid: Grid, patience: float = 100.0) -> tuple[GridChannel, list[floa
     return GridChannel(grid, patience=patience, clock=lambda: sum(naps), sleep=naps.append), naps  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("trouble", [lambda: status(500), lambda: status(503), lambda: httpx.ConnectError("refused"),
-                                     lambda: httpx.ReadTimeout("slow"), lambda: ConnectionResetError()])  # fmt: skip
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        lambda: status(500),
+        lambda: status(503),
+        lambda: httpx.ConnectError("refused"),
+        lambda: httpx.ReadTimeout("slow"),
+        lambda: ConnectionResetError(),
+    ],
+)
 def test_trouble_that_passes_is_waited_for(trouble: Callable[[], Exception]) -> None:
     grid = Grid([trouble(), trouble()])
     found, naps = channel(grid)

@@ -34,8 +34,15 @@ def site(tmp_path: Path) -> SiteNode:
 
 def piece(data: bytes, size: int, whole: str) -> MessageBody:
     chunk = Chunk(0, data, hashlib.sha256(data).hexdigest())
-    return {"round": ROUND, "client": "north", "part": "release", "bytes": size, "whole": whole, "chunk": 4,
-            **messages.chunk_body(chunk)}  # fmt: skip
+    return {
+        "round": ROUND,
+        "client": "north",
+        "part": "release",
+        "bytes": size,
+        "whole": whole,
+        "chunk": 4,
+        **messages.chunk_body(chunk),
+    }
 
 
 def spoken(site: SiteNode) -> None:
@@ -98,8 +105,10 @@ def test_two_programs_of_one_site_answer_at_once(site: SiteNode, tmp_path: Path)
 
     def both() -> tuple[object, list[object]]:
         said = sealing.to(messages.SPEAK, asked)["whole"]
-        pieces = [Chunk(at, release[at : at + 1024], hashlib.sha256(release[at : at + 1024]).hexdigest())
-                  for at in range(0, len(release), 1024)]  # fmt: skip
+        pieces = [
+            Chunk(at, release[at : at + 1024], hashlib.sha256(release[at : at + 1024]).hexdigest())
+            for at in range(0, len(release), 1024)
+        ]
         return said, [site.to(messages.PUT, {**body, **messages.chunk_body(piece)}).get("refused") for piece in pieces]
 
     with ThreadPoolExecutor(4) as pool:

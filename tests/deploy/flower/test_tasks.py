@@ -43,9 +43,17 @@ def spec(**changed: object) -> Any:
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor.types import ExecutionSpec
 
-    known = {"task_type": TaskType.CLIENT_APP, "runtime_api_address": "127.0.0.1:1", "token": "secret", "insecure": True,
-             "root_certificates_path": None, "runtime_dependency_install": False, "parent_pid": 7, "suppress_output": True,
-             "task_id": 1}  # fmt: skip
+    known = {
+        "task_type": TaskType.CLIENT_APP,
+        "runtime_api_address": "127.0.0.1:1",
+        "token": "secret",
+        "insecure": True,
+        "root_certificates_path": None,
+        "runtime_dependency_install": False,
+        "parent_pid": 7,
+        "suppress_output": True,
+        "task_id": 1,
+    }
     return ExecutionSpec(**{**known, **changed})  # type: ignore[arg-type]
 
 
@@ -91,9 +99,15 @@ def test_a_task_that_is_over_gets_no_more(kept: Callable[[Link, float], None], o
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"insecure": False, "root_certificates_path": "tls/ca.crt"}, {"runtime_dependency_install": True},
-                {"parent_pid": None}, {"suppress_output": False}],
-)  # fmt: skip
+    "changed",
+    [
+        {},
+        {"insecure": False, "root_certificates_path": "tls/ca.crt"},
+        {"runtime_dependency_install": True},
+        {"parent_pid": None},
+        {"suppress_output": False},
+    ],
+)
 def test_programs_are_started_as_flower_starts_them(monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]) -> None:
     """The same words as Flower's own executor; this fails when a new version of Flower changes them."""
     from flwr.supercore.superexec.executor import subprocess_executor

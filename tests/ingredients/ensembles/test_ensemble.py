@@ -141,7 +141,7 @@ def test_fast_logits_equal_the_plain_loop() -> None:
 def test_fast_logits_have_the_same_bits_for_any_number_of_workers() -> None:
     group = [freeze(m) for m in members(*["cnn-w8"] * 5)]
     x = pixels(100)
-    one, two, four = (fast_logits(group, x, map=Workers(count).map, batch=32) for count in (1, 2, 4))
+    one, two, four = (fast_logits(group, x, run_map=Workers(count).map, batch=32) for count in (1, 2, 4))
     assert torch.equal(one, two) and torch.equal(one, four)
 
 

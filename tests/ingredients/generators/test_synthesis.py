@@ -33,7 +33,7 @@ from osfl.models.generators import UpConv, build_generator
 from osfl.runtime.workers import Workers, compute_threads
 
 TASK = Task("toy", ("a", "b", "c"), (3, 12, 12))
-SMALL = Synthesis(generator_steps=3, generator_width=8, noise=6, synthesis_batch=8, shift=1)
+SMALL = Synthesis(generator_steps=3, generator_width=8, latent_dim=6, synthesis_batch=8, shift=1)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_doubling_convolution_equals_repetition_then_convolution() -> None:
 @pytest.mark.parametrize("ending", ["sigmoid", "tanh+norm"])
 @pytest.mark.parametrize("image", [(1, 8, 8), (3, 28, 28), (3, 30, 30), (1, 9, 14), (3, 3, 5)])
 def test_generators_make_any_size(image: tuple[int, int, int], ending: str) -> None:
-    made = build_generator(image, rng(), noise=6, width=8, ending=ending)(torch.randn((4, 6), generator=rng(1)))  # type: ignore[arg-type]
+    made = build_generator(image, rng(), latent_dim=6, width=8, ending=ending)(torch.randn((4, 6), generator=rng(1)))  # type: ignore[arg-type]
     assert made.shape == (4, *image) and bool(made.isfinite().all())
     if ending == "sigmoid":
         assert float(made.detach().abs().max()) <= 1
@@ -80,7 +80,7 @@ def test_generators_make_any_size(image: tuple[int, int, int], ending: str) -> N
 
 
 def test_a_conditional_generator_listens_to_its_label() -> None:
-    generator = build_generator((1, 8, 8), rng(), noise=6, width=8, classes=3, start="uniform")
+    generator = build_generator((1, 8, 8), rng(), latent_dim=6, width=8, classes=3, start="uniform")
     z = torch.randn((4, 6), generator=rng(1))
     first, other = generator(z, torch.tensor([0, 1, 2, 0])), generator(z, torch.tensor([1, 1, 2, 0]))
     assert not torch.equal(first, other)
@@ -90,7 +90,7 @@ def test_generators_start_from_their_own_generator_in_any_thread() -> None:
     """No draw touches the global generator, so threads cannot disturb each other."""
     before = torch.get_rng_state()
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda i: build_generator(TASK.image, rng(i % 2), noise=6, width=8).state_dict(), range(16)))
+        made = list(pool.map(lambda i: build_generator(TASK.image, rng(i % 2), latent_dim=6, width=8).state_dict(), range(16)))
     assert torch.equal(torch.get_rng_state(), before)
     for i, state in enumerate(made):
         assert all(torch.equal(value, made[i % 2][name]) for name, value in state.items())
@@ -98,7 +98,7 @@ def test_generators_start_from_their_own_generator_in_any_thread() -> None:
 
 
 def test_the_start_is_as_published() -> None:
-    state = build_generator((3, 32, 32), rng(), noise=256).state_dict()
+    state = build_generator((3, 32, 32), rng(), latent_dim=256).state_dict()
     assert 0.0195 < float(state["conv1.weight"].std()) < 0.0205 and float(state["conv1.bias"].abs().max()) == 0
 
 
@@ -225,8 +225,15 @@ def test_noise_takes_the_same_adam_steps_as_the_generator(monkeypatch: pytest.Mo
     monkeypatch.setattr(synthesis, "generator_flops", lambda *args: 0.0)
     teacher = Teacher(members("cnn-w4"), "logits", torch.ones(1), False)
     settings = replace(SMALL, generator_steps=2, generator_lr=0.25)
-    synthesize(teacher, members("cnn-w4")[0], torch.arange(8) % 3, TASK.image, settings, rng(),
-               lambda seen: 1000 * functional.cross_entropy(seen.teacher, seen.labels))  # fmt: skip
+    synthesize(
+        teacher,
+        members("cnn-w4")[0],
+        torch.arange(8) % 3,
+        TASK.image,
+        settings,
+        rng(),
+        lambda seen: 1000 * functional.cross_entropy(seen.teacher, seen.labels),
+    )
     first, second = gradients
     assert torch.allclose(noises[1], noises[0] - 0.25 * first.sign(), atol=1e-3)
     mean, square = (0.25 * first + 0.5 * second) / 0.75, (0.999 * first**2 + second**2) / 1.999

@@ -154,12 +154,21 @@ def loss_by_hand(x: torch.Tensor, labels: torch.Tensor, settings: Inversion) -> 
     models, student = teachers_and_student()
     terms: list[torch.Tensor] = []
     for layer in [m for network in models for m in network.modules() if isinstance(m, nn.BatchNorm2d)]:
-        layer.register_forward_pre_hook(lambda layer, inputs: terms.extend([
-            (inputs[0].mean((0, 2, 3)) - layer.running_mean).norm(),
-            (inputs[0].var((0, 2, 3), correction=0) - layer.running_var).norm()]))  # fmt: skip
+        layer.register_forward_pre_hook(
+            lambda layer, inputs: terms.extend(
+                [
+                    (inputs[0].mean((0, 2, 3)) - layer.running_mean).norm(),
+                    (inputs[0].var((0, 2, 3), correction=0) - layer.running_var).norm(),
+                ]
+            )
+        )
     logits = (models[0](x) + models[1](x)) / 2
-    gaps = [x[..., 1:] - x[..., :-1], x[..., 1:, :] - x[..., :-1, :], x[..., 1:, 1:] - x[..., :-1, :-1],
-            x[..., 1:, :-1] - x[..., :-1, 1:]]  # fmt: skip
+    gaps = [
+        x[..., 1:] - x[..., :-1],
+        x[..., 1:, :] - x[..., :-1, :],
+        x[..., 1:, 1:] - x[..., :-1, :-1],
+        x[..., 1:, :-1] - x[..., :-1, 1:],
+    ]
     p, q = (said.div(3).softmax(-1).clamp(0.01, 0.99) for said in (student(x), logits))
     m = (p + q) / 2
     js = 0.5 * (m * (m / p).log() + m * (m / q).log()).sum(-1).mean()

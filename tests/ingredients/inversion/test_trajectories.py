@@ -208,5 +208,5 @@ def test_parts_cover_all_repetitions_once() -> None:
 
 
 def test_settings_that_teach_nothing_are_named() -> None:
-    problems = following_problems(Following(repetitions=0, every=0, temperature=0.0, server_lr=-1.0))
-    assert [word.split("'")[1] for word in problems] == ["repetitions", "every", "temperature", "server_lr"]
+    problems = following_problems(Following(repetitions=0, every=0, temperature=0.0, student_lr=-1.0))
+    assert [word.split("'")[1] for word in problems] == ["repetitions", "every", "temperature", "student_lr"]

@@ -26,8 +26,11 @@ def test_projection_properties(size: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_projection_is_the_nearest_point(seed: int) -> None:
     v = 2 * random(3, seed=seed)
-    grid = [torch.tensor([a, b, 200 - a - b], dtype=torch.float64) / 200
-            for a, b in itertools.product(range(201), repeat=2) if a + b <= 200]  # fmt: skip
+    grid = [
+        torch.tensor([a, b, 200 - a - b], dtype=torch.float64) / 200
+        for a, b in itertools.product(range(201), repeat=2)
+        if a + b <= 200
+    ]
     best = min(float((v - point).norm()) for point in grid)
     assert float((v - project(v)).norm()) <= best + 1e-12
 

@@ -172,11 +172,14 @@ def transformers_style(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     found = {"embeddings.mask_token": torch.zeros(1, 3)}
     for name, value in state.items():
         for ours, theirs in (
-            ("cls_token", "embeddings.cls_token"), ("pos_embed", "embeddings.position_embeddings"),
-            ("patch_embed.proj.", "embeddings.patch_embeddings.projection."), ("blocks.", "encoder.layer."),
-            (".attn.proj.", ".attention.output.dense."), (".ls1.gamma", ".layer_scale1.lambda1"),
+            ("cls_token", "embeddings.cls_token"),
+            ("pos_embed", "embeddings.position_embeddings"),
+            ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
+            ("blocks.", "encoder.layer."),
+            (".attn.proj.", ".attention.output.dense."),
+            (".ls1.gamma", ".layer_scale1.lambda1"),
             (".ls2.gamma", ".layer_scale2.lambda1"),
-        ):  # fmt: skip
+        ):
             name = name.replace(ours, theirs)
         name = name.replace("norm.", "layernorm.") if name.startswith("norm.") else name
         if ".attn.qkv." in name:

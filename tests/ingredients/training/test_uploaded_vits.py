@@ -19,9 +19,18 @@ def test_the_students_patches_are_the_clients() -> None:
 
 def test_every_number_out_of_range_is_named() -> None:
     wrong: dict[str, Any] = {
-        "server_epochs": 0, "passes": 0, "student_lr": 0.0, "temperature": 0.0, "balance": -1.0, "votes": -1.0,
-        "pool_epochs": -1, "student_momentum": -1.0, "student_decay": -1.0, "student_clip": -1.0, "student_batch": 1,
-    }  # fmt: skip
+        "server_epochs": 0,
+        "passes": 0,
+        "student_lr": 0.0,
+        "temperature": 0.0,
+        "balance": -1.0,
+        "votes": -1.0,
+        "pool_epochs": -1,
+        "student_momentum": -1.0,
+        "student_decay": -1.0,
+        "student_clip": -1.0,
+        "student_batch": 1,
+    }
     found = vit_student_problems(UploadedVits(**wrong), ["vit-p4"])
     assert [problem.split("'")[1] for problem in found] == list(wrong)
 
@@ -29,6 +38,10 @@ def test_every_number_out_of_range_is_named() -> None:
 def test_counts_are_asked_for_only_where_they_are_used() -> None:
     assert not counts_needed(UploadedVits())
     needing: list[dict[str, Any]] = [
-        {"balance": 0.5}, {"labels": "seen"}, {"labels": "counts"}, {"teacher": "odds"}, {"teacher": "class_count"},
-    ]  # fmt: skip
+        {"balance": 0.5},
+        {"labels": "seen"},
+        {"labels": "counts"},
+        {"ensemble": "odds"},
+        {"ensemble": "class_count"},
+    ]
     assert all(counts_needed(UploadedVits(**change)) for change in needing)

@@ -36,7 +36,7 @@ def test_defaults_are_the_papers() -> None:
     paper = Settings()
     assert (paper.regions(), paper.width(), paper.generator_epochs, paper.components) == (4, 768, 400, 20)
     assert (paper.epochs, paper.batch_size, paper.alpha, paper.temperature) == (60, 256, 0.5, 4.0)
-    assert (paper.teachers, paper.init, paper.noise, paper.send) == ("uniform", "random", 0.0, "smaller")
+    assert (paper.ensemble, paper.init, paper.noise_std, paper.send) == ("uniform", "random", 0.0, "smaller")
     assert (paper.whiten, paper.generator_patience) == (False, 0)
 
 
@@ -67,27 +67,29 @@ def test_the_smaller_is_sent_and_the_server_draws_the_same(whiten: bool) -> None
     sent = {name: uploads(method(federation, send=name, **extra), federation) for name in ("sequences", "generator", "smaller")}
     sizes = {name: sum(t.numel() * t.element_size() for t in u[0].payload.tensors.values()) for name, u in sent.items()}
     assert sizes["smaller"] == min(sizes["sequences"], sizes["generator"])
-    drawn, kept = (method(federation, send=how, **extra).server_phase(sent[how], ctx(federation)).shared.tensors
-                   for how in ("generator", "sequences"))  # fmt: skip
+    drawn, kept = (
+        method(federation, send=how, **extra).server_phase(sent[how], ctx(federation)).shared.tensors
+        for how in ("generator", "sequences")
+    )
     assert all(torch.equal(drawn[name], kept[name]) for name in kept)
 
 
-@pytest.mark.parametrize("teachers", ["uniform", "size", "class_count", "relative"])
-def test_the_teacher_is_a_distribution(teachers: str) -> None:
+@pytest.mark.parametrize("ensemble", ["uniform", "size", "class_count", "relative"])
+def test_the_teacher_is_a_distribution(ensemble: str) -> None:
     federation = small_federation("falcon")
-    one = method(federation, teachers=teachers)
+    one = method(federation, ensemble=ensemble)
     said = uploads(one, federation)
     x = torch.randn(6, 1, one.settings.width())
     found = one._teacher(said, x, ctx(federation))
     assert torch.allclose(found.sum(1), torch.ones(6), atol=1e-5) and bool((found >= 0).all())
-    if teachers == "uniform":
+    if ensemble == "uniform":
         answers = [_classifier(one, upload.payload)(x).div(one.settings.temperature).softmax(-1) for upload in said]
         assert torch.allclose(found, torch.stack(answers).mean(0), atol=1e-5)
 
 
 def test_relative_to_its_usual_answer_a_client_of_one_class_says_nothing() -> None:
     federation = small_federation("falcon")
-    one = method(federation, teachers="relative")
+    one = method(federation, ensemble="relative")
     first, *others = uploads(one, federation)
     constant = dict(first.payload.tensors)
     constant["classifier/head.weight"] = torch.zeros_like(constant["classifier/head.weight"])
@@ -143,8 +145,13 @@ def test_the_student_may_start_from_the_clients_classifiers() -> None:
 
 def test_wrong_settings_are_named() -> None:
     task = Task("t", ("a", "b"), (1, 8, 8))
-    for changes, word in (({"alpha": 2.0}, "'alpha'"), ({"heads": 3}, "'heads'"), ({"lr": 0.0}, "'lr'"),
-                          ({"dropout": 1.0}, "'dropout'"), ({"generator_batch": 1}, "'generator_batch'"),
-                          ({"generator_patience": -1}, "'generator_patience'")):  # fmt: skip
+    for changes, word in (
+        ({"alpha": 2.0}, "'alpha'"),
+        ({"heads": 3}, "'heads'"),
+        ({"lr": 0.0}, "'lr'"),
+        ({"dropout": 1.0}, "'dropout'"),
+        ({"generator_batch": 1}, "'generator_batch'"),
+        ({"generator_patience": -1}, "'generator_patience'"),
+    ):
         found = Falcon(task, resolve_settings(Falcon, "smoke", changes)).problems(3)
         assert any(word in line for line in found), (changes, found)

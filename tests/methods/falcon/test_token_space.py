@@ -67,9 +67,19 @@ def fitted(patience: int, epochs: int) -> tuple[float, TokenGenerator]:
     z = into_space(tokens, labels, space)
     model = TokenGenerator(2, 4, 3, width=16, depth=1, heads=2, components=4)
     initialize(model, torch.Generator().manual_seed(1))
-    fit_generator(model, z[:12], labels[:12], torch.Generator().manual_seed(2), epochs=epochs, batch_size=4, lr=1e-2,
-                  device=torch.device("cpu"), progress=lambda done, total: None, held_out=(z[12:], labels[12:]),
-                  patience=patience)  # fmt: skip
+    fit_generator(
+        model,
+        z[:12],
+        labels[:12],
+        torch.Generator().manual_seed(2),
+        epochs=epochs,
+        batch_size=4,
+        lr=1e-2,
+        device=torch.device("cpu"),
+        progress=lambda done, total: None,
+        held_out=(z[12:], labels[12:]),
+        patience=patience,
+    )
     with torch.no_grad():
         return float(model.log_likelihood(z[12:], labels[12:]).mean()), model
 

@@ -39,8 +39,10 @@ def _one_thread() -> Iterator[None]:
 
 def uploads(settings: Settings, clients: str = CLIENTS, same: bool = False) -> list[Upload]:
     method = FedBiCross(TASK, settings)
-    return [Upload(c, "", method.client_phase(shard("a" if same else c, seed=0 if same else i), context(settings, clients)))
-            for i, c in enumerate(clients)]  # fmt: skip
+    return [
+        Upload(c, "", method.client_phase(shard("a" if same else c, seed=0 if same else i), context(settings, clients)))
+        for i, c in enumerate(clients)
+    ]
 
 
 def run(settings: Settings, ups: list[Upload] | None = None, clients: str = CLIENTS) -> Release:
@@ -139,9 +141,17 @@ def test_the_split_is_fixed_and_complete() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"weights": "similarity"}, {"clustering": "parameters"}, {"clustering": "hierarchical"}, {"raw_weights": True},
-     {"noise_teacher": "batch_stats"}, {"combine": "class_count", "labels": "seen"}, {"init": "average"}, {"every": 2}],
-)  # fmt: skip
+    [
+        {"weights": "similarity"},
+        {"clustering": "parameters"},
+        {"clustering": "hierarchical"},
+        {"raw_weights": True},
+        {"noise_teacher": "batch_stats"},
+        {"ensemble": "class_count", "labels": "seen"},
+        {"init": "average"},
+        {"every": 2},
+    ],
+)
 def test_variants_run(change: dict[str, Any]) -> None:
     release = run(replace(SMOKE, repetitions=1, clusters=2, **change))
     assert all(bool(t.isfinite().all()) for p in release.personal.values() for t in p.tensors.values() if t.is_floating_point())
@@ -213,7 +223,7 @@ def loss_by_hand(network: nn.Module, at: dict[str, torch.Tensor], one: Lesson, p
 @pytest.mark.parametrize("k, raw, clip", [(0, False, 0.0), (0, True, 0.0), (2, False, 0.0), (2, True, 0.0), (2, False, 0.5)])
 def test_the_bilevel_step_descends_on_the_own_validation_loss_of_the_moved_student(k: int, raw: bool, clip: float) -> None:
     """The slope of L_val(G - η Σ_j w_j g_j) in w, which autograd finds by itself through the inner step."""
-    settings = replace(SMOKE, weight_lr=0.1 if raw else 0.05, raw_weights=raw, server_clip=clip)
+    settings = replace(SMOKE, weight_lr=0.1 if raw else 0.05, raw_weights=raw, student_clip=clip)
     lessons, lr, train, val = lessons_by_hand(), 0.05, torch.arange(6), torch.arange(6, 8)
     network = build_model("cnn-w4", TASK, rng(0)).train()
     learner, at = Learner(copy.deepcopy(network), 4.0), dict(network.named_parameters())
@@ -261,7 +271,9 @@ def test_weights_go_on_from_repetition_to_repetition(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("settle", [False, True])
 def test_one_step_of_stage_three_by_hand(settle: bool) -> None:
     """From the cluster's model, one SGD step on CE + 0.5 KL(cluster || own) + 0.3 KL(local || own) over all images."""
-    settings = replace(SMOKE, architecture="cnn-w4", clip=0.0, personal_lr=0.1, personal_batch=24, settle=settle)
+    settings = replace(
+        SMOKE, architecture="cnn-w4", clip=0.0, personal_lr=0.1, personal_batch=24, recalibrate_personal_bn=settle
+    )
     method, mine, ctx = FedBiCross(TASK, settings), shard("a"), context(settings, CLIENTS)
     images, labels = to_input(mine.train.images), mine.train.labels
     cluster = build_model("cnn-w4", TASK, rng(5))
@@ -320,14 +332,17 @@ def test_personalization_learns_the_client_s_images() -> None:
 
 def test_figures() -> None:
     shown: dict[str, Any] = {}
-    settings = replace(SMOKE, clusters=2, labels="seen", combine="class_count")
+    settings = replace(SMOKE, clusters=2, labels="seen", ensemble="class_count")
     FedBiCross(TASK, settings).server_phase(uploads(settings), watching(settings, shown))
     kinds = {title: figure["kind"] for title, figure in shown.items()}
     assert kinds == {
-        "Synthetic images of cluster 1": "gallery", "Synthetic images of cluster 2": "gallery",
-        "Cross-cluster weights": "heatmap", "Weights while learning": "lines", "Clusters": "groups",
+        "Synthetic images of cluster 1": "gallery",
+        "Synthetic images of cluster 2": "gallery",
+        "Cross-cluster weights": "heatmap",
+        "Weights while learning": "lines",
+        "Clusters": "groups",
         "Entropy of the teachers": "histogram",
-    }  # fmt: skip
+    }
     clusters = shown["Clusters"]
     assert sorted(client for clients in clusters["groups"].values() for client in clients) == list(CLIENTS)
     assert clusters["classes"] == list(TASK.classes)
@@ -346,9 +361,11 @@ def test_figures_say_who_learns_from_whom_and_which_teacher_is_undecided() -> No
     assert (table["row_title"], table["column_title"]) == ("student", "learns from")
     assert table["values"] == [[0.7, 0.3], [0.1, 0.9]]
     assert shown["Weights while learning"]["series"] == {
-        "cluster 1 from cluster 1": [0.5, 0.7], "cluster 1 from cluster 2": [0.5, 0.3],
-        "cluster 2 from cluster 1": [0.5, 0.1], "cluster 2 from cluster 2": [0.5, 0.9],
-    }  # fmt: skip
+        "cluster 1 from cluster 1": [0.5, 0.7],
+        "cluster 1 from cluster 2": [0.5, 0.3],
+        "cluster 2 from cluster 1": [0.5, 0.1],
+        "cluster 2 from cluster 2": [0.5, 0.9],
+    }
     counted = shown["Entropy of the teachers"]["series"]
     torn = int(20 * math.log(2) / math.log(3))
     assert [i for i, count in enumerate(counted["all clients"]) if count] == [torn] and counted["all clients"][torn] == 12

@@ -8,10 +8,23 @@ from osfl.methods.federated_factory.factories import FactorySettings
 
 TASK = Task("toy", ("round", "square"), (1, 8, 8))
 TINY = FactorySettings(
-    symmetry="none", mixture_dims=6, mixture_components=3, mixture_prior=2.0, vae_latent=4, vae_width=32, vae_steps=300,
-    unet="w8-m1.2-b1-s2", dropout=0.1, edm_images=2000, edm_batch=32, edm_rampup=200, edm_lr_batches=30, edm_ema=0.1,
-    edm_steps=5, least=3,
-)  # fmt: skip
+    symmetry="none",
+    mixture_dims=6,
+    mixture_components=3,
+    mixture_prior=2.0,
+    vae_latent_dim=4,
+    vae_width=32,
+    vae_steps=300,
+    unet="w8-m1.2-b1-s2",
+    dropout=0.1,
+    edm_images=2000,
+    edm_batch=32,
+    edm_rampup=200,
+    edm_lr_batches=30,
+    edm_ema=0.1,
+    edm_steps=5,
+    least=3,
+)
 KINDS = ("mixture", "vae", "edm")
 
 

@@ -137,9 +137,20 @@ def test_a_full_disk_while_sampling_names_the_cell() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("mixture_dims", 0), ("vae_lr", -1.0), ("edm_images", 0), ("dropout", 1.0), ("edm_ema", 0.5), ("edm_steps", 1),
-     ("least", 1), ("unet", "w16"), ("edm_directions", -1), ("edm_start", 0.002), ("edm_start", 3.0)],
-)  # fmt: skip
+    [
+        ("mixture_dims", 0),
+        ("vae_lr", -1.0),
+        ("edm_images", 0),
+        ("dropout", 1.0),
+        ("edm_ema", 0.5),
+        ("edm_steps", 1),
+        ("least", 1),
+        ("unet", "w16"),
+        ("edm_directions", -1),
+        ("edm_start", 0.002),
+        ("edm_start", 3.0),
+    ],
+)
 def test_settings_that_cannot_work(setting: str, value: object) -> None:
     assert not factory_problems(TINY, TASK)
     problems = factory_problems(replace(TINY, **{setting: value}), TASK)
@@ -228,16 +239,24 @@ def test_kept_work_is_never_taken_for_another() -> None:
 
     tensors = train_factory(twins(), 0, QUICK, TASK, ctx())
     for shard, label, settings, seed in (
-        (twins(), 1, QUICK, 0), (twins("b"), 0, QUICK, 0), (twins(digest="y"), 0, QUICK, 0), (twins(), 0, QUICK, 1),
-        (twins(), 0, replace(QUICK, vae_steps=3), 0), (twins(), 0, replace(QUICK, symmetry="flip"), 0),
+        (twins(), 1, QUICK, 0),
+        (twins("b"), 0, QUICK, 0),
+        (twins(digest="y"), 0, QUICK, 0),
+        (twins(), 0, QUICK, 1),
+        (twins(), 0, replace(QUICK, vae_steps=3), 0),
+        (twins(), 0, replace(QUICK, symmetry="flip"), 0),
         (twins(), 0, replace(QUICK, factory="mixture"), 0),
-    ):  # fmt: skip
+    ):
         train_factory(shard, label, settings, TASK, ctx(seed))
     other = {name: value + 1 for name, value in tensors.items()}
     for cell, count, seed in (
-        (Cell(0, "a", 24, tensors), 3, 0), (Cell(0, "a", 24, tensors), 2, 0), (Cell(1, "a", 24, tensors), 3, 0),
-        (Cell(0, "b", 24, tensors), 3, 0), (Cell(0, "a", 24, other), 3, 0), (Cell(0, "a", 24, tensors), 3, 1),
-    ):  # fmt: skip
+        (Cell(0, "a", 24, tensors), 3, 0),
+        (Cell(0, "a", 24, tensors), 2, 0),
+        (Cell(1, "a", 24, tensors), 3, 0),
+        (Cell(0, "b", 24, tensors), 3, 0),
+        (Cell(0, "a", 24, other), 3, 0),
+        (Cell(0, "a", 24, tensors), 3, 1),
+    ):
         sample_cell(cell, count, QUICK, TASK, ctx(seed))
     assert len(names) == len(set(names)) == 14
     train_factory(twins(), 0, replace(QUICK, edm_lr=0.5, mixture_dims=3), TASK, ctx())  # of other kinds

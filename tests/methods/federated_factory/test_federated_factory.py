@@ -240,7 +240,7 @@ def test_who_learns_how_long_from_what_and_from_which_seed(monkeypatch: pytest.M
     monkeypatch.setattr("osfl.methods.federated_factory.fit", watched)
     sent = uploads_of(method(), "ab")
     for mode, noise, own, epochs in (("central", 0.3, 0, 1), ("central", 0.0, 0, 1), ("peer", 0.3, 7, 1), ("peer", 0.3, 0, 5)):
-        one = method(mode=mode, noise=noise, expert_epochs=own, epochs=epochs)
+        one = method(mode=mode, noise_std=noise, expert_epochs=own, epochs=epochs)
         release = one.server_phase(sent, ctx("ab"))
         for i, client in enumerate("ab" if mode == "peer" else ""):
             one.personalize(release, shard(client, seed=i), ctx("ab"))
@@ -251,8 +251,10 @@ def test_who_learns_how_long_from_what_and_from_which_seed(monkeypatch: pytest.M
 
 def test_the_product_has_the_floor_of_the_settings() -> None:
     one = method(mode="peer", floor=0.01)
-    experts = {c: Payload(named(build_model("cnn-w8", TASK, torch_generator(i)), "model"), {"architecture": "cnn-w8"})
-               for i, c in enumerate("ab")}  # fmt: skip
+    experts = {
+        c: Payload(named(build_model("cnn-w8", TASK, torch_generator(i)), "model"), {"architecture": "cnn-w8"})
+        for i, c in enumerate("ab")
+    }
     joint = one.after_round(experts)
     assert joint is not None and one.build(joint).floor == 0.01
     assert method(mode="peer", inference="own").after_round(experts) is None
@@ -314,8 +316,19 @@ def test_classes_of_one_client_learn_side_by_side_to_the_same_bits() -> None:
 # --- settings ---
 
 
-@pytest.mark.parametrize(("name", "value"), [("images_per_class", 0), ("noise", -0.1), ("floor", 0.0), ("floor", 1.0),
-                                             ("expert_epochs", -1), ("least", 1), ("unet", "w"), ("epochs", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("images_per_class", 0),
+        ("noise_std", -0.1),
+        ("floor", 0.0),
+        ("floor", 1.0),
+        ("expert_epochs", -1),
+        ("least", 1),
+        ("unet", "w"),
+        ("epochs", 0),
+    ],
+)
 def test_wrong_settings_are_named_before_anything_starts(name: str, value: Any) -> None:
     assert not method().problems(3)
     problems = method(**{name: value}).problems(3)
@@ -325,10 +338,26 @@ def test_wrong_settings_are_named_before_anything_starts(name: str, value: Any) 
 def test_defaults_are_the_paper_s() -> None:
     s = resolve_settings(FederatedFactory, "paper")
     assert s == Settings() and set(CPU) <= set(Settings.__dataclass_fields__)
-    assert (s.factory, s.architecture, s.epochs, s.batch_size, s.lr, s.weight_decay, s.schedule, s.augment, s.noise) == (
-        "edm", "resnet50", 300, 128, 0.1, 1e-4, "cosine", "none", 0.0)  # fmt: skip
+    assert (s.factory, s.architecture, s.epochs, s.batch_size, s.lr, s.weight_decay, s.schedule, s.augment, s.noise_std) == (
+        "edm",
+        "resnet50",
+        300,
+        128,
+        0.1,
+        1e-4,
+        "cosine",
+        "none",
+        0.0,
+    )
     assert (s.images_per_class, s.floor, s.edm_images, s.edm_batch, s.edm_lr, s.edm_lr_batches, s.edm_rampup) == (
-        10_000, 1e-12, 25_000_000, 4096, 0.01, 35_000, 10_000_000)  # fmt: skip
+        10_000,
+        1e-12,
+        25_000_000,
+        4096,
+        0.01,
+        35_000,
+        10_000_000,
+    )
     assert (s.edm_ema, s.edm_noise_mean, s.edm_noise_std, s.edm_steps, s.dropout) == (0.05, -0.8, 1.6, 32, 0.3)
 
 
@@ -353,8 +382,12 @@ def test_a_generator_costs_once(tmp_path: Path) -> None:
     for fill in ("lacking", "balance"):
         federation = small_federation("federated_factory")
         settings = replace(federation.plan.settings, mode="peer", fill=fill, factory="vae", vae_steps=200)
-        result = run_federation(replace(federation, plan=replace(federation.plan, settings=settings)), tmp_path / fill,
-                      {"preset": "smoke", "command": ""}, machine=Machine(workers=1))  # fmt: skip
+        result = run_federation(
+            replace(federation, plan=replace(federation.plan, settings=settings)),
+            tmp_path / fill,
+            {"preset": "smoke", "command": ""},
+            machine=Machine(workers=1),
+        )
         costs[fill] = {name: phase["flops"] for name, phase in result["costs"]["phases"].items()}
     assert costs["balance"]["client"] == costs["lacking"]["client"]
     assert costs["balance"]["personalize"] < costs["balance"]["client"] / 10

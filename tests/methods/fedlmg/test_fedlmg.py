@@ -152,22 +152,43 @@ def tiny(tmp_path: Path) -> Path:
     transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'osfl[diffusion]'")
     torch.manual_seed(0)
     unet = diffusers.UNet2DConditionModel(
-        sample_size=8, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(8, 16), norm_num_groups=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=16, attention_head_dim=4,
-    )  # fmt: skip
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=16,
+        attention_head_dim=4,
+    )
     vae = diffusers.AutoencoderKL(
-        in_channels=3, out_channels=3, block_out_channels=(8, 16), norm_num_groups=4, latent_channels=4,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-    )  # fmt: skip
+        in_channels=3,
+        out_channels=3,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    )
     words = ["<|startoftext|>", "<|endoftext|>", "a</w>", "c", "a", "t</w>"]
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
     (tmp_path / "tokenizer" / "merges.txt").write_text("#version: 0.2\n")
-    text = transformers.CLIPTextModel(transformers.CLIPTextConfig(
-        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=12, bos_token_id=0, eos_token_id=1, pad_token_id=1,
-    ))  # fmt: skip
+    text = transformers.CLIPTextModel(
+        transformers.CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=12,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+    )
     for name, part in (("unet", unet), ("vae", vae), ("text_encoder", text), ("scheduler", diffusers.DDIMScheduler())):
         part.save_pretrained(tmp_path / name)
     return tmp_path
@@ -181,8 +202,9 @@ def test_a_tiny_pipeline_is_loaded_pinned_and_guided(tiny: Path) -> None:
     alone = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 0.0, CPU).noise(z, 500, labels)
     told = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 1.0, CPU).noise(z, 500, labels)
     assert torch.allclose(prior.noise(z, 500, labels), alone + 3 * (told - alone), atol=1e-4)
-    images = guided_images(prior, member(), labels, TASK.image, Guidance(diffusion_steps=2, first_corrections=1),
-                           torch_generator(0, "z"), CPU)  # fmt: skip
+    images = guided_images(
+        prior, member(), labels, TASK.image, Guidance(diffusion_steps=2, first_corrections=1), torch_generator(0, "z"), CPU
+    )
     assert images.shape == (2, *TASK.image) and images.dtype == torch.uint8
     with pytest.raises(ModelError, match="not the one that was pinned"):
         load_prior(str(tiny), "0" * 64, 3, ["a cat"], 3.0, CPU)

@@ -26,8 +26,16 @@ class Settings(Training, Alignment):
     pass
 
 
-SMALL = Settings(architecture="cnn-w8", align_lr=0.05, finetune_epochs=1, prune_epochs=2, post_epochs=1, batch_size=8,
-                 align_batch=8, schedule="constant")  # fmt: skip
+SMALL = Settings(
+    architecture="cnn-w8",
+    align_lr=0.05,
+    finetune_epochs=1,
+    prune_epochs=2,
+    post_epochs=1,
+    batch_size=8,
+    align_batch=8,
+    schedule="constant",
+)
 
 
 def model(seed: int, architecture: str = "cnn-w8") -> nn.Module:
@@ -104,7 +112,7 @@ def test_a_model_that_diverges_is_refused_with_its_sender() -> None:
 def test_settled_statistics_are_those_of_the_own_images() -> None:
     """The first norm sees what the first convolution says about all own images, not what it said some steps ago."""
     given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
-    settings = replace(SMALL, settle=True)
+    settings = replace(SMALL, recalibrate_personal_bn=True)
     tuned = classifier(aligned("b", given, own, shard("a"), settings, TASK, context(settings, "ab")), TASK)
     with torch.no_grad():
         said = tuned.stages[0].conv(to_input(shard("a").train.images))  # type: ignore[index,union-attr]
@@ -159,7 +167,12 @@ def test_a_kept_model_answers_only_for_the_same_models_images_and_settings() -> 
     ask()
     ask(replace(SMALL, epochs=99))  # of local training
     assert len(set(asked)) == 1
-    changes: list[dict[str, Any]] = [{"attraction": 0.5}, {"prune_epochs": 9}, {"settle": True}, {"momentum": 0.1}]
+    changes: list[dict[str, Any]] = [
+        {"attraction": 0.5},
+        {"prune_epochs": 9},
+        {"recalibrate_personal_bn": True},
+        {"momentum": 0.1},
+    ]
     for change in changes:
         ask(replace(SMALL, **change))
     ask(own=given)

@@ -37,8 +37,11 @@ def test_the_gap_is_below_the_variation_below_the_bound_whatever_is_predicted() 
 
 def problem(seed: int = 0) -> dict[str, torch.Tensor]:
     rng = torch.Generator().manual_seed(seed)
-    return {"features": torch.randn(30, 5, generator=rng), "teacher": 3 * torch.randn(30, 4, generator=rng),
-            "head": torch.randn(4, 6, generator=rng)}  # fmt: skip
+    return {
+        "features": torch.randn(30, 5, generator=rng),
+        "teacher": 3 * torch.randn(30, 4, generator=rng),
+        "head": torch.randn(4, 6, generator=rng),
+    }
 
 
 @pytest.mark.parametrize("temperature, strength", [(1.0, 0.1), (3.0, 0.01), (3.0, 1.0)])

@@ -39,8 +39,10 @@ def test_descents_are_means_over_clients_and_absent_without_any() -> None:
 
 
 def test_what_pruning_leaves_is_told_over_all_clients() -> None:
-    notes = {"a": told(0.1, 0.2, pruned={"b": 0.25, "c": 0.0}, bytes={"kept": 10, "whole": 40}, left_out=["d"]),
-             "b": told(0.1, 0.2, pruned={"a": 0.5}, bytes={"kept": 50, "whole": 60})}  # fmt: skip
+    notes = {
+        "a": told(0.1, 0.2, pruned={"b": 0.25, "c": 0.0}, bytes={"kept": 10, "whole": 40}, left_out=["d"]),
+        "b": told(0.1, 0.2, pruned={"a": 0.5}, bytes={"kept": 50, "whole": 60}),
+    }
     found = exchange_figures(notes, {"a": 0.5, "b": 0.5})
     assert found[PRUNED]["series"]["models"] == [1, 0, 1, 0, 0, 1, 0, 0, 0, 0]
     assert "60.0% of their bytes" in found[PRUNED]["note"]

@@ -85,9 +85,11 @@ def test_half_precision_halves_what_travels_and_keeps_the_contract() -> None:
     field = Fol(TASK, settings).contract(SMOKE.architecture)
     for one, other in zip(whole, half, strict=True):
         assert {name: value.dtype for name, value in other.payload.tensors.items()} == {
-            name: torch.float16 if value.is_floating_point() else value.dtype for name, value in one.payload.tensors.items()}
+            name: torch.float16 if value.is_floating_point() else value.dtype for name, value in one.payload.tensors.items()
+        }
         assert {name: (f.dtype == "F16") for name, f in field.items()} == {
-            name: value.dtype == torch.float16 for name, value in other.payload.tensors.items()}
+            name: value.dtype == torch.float16 for name, value in other.payload.tensors.items()
+        }
         for name, value in one.payload.tensors.items():
             assert torch.allclose(value.float(), other.payload.tensors[name].float(), rtol=1e-3, atol=1e-6)
     made = personal(settings, ups=half)
@@ -195,8 +197,15 @@ def test_a_student_may_begin_at_the_average_of_the_ensemble() -> None:
 
 
 def test_only_members_of_its_architecture_are_in_the_average() -> None:
-    settings = replace(SMOKE, architecture="a:cnn-w8,b:cnn-w8,*:resnet18-w4", align=False, top=4, start="average",
-                       student_epochs=0, evenness=100.0)  # fmt: skip
+    settings = replace(
+        SMOKE,
+        architecture="a:cnn-w8,b:cnn-w8,*:resnet18-w4",
+        align=False,
+        top=4,
+        start="average",
+        student_epochs=0,
+        evenness=100.0,
+    )
     ups = uploads(settings)
     found, sent = personal(settings, ups=ups), {u.client: u.payload.tensors for u in ups}
     weights = found.facts["weights"]
@@ -290,10 +299,22 @@ def test_the_student_and_the_ensemble_are_made_once() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"align": False}, {"fit_on": "train+val"}, {"copies": 2}, {"evenness": 5.0}, {"track": True}, {"scaled": True},
-     {"settle": True}, {"top": 9}, {"student_epochs": 0}, {"prune_epochs": 0, "finetune_epochs": 0, "post_epochs": 0},
-     {"rate_steps": 0}, {"blends": 2}, {"start": "average"}],
-)  # fmt: skip
+    [
+        {"align": False},
+        {"fit_on": "train+val"},
+        {"copies": 2},
+        {"evenness": 5.0},
+        {"track": True},
+        {"scaled": True},
+        {"recalibrate_personal_bn": True},
+        {"top": 9},
+        {"student_epochs": 0},
+        {"prune_epochs": 0, "finetune_epochs": 0, "post_epochs": 0},
+        {"rate_steps": 0},
+        {"blends": 2},
+        {"start": "average"},
+    ],
+)
 def test_variants_run(change: dict[str, Any]) -> None:
     settings = replace(SMOKE, answer="ensemble", **change)
     model = Fol(TASK, settings).build(personal(settings))

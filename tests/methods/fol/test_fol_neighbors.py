@@ -58,8 +58,11 @@ def exploding(payload: Payload) -> Payload:
 
 def exploding_in_training(payload: Payload) -> Payload:
     """Its answers are usable in evaluation, where huge scales and variances cancel; with a batch's statistics they do not."""
-    huge = {name: torch.full_like(value, 3e38) for name, value in payload.tensors.items()
-            if name.endswith(("stages.2.bn.weight", "stages.2.bn.running_var"))}  # fmt: skip
+    huge = {
+        name: torch.full_like(value, 3e38)
+        for name, value in payload.tensors.items()
+        if name.endswith(("stages.2.bn.weight", "stages.2.bn.running_var"))
+    }
     means = {name: torch.zeros_like(value) for name, value in payload.tensors.items() if name.endswith("2.bn.running_mean")}
     head = {"model/head.weight": payload.tensors["model/head.weight"] * 1e-18}
     return Payload({**payload.tensors, **huge, **means, **head}, payload.facts)

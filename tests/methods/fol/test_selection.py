@@ -56,8 +56,10 @@ def test_one_member_has_all_the_weight_and_a_useless_one_none() -> None:
 def test_copies_of_a_member_change_nothing() -> None:
     logits, labels = members(1)
     twice = logits.repeat(2, 1, 1).double()
-    assert torch.allclose(ensemble_loss(simplex_weights(twice, labels), twice, labels),
-                          ensemble_loss(torch.ones(1).double(), logits.double(), labels))  # fmt: skip
+    assert torch.allclose(
+        ensemble_loss(simplex_weights(twice, labels), twice, labels),
+        ensemble_loss(torch.ones(1).double(), logits.double(), labels),
+    )
 
 
 def test_the_slope_is_that_of_the_loss() -> None:

@@ -41,16 +41,16 @@ def failed(folder: Path) -> list[str]:
 
 
 def digest(folder: Path, method: str = "ensemble", **words: Any) -> str:
-    with standing_round(folder, small_federation(method, **words).plan) as round:
-        published = round.release()
+    with standing_round(folder, small_federation(method, **words).plan) as fl_round:
+        published = fl_round.release()
     assert published is not None
     return published[1]
 
 
 def real_round(tmp_path: Path, deliver: tuple[str, ...] = ("north", "south", "west"), **more: Any) -> Any:
     plan, sites, known = make_plan(**more), make_sites(tmp_path / "sites"), keys()
-    round = opened(tmp_path / "round", plan, known)
+    fl_round = opened(tmp_path / "round", plan, known)
     bundles = {c: site.make_upload(plan, c, sites / c, known[c], tmp_path / c, machine=ONE) for c in plan.clients}
     for client in deliver:
-        coordinator.receive(round, bundles[client])
-    return round, known, bundles
+        coordinator.receive(fl_round, bundles[client])
+    return fl_round, known, bundles

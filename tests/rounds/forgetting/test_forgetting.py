@@ -118,10 +118,13 @@ def test_a_client_of_one_class_goes_with_it(rounds: Any, tmp_path: Path) -> None
     assert failed(folder) == []
 
 
-@pytest.mark.parametrize(("words", "error", "says"), [
-    ({"class_name": "eleven"}, RoundError, "no class 'eleven'"),
-    ({}, UsageError, "nothing was named"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        ({"class_name": "eleven"}, RoundError, "no class 'eleven'"),
+        ({}, UsageError, "nothing was named"),
+    ],
+)
 def test_words_that_mean_nothing_here(rounds: Any, tmp_path: Path, words: dict[str, str], error: type, says: str) -> None:
     folder = rounds(APART, tmp_path / "round")
     with pytest.raises(error, match=says):
@@ -185,67 +188,67 @@ def test_a_folder_without_certificates_has_nothing_to_verify(rounds: Any, tmp_pa
 
 
 def test_a_real_round_wants_its_servers_key_and_keeps_the_forgotten_out(tmp_path: Path) -> None:
-    round, known, bundles = real_round(tmp_path)
-    coordinator.run_server_phase(round, known["server"], machine=ONE)
+    fl_round, known, bundles = real_round(tmp_path)
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
     with pytest.raises(UsageError, match="real round"):
-        forget(round, clients=["south"])
+        forget(fl_round, clients=["south"])
     with pytest.raises(UsageError, match="not the server's"):
-        forget(round, known["north"], clients=["south"])
-    (round / DONE).touch()
-    counter = coordinator_calls(round, tmp_path / "unused.key")
+        forget(fl_round, known["north"], clients=["south"])
+    (fl_round / DONE).touch()
+    counter = coordinator_calls(fl_round, tmp_path / "unused.key")
     assert not counter.forgotten()
-    certificate = forget(round, known["server"], clients=["south"], machine=ONE)
-    assert counter.forgotten() == ["south"] and not (round / DONE).exists()  # nobody has the new release yet
+    certificate = forget(fl_round, known["server"], clients=["south"], machine=ONE)
+    assert counter.forgotten() == ["south"] and not (fl_round / DONE).exists()  # nobody has the new release yet
     with pytest.raises(Rejected, match="this client was forgotten in this round"):
-        coordinator.receive(round, bundles["south"])
-    assert not (round / "inbox" / "south.safetensors").exists()
-    found = coordinator.status(round)
+        coordinator.receive(fl_round, bundles["south"])
+    assert not (fl_round / "inbox" / "south.safetensors").exists()
+    found = coordinator.status(fl_round)
     assert found.forgotten == ["south"] and not found.missing and found.release == certificate["release"]["after"]
-    assert failed(round) == []  # the refusal is noted, with nothing of the upload
+    assert failed(fl_round) == []  # the refusal is noted, with nothing of the upload
 
 
 def test_what_flower_keeps_of_an_upload_is_named(tmp_path: Path) -> None:
     opened_here, known, bundles = real_round(tmp_path)
-    round, link = tmp_path / "coordinator" / "rounds" / "one", tmp_path / "coordinator" / "link"
-    round.parent.mkdir(parents=True)
-    opened_here.rename(round)
+    fl_round, link = tmp_path / "coordinator" / "rounds" / "one", tmp_path / "coordinator" / "link"
+    fl_round.parent.mkdir(parents=True)
+    opened_here.rename(fl_round)
     link.mkdir()
     (link / "state.db").write_bytes(b"pages" + bundles["south"].read_bytes()[-2000:])
     (link / "registered-south").touch()
-    assert forget(round, known["server"], clients=["south"], machine=ONE)["elsewhere"] == ["../../link/state.db"]
+    assert forget(fl_round, known["server"], clients=["south"], machine=ONE)["elsewhere"] == ["../../link/state.db"]
 
 
 def test_before_the_release_forgetting_lets_the_round_go_on(tmp_path: Path) -> None:
-    round, known, bundles = real_round(tmp_path, deliver=("north", "south"))
-    certificate = forget(round, known["server"], clients=["south"], machine=ONE)
+    fl_round, known, bundles = real_round(tmp_path, deliver=("north", "south"))
+    certificate = forget(fl_round, known["server"], clients=["south"], machine=ONE)
     assert certificate["release"] == {"before": "", "after": ""} and not certificate["replace"]
-    assert coordinator.status(round).missing == ["west"]
-    coordinator.receive(round, bundles["west"])
-    assert coordinator.status(round).ready
-    coordinator.run_server_phase(round, known["server"], machine=ONE)
-    assert failed(round) == []
+    assert coordinator.status(fl_round).missing == ["west"]
+    coordinator.receive(fl_round, bundles["west"])
+    assert coordinator.status(fl_round).ready
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    assert failed(fl_round) == []
     with pytest.raises(RoundError, match="has said nothing"):
         other, more, _ = real_round(tmp_path / "other", deliver=("north",))
         forget(other, more["server"], clients=["south"])
 
 
 def test_an_upload_that_came_late_stays_out(tmp_path: Path) -> None:
-    round, known, bundles = real_round(tmp_path, deliver=("north", "south"), quorum=1)
-    coordinator.run_server_phase(round, known["server"], machine=ONE)
-    coordinator.receive(round, bundles["west"])
-    certificate = forget(round, known["server"], clients=["south"], machine=ONE)
-    assert coordinator.status(round).late == ["west"] and failed(round) == []
-    again = forget(round, known["server"], clients=["west"], machine=ONE)
+    fl_round, known, bundles = real_round(tmp_path, deliver=("north", "south"), quorum=1)
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.receive(fl_round, bundles["west"])
+    certificate = forget(fl_round, known["server"], clients=["south"], machine=ONE)
+    assert coordinator.status(fl_round).late == ["west"] and failed(fl_round) == []
+    again = forget(fl_round, known["server"], clients=["west"], machine=ONE)
     assert again["release"] == {"before": certificate["release"]["after"], "after": certificate["release"]["after"]}
     assert again["replace"] == []
 
 
 def test_below_the_quorum(tmp_path: Path) -> None:
-    round, known, _ = real_round(tmp_path, quorum=3)
-    coordinator.run_server_phase(round, known["server"], machine=ONE)
-    refused(round, "quorum is 3", server_key=known["server"], clients=["south"])
-    forget(round, known["server"], clients=["south"], withdraw=True, machine=ONE)
-    found = coordinator.status(round)
+    fl_round, known, _ = real_round(tmp_path, quorum=3)
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    refused(fl_round, "quorum is 3", server_key=known["server"], clients=["south"])
+    forget(fl_round, known["server"], clients=["south"], withdraw=True, machine=ONE)
+    found = coordinator.status(fl_round)
     assert not found.released and not found.ready and "2 of the 3 uploads" in found.waits_for
 
 
@@ -253,18 +256,18 @@ def test_an_upload_that_arrives_while_its_client_is_forgotten_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate looked before the forgetting began, and stores afterwards."""
-    round, known, bundles = real_round(tmp_path)
-    coordinator.run_server_phase(round, known["server"], machine=ONE)
-    policy, stale = read_policy(round), [True]
-    forget(round, known["server"], clients=["south"], machine=ONE)
+    fl_round, known, bundles = real_round(tmp_path)
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    policy, stale = read_policy(fl_round), [True]
+    forget(fl_round, known["server"], clients=["south"], machine=ONE)
     monkeypatch.setattr(coordinator, "read_policy", lambda folder: policy if stale and stale.pop() else read_policy(folder))
     with pytest.raises(Rejected, match="was forgotten"):
-        coordinator.receive(round, bundles["south"])
-    assert not (round / "inbox" / "south.safetensors").exists() and failed(round) == []
-    Inbox(round / "inbox", policy).receive(bundles["south"])  # killed before it looked again
-    assert failed(round) == ["uploads", "bytes"] and "south" not in coordinator.status(round).delivered
-    coordinator.receive(round, bundles["north"])  # whatever is received next
-    assert failed(round) == []
+        coordinator.receive(fl_round, bundles["south"])
+    assert not (fl_round / "inbox" / "south.safetensors").exists() and failed(fl_round) == []
+    Inbox(fl_round / "inbox", policy).receive(bundles["south"])  # killed before it looked again
+    assert failed(fl_round) == ["uploads", "bytes"] and "south" not in coordinator.status(fl_round).delivered
+    coordinator.receive(fl_round, bundles["north"])  # whatever is received next
+    assert failed(fl_round) == []
 
 
 # --- small classes and odd uploads ----------------------------------------------------------------------------------------
@@ -311,8 +314,8 @@ def test_odd_facts_of_one_client_do_not_keep_a_class_from_being_forgotten(tmp_pa
     federation = small_federation("federated_factory")
     folder = tmp_path / "round"
     run_federation(federation, folder, ABOUT, machine=ONE)
-    with standing_round(folder, federation.plan) as round:
-        who, said = next((upload.client, upload.payload) for upload in round.uploads()[0] if upload.payload.tensors)
+    with standing_round(folder, federation.plan) as fl_round:
+        who, said = next((upload.client, upload.payload) for upload in fl_round.uploads()[0] if upload.payload.tensors)
     (folder / "release.safetensors").unlink()
     (folder / "inbox" / f"{who}.safetensors").unlink()
     key = simulated_key(0, who)

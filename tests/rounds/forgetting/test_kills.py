@@ -51,10 +51,13 @@ def dying_at(step: int) -> Iterator[list[int]]:
             setattr(os, name, function)
 
 
-@pytest.mark.parametrize(("method", "words"), [
-    ("fedavg", {"clients": ["client-02"]}),
-    (APART, {"class_name": "2"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fedavg", {"clients": ["client-02"]}),
+        (APART, {"class_name": "2"}),
+    ],
+)
 def test_a_kill_anywhere_costs_nothing(rounds: Any, tmp_path: Path, method: str, words: dict[str, Any]) -> None:
     whole = rounds(method, tmp_path / "whole")
     before = digest(whole, method)

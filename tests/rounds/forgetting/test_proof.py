@@ -147,17 +147,17 @@ def test_certificates_go_on_from_each_other(rounds: Any, tmp_path: Path) -> None
 
 def test_a_release_that_the_uploads_do_not_give_is_found(tmp_path: Path) -> None:
     """Made after the forgetting, so no certificate names it; signed by the server all the same."""
-    round, known, _ = real_round(tmp_path)
-    forget(round, known["server"], clients=["south"], machine=ONE)
-    coordinator.run_server_phase(round, known["server"], machine=ONE)
-    assert failed(round) == []
-    with standing_round(round, make_plan(), known["server"]) as standing:
+    fl_round, known, _ = real_round(tmp_path)
+    forget(fl_round, known["server"], clients=["south"], machine=ONE)
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    assert failed(fl_round) == []
+    with standing_round(fl_round, make_plan(), known["server"]) as standing:
         published, (_, made_from) = standing.release(), standing.uploads()
         assert published is not None
         shared = published[0].shared
         changed = {name: value + 1 if value.is_floating_point() else value for name, value in shared.tensors.items()}
         standing.publish(replace(published[0], shared=replace(shared, tensors=changed)), made_from)
-    assert failed(round) == ["release"]
+    assert failed(fl_round) == ["release"]
 
 
 def test_what_has_seen_the_class_and_stays_is_said(rounds: Any, tmp_path: Path) -> None:
@@ -175,14 +175,14 @@ def test_a_copy_of_the_old_release_is_found(rounds: Any, tmp_path: Path) -> None
 
 
 def test_what_was_refused_before_is_not_remembered_either(tmp_path: Path) -> None:
-    round, known, bundles = real_round(tmp_path)
+    fl_round, known, bundles = real_round(tmp_path)
     for client in ("north", "south"):
         damaged = tmp_path / f"{client}.damaged"
         damaged.write_bytes(bundles[client].read_bytes()[:-1] + b"?")
         with pytest.raises(Rejected):
-            coordinator.receive(round, damaged)
-    noted = (round / JOURNAL).read_text()
+            coordinator.receive(fl_round, damaged)
+    noted = (fl_round / JOURNAL).read_text()
     assert "north" in noted and "south" in noted
-    forget(round, known["server"], clients=["south"], machine=ONE)
-    noted = (round / JOURNAL).read_text()
+    forget(fl_round, known["server"], clients=["south"], machine=ONE)
+    noted = (fl_round / JOURNAL).read_text()
     assert "north" in noted and "south" not in noted

@@ -218,24 +218,32 @@ def test_personal_parts_of_an_old_release(tmp_path: Path, verify: Verify) -> Non
 
 
 def test_a_site_with_the_certificate_takes_no_withdrawn_release(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    round, known, _ = real_round(tmp_path)
-    coordinator.run_server_phase(round, known["server"], machine=ONE)
-    shutil.copy(round / RELEASE, old := tmp_path / "old.safetensors")
-    forget(round, known["server"], clients=["west"], machine=Machine(workers=1))
-    plan = coordinator.standing_plan(round)
+    fl_round, known, _ = real_round(tmp_path)
+    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    shutil.copy(fl_round / RELEASE, old := tmp_path / "old.safetensors")
+    forget(fl_round, known["server"], clients=["west"], machine=Machine(workers=1))
+    plan = coordinator.standing_plan(fl_round)
     (tmp_path / "plan.toml").write_text(write_plan(plan))
     save_public(tmp_path / "server.pub", known["server"].public_hex)
-    words = ["personalize", str(tmp_path / "plan.toml"), "--client", "north", "--server", str(tmp_path / "server.pub"),
-             "--work", str(tmp_path / "work")]  # fmt: skip
+    words = [
+        "personalize",
+        str(tmp_path / "plan.toml"),
+        "--client",
+        "north",
+        "--server",
+        str(tmp_path / "server.pub"),
+        "--work",
+        str(tmp_path / "work"),
+    ]
     capfd.readouterr()
-    assert answer([*words, "--release", str(old), "--certificates", str(round / "forgotten")]) == 1
+    assert answer([*words, "--release", str(old), "--certificates", str(fl_round / "forgotten")]) == 1
     assert "withdrawn by forgotten/0001.json" in " ".join(capfd.readouterr().err.split())
     assert answer([*words, "--release", str(old)]) == 0  # nobody at this site knows of it
-    assert answer([*words, "--release", str(round / RELEASE)]) == 0
-    shutil.copy(old, round / RELEASE)  # the certificates lie beside it
-    assert answer([*words, "--release", str(round / RELEASE)]) == 1
+    assert answer([*words, "--release", str(fl_round / RELEASE)]) == 0
+    shutil.copy(old, fl_round / RELEASE)  # the certificates lie beside it
+    assert answer([*words, "--release", str(fl_round / RELEASE)]) == 1
     with pytest.raises(Rejected, match="withdrawn"):
-        verify_release(old, known["server"].public_hex, plan.digest, withdrawn=read_policy(round).withdrawn)
+        verify_release(old, known["server"].public_hex, plan.digest, withdrawn=read_policy(fl_round).withdrawn)
 
 
 def test_a_release_made_again_from_a_forgotten_upload_is_refused(rounds: Any, tmp_path: Path) -> None:

@@ -62,14 +62,19 @@ def collect(grid: Any, config: Mapping[str, Any]) -> bool:
     home = coordinator_home()
     folder = home / "rounds" / check_client_id(str(config["round"]))
     if not (folder / "plan.json").exists():
-        raise RoundError(f"there is no round {folder.name!r} here", field="round",
-                         fix="Write it with `osfl deploy`, or name another with -c 'round=\"NAME\"'.")  # fmt: skip
+        raise RoundError(
+            f"there is no round {folder.name!r} here",
+            field="round",
+            fix="Write it with `osfl deploy`, or name another with -c 'round=\"NAME\"'.",
+        )
     with contextlib.ExitStack() as stack:
         if _waited_for_others(folder, stack) and (folder / DONE).exists():
             log(f"round {folder.name}: another run brought it to its end")
             return True
-        log(f"round {folder.name}: {', '.join(Inbox(folder / 'inbox', read_policy(folder)).delivered()) or 'nobody'} "
-             "has delivered so far")  # fmt: skip
+        log(
+            f"round {folder.name}: {', '.join(Inbox(folder / 'inbox', read_policy(folder)).delivered()) or 'nobody'} "
+            "has delivered so far"
+        )
         channel = GridChannel(grid, long_ttl=float(config["ttl"]))
         everyone = Collector(coordinator_calls(folder, home / SERVER_KEY), channel, collector_config(config), log=log).run()
         if everyone:
@@ -92,8 +97,11 @@ def _waited_for_others(folder: Path, stack: contextlib.ExitStack) -> bool:
 def coordinator_home() -> Path:
     """Set by the machine that runs the SuperLink; whoever submits a run cannot choose it."""
     if not os.environ.get(HOME):
-        raise UsageError(f"{HOME} is not set where the SuperLink was started", field=HOME,
-                         fix="Start the SuperLink with the start.sh that `osfl deploy` wrote.")  # fmt: skip
+        raise UsageError(
+            f"{HOME} is not set where the SuperLink was started",
+            field=HOME,
+            fix="Start the SuperLink with the start.sh that `osfl deploy` wrote.",
+        )
     return Path(os.environ[HOME])
 
 
@@ -154,8 +162,11 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
     """A site as its own node describes it: client, data, key, work, server (public key), plans it agreed to."""
     missing = [name for name in ("client", "data", "key", "work", "server", "plans") if not config.get(name)]
     if missing:
-        raise UsageError([f"the node's configuration has no {name!r}" for name in missing], field="node-config",
-                         fix="Start the SuperNode with the start.sh that `osfl deploy` wrote.")  # fmt: skip
+        raise UsageError(
+            [f"the node's configuration has no {name!r}" for name in missing],
+            field="node-config",
+            fix="Start the SuperNode with the start.sh that `osfl deploy` wrote.",
+        )
     client, data, work = check_client_id(str(config["client"])), Path(str(config["data"])), Path(str(config["work"]))
     key, plans = SigningKey.load(Path(str(config["key"]))), Path(str(config["plans"]))
 
@@ -167,8 +178,17 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
     def take(plan: str, release: Path, personal: Path | None) -> Path:
         from osfl.roles.site import take_release
 
-        return take_release(agreed(plan, plans), client, release, personal, str(config["server"]), work,
-                            data=data, progress=_progress, spare=True)  # fmt: skip
+        return take_release(
+            agreed(plan, plans),
+            client,
+            release,
+            personal,
+            str(config["server"]),
+            work,
+            data=data,
+            progress=_progress,
+            spare=True,
+        )
 
     return SiteNode(client, key, work, make, take, seal=str(config["server"]))
 
@@ -180,8 +200,11 @@ def agreed(text: str, plans: Path) -> Plan:
     asked = plan_from(json.loads(text), "the coordinator's plan")
     if any(read_plan(path).digest == asked.digest for path in sorted(plans.glob("*.toml"))):
         return asked
-    raise UsageError(f"this site has not agreed to the plan {asked.digest[:16]} ({asked.method})", field="plan",
-                     fix=f"Look at the coordinator's plan.toml; to take part, put it into {plans}.")  # fmt: skip
+    raise UsageError(
+        f"this site has not agreed to the plan {asked.digest[:16]} ({asked.method})",
+        field="plan",
+        fix=f"Look at the coordinator's plan.toml; to take part, put it into {plans}.",
+    )
 
 
 def _progress(what: str, done: int, total: int) -> None:

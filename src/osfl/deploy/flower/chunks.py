@@ -119,8 +119,13 @@ class Partial:
             found = announce(self.path)
             if found != self.whole:
                 self.remove()
-                raise Damaged("the pieces do not make the file that was announced", field="sha256",
-                              expected=self.whole.sha256, got=found.sha256, fix="It is asked for again.")  # fmt: skip
+                raise Damaged(
+                    "the pieces do not make the file that was announced",
+                    field="sha256",
+                    expected=self.whole.sha256,
+                    got=found.sha256,
+                    fix="It is asked for again.",
+                )
         return self.path
 
     def remove(self) -> None:

@@ -89,10 +89,15 @@ class Collector:
     """Runs one round over a network, until everybody has the release or time is up."""
 
     def __init__(
-        self, calls: CoordinatorCalls, channel: Channel, collector_config: CollectorConfig = CollectorConfig(), *,
-        log: Callable[[str], None] = print, clock: Callable[[], float] = time.monotonic,
+        self,
+        calls: CoordinatorCalls,
+        channel: Channel,
+        collector_config: CollectorConfig = CollectorConfig(),
+        *,
+        log: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.calls, self.channel, self.collector_config = calls, channel, collector_config
         self.log, self.clock, self.sleep = log, clock, sleep
         self.sessions: dict[int, NodeSession] = {}
@@ -252,8 +257,13 @@ class Collector:
             self._failed(session, f"the site says no: {messages.text(reply.body, 'refused')}; its own log has the reason")
         else:
             session.failures = 0
-            hear = {messages.SPEAK: self._receive_upload, messages.CHUNK: self._hear_piece, messages.RECEIPT: self._hear_noted,
-                    messages.PUT: self._hear_put, messages.TAKE: self._hear_taken}  # fmt: skip
+            hear = {
+                messages.SPEAK: self._receive_upload,
+                messages.CHUNK: self._hear_piece,
+                messages.RECEIPT: self._hear_noted,
+                messages.PUT: self._hear_put,
+                messages.TAKE: self._hear_taken,
+            }
             hear[kind](session, reply.body)
 
     def _start_over(self, session: NodeSession, kind: str) -> None:
@@ -282,9 +292,14 @@ class Collector:
             self._deliver(session, self.calls.standing(client))  # the program before may have died with the receipt
 
     def _turn_away(self, session: NodeSession, client: str) -> None:
-        no = Rejected("the node did not show the key of an enrolled client", client=client[:64] or None, field="proof",
-                      expected="a signature by the enrolled key", got=f"node {session.node}",
-                      fix="Enroll the site's public key, or give its node the key file that is enrolled.")  # fmt: skip
+        no = Rejected(
+            "the node did not show the key of an enrolled client",
+            client=client[:64] or None,
+            field="proof",
+            expected="a signature by the enrolled key",
+            got=f"node {session.node}",
+            fix="Enroll the site's public key, or give its node the key file that is enrolled.",
+        )
         if session.node not in self.strangers:
             self.strangers.add(session.node)
             self.calls.refuse(no)
@@ -302,8 +317,13 @@ class Collector:
                 self.calls.folder, session.client, whole, self.collector_config.chunk
             ).remove()  # of a program that died here
         elif whole.bytes > self.calls.limit:
-            no = Rejected("the upload is larger than the plan allows", client=session.client, field="size",
-                          expected=f"at most {self.calls.limit} bytes", got=whole.bytes)  # fmt: skip
+            no = Rejected(
+                "the upload is larger than the plan allows",
+                client=session.client,
+                field="size",
+                expected=f"at most {self.calls.limit} bytes",
+                got=whole.bytes,
+            )
             self.calls.refuse(no)
             self._say_no(session, whole, no)
         else:

@@ -20,7 +20,7 @@ from string import Template
 from osfl.core.errors import UsageError
 from osfl.core.plan import write_plan
 from osfl.core.types import ClientId, Plan
-from osfl.deploy.flower.tls import (  # fmt: skip
+from osfl.deploy.flower.tls import (
     days_left,
     load_authority,
     make_authority,
@@ -49,9 +49,14 @@ class Deployment:
 
 
 def deploy(
-    plan: Plan, out: Path, host: str, port: int = 8000, *,
-    keys: Path | None = None, settings: Mapping[str, float] | None = None,
-) -> Deployment:  # fmt: skip
+    plan: Plan,
+    out: Path,
+    host: str,
+    port: int = 8000,
+    *,
+    keys: Path | None = None,
+    settings: Mapping[str, float] | None = None,
+) -> Deployment:
     """Write the folders. `keys`: what `osfl keys` wrote, NAME.pub of every site and perhaps NAME.key; without it they are made
     here."""
     coordinator = out / "coordinator"
@@ -199,11 +204,11 @@ _COMMENTS = {
 }
 
 
-def _write_app(folder: Path, round: str, settings: Mapping[str, float]) -> None:
+def _write_app(folder: Path, fl_round: str, settings: Mapping[str, float]) -> None:
     package = folder / "osfl_round"
     package.mkdir(parents=True, exist_ok=True)
     lines = [f"{key} = {json.dumps(type(SETTINGS[key])(value))}  # {_COMMENTS[key]}" for key, value in settings.items()]
-    (folder / "pyproject.toml").write_text(_APP.substitute(round=round, settings="\n".join(lines)), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(_APP.substitute(round=fl_round, settings="\n".join(lines)), encoding="utf-8")
     (package / "__init__.py").write_text('"""The round as Flower starts it."""\n', encoding="utf-8")
     for role in ("server", "client"):
         text = f"from osfl.deploy.flower.app import {role}_app\n\napp = {role}_app()\n"
@@ -313,18 +318,18 @@ done
 """)
 
 
-def _write_scripts(coordinator: Path, round: str, host: str, port: int) -> None:
+def _write_scripts(coordinator: Path, fl_round: str, host: str, port: int) -> None:
     bind = host if _is_loopback(host) else "0.0.0.0"
     _script(coordinator / "environment.sh", _COORDINATOR.substitute(port=port, environment=_ENVIRONMENT))
     _script(coordinator / "start.sh", _START.substitute(bind=bind))
-    _script(coordinator / "run.sh", _RUN.substitute(round=round))
+    _script(coordinator / "run.sh", _RUN.substitute(round=fl_round))
 
 
 def _write_site(
-    folder: Path, client: ClientId, server: str, authority: Path, round: str, plan: Plan, host: str, port: int
+    folder: Path, client: ClientId, server: str, authority: Path, fl_round: str, plan: Plan, host: str, port: int
 ) -> None:
     (folder / "plans").mkdir(exist_ok=True)
-    (folder / "plans" / f"{round}.toml").write_text(write_plan(plan), encoding="utf-8")
+    (folder / "plans" / f"{fl_round}.toml").write_text(write_plan(plan), encoding="utf-8")
     shutil.copyfile(authority, folder / "ca.crt")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     script = _SITE.substitute(client=client, server=server, address=address, environment=_ENVIRONMENT)
@@ -345,18 +350,21 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _commands(sites: Mapping[ClientId, Path], host: str, round: str, handed: Sequence[ClientId]) -> dict[str, tuple[str, ...]]:
+def _commands(
+    sites: Mapping[ClientId, Path], host: str, fl_round: str, handed: Sequence[ClientId]
+) -> dict[str, tuple[str, ...]]:
     """`handed`: the sites that have had a folder before."""
     install = "pip install 'osfl[flower]'"
     machines: dict[str, tuple[str, ...]] = {
         f"coordinator ({host})": (
-            "copy the folder coordinator/ there", install,
+            "copy the folder coordinator/ there",
+            install,
             "./start.sh          # one terminal: the SuperLink",
-            f"./run.sh {round}   # another: ends when every site has the release",
+            f"./run.sh {fl_round}   # another: ends when every site has the release",
         )
-    }  # fmt: skip
+    }
     for client, folder in sites.items():
-        plan = f"copy sites/{client}/plans/{round}.toml there, into plans/ of the folder it has"
+        plan = f"copy sites/{client}/plans/{fl_round}.toml there, into plans/ of the folder it has"
         if not (folder / "node.key").exists():  # it was handed over with an earlier round
             machines[f"site {client}"] = (plan,)
             continue
@@ -371,6 +379,8 @@ def _first(client: ClientId, folder: Path, install: str) -> tuple[str, ...]:
     """What a site does that never had a folder."""
     own = () if (folder / "site.key").exists() else (f"put the private key {client}.key of that site there as site.key",)
     return (
-        f"copy the folder sites/{client}/ there, by a way that nobody else can read, and delete it here", *own, install,
+        f"copy the folder sites/{client}/ there, by a way that nobody else can read, and delete it here",
+        *own,
+        install,
         "./start.sh IMAGES   # a folder class/*, .zip, .csv or .npz, which stays where it is",
-    )  # fmt: skip
+    )

@@ -31,9 +31,15 @@ Forward: TypeAlias = Callable[[str, Headers, bytes], Awaitable[Answer]]
 OPEN = re.compile(rb"/v1/fleet/[a-z-]{1,64}")  # the raw path, so that no spelling of another way fits
 LARGEST = 64 << 20  # Flower sends objects in pieces of 5 MB
 OF_THE_CONNECTION = {
-    b"host", b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"upgrade", b"content-encoding",
+    b"host",
+    b"connection",
+    b"content-length",
+    b"transfer-encoding",
+    b"keep-alive",
+    b"upgrade",
+    b"content-encoding",
     b"accept-encoding",
-}  # fmt: skip
+}
 _PLAIN: Headers = [(b"content-type", b"text/plain")]
 
 
@@ -129,8 +135,14 @@ async def serve(host: str, port: int, inner: int, tls: Path) -> None:
     import uvicorn
 
     parent = os.getppid()
-    config = uvicorn.Config(Gateway(to_superlink(inner, tls / "ca.crt")), host=host, port=port, log_level="warning",
-                            ssl_certfile=tls / "server.pem", ssl_keyfile=str(tls / "server.key"))  # fmt: skip
+    config = uvicorn.Config(
+        Gateway(to_superlink(inner, tls / "ca.crt")),
+        host=host,
+        port=port,
+        log_level="warning",
+        ssl_certfile=tls / "server.pem",
+        ssl_keyfile=str(tls / "server.key"),
+    )
     server = uvicorn.Server(config)
     await asyncio.gather(server.serve(sockets=[await listen(host, port)]), _until_alone(server, parent))
 

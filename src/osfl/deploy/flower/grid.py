@@ -40,9 +40,15 @@ class GridChannel:
     """A Flower grid as a `Post`: every call is repeated while the SuperLink is busy or being restarted."""
 
     def __init__(
-        self, grid: Grid, *, patience: float = 600.0, long_ttl: float = 1800.0, short_ttl: float = 300.0,
-        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+        self,
+        grid: Grid,
+        *,
+        patience: float = 600.0,
+        long_ttl: float = 1800.0,
+        short_ttl: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.grid, self.patience = grid, patience
         self.long_ttl, self.short_ttl = long_ttl, short_ttl  # a question that is not answered by then is asked again
         self.clock, self.sleep = clock, sleep

@@ -35,9 +35,9 @@ class Reply:
     error: str = ""
 
 
-def statement(round: str, client: ClientId, nonce: str) -> bytes:
+def statement(fl_round: str, client: ClientId, nonce: str) -> bytes:
     """What a site signs to show that it is this client, now, in this round."""
-    return canonical(["osfl site at the network", round, client, nonce])
+    return canonical(["osfl site at the network", fl_round, client, nonce])
 
 
 def chunk_body(chunk: Chunk) -> dict[str, str | int | bytes]:

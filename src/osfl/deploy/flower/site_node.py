@@ -50,11 +50,11 @@ class SiteNode:
             return {"client": self.client, "refused": f"{type(no).__name__}{f' ({no.field})' if no.field else ''}"}
 
     def _answer(self, kind: str, body: MessageBody) -> MessageBody:
-        round = messages.text(body, "round")
-        if not is_digest(round):
+        fl_round = messages.text(body, "round")
+        if not is_digest(fl_round):
             raise UsageError("the message names no round", field="round")
         if kind == messages.SPEAK:
-            return self._make_upload(round, body)
+            return self._make_upload(fl_round, body)
         if messages.text(body, "client") != self.client:
             raise UsageError("the message is for another client", field="client")
         answers = {
@@ -63,26 +63,26 @@ class SiteNode:
             messages.PUT: self._put,
             messages.TAKE: self._take,
         }
-        return answers[kind](round, body)
+        return answers[kind](fl_round, body)
 
-    def folder(self, round: str) -> Path:
-        return self.work / round[:16] / self.client
+    def folder(self, fl_round: str) -> Path:
+        return self.work / fl_round[:16] / self.client
 
     # --- the upload ---
 
-    def _make_upload(self, round: str, body: MessageBody) -> MessageBody:
+    def _make_upload(self, fl_round: str, body: MessageBody) -> MessageBody:
         """Who this is, and what it says in the round: size, hash, and the first piece at once, which often is all."""
-        proof = self.key.sign(messages.statement(round, self.client, messages.text(body, "nonce")))
+        proof = self.key.sign(messages.statement(fl_round, self.client, messages.text(body, "nonce")))
         about: dict[str, str | int | bytes] = {"client": self.client, "proof": proof}
         if not messages.number(body, "wanted"):
             return about
-        path = self._upload(round, messages.text(body, "plan"))
+        path = self._upload(fl_round, messages.text(body, "plan"))
         whole = announce(path)
         first = read_chunk(path, 0, _length(body))
         return {**about, "bytes": whole.bytes, "whole": whole.sha256, **messages.chunk_body(first)}
 
-    def _upload(self, round: str, plan: str) -> Path:
-        kept, sent = self.folder(round) / "upload.safetensors", self._sent(round)
+    def _upload(self, fl_round: str, plan: str) -> Path:
+        kept, sent = self.folder(fl_round) / "upload.safetensors", self._sent(fl_round)
         if not _follows(sent, kept):
             kept = self.make(plan)  # what is finished is given again, or refused if its sealed copy may not leave
         with locked(sent.with_name(".sealed.lock")):  # two copies never have the same bytes: there must be one
@@ -90,36 +90,40 @@ class SiteNode:
                 seal(kept, sent, self.seal)
         return sent
 
-    def _sent(self, round: str) -> Path:
+    def _sent(self, fl_round: str) -> Path:
         """Sealed once for its addressee and kept: every piece that is asked for belongs to the same file."""
-        return self.folder(round) / (f"upload.{self.seal[:16]}.sealed" if self.seal else "upload.safetensors")
+        return self.folder(fl_round) / (f"upload.{self.seal[:16]}.sealed" if self.seal else "upload.safetensors")
 
-    def _chunk(self, round: str, body: MessageBody) -> MessageBody:
-        kept = self._sent(round)
+    def _chunk(self, fl_round: str, body: MessageBody) -> MessageBody:
+        kept = self._sent(fl_round)
         if not kept.exists():
             raise UsageError("there is no upload yet", field="upload")
         return messages.chunk_body(read_chunk(kept, max(0, messages.number(body, "offset")), _length(body)))
 
-    def _receipt(self, round: str, body: MessageBody) -> MessageBody:
+    def _receipt(self, fl_round: str, body: MessageBody) -> MessageBody:
         """Noted beside the upload, for the people at the site."""
         known = {key: body[key] for key in ("digest", "bytes", "refused") if key in body}
         refused = messages.text(body, "refused")
-        print(f"[osfl] the coordinator refused the upload: {refused}" if refused else
-              f"[osfl] the coordinator has the upload {messages.text(body, 'digest')}", flush=True)  # fmt: skip
-        replace_atomically(self.folder(round) / "receipt.json", json.dumps(known, indent=1, sort_keys=True).encode())
+        print(
+            f"[osfl] the coordinator refused the upload: {refused}"
+            if refused
+            else f"[osfl] the coordinator has the upload {messages.text(body, 'digest')}",
+            flush=True,
+        )
+        replace_atomically(self.folder(fl_round) / "receipt.json", json.dumps(known, indent=1, sort_keys=True).encode())
         return {}
 
     # --- the release ---
 
-    def _put(self, round: str, body: MessageBody) -> MessageBody:
+    def _put(self, fl_round: str, body: MessageBody) -> MessageBody:
         """Keep a piece of the release; says how much of this part is here now."""
         part, chunk = messages.text(body, "part"), messages.chunk_in(body)
         whole = Whole.announced(body.get("bytes"), body.get("whole"))
         if part not in PARTS or whole is None or chunk is None:
             raise UsageError("the message holds no piece of a release", field="part")
-        self._check_room(round, whole)
-        there = self.folder(round) / f"{part}.safetensors"
-        partial = Partial(self.folder(round), part, whole, max(1, messages.number(body, "chunk")))
+        self._check_room(fl_round, whole)
+        there = self.folder(fl_round) / f"{part}.safetensors"
+        partial = Partial(self.folder(fl_round), part, whole, max(1, messages.number(body, "chunk")))
         with partial.turn():  # a program that Flower believes dead may still be answering the same question
             if there.exists() and announce(there) == whole:
                 return {"part": part, "have": whole.bytes}
@@ -129,18 +133,21 @@ class SiteNode:
                 partial.complete().replace(there)
         return {"part": part, "have": have}
 
-    def _check_room(self, round: str, whole: Whole) -> None:
+    def _check_room(self, fl_round: str, whole: Whole) -> None:
         """Whoever operates the network may not fill this disk: a release follows an upload, and has to fit."""
-        folder = self.folder(round)
+        folder = self.folder(fl_round)
         if not (folder / "upload.safetensors").exists():
-            raise UsageError(f"a release of round {round[:16]}, in which this site has not spoken", field="round")
+            raise UsageError(f"a release of round {fl_round[:16]}, in which this site has not spoken", field="round")
         free = shutil.disk_usage(folder).free
         if whole.bytes > free:
-            raise UsageError(f"the release does not fit on this disk: it has {whole.bytes:,} bytes, {free:,} are free",
-                             field="bytes", fix="Make room, or move the site's work folder.")  # fmt: skip
+            raise UsageError(
+                f"the release does not fit on this disk: it has {whole.bytes:,} bytes, {free:,} are free",
+                field="bytes",
+                fix="Make room, or move the site's work folder.",
+            )
 
-    def _take(self, round: str, body: MessageBody) -> MessageBody:
-        release, personal = (self.folder(round) / f"{part}.safetensors" for part in PARTS)
+    def _take(self, fl_round: str, body: MessageBody) -> MessageBody:
+        release, personal = (self.folder(fl_round) / f"{part}.safetensors" for part in PARTS)
         if not release.exists():
             raise UsageError("the release is not here yet", field="release")
         model = self.take(messages.text(body, "plan"), release, personal if personal.exists() else None)

@@ -48,8 +48,10 @@ def keep_claims() -> bool:
     """Put our executor in the place of Flower's. False, and a line that says so, if this version of Flower has none."""
     superexec = importlib.import_module(SUPEREXEC)
     if not hasattr(superexec, "get_executor"):
-        print(f"[osfl] {SUPEREXEC} has no get_executor: programs have one heartbeat to start, too little on a busy machine",
-              flush=True)  # fmt: skip
+        print(
+            f"[osfl] {SUPEREXEC} has no get_executor: programs have one heartbeat to start, too little on a busy machine",
+            flush=True,
+        )
         return False
     superexec.get_executor = lambda *_, **__: executor()  # type: ignore[attr-defined]
     return True
@@ -75,8 +77,13 @@ def command(spec: Spec) -> list[str]:
     """The program of a task, started as Flower's own executor starts it."""
     from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TASK_TYPE_TO_COMMAND
 
-    body = [TASK_TYPE_TO_COMMAND[spec.task_type], TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type],
-             spec.runtime_api_address, "--token", spec.token]  # fmt: skip
+    body = [
+        TASK_TYPE_TO_COMMAND[spec.task_type],
+        TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type],
+        spec.runtime_api_address,
+        "--token",
+        spec.token,
+    ]
     if spec.insecure:
         body.append("--insecure")
     elif spec.root_certificates_path is not None:
@@ -120,10 +127,11 @@ def runtime(spec: Spec) -> Any:
 
     path = spec.root_certificates_path
     return RuntimeHttpClient.from_server_address(
-        server_address=spec.runtime_api_address, insecure=spec.insecure,
+        server_address=spec.runtime_api_address,
+        insecure=spec.insecure,
         root_certificates=None if spec.insecure or path is None else Path(path).read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), RuntimeTokenHttpInterceptor(spec.token)],
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -58,9 +58,13 @@ class Known:
 
 
 def attack(
-    method: Method, uploads: Sequence[Upload], shards: Sequence[Shard], classes: Sequence[str], ctx: Context,
+    method: Method,
+    uploads: Sequence[Upload],
+    shards: Sequence[Shard],
+    classes: Sequence[str],
+    ctx: Context,
     effort: Effort = Effort(),
-) -> Reconstruction | None:  # fmt: skip
+) -> Reconstruction | None:
     """Both attackers (one, where nobody has validation images); nothing where no features are made."""
     synthetic = Features(*method.tokens(uploads, ctx))
     if not len(synthetic.labels):
@@ -76,8 +80,13 @@ def attack(
 
     found = dict(zip(jobs, ctx.map(work, list(jobs)), strict=True))
     figures = {title: figure for _, figures in found.values() for title, figure in figures.items()}
-    return {"side": private.images.shape[-1], "steps": effort.steps, "decoder": DECODER,
-            "attackers": {name: row for name, (row, _) in found.items()}, "figures": figures}  # fmt: skip
+    return {
+        "side": private.images.shape[-1],
+        "steps": effort.steps,
+        "decoder": DECODER,
+        "attackers": {name: row for name, (row, _) in found.items()},
+        "figures": figures,
+    }
 
 
 def side_of(size: Sequence[int], effort: Effort) -> int:
@@ -94,16 +103,31 @@ def _known(data: Dataset, method: Method, effort: Effort, ctx: Context) -> Known
 
 
 def _attacker(
-    name: str, own: Known, private: Known, made: Features, classes: Sequence[str], effort: Effort, draw: Draw,
-    device: torch.device, progress: Progress,
-) -> tuple[Attacker, dict[str, Any]]:  # fmt: skip
+    name: str,
+    own: Known,
+    private: Known,
+    made: Features,
+    classes: Sequence[str],
+    effort: Effort,
+    draw: Draw,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[Attacker, dict[str, Any]]:
     center, scale = own.features.mean(0), own.features.std(0).nan_to_num(1.0).clamp_min(1e-4)
     usual = torch.stack([_mean_image(own, label) for label in range(len(classes))])
-    decoder = build_decoder(own.features.shape[1], len(classes), own.images.shape[1], own.images.shape[-1],
-                            draw("attack", "decoder")).to(device)  # fmt: skip
-    _learn(decoder, (own.features - center) / scale, own.images - usual[own.labels], own.labels, effort,
-           draw("attack", name, "order"), device,
-           lambda done, total: progress(f"attacker with {name}", done, total))  # fmt: skip
+    decoder = build_decoder(
+        own.features.shape[1], len(classes), own.images.shape[1], own.images.shape[-1], draw("attack", "decoder")
+    ).to(device)
+    _learn(
+        decoder,
+        (own.features - center) / scale,
+        own.images - usual[own.labels],
+        own.labels,
+        effort,
+        draw("attack", name, "order"),
+        device,
+        lambda done, total: progress(f"attacker with {name}", done, total),
+    )
 
     def decoded(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -126,9 +150,15 @@ def _attacker(
 
 
 def _learn(
-    decoder: nn.Module, features: torch.Tensor, differences: torch.Tensor, labels: torch.Tensor, effort: Effort,
-    rng: torch.Generator, device: torch.device, progress: Any,
-) -> None:  # fmt: skip
+    decoder: nn.Module,
+    features: torch.Tensor,
+    differences: torch.Tensor,
+    labels: torch.Tensor,
+    effort: Effort,
+    rng: torch.Generator,
+    device: torch.device,
+    progress: Any,
+) -> None:
     """Least squared error: what a high signal-to-noise ratio asks for."""
     optimizer = torch.optim.Adam(decoder.parameters(), effort.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, effort.steps)
@@ -166,9 +196,14 @@ def _alike(images: torch.Tensor, targets: torch.Tensor) -> Reconstructed:
 
 
 def _figures(
-    name: str, from_real: torch.Tensor, real: torch.Tensor, from_fake: torch.Tensor, fake_labels: torch.Tensor,
-    private: Known, classes: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    from_real: torch.Tensor,
+    real: torch.Tensor,
+    from_fake: torch.Tensor,
+    fake_labels: torch.Tensor,
+    private: Known,
+    classes: Sequence[str],
+) -> dict[str, Any]:
     """Each strip: a training image and what the attacker makes of features, real ones and synthetic ones."""
     warning = "These are images of clients: do not publish this page if they are private."
     truth = private.images[real]
@@ -176,12 +211,22 @@ def _figures(
     nearest = _nearest(from_fake[:_SHOWN], fake_labels[:_SHOWN], private)
     made = [_strip(nearest[i], from_fake[i], classes[int(fake_labels[i])]) for i in range(len(nearest))]
     return {
-        f"Attacker with {name}: from real features": {"kind": "gallery", "images": own, "wide": True, "note": (
-            f"Left: a training image. Right: what the decoder makes of its features, which are never sent. {warning}")},
-        f"Attacker with {name}: from synthetic features": {"kind": "gallery", "images": made, "wide": True, "note": (
-            f"Left: the training image of the class that is nearest to the right one, which the decoder made of synthetic "
-            f"features. {warning}")},
-    }  # fmt: skip
+        f"Attacker with {name}: from real features": {
+            "kind": "gallery",
+            "images": own,
+            "wide": True,
+            "note": (f"Left: a training image. Right: what the decoder makes of its features, which are never sent. {warning}"),
+        },
+        f"Attacker with {name}: from synthetic features": {
+            "kind": "gallery",
+            "images": made,
+            "wide": True,
+            "note": (
+                f"Left: the training image of the class that is nearest to the right one, which the decoder made of synthetic "
+                f"features. {warning}"
+            ),
+        },
+    }
 
 
 def _strip(left: torch.Tensor, right: torch.Tensor, caption: str) -> Mapping[str, str]:

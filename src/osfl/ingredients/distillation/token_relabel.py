@@ -143,9 +143,15 @@ class PatchServer:
     student are kept, so that a killed server goes on from there, to the same bytes."""
 
     def __init__(
-        self, method: ModelUpload, uploads: Sequence[Upload], ctx: Context, what: str, inversion: SparseInversion,
-        terms: Terms, probe: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        method: ModelUpload,
+        uploads: Sequence[Upload],
+        ctx: Context,
+        what: str,
+        inversion: SparseInversion,
+        terms: Terms,
+        probe: int = 0,
+    ) -> None:
         uploads = sorted(uploads, key=lambda upload: upload.client)
         self.ctx, self.settings, self.task = ctx, method.settings, method.task
         self.inversion, self.terms = inversion, terms
@@ -153,16 +159,18 @@ class PatchServer:
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
         self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
         self.counts = counts_of(uploads, classes)
-        votes = softened(teacher_weights(uploads, self.settings.teacher, classes), self.settings.votes)
+        votes = softened(teacher_weights(uploads, self.settings.ensemble, classes), self.settings.votes)
         self.votes = capped(votes, ctx.plan.limits.share)
         self.wanted = label_weights(self.settings.labels, self.counts)
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
         self.start = named(self.student, "model")
         self.optimizer = torch.optim.SGD(
-            self.student.parameters(), self.settings.student_lr, momentum=self.settings.student_momentum,
+            self.student.parameters(),
+            self.settings.student_lr,
+            momentum=self.settings.student_momentum,
             weight_decay=self.settings.student_decay,
-        )  # fmt: skip
+        )
         self.pools: list[Pool] = []
         self.losses, self.norms = torch.zeros(0, 3), torch.zeros(0, 2)  # (epochs, terms); (probed images, two losses)
         self.key = work_key(what, uploads, method, ctx)
@@ -196,8 +204,9 @@ class PatchServer:
         def make(which: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             rng = self.ctx.generator("images", self.clients[which], epoch)
             labels = draw_labels(self.settings.images, self.wanted[which], rng)
-            found = invert_sparsely(self.members[which], labels, self.task.image, self.inversion, rng, server=server,
-                                    device=self.ctx.device)  # fmt: skip
+            found = invert_sparsely(
+                self.members[which], labels, self.task.image, self.inversion, rng, server=server, device=self.ctx.device
+            )
             return halved(found.images, self.inversion.lr).cpu().contiguous(), labels, found.keep.cpu()
 
         made = self.ctx.map(make, range(len(self.members)))
@@ -228,9 +237,9 @@ class PatchServer:
     def _together(self, logits: torch.Tensor) -> torch.Tensor:
         """All clients as one, E."""
         freed = rebalanced(logits, self.counts, self.settings.balance)
-        if self.settings.teacher == "odds":
+        if self.settings.ensemble == "odds":
             return from_odds(freed, self.votes, logits.mean(0))
-        return combine(freed, self.settings.teacher, self.votes)
+        return combine(freed, self.settings.ensemble, self.votes)
 
     # --- the student ---
 
@@ -322,8 +331,14 @@ class PatchServer:
 def loss_curve(losses: torch.Tensor, terms: Terms) -> Json:
     weights = {"whole images, KL": terms.whole, "kept patches, CE": terms.kept, "dropped patches, KL": terms.rest}
     series = {name: losses[:, i].tolist() for i, (name, weight) in enumerate(weights.items()) if weight}
-    return {"kind": "lines", "x": list(range(1, len(losses) + 1)), "series": series, "x_label": "server epoch",
-            "y_label": "loss", "note": "Mean over the epoch's steps, before weighting."}  # fmt: skip
+    return {
+        "kind": "lines",
+        "x": list(range(1, len(losses) + 1)),
+        "series": series,
+        "x_label": "server epoch",
+        "y_label": "loss",
+        "note": "Mean over the epoch's steps, before weighting.",
+    }
 
 
 def label_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> Json:
@@ -340,12 +355,18 @@ def taken_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> J
     return _by_client(pool, outputs, clients, classes, "taken for", note)
 
 
-def _by_client(
-    pool: Pool, labels: torch.Tensor, clients: Sequence[str], classes: Sequence[str], title: str, note: str
-) -> Json:
+def _by_client(pool: Pool, labels: torch.Tensor, clients: Sequence[str], classes: Sequence[str], title: str, note: str) -> Json:
     values = [torch.bincount(labels[pool.makers == i], minlength=len(classes)).tolist() for i in range(len(clients))]
-    return {"kind": "heatmap", "rows": list(clients), "columns": list(classes), "values": values, "row_title": "made from",
-            "column_title": title, "unit": "images", "note": note}  # fmt: skip
+    return {
+        "kind": "heatmap",
+        "rows": list(clients),
+        "columns": list(classes),
+        "values": values,
+        "row_title": "made from",
+        "column_title": title,
+        "unit": "images",
+        "note": note,
+    }
 
 
 def lipschitz(norms: torch.Tensor) -> dict[str, Json]:
@@ -373,8 +394,15 @@ def norm_figure(norms: torch.Tensor, terms: Terms) -> Json:
         f"{1 - share:.0%} KL on dropped ones, without the KL on whole images; where the KL asks for little, that share alone "
         "makes L_Fed the smaller one."
     )
-    return {"kind": "histogram", "bins": bins.tolist(), "series": counts, "x_label": "gradient norm", "y_label": "images",
-            "note": note, "measured": found}  # fmt: skip
+    return {
+        "kind": "histogram",
+        "bins": bins.tolist(),
+        "series": counts,
+        "x_label": "gradient norm",
+        "y_label": "images",
+        "note": note,
+        "measured": found,
+    }
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------------
@@ -383,8 +411,11 @@ def norm_figure(norms: torch.Tensor, terms: Terms) -> Json:
 def as_vit(model: nn.Module) -> Vit:
     if isinstance(model, Vit):
         return model
-    raise UsageError(f"{type(model).__name__} has no patches to drop: clients and server need vision transformers",
-                     field="architecture", fix="Use vit, deit_tiny or another ViT of `osfl ls architectures`.")  # fmt: skip
+    raise UsageError(
+        f"{type(model).__name__} has no patches to drop: clients and server need vision transformers",
+        field="architecture",
+        fix="Use vit, deit_tiny or another ViT of `osfl ls architectures`.",
+    )
 
 
 def halved(images: torch.Tensor, lr: float) -> torch.Tensor:
@@ -393,9 +424,11 @@ def halved(images: torch.Tensor, lr: float) -> torch.Tensor:
     if bool(found.isfinite().all()):
         return found
     raise TrainingError(
-        f"inversion gave pixels up to {float(images.abs().max()):.3g}, beyond 16-bit floats", field="pixel_lr", got=lr,
+        f"inversion gave pixels up to {float(images.abs().max()):.3g}, beyond 16-bit floats",
+        field="pixel_lr",
+        got=lr,
         fix="Lower it (`--set pixel_lr=...`), or keep pixels in range (`--set clamp=true`).",
-    )  # fmt: skip
+    )
 
 
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:

@@ -77,9 +77,12 @@ class Ensemble(nn.Module):
 
 
 def combine(
-    logits: torch.Tensor, mode: str = "logits", weights: torch.Tensor | None = None, louder: torch.Tensor | None = None,
+    logits: torch.Tensor,
+    mode: str = "logits",
+    weights: torch.Tensor | None = None,
+    louder: torch.Tensor | None = None,
     share: float = 1.0,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite.
 
     `louder` (members,), for odds alone, whose weights are counts: how much each member counts besides. `share`: the cap of
@@ -91,9 +94,13 @@ def combine(
 
 
 def _combine(
-    logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None, louder: torch.Tensor | None = None,
+    logits: torch.Tensor,
+    mode: str,
+    shares: torch.Tensor,
+    voted: torch.Tensor | None,
+    louder: torch.Tensor | None = None,
     share: float = 1.0,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     voted = None if voted is None else voted.to(logits.device)
     if mode == "odds":
         return _only(odds(logits, shares.to(logits), None if louder is None else louder.to(logits), share), voted)
@@ -158,7 +165,7 @@ def _placed(scores: torch.Tensor, voted: torch.Tensor | None, classes: int) -> t
 
 @torch.no_grad()
 def fast_logits(
-    members: Sequence[nn.Module], images: torch.Tensor, *, map: Map | None = None, batch: int = 64
+    members: Sequence[nn.Module], images: torch.Tensor, *, run_map: Map | None = None, batch: int = 64
 ) -> torch.Tensor:
     """Logits of every member for every image, (members, images, classes); members in parallel, frozen and folded.
 
@@ -174,4 +181,4 @@ def fast_logits(
         spend(forward_flops(teacher, shape) * len(images))
         return torch.cat([teacher(to_input(part)) for part in torch.split(inputs, batch)])
 
-    return torch.stack((map or Workers().map)(ask, members))
+    return torch.stack((run_map or Workers().map)(ask, members))

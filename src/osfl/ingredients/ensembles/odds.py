@@ -15,9 +15,7 @@ _TIE = 0.03  # how much the mean of logits counts beside the odds, as a share of
 _POWER, _FREED = 0.5, 0.5  # of `softened` and `rebalanced`; chosen on validation images, see docs/methods/references.md
 
 
-def odds(
-    logits: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None = None, share: float = 1.0
-) -> torch.Tensor:
+def odds(logits: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None = None, share: float = 1.0) -> torch.Tensor:
     """Members' logits (members, batch, classes) as one, (batch, classes), by how many images of each class each has seen;
     `weights` (members,) make some louder. Of the votes for a class nobody has more than `share` by counts."""
     votes = capped(softened(counts, _POWER), share)

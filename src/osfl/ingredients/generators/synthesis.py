@@ -50,13 +50,13 @@ Touch = Callable[["Batch"], tuple[torch.Tensor, torch.Tensor]]  # inputs and tea
 class Synthesis(Student):
     """The server's part of a method that synthesizes by generators; defaults are DENSE's."""
 
-    teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
+    ensemble: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     server_epochs: int = 200  # T: each makes new images and teaches the student
     generators: int = 1  # independent ones an epoch, at the same time
     generator_steps: int = 30  # T_G: Adam steps on the generator and its noise
     generator_lr: float = 1e-3  # Adam, betas 0.5 and 0.999
     generator_width: int = 128  # channels of its first layers
-    noise: int = 256  # numbers that an image is made from
+    latent_dim: int = 256  # numbers that an image is made from
     synthesis_batch: int = 128  # images of one generator
     shift: int = 4  # random shift in pixels, and mirroring, before the networks see an image
     bn: float = 1.0  # weight of the BN statistics, mean over clients (lambda_1)
@@ -71,18 +71,33 @@ class Synthesis(Student):
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
     temperature: float = 20.0  # of distillation
     hard: float = 0.0  # weight of cross-entropy on the label that an image was made for
-    student_noise: float = 0.0  # Gaussian noise on what the student sees, in units of [-1, 1]
+    noise_std: float = 0.0  # Gaussian noise on what the student sees, in units of [-1, 1]
 
 
 # --- settings that cannot work -----------------------------------------------------------------------------------------
 
 POSITIVE = (
-    "server_epochs", "generators", "generator_steps", "generator_lr", "generator_width", "noise", "passes", "student_lr",
+    "server_epochs",
+    "generators",
+    "generator_steps",
+    "generator_lr",
+    "generator_width",
+    "latent_dim",
+    "passes",
+    "student_lr",
     "temperature",
-)  # fmt: skip
+)
 NOT_NEGATIVE = (
-    "shift", "bn", "adversarial", "pool_batches", "student_momentum", "student_decay", "student_clip", "hard", "student_noise",
-)  # fmt: skip
+    "shift",
+    "bn",
+    "adversarial",
+    "pool_batches",
+    "student_momentum",
+    "student_decay",
+    "student_clip",
+    "hard",
+    "noise_std",
+)
 PAIRS = ("synthesis_batch", "student_batch")  # batch norm needs two
 
 
@@ -124,9 +139,7 @@ class Teacher:
     Not for two threads at once: a watched network keeps notes of its forward pass.
     """
 
-    def __init__(
-        self, members: Sequence[nn.Module], mode: str, weights: torch.Tensor, watch: bool, share: float = 1.0
-    ) -> None:
+    def __init__(self, members: Sequence[nn.Module], mode: str, weights: torch.Tensor, watch: bool, share: float = 1.0) -> None:
         # weights that training changes later are capped here, by counts; odds are capped where votes are made of counts
         self.mode, self.share, self.members = mode, share if mode == "odds" else 1.0, members
         self.weights = weights if mode == "odds" else capped(weights, share)
@@ -196,8 +209,8 @@ def synthesize(
 ) -> torch.Tensor:
     """A new generator and its noise, trained for these labels; the images it ends with, uint8."""
     device = device or torch.device("cpu")
-    generator = build_generator(image, rng, noise=settings.noise, width=settings.generator_width).to(device)
-    z = torch.randn((len(labels), settings.noise), generator=rng).to(device).requires_grad_()
+    generator = build_generator(image, rng, latent_dim=settings.latent_dim, width=settings.generator_width).to(device)
+    z = torch.randn((len(labels), settings.latent_dim), generator=rng).to(device).requires_grad_()
     labels = labels.to(device)
     optimizer = torch.optim.Adam([*generator.parameters(), z], settings.generator_lr, betas=(0.5, 0.999))
     passes = len(labels) * settings.generator_steps
@@ -215,9 +228,15 @@ def synthesize(
 
 
 def generator_loss(
-    generator: Generator, z: torch.Tensor, labels: torch.Tensor, teacher: Teacher, student: nn.Module, shift: int,
-    rng: torch.Generator, objective: Objective,
-) -> torch.Tensor:  # fmt: skip
+    generator: Generator,
+    z: torch.Tensor,
+    labels: torch.Tensor,
+    teacher: Teacher,
+    student: nn.Module,
+    shift: int,
+    rng: torch.Generator,
+    objective: Objective,
+) -> torch.Tensor:
     """One pass of noise through the generator and all networks to the objective."""
     x = moved(generator(z), shift, rng)
     logits, bn = teacher(x)
@@ -277,8 +296,14 @@ def spans(total: int, parts: int) -> Iterator[range]:
 def work_key(what: str, uploads: Sequence[Upload], method: ModelUpload, ctx: Context) -> dict[str, Json]:
     """Names work completely: what, from which uploads, with which settings and seed."""
     made_from = {upload.client: payload_digest(upload.payload) for upload in uploads}
-    return {"what": what, "from": made_from, "settings": asdict(method.settings), "seed": ctx.plan.seed,
-            "task": asdict(method.task), "share": ctx.plan.limits.share}  # fmt: skip
+    return {
+        "what": what,
+        "from": made_from,
+        "settings": asdict(method.settings),
+        "seed": ctx.plan.seed,
+        "task": asdict(method.task),
+        "share": ctx.plan.limits.share,
+    }
 
 
 def in_stages(
@@ -302,21 +327,23 @@ class Workshop:
         self.ctx, self.settings, self.task = ctx, method.settings, method.task
         classes = len(method.task.classes)
         members = [member.to(ctx.device) for member in teachers(uploads, method)]
-        weights = teacher_weights(uploads, self.settings.teacher, classes)
+        weights = teacher_weights(uploads, self.settings.ensemble, classes)
         watch, share = self.settings.bn > 0, ctx.plan.limits.share
         # one a thread, because a watched network keeps notes
         self.teachers = [
-            Teacher(members, self.settings.teacher, weights, watch, share) for _ in range(self.settings.generators)
+            Teacher(members, self.settings.ensemble, weights, watch, share) for _ in range(self.settings.generators)
         ]
         # to predict, and for gradients to pixels
-        self.folded = Teacher(members, self.settings.teacher, weights, watch=False, share=share)
+        self.folded = Teacher(members, self.settings.ensemble, weights, watch=False, share=share)
         self.label_weights = (counts_of(uploads, classes).sum(0) > 0).double()  # every class that anyone has, as often
         self.student, self.architecture = start_student(uploads, method, ctx)
         self.student.to(ctx.device)
         self.optimizer = torch.optim.SGD(
-            self.student.parameters(), self.settings.student_lr, momentum=self.settings.student_momentum,
+            self.student.parameters(),
+            self.settings.student_lr,
+            momentum=self.settings.student_momentum,
             weight_decay=self.settings.student_decay,
-        )  # fmt: skip
+        )
         self.images = torch.empty((0, *self.task.image), dtype=torch.uint8)
         self.labels = torch.empty(0, dtype=torch.int64)
         self.logits = torch.empty((len(members), 0, classes))  # every client's answers to the pool, asked once
@@ -348,8 +375,9 @@ class Workshop:
             rng = self.ctx.generator("generator", epoch, which)
             labels = draw_labels(self.settings.synthesis_batch, self.label_weights, rng)
             teacher = self.teachers[which]
-            images = synthesize(teacher, student, labels, self.task.image, self.settings, rng, objective,
-                                clip=clip, device=self.ctx.device)  # fmt: skip
+            images = synthesize(
+                teacher, student, labels, self.task.image, self.settings, rng, objective, clip=clip, device=self.ctx.device
+            )
             return images, labels
 
         made = self.ctx.map(make, range(self.settings.generators))
@@ -385,8 +413,8 @@ class Workshop:
         device = self.ctx.device
         batch = Batch(to_input(self.images[index], device), self.logits[:, index].to(device), rng)
         inputs, teacher = touch(batch)
-        if self.settings.student_noise:
-            inputs = inputs + self.settings.student_noise * torch.randn(inputs.shape, generator=rng).to(inputs)
+        if self.settings.noise_std:
+            inputs = inputs + self.settings.noise_std * torch.randn(inputs.shape, generator=rng).to(inputs)
         answer = self.student(inputs.contiguous(memory_format=torch.channels_last))
         loss = kd_loss(teacher, answer, self.settings.temperature)
         if self.settings.hard:
@@ -397,8 +425,13 @@ class Workshop:
     def show(self) -> None:
         """The newest images of each class, for the report."""
         newest = slice(-self.settings.synthesis_batch * self.settings.generators, None)
-        figure = by_class(to_input(self.images[newest]), self.labels[newest], self.task.classes, 4,
-                          "Made by the last generators for the class named below each; never seen by any client.")  # fmt: skip
+        figure = by_class(
+            to_input(self.images[newest]),
+            self.labels[newest],
+            self.task.classes,
+            4,
+            "Made by the last generators for the class named below each; never seen by any client.",
+        )
         self.ctx.show("Synthetic images", figure)
 
 
@@ -410,14 +443,21 @@ class Pair:
         self.student, self.architecture = start_student(uploads, method, ctx)
         self.student.to(ctx.device)
         self.generator = build_generator(
-            method.task.image, ctx.generator("generator"), noise=settings.noise, width=settings.generator_width,
-            classes=classes, ending=settings.ending, start="uniform",
-        ).to(ctx.device)  # fmt: skip
+            method.task.image,
+            ctx.generator("generator"),
+            latent_dim=settings.latent_dim,
+            width=settings.generator_width,
+            classes=classes,
+            ending=settings.ending,
+            start="uniform",
+        ).to(ctx.device)
         self.maker = torch.optim.Adam(self.generator.parameters(), settings.generator_lr)
         self.learner = torch.optim.SGD(
-            self.student.parameters(), settings.student_lr, momentum=settings.student_momentum,
+            self.student.parameters(),
+            settings.student_lr,
+            momentum=settings.student_momentum,
             weight_decay=settings.student_decay,
-        )  # fmt: skip
+        )
 
     def payload(self) -> Payload:
         student = keep(self.student, self.learner, "model")

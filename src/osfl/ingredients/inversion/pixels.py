@@ -243,10 +243,13 @@ def invert(
         if each is not None:
             each(step, x.detach())
     if not bool(x.isfinite().all()):
-        raise TrainingError("inversion gave pixels that are not finite", field="pixel_lr", got=settings.lr,
-                            fix="Lower it (`--set pixel_lr=...`).")  # fmt: skip
-    spend(sum(inversion_flops(model.network, shape) for model in models) * len(labels) * settings.steps,
-          makes=len(labels))  # fmt: skip
+        raise TrainingError(
+            "inversion gave pixels that are not finite",
+            field="pixel_lr",
+            got=settings.lr,
+            fix="Lower it (`--set pixel_lr=...`).",
+        )
+    spend(sum(inversion_flops(model.network, shape) for model in models) * len(labels) * settings.steps, makes=len(labels))
     return x.detach().clone()
 
 

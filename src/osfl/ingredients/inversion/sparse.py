@@ -62,9 +62,17 @@ class VitPixels:
 
     def inversion(self, events: Events = ()) -> SparseInversion:
         return SparseInversion(
-            self.steps, self.pixel_lr, self.adversarial, self.tv, self.l2, events, self.shifts, self.clamp,
-            self.scales, self.start,
-        )  # fmt: skip
+            self.steps,
+            self.pixel_lr,
+            self.adversarial,
+            self.tv,
+            self.l2,
+            events,
+            self.shifts,
+            self.clamp,
+            self.scales,
+            self.start,
+        )
 
 
 @dataclass(frozen=True)
@@ -92,8 +100,11 @@ def _event(text: str) -> tuple[int, float]:
             return int(step), float(ratio)
     except ValueError:
         pass
-    raise UsageError(f"setting 'stops': expected step:ratio with 0 < ratio < 1, got {text.strip()!r}", field="stops",
-                     fix="For example --set stops=50:0.3,75:0.3.")  # fmt: skip
+    raise UsageError(
+        f"setting 'stops': expected step:ratio with 0 < ratio < 1, got {text.strip()!r}",
+        field="stops",
+        fix="For example --set stops=50:0.3,75:0.3.",
+    )
 
 
 def event_problems(events: Events, steps: int) -> list[str]:
@@ -182,8 +193,10 @@ class Pyramid:
         channels, height, width = image
         self.ways = [(stretching(height, k).to(device), stretching(width, k).to(device)) for k in range(1, scales)]
         self.x = torch.randn((count, *image), generator=rng).to(device)
-        self.coarse = [torch.randn((count, channels, rows.shape[1], columns.shape[1]), generator=rng).to(device)
-                       for rows, columns in self.ways]  # fmt: skip
+        self.coarse = [
+            torch.randn((count, channels, rows.shape[1], columns.shape[1]), generator=rng).to(device)
+            for rows, columns in self.ways
+        ]
         self._follow(None)
         self.x.mul_(start / math.sqrt(scales)).requires_grad_()  # about as loud as pixels alone
 
@@ -248,17 +261,26 @@ def invert_sparsely(
             alive = pixels_of(keep, model.grid, model.patch)
             optimizer.state[x]["exp_avg"].mul_(alive)  # no momentum carries stopped pixels on
     if not bool(x.isfinite().all()):
-        raise TrainingError("inversion gave pixels that are not finite", field="pixel_lr", got=settings.lr,
-                            fix="Lower it (`--set pixel_lr=...`).")  # fmt: skip
+        raise TrainingError(
+            "inversion gave pixels that are not finite",
+            field="pixel_lr",
+            got=settings.lr,
+            fix="Lower it (`--set pixel_lr=...`).",
+        )
     networks = [model] if server is None or not settings.js else [model, server]
     spend(sum(sparse_flops(network, image, settings) for network in networks) * len(labels), makes=len(labels))
     return Sparse(x.detach().clone(), keep)
 
 
 def _loss(
-    x: torch.Tensor, keep: torch.Tensor, move: Move, model: Vit, server: Vit | None, labels: torch.Tensor,
+    x: torch.Tensor,
+    keep: torch.Tensor,
+    move: Move,
+    model: Vit,
+    server: Vit | None,
+    labels: torch.Tensor,
     settings: SparseInversion,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """L_MI and the attention of the last block's class token to each patch in `keep`."""
     where = None  # while all patches are there, the ordinary pass needs no gather
     if keep.shape[1] < model.patches:

@@ -45,17 +45,17 @@ class Following:
     every: int = 1  # keep each so many-th step of a trajectory; the paper keeps all
     noise_teacher: Reading = "running"  # the equation: adapted running statistics; batch_stats: as FedISCA's code does
     temperature: float = 20.0  # softens teachers and student
-    server_lr: float = 1e-3  # of the student
-    server_momentum: float = 0.9  # of the student's SGD
-    server_decay: float = 5e-4  # weight decay of the student
-    server_schedule: Literal["steps", "cosine", "constant"] = "steps"  # over the repetitions
-    server_clip: float = 0.0  # largest norm of the student's gradient; 0 = do not clip
+    student_lr: float = 1e-3  # of the student
+    student_momentum: float = 0.9  # of the student's SGD
+    student_decay: float = 5e-4  # weight decay of the student
+    student_schedule: Literal["steps", "cosine", "constant"] = "steps"  # over the repetitions
+    student_clip: float = 0.0  # largest norm of the student's gradient; 0 = do not clip
 
 
 def following_problems(settings: Following) -> list[str]:
     """Settings that teach nothing, a sentence each."""
-    least = {"repetitions": 1, "every": 1, "server_momentum": 0, "server_decay": 0, "server_clip": 0}
-    return too_low(settings, least) + not_positive(settings, "temperature", "server_lr")
+    least = {"repetitions": 1, "every": 1, "student_momentum": 0, "student_decay": 0, "student_clip": 0}
+    return too_low(settings, least) + not_positive(settings, "temperature", "student_lr")
 
 
 # --- teachers ----------------------------------------------------------------------------------------------------------------
@@ -86,9 +86,7 @@ class Teacher:
         return self.combine(torch.stack([member(x) for member in self.members]))
 
 
-def teacher_of(
-    uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, share: float
-) -> Teacher:
+def teacher_of(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, share: float) -> Teacher:
     """These clients as one teacher, in one of the ensemble modes; nobody has more than `share` of a weight by counts."""
     weights = teacher_weights(uploads, mode, classes) if mode in ("size", *COUNTED) else None
     return Teacher(tuple(upload.client for upload in uploads), members, mode, weights, share)
@@ -113,9 +111,15 @@ class Trajectory:
 
 
 def record(
-    teacher: Teacher, labels: torch.Tensor, image: tuple[int, int, int], settings: Inversion, rng: torch.Generator,
-    *, every: int = 1, half: bool = True,
-) -> Trajectory:  # fmt: skip
+    teacher: Teacher,
+    labels: torch.Tensor,
+    image: tuple[int, int, int],
+    settings: Inversion,
+    rng: torch.Generator,
+    *,
+    every: int = 1,
+    half: bool = True,
+) -> Trajectory:
     """Invert the teacher and keep what the images look like on the way; the last step is always kept."""
     kept = [t for t in range(1, settings.steps + 1) if (settings.steps - t) % every == 0]
     place = {t: i for i, t in enumerate(kept)}
@@ -181,9 +185,16 @@ class Lesson:
 
 
 def lesson(
-    makers: Teacher, guides: Teacher, labels: torch.Tensor, image: tuple[int, int, int], settings: Inversion,
-    rng: torch.Generator, *, every: int, reading: Reading,
-) -> Lesson:  # fmt: skip
+    makers: Teacher,
+    guides: Teacher,
+    labels: torch.Tensor,
+    image: tuple[int, int, int],
+    settings: Inversion,
+    rng: torch.Generator,
+    *,
+    every: int,
+    reading: Reading,
+) -> Lesson:
     """Images that `makers` dream up, with what `guides` say about them, before and after adaptation to noise."""
     trajectory = record(makers, labels, image, settings, rng, every=every)
     clean = answers(guides.of([freeze(member) for member in guides.members]), trajectory)
@@ -195,9 +206,14 @@ class Lessons:
     stretch of repetitions are made while students follow this one: workers need not wait for one another."""
 
     def __init__(
-        self, makers: Sequence[Teacher], uploads: Sequence[Upload], method: ModelUpload, ctx: Context,
-        guides: Teacher | None = None, images: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        makers: Sequence[Teacher],
+        uploads: Sequence[Upload],
+        method: ModelUpload,
+        ctx: Context,
+        guides: Teacher | None = None,
+        images: int | None = None,
+    ) -> None:
         self.makers, self.guides, self.ctx = makers, guides, ctx  # without guides, each maker guides along its own images
         self.images = images or method.settings.images  # that each maker makes in a repetition
         self.settings, self.image = method.settings, method.task.image
@@ -234,8 +250,9 @@ class Lessons:
         s, rng = self.settings, self.ctx.generator("trajectory", maker.name, repetition)
         seen = torch.stack([self.counts[client] for client in maker.clients]).sum(0)
         labels = labels_for(s.labels, self.images, seen, rng)
-        return lesson(maker, self.guides or maker, labels, self.image, s.inversion(), rng,
-                      every=s.every, reading=s.noise_teacher)  # fmt: skip
+        return lesson(
+            maker, self.guides or maker, labels, self.image, s.inversion(), rng, every=s.every, reading=s.noise_teacher
+        )
 
 
 # --- the student -----------------------------------------------------------------------------------------------------------
@@ -271,8 +288,12 @@ class Learner:
         """One SGD step, as torch.optim.SGD does it."""
         size = float(direction.norm())
         if not size < float("inf"):
-            raise TrainingError("the student's gradient is not finite", field="server_lr", got=lr,
-                                fix="Lower it (`--set server_lr=...`) or clip (`--set server_clip=5`).")  # fmt: skip
+            raise TrainingError(
+                "the student's gradient is not finite",
+                field="student_lr",
+                got=lr,
+                fix="Lower it (`--set student_lr=...`) or clip (`--set student_clip=5`).",
+            )
         if clip and size > clip:
             direction = direction * (clip / size)
         if decay:

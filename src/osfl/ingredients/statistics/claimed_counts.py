@@ -92,5 +92,11 @@ def largest(uploads: Sequence[Upload], share: float) -> Upload:
 
 
 def missing_fact(client: ClientId, name: str, what: str) -> RoundError:
-    return RoundError(f"the upload does not say {what}", client=client, field=f"facts.{name}", expected=what, got="nothing",
-                      fix=go_on_without(client))  # fmt: skip
+    return RoundError(
+        f"the upload does not say {what}",
+        client=client,
+        field=f"facts.{name}",
+        expected=what,
+        got="nothing",
+        fix=go_on_without(client),
+    )

@@ -184,9 +184,15 @@ def components_for(count: int, most: int) -> int:
 
 
 def fit_mixture(
-    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, *, least: int = 1, tolerance: float = 1e-3,
+    x: torch.Tensor,
+    k: int,
+    shape: Shape,
+    rng: torch.Generator,
+    *,
+    least: int = 1,
+    tolerance: float = 1e-3,
     iterations: int = 200,
-) -> FeatureMixture:  # fmt: skip
+) -> FeatureMixture:
     """At most k Gaussians for features (n, d), fitted anew with fewer until each rests on at least `least` samples."""
     while True:
         found, owned = _fitted(x, k, shape, rng, tolerance, iterations)
@@ -231,9 +237,7 @@ def _powers(x: torch.Tensor, shape: Shape) -> torch.Tensor:
     return torch.cat([x, x.square() if shape == "diag" else x.square().sum(1, keepdim=True)], 1)
 
 
-def _maximized(
-    powers: torch.Tensor, owned: torch.Tensor, shape: Shape
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _maximized(powers: torch.Tensor, owned: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights, means and variances of samples that the components own in these shares, (K, n)."""
     mass = owned.sum(1).clamp_min(1e-10)
     weights, averages = mass / mass.sum(), owned @ powers / mass[:, None]
@@ -254,10 +258,12 @@ def _log_density(powers: torch.Tensor, means: torch.Tensor, spread: torch.Tensor
     d = means.shape[1]
     if spread.ndim == 3:
         factors = torch.linalg.cholesky(spread)
-        white = torch.stack([
-            torch.linalg.solve_triangular(factor.mT, powers - mean, upper=True, left=False).square_().sum(1)
-            for factor, mean in zip(factors, means, strict=True)
-        ])  # fmt: skip
+        white = torch.stack(
+            [
+                torch.linalg.solve_triangular(factor.mT, powers - mean, upper=True, left=False).square_().sum(1)
+                for factor, mean in zip(factors, means, strict=True)
+            ]
+        )
         logdet = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)
         whole: torch.Tensor = -0.5 * (white + (logdet + d * math.log(2 * math.pi))[:, None])
         return whole

@@ -23,9 +23,12 @@ def kmeans(points: torch.Tensor, k: int, rng: torch.Generator, starts: int = 10,
 def check_cluster_count(points: torch.Tensor, k: int) -> None:
     if not 1 <= k <= len(points):
         raise TrainingError(
-            "there cannot be more clusters than clients", field="clusters", expected=f"1 to {len(points)}", got=k,
+            "there cannot be more clusters than clients",
+            field="clusters",
+            expected=f"1 to {len(points)}",
+            got=k,
             fix="Lower --set clusters=..., or 0 for one that suits the number of clients.",
-        )  # fmt: skip
+        )
 
 
 def _squares(points: torch.Tensor, middle: torch.Tensor) -> torch.Tensor:

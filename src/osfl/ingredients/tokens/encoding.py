@@ -76,17 +76,20 @@ def _resized(x: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def token_problems(settings: Encoding) -> list[str]:
-    found = encoder_problems(settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256,
-                             settings.encoder_pixels)  # fmt: skip
+    found = encoder_problems(
+        settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256, settings.encoder_pixels
+    )
     if settings.resolution < 8 or settings.stride < 1:
-        found.append(f"settings 'resolution' and 'stride': expected at least 8 and 1, got {settings.resolution} and "
-                     f"{settings.stride}")  # fmt: skip
+        found.append(
+            f"settings 'resolution' and 'stride': expected at least 8 and 1, got {settings.resolution} and {settings.stride}"
+        )
     return found
 
 
 def encoder_for(settings: Encoding) -> Encoder:
-    return load_encoder(settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256,
-                        settings.encoder_pixels)  # fmt: skip
+    return load_encoder(
+        settings.encoder, settings.window, settings.encoder_weights, settings.encoder_sha256, settings.encoder_pixels
+    )
 
 
 def tokens_digest(settings: Encoding) -> str:
@@ -125,10 +128,12 @@ class Tokenizer(nn.Module):
         return self.tokens(to_images(x), x.device)
 
     def tokens(
-        self, images: torch.Tensor, device: torch.device | None = None,
-        map: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]] | None = None,
+        self,
+        images: torch.Tensor,
+        device: torch.device | None = None,
+        run_map: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]] | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """uint8 images (n, channels, height, width) -> tokens on the device; what is new is encoded and kept."""
         device = device or torch.device("cpu")
         kept = self.digest if device.type == "cpu" else digest_of([self.digest, device.type])  # another device, other bits
@@ -136,15 +141,20 @@ class Tokenizer(nn.Module):
         new = store.missing(digests)
         for start in range(0, len(new), BLOCK):
             with compute_threads(1):
-                self._keep(store, images, digests, new[start : start + BLOCK], device, map)
+                self._keep(store, images, digests, new[start : start + BLOCK], device, run_map)
             if progress is not None:
                 progress(min(start + BLOCK, len(new)), len(new))
         return store.get(digests).to(device)
 
     def _keep(
-        self, store: TokenStore, images: torch.Tensor, digests: Sequence[bytes], block: Sequence[int], device: torch.device,
-        map: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]] | None,
-    ) -> None:  # fmt: skip
+        self,
+        store: TokenStore,
+        images: torch.Tensor,
+        digests: Sequence[bytes],
+        block: Sequence[int],
+        device: torch.device,
+        run_map: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]] | None,
+    ) -> None:
         self.network.to(device)
         together = 1 if device.type == "cpu" else 32  # one by one an image's bits cannot depend on its neighbors
         parts = [list(block[i : i + together]) for i in range(0, len(block), together)]
@@ -153,10 +163,14 @@ class Tokenizer(nn.Module):
             with torch.inference_mode():
                 return self._encoded(to_input(images[part], device)).float().cpu()
 
-        tokens = torch.cat(list(map(encode, parts)) if map else [encode(part) for part in parts]).clone()
+        tokens = torch.cat(list(run_map(encode, parts)) if run_map else [encode(part) for part in parts]).clone()
         if not bool(tokens.isfinite().all()):
-            raise TrainingError("the encoder gives features that are not finite", field="encoder", got=self.encoder.name,
-                                fix="Its weights are damaged, or made for another preprocessing.")  # fmt: skip
+            raise TrainingError(
+                "the encoder gives features that are not finite",
+                field="encoder",
+                got=self.encoder.name,
+                fix="Its weights are damaged, or made for another preprocessing.",
+            )
         spend(forward_flops(self.network, (3, self.settings.window, self.settings.window)) * len(block) * tokens.shape[1])
         store.put([digests[place] for place in block], tokens)
 
@@ -195,9 +209,13 @@ class TokenMethod(Method):
     def encoded(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
         """Tokens of a client's images, (n, 1 + L, d)."""
         try:
-            return self.tokenizer().tokens(
-                data.images, ctx.device, ctx.map, lambda done, total: ctx.progress(f"{shard.client} encodes", done, total)
-            ).cpu()
+            return (
+                self.tokenizer()
+                .tokens(
+                    data.images, ctx.device, ctx.map, lambda done, total: ctx.progress(f"{shard.client} encodes", done, total)
+                )
+                .cpu()
+            )
         except TrainingError as error:
             error.client = shard.client
             raise
@@ -213,8 +231,9 @@ class TokenMethod(Method):
 
     def features_of(self, shard: Shard, ctx: Context) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
         """Rows of features of one class: of the site's training images, and of those that it held out."""
-        parts = [(self.encode(part.images, ctx).flatten(1) if len(part) else None, part.labels)
-                 for part in (shard.train, shard.val)]  # fmt: skip
+        parts = [
+            (self.encode(part.images, ctx).flatten(1) if len(part) else None, part.labels) for part in (shard.train, shard.val)
+        ]
 
         def of_class(label: int) -> tuple[torch.Tensor, torch.Tensor]:
             width = next(rows.shape[1] for rows, _ in parts if rows is not None)
@@ -230,9 +249,14 @@ def with_enough(shard: Shard, least: int) -> Shard:
     counts = torch.bincount(shard.train.labels, minlength=highest + 1)
     kept, held_out = (part.subset(counts[part.labels] >= least) for part in (shard.train, shard.val))
     if not len(kept):
-        raise TrainingError("no class has enough images to be sent", client=shard.client, field="least",
-                            expected=f"a class of at least {least} images", got=int(counts.max()),
-                            fix="Add images, or leave this site out of the round.")  # fmt: skip
+        raise TrainingError(
+            "no class has enough images to be sent",
+            client=shard.client,
+            field="least",
+            expected=f"a class of at least {least} images",
+            got=int(counts.max()),
+            fix="Add images, or leave this site out of the round.",
+        )
     return replace(shard, train=kept, val=held_out)
 
 
@@ -246,10 +270,14 @@ def same_encoders(facts: Mapping[ClientId, Facts], settings: Encoding) -> None:
     expected = tokens_digest(settings)
     for client, sent in facts.items():
         if sent.get("encoder") != expected:
-            raise RoundError("this upload was made with another encoder or geometry than the plan's", client=client,
-                             field="facts.encoder", expected=expected, got=str(sent.get("encoder", "nothing")),
-                             fix="The site needs the encoder file whose sha256 is in the plan, and this version of "
-                                 "osfl.")  # fmt: skip
+            raise RoundError(
+                "this upload was made with another encoder or geometry than the plan's",
+                client=client,
+                field="facts.encoder",
+                expected=expected,
+                got=str(sent.get("encoder", "nothing")),
+                fix="The site needs the encoder file whose sha256 is in the plan, and this version of osfl.",
+            )
 
 
 def pooled(tokens: torch.Tensor, how: str) -> torch.Tensor:

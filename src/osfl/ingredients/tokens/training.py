@@ -43,9 +43,15 @@ def classifying_problems(settings: Classifying) -> list[str]:
 
 
 def fit_classifier(
-    settings: Classifying, tokens: torch.Tensor, labels: torch.Tensor, classes: int, start: torch.Generator,
-    rng: torch.Generator, device: torch.device, progress: Progress,
-) -> AttentionPool:  # fmt: skip
+    settings: Classifying,
+    tokens: torch.Tensor,
+    labels: torch.Tensor,
+    classes: int,
+    start: torch.Generator,
+    rng: torch.Generator,
+    device: torch.device,
+    progress: Progress,
+) -> AttentionPool:
     """A classifier of real sequences (n, 1 + L, d), by cross-entropy."""
     model = settings.classifier(tokens.shape[2], classes, start)
 
@@ -57,9 +63,14 @@ def fit_classifier(
 
 
 def train_on_tokens(
-    model: nn.Module, count: int, loss: Callable[[torch.Tensor], torch.Tensor], rng: torch.Generator,
-    settings: Classifying, device: torch.device, progress: Progress,
-) -> None:  # fmt: skip
+    model: nn.Module,
+    count: int,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    rng: torch.Generator,
+    settings: Classifying,
+    device: torch.device,
+    progress: Progress,
+) -> None:
     """Adam over `count` sequences in random order, the last epoch kept; `loss` takes the positions of a batch."""
     model.to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), settings.lr)
@@ -71,9 +82,17 @@ def train_on_tokens(
 
 
 def train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, count: int, batch_size: int,
-    loss: Callable[[torch.Tensor], torch.Tensor], rng: torch.Generator, clip: float, what: str, field: str, lr: float,
-) -> None:  # fmt: skip
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    count: int,
+    batch_size: int,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    rng: torch.Generator,
+    clip: float,
+    what: str,
+    field: str,
+    lr: float,
+) -> None:
     total = torch.zeros(())
     for index in batches(count, batch_size, rng):
         value = loss(index)
@@ -84,9 +103,19 @@ def train_epoch(
 
 
 def linear_head(
-    x: torch.Tensor, y: torch.Tensor, classes: int, rng: torch.Generator, *, epochs: int, batch_size: int,
-    optimizer: Literal["sgd", "adamw"], lr: float, standardize: bool, device: torch.device, progress: Progress,
-) -> nn.Linear:  # fmt: skip
+    x: torch.Tensor,
+    y: torch.Tensor,
+    classes: int,
+    rng: torch.Generator,
+    *,
+    epochs: int,
+    batch_size: int,
+    optimizer: Literal["sgd", "adamw"],
+    lr: float,
+    standardize: bool,
+    device: torch.device,
+    progress: Progress,
+) -> nn.Linear:
     """A linear classifier of features (n, d). It begins at zero; standardization is folded into its weights at the end."""
     ready = (x.mean(0), x.std(0).nan_to_num(1.0).clamp_min(1e-6)) if standardize else (x.new_zeros(x.shape[1]), x.new_ones(1))
     center, scale = ready

@@ -46,7 +46,7 @@ class Training:
     pretrained_sha256: str = field(default="", metadata=LATER)  # what that file must hash to, at every site
     # table: what the weights or the architecture are published for
     pretrained_pixels: Literal["table", "symmetric", "imagenet"] = field(default="table", metadata=LATER)  # symmetric: [-1, 1]
-    settle_local: bool = field(default=False, metadata=LATER)  # take BN statistics afresh when training ends; small clients lag
+    recalibrate_bn: bool = field(default=False, metadata=LATER)  # recompute BN statistics after training
 
     def resolved(self) -> Self:
         """The same settings, with the pixels of a file named where the table has others than [-1, 1]: the plan says them."""
@@ -62,11 +62,21 @@ class Training:
 
 # A small network for two cores: 28 px, a few thousand images, half a minute for five clients.
 CPU_TRAINING = {
-    "architecture": "cnn-w16", "epochs": 20, "batch_size": 64, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
-}  # fmt: skip
+    "architecture": "cnn-w16",
+    "epochs": 20,
+    "batch_size": 64,
+    "lr": 0.05,
+    "schedule": "cosine",
+    "clip": 5.0,
+}
 SMOKE_TRAINING = {
-    "architecture": "cnn-w8", "epochs": 1, "batch_size": 32, "lr": 0.05, "schedule": "cosine", "clip": 5.0,
-}  # fmt: skip
+    "architecture": "cnn-w8",
+    "epochs": 1,
+    "batch_size": 32,
+    "lr": 0.05,
+    "schedule": "cosine",
+    "clip": 5.0,
+}
 TRAINING_PRESETS = {"paper": {}, "cpu": CPU_TRAINING, "smoke": SMOKE_TRAINING}
 
 
@@ -158,23 +168,29 @@ def fit(
             steps += 1
         if not math.isfinite(float(total)):  # once an epoch: asking at each step would stall a GPU
             raise TrainingError(
-                "the training loss is not finite", field="lr", got=settings.lr,
+                "the training loss is not finite",
+                field="lr",
+                got=settings.lr,
                 fix="Lower it (`--set lr=...`) or clip gradients (`--set clip=5`).",
-            )  # fmt: skip
+            )
         if progress is not None:
             progress(epoch + 1, settings.epochs)
     spend(training_flops(model, tuple(data.images.shape[1:])) * len(data) * settings.epochs)
     model.eval()
-    if settings.settle_local and norms(model):
+    if settings.recalibrate_bn and norms(model):
         recalibrate_bn(model, data.images)
         spend(forward_flops(model, tuple(data.images.shape[1:])) * len(data))
     return steps
 
 
 def step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, *, clip: float = 0.0,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: torch.Tensor,
+    *,
+    clip: float = 0.0,
     adjust: Adjust | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """One optimizer step; `adjust` may correct the gradients first (FedProx, SCAFFOLD, FedDyn)."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -230,9 +246,7 @@ def noisy(most: float) -> Perturb | None:
 def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     if settings.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    return torch.optim.SGD(model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
 def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -271,16 +285,26 @@ def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> P
         model = first_model(settings, architecture, task, ctx.generator("init", architecture))
         try:
             fit(
-                model, shard.train, settings, ctx.generator("local", shard.client), device=ctx.device,
+                model,
+                shard.train,
+                settings,
+                ctx.generator("local", shard.client),
+                device=ctx.device,
                 progress=lambda done, total: ctx.progress(f"{shard.client} trains", done, total),
-            )  # fmt: skip
+            )
         except TrainingError as error:
             error.client = shard.client
             raise
         return Payload(named(model, "model"), {"architecture": architecture, "samples": len(shard.train)})
 
-    key: dict[str, Any] = {"what": "local model", "client": shard.client, "data": shard.digest, "recipe": recipe,
-           "seed": ctx.plan.seed, "task": asdict(task)}  # fmt: skip
+    key: dict[str, Any] = {
+        "what": "local model",
+        "client": shard.client,
+        "data": shard.digest,
+        "recipe": recipe,
+        "seed": ctx.plan.seed,
+        "task": asdict(task),
+    }
     if ctx.device.type != "cpu":  # another device gives other bits
         key["device"] = ctx.device.type
     return ctx.get_or_compute(key, train)

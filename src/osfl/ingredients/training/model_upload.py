@@ -109,9 +109,14 @@ def teachers(uploads: Sequence[Upload], method: ModelUpload) -> list[nn.Module]:
             members.append(method.build(upload.payload))
     for upload, member in zip(uploads, members, strict=True):
         if not (most := loudest(member, method.task.image)) < SANE:
-            raise TrainingError(f"the model of {upload.client} answers noise with numbers beyond all bounds",
-                                client=upload.client, field="model", expected=f"below {SANE:g}", got=f"{most:.3g}",
-                                fix=go_on_without(upload.client))  # fmt: skip
+            raise TrainingError(
+                f"the model of {upload.client} answers noise with numbers beyond all bounds",
+                client=upload.client,
+                field="model",
+                expected=f"below {SANE:g}",
+                got=f"{most:.3g}",
+                fix=go_on_without(upload.client),
+            )
     return members
 
 
@@ -143,15 +148,19 @@ def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) 
         if uploaded != [architecture]:
             raise UsageError(
                 f"init = 'average' needs clients that all have the student's architecture {architecture!r}, not {uploaded}",
-                field="init", fix="Use --set init=random.",
-            )  # fmt: skip
+                field="init",
+                fix="Use --set init=random.",
+            )
         weights = sizes_of(uploads, ctx.plan.limits.share).tolist()
         load_named(model, average([upload.payload.tensors for upload in uploads], weights), "model")
     if method.settings.init == "client":
         alike = [upload for upload in uploads if upload.payload.facts["architecture"] == architecture]
         if not alike:
-            raise UsageError(f"init = 'client' needs a client with the student's architecture {architecture!r}, not {uploaded}",
-                             field="init", fix="Use --set init=random.")  # fmt: skip
+            raise UsageError(
+                f"init = 'client' needs a client with the student's architecture {architecture!r}, not {uploaded}",
+                field="init",
+                fix="Use --set init=random.",
+            )
         load_named(model, largest(alike, ctx.plan.limits.share).payload.tensors, "model")
     return model, architecture
 

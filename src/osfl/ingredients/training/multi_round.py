@@ -17,7 +17,7 @@ from torch import nn
 from osfl.core.method import Context, Method
 from osfl.core.types import Exchange, Payload, Release, Shard, Simulated
 from osfl.ingredients.statistics.averaging import average
-from osfl.ingredients.training.local import (  # fmt: skip
+from osfl.ingredients.training.local import (
     CPU_TRAINING,
     SMOKE_TRAINING,
     Adjust,
@@ -70,8 +70,7 @@ class _Progress:
 
     def keep(self, ctx: Context) -> None:
         if ctx.scratch:
-            facts = {"rounds": self.rounds, "seconds": self.seconds, "flops": self.flops,
-                     "server_seconds": self.server_seconds}  # fmt: skip
+            facts = {"rounds": self.rounds, "seconds": self.seconds, "flops": self.flops, "server_seconds": self.server_seconds}
             save_payload(ctx.scratch / CHECKPOINT, Payload(self.state, facts))
 
 

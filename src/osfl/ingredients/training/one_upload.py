@@ -22,15 +22,20 @@ def working_on(client: ClientId) -> Iterator[None]:
         error.fix = error.fix or go_on_without(client)
         raise
     except UNUSABLE as error:
-        raise RoundError(f"this upload cannot be used: {type(error).__name__}: {first_line(error)}", client=client,
-                         field="upload", fix=go_on_without(client)) from error  # fmt: skip
+        raise RoundError(
+            f"this upload cannot be used: {type(error).__name__}: {first_line(error)}",
+            client=client,
+            field="upload",
+            fix=go_on_without(client),
+        ) from error
 
 
 def check_sane(values: torch.Tensor, field: str) -> None:
     """What comes out of an upload must be numbers that can be learned from."""
     if values.numel() and not bool((values.abs() < SANE).all()):
-        raise RoundError("what it makes is beyond all bounds", field=field, expected=f"numbers below {SANE:g}",
-                         got="larger ones, or none")  # fmt: skip
+        raise RoundError(
+            "what it makes is beyond all bounds", field=field, expected=f"numbers below {SANE:g}", got="larger ones, or none"
+        )
 
 
 def first_line(error: BaseException) -> str:

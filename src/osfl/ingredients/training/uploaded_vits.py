@@ -26,7 +26,7 @@ class UploadedVits(Student, VitPixels, Training):
     weight_decay: float = 1e-4
     schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
     init: Literal["random", "average", "client", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
-    teacher: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
+    ensemble: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
@@ -45,27 +45,55 @@ class UploadedVits(Student, VitPixels, Training):
 
 # ViTs from pretrained weights, for two cores; chosen on validation images of bloodcells-28, see FedMITR's card.
 VIT_CPU: Mapping[str, Any] = {
-    "architecture": "vit", "epochs": 10, "batch_size": 32, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0,
-    "schedule": "cosine", "augment": "flip", "clip": 1.0, "images": 16, "steps": 24, "pixel_lr": 0.1, "clamp": True,
-    "scales": 6, "start": 0.5, "adversarial": 0.0, "labels": "counts", "server_epochs": 6,
-    "teacher": "odds", "votes": 0.5, "balance": 0.5, "student_lr": 0.01, "student_cosine": True, "student_clip": 5.0,
+    "architecture": "vit",
+    "epochs": 10,
+    "batch_size": 32,
+    "optimizer": "adam",
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "schedule": "cosine",
+    "augment": "flip",
+    "clip": 1.0,
+    "images": 16,
+    "steps": 24,
+    "pixel_lr": 0.1,
+    "clamp": True,
+    "scales": 6,
+    "start": 0.5,
+    "adversarial": 0.0,
+    "labels": "counts",
+    "server_epochs": 6,
+    "ensemble": "odds",
+    "votes": 0.5,
+    "balance": 0.5,
+    "student_lr": 0.01,
+    "student_cosine": True,
+    "student_clip": 5.0,
     "student_share": 0.6,
-}  # fmt: skip
+}
 VIT_SMOKE: Mapping[str, Any] = {
-    **SMOKE_TRAINING, "architecture": "vit-p4-w16-d2-h2", "pixel_lr": 0.1, "clamp": True, "images": 8, "steps": 4,
-    "server_epochs": 2, "student_batch": 16,
-}  # fmt: skip
+    **SMOKE_TRAINING,
+    "architecture": "vit-p4-w16-d2-h2",
+    "pixel_lr": 0.1,
+    "clamp": True,
+    "images": 8,
+    "steps": 4,
+    "server_epochs": 2,
+    "student_batch": 16,
+}
 
 
 def tuned_alike() -> dict[str, Any]:
     """How clients train in the `cpu` preset: for the other methods of a comparison, so that all have the same uploads."""
-    return {key: VIT_CPU[key] for key in ("architecture", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
-                                          "augment", "clip")}  # fmt: skip
+    return {
+        key: VIT_CPU[key]
+        for key in ("architecture", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "augment", "clip")
+    }
 
 
 def counts_needed(settings: Any) -> bool:
     """Whether clients must say how many images of each class they have."""
-    return bool(settings.teacher in COUNTED or settings.labels != "uniform" or settings.balance)
+    return bool(settings.ensemble in COUNTED or settings.labels != "uniform" or settings.balance)
 
 
 POSITIVE = ("server_epochs", "passes", "student_lr", "temperature")
@@ -78,8 +106,10 @@ def vit_student_problems(settings: Any, architectures: Sequence[str], events: Ev
     if not 0 < settings.student_share <= 1:
         found.append(f"setting 'student_share': expected a share above 0, at most 1, got {settings.student_share}")
     elif settings.student_share < 1 and settings.init in ("random", "pretrained"):  # a pretrained start has a random head
-        found.append("setting 'student_share': part of the way from a random head is no classifier; take it whole (`--set "
-                     "student_share=1`) or start from weights that know something (`--set init=average`)")  # fmt: skip
+        found.append(
+            "setting 'student_share': part of the way from a random head is no classifier; take it whole (`--set "
+            "student_share=1`) or start from weights that know something (`--set init=average`)"
+        )
     return found + vit_pixel_problems(settings, events) + _patch_problems([*architectures, settings.student])
 
 
@@ -92,8 +122,10 @@ def _patch_problems(architectures: Sequence[str]) -> list[str]:
         except UsageError:
             continue  # said already where the architecture was checked
         if entry.family != "vit":
-            return [f"setting 'architecture': {name!r} has no patches to drop; use a vision transformer such as 'vit' or "
-                    "'deit_tiny'"]  # fmt: skip
+            return [
+                f"setting 'architecture': {name!r} has no patches to drop; use a vision transformer such as 'vit' or "
+                "'deit_tiny'"
+            ]
         patches[name] = options["p"]
     if len(set(patches.values())) > 1:
         sizes = ", ".join(f"{name} has {size}" for name, size in patches.items())

@@ -63,9 +63,9 @@ class Settings(Encoding, Generating, Classifying):
     wire: Literal["float32", "float16"] = "float32"  # of the sequences
     alpha: float = 0.5  # weight of distillation; 0: cross-entropy alone
     temperature: float = 4.0  # T
-    teachers: Literal["uniform", "size", "class_count", "relative"] = "uniform"  # how the clients' classifiers are averaged
+    ensemble: Literal["uniform", "size", "class_count", "relative"] = "uniform"  # how the clients' classifiers are averaged
     init: Literal["random", "average", "mean"] = "random"  # the student's; average: by images; mean: plain, as in public code
-    noise: float = 0.0  # deviation of noise on every token; the public code adds 1.0
+    noise_std: float = 0.0  # deviation of noise on every token; the public code adds 1.0
     server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
 
 
@@ -77,14 +77,42 @@ class Falcon(TokenMethod):
     NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
         "paper": {},
-        "cpu": {"encoder": "efficientnet_lite0_320", "window": 112, "resolution": 224, "stride": 112,
-                "generator_epochs": 60, "generator_batch": 64, "generator_lr": 1e-3, "generator_width": 128, "depth": 2,
-                "heads": 4, "components": 5, "whiten": True, "generator_patience": 3, "hidden": 320, "wire": "float16",
-                "teachers": "relative", "alpha": 0.2},
-        "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8, "generator_epochs": 2,
-                  "generator_batch": 32, "generator_lr": 1e-3, "generator_width": 16, "depth": 1, "heads": 2,
-                  "components": 2, "epochs": 3, "batch_size": 32, "hidden": 32},
-    }  # fmt: skip
+        "cpu": {
+            "encoder": "efficientnet_lite0_320",
+            "window": 112,
+            "resolution": 224,
+            "stride": 112,
+            "generator_epochs": 60,
+            "generator_batch": 64,
+            "generator_lr": 1e-3,
+            "generator_width": 128,
+            "depth": 2,
+            "heads": 4,
+            "components": 5,
+            "whiten": True,
+            "generator_patience": 3,
+            "hidden": 320,
+            "wire": "float16",
+            "ensemble": "relative",
+            "alpha": 0.2,
+        },
+        "smoke": {
+            "encoder": "random",
+            "window": 8,
+            "resolution": 8,
+            "stride": 8,
+            "generator_epochs": 2,
+            "generator_batch": 32,
+            "generator_lr": 1e-3,
+            "generator_width": 16,
+            "depth": 1,
+            "heads": 2,
+            "components": 2,
+            "epochs": 3,
+            "batch_size": 32,
+            "hidden": 32,
+        },
+    }
     DEVIATIONS = (
         "log variances are clamped to [-7, 7] and tokens standardized: the likelihood of few samples is unbounded otherwise",
         "a client with few images has fewer components: one for every ten images",
@@ -95,8 +123,20 @@ class Falcon(TokenMethod):
 
     def problems(self, clients: int) -> list[str]:
         s = self.settings
-        found = too_low(s, {"generator_epochs": 1, "depth": 1, "heads": 1, "components": 1, "generator_batch": 2, "least": 1,
-                            "generator_patience": 0, "generator_width": 0, "noise": 0})  # fmt: skip
+        found = too_low(
+            s,
+            {
+                "generator_epochs": 1,
+                "depth": 1,
+                "heads": 1,
+                "components": 1,
+                "generator_batch": 2,
+                "least": 1,
+                "generator_patience": 0,
+                "generator_width": 0,
+                "noise_std": 0,
+            },
+        )
         found += not_positive(s, "generator_lr", "per_image", "temperature", "temperature_sampling")
         found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
         found += classifying_problems(s)
@@ -118,8 +158,10 @@ class Falcon(TokenMethod):
         found["sequences"] = Field("F16" if s.wire == "float16" else "F32", ("n", tokens, s.width()), **pool)
         found["labels"] = Field("I64", ("n",), below=len(self.task.classes), **pool)
         for name, line in contract_of(self._generator(s.components, None), "generator").items():
-            shape = tuple("k" if i == 0 and "weights." in name else "kd" if i == 0 and _per_component(name) else side
-                          for i, side in enumerate(line.shape))  # fmt: skip
+            shape = tuple(
+                "k" if i == 0 and "weights." in name else "kd" if i == 0 and _per_component(name) else side
+                for i, side in enumerate(line.shape)
+            )
             found[name] = Field(line.dtype, shape, **maker)
         length = tokens * s.width()
         space = (len(self.task.classes) + length, length) if s.whiten else (2, s.width())
@@ -131,16 +173,24 @@ class Falcon(TokenMethod):
         if self.settings.server == "average":
             return Payload(self._local(tokens, shard, ctx), self.facts(shard))
         kept = with_enough(shard, self.settings.least)
-        generator = ctx.get_or_compute({**self._key(shard, ctx), "what": "token generator", **_part(self.settings, Generating)},
-                             lambda: self._generated(self.encoded(kept.train, shard, ctx), kept, ctx))  # fmt: skip
+        generator = ctx.get_or_compute(
+            {**self._key(shard, ctx), "what": "token generator", **_part(self.settings, Generating)},
+            lambda: self._generated(self.encoded(kept.train, shard, ctx), kept, ctx),
+        )
         facts = self.facts(kept)
         sequences = self._sequences(generator, shard.client, self._wanted(facts["class_counts"]), ctx)
         return Payload({**self._local(tokens, shard, ctx), **self._smaller(generator, sequences)}, facts)
 
     def _key(self, shard: Shard, ctx: Context) -> dict[str, Json]:
         """What names a client's finished work."""
-        return {"client": shard.client, "data": shard.digest, "seed": ctx.plan.seed, "encoding": _part(self.settings, Encoding),
-                "classes": len(self.task.classes), "device": ctx.device.type}  # fmt: skip
+        return {
+            "client": shard.client,
+            "data": shard.digest,
+            "seed": ctx.plan.seed,
+            "encoding": _part(self.settings, Encoding),
+            "classes": len(self.task.classes),
+            "device": ctx.device.type,
+        }
 
     def _local(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> Tensors:
         """The client's classifier."""
@@ -175,15 +225,28 @@ class Falcon(TokenMethod):
     def _fitted(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> AttentionPool:
         """The local classifier, from a start that all clients share."""
         return fit_classifier(
-            self.settings, tokens, shard.train.labels, len(self.task.classes), ctx.generator("classifier"),
-            ctx.generator("local", shard.client), ctx.device,
+            self.settings,
+            tokens,
+            shard.train.labels,
+            len(self.task.classes),
+            ctx.generator("classifier"),
+            ctx.generator("local", shard.client),
+            ctx.device,
             lambda done, total: ctx.progress(f"{shard.client} classifier", done, total),
-        )  # fmt: skip
+        )
 
     def _generator(self, components: int, rng: torch.Generator | None) -> TokenGenerator:
         s = self.settings
-        model = TokenGenerator(1 + s.regions(), s.width(), len(self.task.classes), width=s.generator_width, depth=s.depth,
-                               heads=s.heads, components=components, order=s.order)  # fmt: skip
+        model = TokenGenerator(
+            1 + s.regions(),
+            s.width(),
+            len(self.task.classes),
+            width=s.generator_width,
+            depth=s.depth,
+            heads=s.heads,
+            components=components,
+            order=s.order,
+        )
         initialize(model, rng)
         return model
 
@@ -197,9 +260,19 @@ class Falcon(TokenMethod):
         z = into_space(tokens, labels, space)
         model = self._generator(max(1, min(s.components, len(tokens) // 10)), ctx.generator("generator start"))
         try:
-            fit_generator(model, z, labels, rng, epochs=s.generator_epochs, batch_size=s.generator_batch, lr=s.generator_lr,
-                          device=ctx.device, held_out=held_out, patience=s.generator_patience,
-                          progress=lambda done, total: ctx.progress(f"{shard.client} generator", done, total))  # fmt: skip
+            fit_generator(
+                model,
+                z,
+                labels,
+                rng,
+                epochs=s.generator_epochs,
+                batch_size=s.generator_batch,
+                lr=s.generator_lr,
+                device=ctx.device,
+                held_out=held_out,
+                patience=s.generator_patience,
+                progress=lambda done, total: ctx.progress(f"{shard.client} generator", done, total),
+            )
         except TrainingError as error:
             error.client = shard.client
             raise
@@ -225,9 +298,13 @@ class Falcon(TokenMethod):
         model = self._generator(components, None)
         load_named(model, {n: t for n, t in generator.tensors.items() if n.startswith("generator/")}, "generator")
         found, labels = draw_sequences(
-            model, generator.tensors["statistics"], {c: n for c, n in enumerate(wanted) if n},
-            lambda c: ctx.generator("sequences", client, c), self.settings.temperature_sampling, ctx.device,
-        )  # fmt: skip
+            model,
+            generator.tensors["statistics"],
+            {c: n for c, n in enumerate(wanted) if n},
+            lambda c: ctx.generator("sequences", client, c),
+            self.settings.temperature_sampling,
+            ctx.device,
+        )
         kind = torch.float16 if self.settings.wire == "float16" else torch.float32
         return {"sequences": found.to(kind), "labels": labels}
 
@@ -246,8 +323,8 @@ class Falcon(TokenMethod):
 
         def loss(index: torch.Tensor) -> torch.Tensor:
             seen = x[index]
-            if s.noise:
-                seen = seen + s.noise * torch.randn(seen.shape, generator=rng)
+            if s.noise_std:
+                seen = seen + s.noise_std * torch.randn(seen.shape, generator=rng)
             logits = student(seen.to(ctx.device), rng)
             hard = functional.cross_entropy(logits, y[index].to(ctx.device))
             if not s.alpha:
@@ -267,8 +344,13 @@ class Falcon(TokenMethod):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         offered = [self._offered(upload) for upload in uploads]
         if not any(map(any, offered)):
-            raise RoundError("no upload holds a sequence", field="sequences", expected="some of any class", got="none",
-                             fix="Ask a site to train again, in a new round.")  # fmt: skip
+            raise RoundError(
+                "no upload holds a sequence",
+                field="sequences",
+                expected="some of any class",
+                got="none",
+                fix="Ask a site to train again, in a new round.",
+            )
         taken = drawn_for(offered, self._sequence_bytes(), ctx.plan.limits)
         pool = [self._pool(*one, ctx) for one in zip(uploads, offered, taken, strict=True)]
         return torch.cat([part["sequences"].float() for part in pool]), torch.cat([part["labels"] for part in pool])
@@ -307,10 +389,11 @@ class Falcon(TokenMethod):
         `relative`: each answer over what its client says on average. By Bayes' rule that takes the frequency of its classes
         out; a client with one class, which says the same of everything, then says nothing.
         """
-        how = self.settings.teachers
+        how = self.settings.ensemble
         counts = torch.tensor([reported_counts(upload.payload.facts, upload.client) for upload in uploads], dtype=torch.float32)
-        weights = {"size": counts.sum(1, keepdim=True).expand_as(counts),
-                   "class_count": counts + 1e-6}.get(how, torch.ones_like(counts))  # fmt: skip
+        weights = {"size": counts.sum(1, keepdim=True).expand_as(counts), "class_count": counts + 1e-6}.get(
+            how, torch.ones_like(counts)
+        )
         weights = weights if how == "uniform" else capped(weights, ctx.plan.limits.share)
         weights = weights / weights.sum(0)
         total = torch.zeros(len(x), len(self.task.classes))
@@ -332,8 +415,11 @@ class Falcon(TokenMethod):
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no sequence of the class; the classifier has still seen it (see the card)."""
         if "labels" not in payload.tensors:
-            raise UsageError("an upload holds one generator of all its classes, which cannot be taken apart", field="class",
-                             fix="Forget the whole client; in the next plan, send = \"sequences\".")  # fmt: skip
+            raise UsageError(
+                "an upload holds one generator of all its classes, which cannot be taken apart",
+                field="class",
+                fix='Forget the whole client; in the next plan, send = "sequences".',
+            )
         keep = payload.tensors["labels"] != label
         cut = {"sequences": payload.tensors["sequences"][keep], "labels": payload.tensors["labels"][keep]}
         return Payload({**payload.tensors, **cut}, facts_without(payload.facts, label))

@@ -14,10 +14,19 @@ from osfl.runtime.meter import spend
 
 
 def fit_generator(
-    model: TokenGenerator, tokens: torch.Tensor, labels: torch.Tensor, rng: torch.Generator, *,
-    epochs: int, batch_size: int, lr: float, device: torch.device, progress: Progress,
-    held_out: tuple[torch.Tensor, torch.Tensor] | None = None, patience: int = 0,
-) -> None:  # fmt: skip
+    model: TokenGenerator,
+    tokens: torch.Tensor,
+    labels: torch.Tensor,
+    rng: torch.Generator,
+    *,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    device: torch.device,
+    progress: Progress,
+    held_out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    patience: int = 0,
+) -> None:
     """Least negative log-likelihood, the mean over sequences and positions, by AdamW; tokens are (n, 1 + L, d).
 
     With patience, what was best for the held-out sequences is kept, be it the start, and the rest is not trained.
@@ -60,9 +69,13 @@ class _Best:
 
 
 def draw_sequences(
-    model: TokenGenerator, space: torch.Tensor, wanted: dict[int, int], rng: Callable[[int], torch.Generator],
-    temperature: float, device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    model: TokenGenerator,
+    space: torch.Tensor,
+    wanted: dict[int, int],
+    rng: Callable[[int], torch.Generator],
+    temperature: float,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """So many sequences of each class, and their labels; every class has a generator of random numbers of its own."""
     model.to(device).eval()
     found, labels = [], []

@@ -64,10 +64,10 @@ from osfl.models.norms import recalibrated_bn
 @dataclass(frozen=True)
 class Settings(Training, Student, Pixels, Following):
     repetitions: int = 1  # of synthesis and T student steps; the paper's text has one, FedISCA a hundred
-    server_momentum: float = 0.0  # the inner step is plain SGD
-    server_decay: float = 0.0
-    server_schedule: Literal["steps", "cosine", "constant"] = "constant"
-    combine: Combine = "logits"  # how the answers of a cluster's clients become one teacher
+    student_momentum: float = 0.0  # the inner step is plain SGD
+    student_decay: float = 0.0
+    student_schedule: Literal["steps", "cosine", "constant"] = "constant"
+    ensemble: Combine = "logits"  # how the answers of a cluster's clients become one teacher
     clusters: int = 0  # K; 0 = the root of the number of clients, rounded up: 3, 4, 5 for 5, 10, 20, as in the tables
     clustering: Literal["predictions", "parameters", "hierarchical"] = "predictions"  # hierarchical: on predictions
     weights: Literal["learned", "uniform", "intra", "similarity"] = "learned"  # of the other clusters
@@ -80,7 +80,7 @@ class Settings(Training, Student, Pixels, Following):
     personal_batch: int = 128  # images a step of stage 3
     personal_schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the learning rate, over stage 3
     personal_temperature: float = 1.0  # softens what stage 3 compares
-    settle: bool = False  # re-estimate the cluster model's BN statistics on the client's images before fine-tuning
+    recalibrate_personal_bn: bool = False  # recompute BN statistics on the client's images before fine-tuning
     gamma: float = 0.5  # weight of KL(cluster's model || own)
     delta: float = 0.3  # weight of KL(local model || own)
 
@@ -90,16 +90,41 @@ class FedBiCross(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # chosen on validation images of bloodcells-28 and skinlesions-28; see the method's card
-            **CPU_TRAINING, "images": 64, "steps": 100, "pixel_lr": 0.1, "tv": 2.5e-2, "flip": True, "clamp": True,
-            "labels": "seen", "combine": "class_count", "init": "average", "every": 2, "repetitions": 2, "temperature": 2.0,
-            "server_lr": 0.005, "server_momentum": 0.9, "server_schedule": "cosine", "server_clip": 5.0, "weight_lr": 0.003,
-            "settle": True, "personal_epochs": 20, "personal_lr": 0.05, "personal_batch": 64, "personal_schedule": "cosine",
-            "gamma": 0.1, "delta": 1.0,
+            **CPU_TRAINING,
+            "images": 64,
+            "steps": 100,
+            "pixel_lr": 0.1,
+            "tv": 2.5e-2,
+            "flip": True,
+            "clamp": True,
+            "labels": "seen",
+            "ensemble": "class_count",
+            "init": "average",
+            "every": 2,
+            "repetitions": 2,
+            "temperature": 2.0,
+            "student_lr": 0.005,
+            "student_momentum": 0.9,
+            "student_schedule": "cosine",
+            "student_clip": 5.0,
+            "weight_lr": 0.003,
+            "recalibrate_personal_bn": True,
+            "personal_epochs": 20,
+            "personal_lr": 0.05,
+            "personal_batch": 64,
+            "personal_schedule": "cosine",
+            "gamma": 0.1,
+            "delta": 1.0,
         },
         "smoke": {
-            **SMOKE_TRAINING, "images": 20, "steps": 4, "repetitions": 2, "server_lr": 0.01, "personal_epochs": 1,
+            **SMOKE_TRAINING,
+            "images": 20,
+            "steps": 4,
+            "repetitions": 2,
+            "student_lr": 0.01,
+            "personal_epochs": 1,
         },
-    }  # fmt: skip
+    }
     DEVIATIONS = (
         "clusters are found on probabilities, not logits: their scale differs between clients (the paper does not say)",
         "a weight changes by at most weight_lr a step: the paper gives no step size and raw inner products have no fixed scale",
@@ -125,7 +150,7 @@ class FedBiCross(ModelUpload):
         return found + not_positive(s, "personal_lr", "personal_temperature")
 
     def needs_counts(self) -> bool:
-        return bool(self.settings.combine in COUNTED or self.settings.labels != "balanced")
+        return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
 
     # --- stages 1 and 2, at the server ---
 
@@ -138,11 +163,18 @@ class FedBiCross(ModelUpload):
         learners = [self._learner(uploads, group, ctx) for group in groups]
         history: list[torch.Tensor] = []
         kept = Payload({})
-        key = {"what": "fedbicross", "version": 2, "settings": asdict(_server_side(self.settings)),
-               "uploads": digests_of(uploads), "seed": ctx.plan.seed, "task": asdict(self.task),
-               "share": ctx.plan.limits.share}  # fmt: skip
+        key = {
+            "what": "fedbicross",
+            "version": 2,
+            "settings": asdict(_server_side(self.settings)),
+            "uploads": digests_of(uploads),
+            "seed": ctx.plan.seed,
+            "task": asdict(self.task),
+            "share": ctx.plan.limits.share,
+        }
         made = Lessons(makers, uploads, self, ctx)
         for part in made.parts:
+
             def work(part: range = part, weights: torch.Tensor = weights) -> Payload:
                 return self._repeat(part, made, learners, weights, ctx)
 
@@ -174,22 +206,19 @@ class FedBiCross(ModelUpload):
             return groups, similarity(points, groups)
         return groups, torch.full((count, count), 1 / count, dtype=torch.float64)
 
-    def _teacher(
-        self, uploads: Sequence[Upload], members: Sequence[nn.Module], group: Sequence[int], ctx: Context
-    ) -> Teacher:
+    def _teacher(self, uploads: Sequence[Upload], members: Sequence[nn.Module], group: Sequence[int], ctx: Context) -> Teacher:
         """F_k: the cluster's clients as one teacher."""
         chosen = [uploads[i] for i in group]
-        return teacher_of(chosen, [members[i] for i in group], self.settings.combine, len(self.task.classes),
-                          ctx.plan.limits.share)  # fmt: skip
+        return teacher_of(
+            chosen, [members[i] for i in group], self.settings.ensemble, len(self.task.classes), ctx.plan.limits.share
+        )
 
     def _learner(self, uploads: Sequence[Upload], group: Sequence[int], ctx: Context) -> Learner:
         """G_k: all clusters start from the same random weights, or from the average of their own clients."""
         student, _ = start_student([uploads[i] for i in group], self, ctx)
         return Learner(student, self.settings.temperature)
 
-    def _repeat(
-        self, part: range, made: Lessons, learners: Sequence[Learner], weights: torch.Tensor, ctx: Context
-    ) -> Payload:
+    def _repeat(self, part: range, made: Lessons, learners: Sequence[Learner], weights: torch.Tensor, ctx: Context) -> Payload:
         """Some repetitions: every cluster's images, then every cluster's student along all of them."""
         state: dict[str, torch.Tensor] = {}
         histories = []
@@ -211,11 +240,17 @@ class FedBiCross(ModelUpload):
         return order[held:], order[:held]
 
     def _follow(
-        self, k: int, learner: Learner, lessons: Sequence[Lesson], weights: torch.Tensor, train: torch.Tensor,
-        val: torch.Tensor, repetition: int,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        k: int,
+        learner: Learner,
+        lessons: Sequence[Lesson],
+        weights: torch.Tensor,
+        train: torch.Tensor,
+        val: torch.Tensor,
+        repetition: int,
+    ) -> torch.Tensor:
         """Stage 2 for cluster k along one repetition; gives w_k after each step, (kept steps, clusters)."""
-        lr = self.settings.server_lr * decay(self.settings.server_schedule, repetition, self.settings.repetitions)
+        lr = self.settings.student_lr * decay(self.settings.student_schedule, repetition, self.settings.repetitions)
         path = []
         for place in range(len(lessons[0].trajectory)):
             weights = self._bilevel_step(k, learner, lessons, weights, place, train, val, lr)
@@ -223,9 +258,16 @@ class FedBiCross(ModelUpload):
         return torch.stack(path)
 
     def _bilevel_step(
-        self, k: int, learner: Learner, lessons: Sequence[Lesson], weights: torch.Tensor, place: int, train: torch.Tensor,
-        val: torch.Tensor, lr: float,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        k: int,
+        learner: Learner,
+        lessons: Sequence[Lesson],
+        weights: torch.Tensor,
+        place: int,
+        train: torch.Tensor,
+        val: torch.Tensor,
+        lr: float,
+    ) -> torch.Tensor:
         """Inner: G ← G - η Σ_j w_kj g_j. Outer: w_k ← Π(w_k + step ⟨g_val, g_j⟩), exact for this one step."""
         s, learned = self.settings, self.settings.weights == "learned" and len(lessons) > 1
         used = [j for j in range(len(lessons)) if learned or weights[j] > 0]
@@ -233,11 +275,11 @@ class FedBiCross(ModelUpload):
         total = torch.zeros_like(learner.velocity)
         for j, gradient in sources.items():
             total += float(weights[j]) * gradient
-        learner.step(total, lr, s.server_momentum, s.server_decay, s.server_clip)
+        learner.step(total, lr, s.student_momentum, s.student_decay, s.student_clip)
         if not learned:
             return weights
         validation = learner.gradient([lessons[k]], place, val, track=False)
-        slope = hypergradient(validation, list(sources.values()), lr, total, s.server_clip)
+        slope = hypergradient(validation, list(sources.values()), lr, total, s.student_clip)
         return learn(weights, slope, s.weight_lr, s.raw_weights)
 
     def _release(
@@ -263,10 +305,10 @@ class FedBiCross(ModelUpload):
         if not self.settings.personalize:
             return given
         cluster = classifier(given, self.task)
-        if self.settings.settle:
+        if self.settings.recalibrate_personal_bn:
             cluster = recalibrated_bn(cluster, shard.train.images)
         local = classifier(local_model(shard, self.task, self.settings, ctx), self.task)
-        guides = fast_logits([cluster, local], shard.train.images, map=_one_by_one)
+        guides = fast_logits([cluster, local], shard.train.images, run_map=_one_by_one)
         own = copy.deepcopy(cluster)
         self._fine_tune(own, shard, guides, ctx)
         return Payload(named(own, "model"), given.facts)
@@ -282,9 +324,13 @@ class FedBiCross(ModelUpload):
                 sent = own(to_input(shard.train.images[index]))
                 loss = self._personal_loss(sent, shard.train.labels[index], guides[:, index])
                 if not bool(torch.isfinite(loss)):
-                    raise TrainingError("personalization diverged: its loss is not finite", client=shard.client,
-                                        field="personal_lr", got=s.personal_lr,
-                                        fix="Lower it (`--set personal_lr=...`) or clip (`--set clip=5`).")  # fmt: skip
+                    raise TrainingError(
+                        "personalization diverged: its loss is not finite",
+                        client=shard.client,
+                        field="personal_lr",
+                        got=s.personal_lr,
+                        fix="Lower it (`--set personal_lr=...`) or clip (`--set clip=5`).",
+                    )
                 step(own, optimizer, loss, clip=s.clip)
         own.eval()
 
@@ -299,44 +345,79 @@ class FedBiCross(ModelUpload):
     # --- pictures ---
 
     def _show(
-        self, uploads: Sequence[Upload], members: Sequence[nn.Module], groups: Sequence[Sequence[int]], weights: torch.Tensor,
-        history: torch.Tensor, pictures: Sequence[tuple[torch.Tensor, torch.Tensor]], ctx: Context,
-    ) -> None:  # fmt: skip
+        self,
+        uploads: Sequence[Upload],
+        members: Sequence[nn.Module],
+        groups: Sequence[Sequence[int]],
+        weights: torch.Tensor,
+        history: torch.Tensor,
+        pictures: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        ctx: Context,
+    ) -> None:
         names = [f"cluster {k + 1}" for k in range(len(groups))]
         for name, (images, labels) in zip(names, pictures, strict=True):
             ctx.show(f"Synthetic images of {name}", by_class(images, labels, self.task.classes, each=2))
-        ctx.show("Cross-cluster weights", {
-            "kind": "heatmap", "rows": names, "columns": names, "values": weights.tolist(), "row_title": "student",
-            "column_title": "learns from", "note": "How much each cluster's student learns from each cluster's images.",
-        })  # fmt: skip
+        ctx.show(
+            "Cross-cluster weights",
+            {
+                "kind": "heatmap",
+                "rows": names,
+                "columns": names,
+                "values": weights.tolist(),
+                "row_title": "student",
+                "column_title": "learns from",
+                "note": "How much each cluster's student learns from each cluster's images.",
+            },
+        )
         ctx.show("Weights while learning", _evolution(history, names))
         ctx.show("Clusters", _assignment(uploads, groups, self.task.classes))
         ctx.show("Entropy of the teachers", self._entropy(uploads, members, groups, pictures, ctx))
 
     def _entropy(
-        self, uploads: Sequence[Upload], members: Sequence[nn.Module], groups: Sequence[Sequence[int]],
-        pictures: Sequence[tuple[torch.Tensor, torch.Tensor]], ctx: Context,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        uploads: Sequence[Upload],
+        members: Sequence[nn.Module],
+        groups: Sequence[Sequence[int]],
+        pictures: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        ctx: Context,
+    ) -> dict[str, Any]:
         """The paper's argument: averaging clients that conflict gives labels near uniform; clusters conflict less."""
         everyone = self._teacher(uploads, members, range(len(uploads)), ctx)
         before, after = [], []
         for group, (images, _) in zip(groups, pictures, strict=True):
-            logits = fast_logits(members, images, map=_one_by_one)
+            logits = fast_logits(members, images, run_map=_one_by_one)
             before.append(_entropies(everyone.combine(logits)))
             after.append(_entropies(self._teacher(uploads, members, group, ctx).combine(logits[list(group)])))
         most = math.log(len(self.task.classes))
         edges = [most * i / 20 for i in range(21)]
-        counted = {name: torch.histc(torch.cat(values), 20, 0, most).int().tolist()
-                   for name, values in {"all clients": before, "own cluster": after}.items()}  # fmt: skip
-        return {"kind": "histogram", "bins": edges, "series": counted, "x_label": "entropy of the answer (nats)",
-                "y_label": "synthetic images", "note": f"Uniform answers would have {most:.2f}."}  # fmt: skip
+        counted = {
+            name: torch.histc(torch.cat(values), 20, 0, most).int().tolist()
+            for name, values in {"all clients": before, "own cluster": after}.items()
+        }
+        return {
+            "kind": "histogram",
+            "bins": edges,
+            "series": counted,
+            "x_label": "entropy of the answer (nats)",
+            "y_label": "synthetic images",
+            "note": f"Uniform answers would have {most:.2f}.",
+        }
 
 
 def _server_side(settings: Settings) -> Settings:
     """The same server phase serves any stage 3, so its kept work is not named after it."""
     plain = Settings()
-    late = ("personalize", "personal_epochs", "personal_lr", "personal_batch", "personal_schedule", "personal_temperature",
-            "settle", "gamma", "delta")  # fmt: skip
+    late = (
+        "personalize",
+        "personal_epochs",
+        "personal_lr",
+        "personal_batch",
+        "personal_schedule",
+        "personal_temperature",
+        "recalibrate_personal_bn",
+        "gamma",
+        "delta",
+    )
     return replace(settings, **{name: getattr(plain, name) for name in late})
 
 
@@ -355,8 +436,9 @@ def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
     """Weights (clusters, steps, clusters) as lines, thinned to some sixty points."""
     steps = history.shape[1]
     shown = sorted({round(i * (steps - 1) / 59) for i in range(60)})
-    series = {f"{names[k]} from {names[j]}": history[k, shown, j].tolist()
-              for k in range(len(names)) for j in range(len(names))}  # fmt: skip
+    series = {
+        f"{names[k]} from {names[j]}": history[k, shown, j].tolist() for k in range(len(names)) for j in range(len(names))
+    }
     return {"kind": "lines", "x": [i + 1 for i in shown], "series": series, "x_label": "student step", "y_label": "weight"}
 
 

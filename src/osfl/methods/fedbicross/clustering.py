@@ -18,13 +18,13 @@ from osfl.ingredients.statistics.kmeans import check_cluster_count, renumber
 PROBES = 256  # M noise images
 
 
-def predictions(models: Sequence[nn.Module], image: tuple[int, int, int], rng: torch.Generator, map: Map) -> torch.Tensor:
+def predictions(models: Sequence[nn.Module], image: tuple[int, int, int], rng: torch.Generator, run_map: Map) -> torch.Tensor:
     """P_i: what each model answers to the same noise images, as probabilities, flattened to (models, probes * classes).
 
     The paper leaves open whether logits or probabilities; the scale of logits differs between clients, so probabilities.
     """
     noise = torch.randn((PROBES, *image), generator=rng)
-    return functional.softmax(fast_logits(models, noise, map=map).double(), -1).flatten(1)
+    return functional.softmax(fast_logits(models, noise, run_map=run_map).double(), -1).flatten(1)
 
 
 def parameters(models: Sequence[nn.Module]) -> torch.Tensor:
@@ -32,9 +32,10 @@ def parameters(models: Sequence[nn.Module]) -> torch.Tensor:
     rows = [torch.cat([p.detach().flatten().double() for p in model.parameters()]) for model in models]
     if len({len(row) for row in rows}) > 1:
         raise TrainingError(
-            "clients of different architectures cannot be clustered by their parameters", field="clustering",
+            "clients of different architectures cannot be clustered by their parameters",
+            field="clustering",
             fix="Use --set clustering=predictions.",
-        )  # fmt: skip
+        )
     return torch.stack(rows)
 
 

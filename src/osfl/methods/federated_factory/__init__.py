@@ -58,7 +58,7 @@ class Settings(FactorySettings, Training):
     mode: Literal["central", "peer"] = "central"  # A: the server trains one classifier. B: generators are passed on
     images_per_class: int = 10_000  # synthetic images of each class, over all clients' generators
     prior: Prior = "balanced"  # empirical: as many in all, by the classes' sizes
-    noise: float = 0.0  # images get noise of a deviation up to this (pixels in [-1, 1]), against a generator's fingerprint
+    noise_std: float = 0.0  # images get noise of a deviation up to this (pixels in [-1, 1]), against a generator's fingerprint
     fill: Literal["lacking", "balance"] = "lacking"  # B: synthetic images of what a client lacks, or of all it has too few of
     expert_epochs: int = 0  # B: of each expert, over its images; 0 = as many as the server's classifier would get
     inference: Literal["product", "own"] = "product"  # B: experts answer together, or each client asks its own
@@ -66,16 +66,38 @@ class Settings(FactorySettings, Training):
 
 
 CPU = {
-    **CPU_TRAINING, "factory": "mixture", "symmetry": "none", "images_per_class": 1000, "noise": 0.3, "epochs": 10,
+    **CPU_TRAINING,
+    "factory": "mixture",
+    "symmetry": "none",
+    "images_per_class": 1000,
+    "noise_std": 0.3,
+    "epochs": 10,
     "expert_epochs": 4,
-    "unet": "w16-m1.2-b1-s4", "dropout": 0.0, "edm_images": 12_000, "edm_batch": 64, "edm_lr": 0.004, "edm_lr_batches": 150,
-    "edm_rampup": 1_000, "edm_ema": 0.2, "edm_noise_mean": -0.4, "edm_noise_std": 1.2, "edm_directions": 80, "edm_start": 3.0,
+    "unet": "w16-m1.2-b1-s4",
+    "dropout": 0.0,
+    "edm_images": 12_000,
+    "edm_batch": 64,
+    "edm_lr": 0.004,
+    "edm_lr_batches": 150,
+    "edm_rampup": 1_000,
+    "edm_ema": 0.2,
+    "edm_noise_mean": -0.4,
+    "edm_noise_std": 1.2,
+    "edm_directions": 80,
+    "edm_start": 3.0,
     "edm_steps": 6,
-}  # fmt: skip
+}
 SMOKE = {
-    **CPU, **SMOKE_TRAINING, "images_per_class": 16, "mixture_iterations": 5, "vae_steps": 5, "edm_images": 64,
-    "edm_batch": 32, "edm_steps": 3, "expert_epochs": 1,
-}  # fmt: skip
+    **CPU,
+    **SMOKE_TRAINING,
+    "images_per_class": 16,
+    "mixture_iterations": 5,
+    "vae_steps": 5,
+    "edm_images": 64,
+    "edm_batch": 32,
+    "edm_steps": 3,
+    "expert_epochs": 1,
+}
 
 
 class FederatedFactory(Method):
@@ -102,8 +124,8 @@ class FederatedFactory(Method):
             found.append(f"setting 'images_per_class': expected at least 1, got {s.images_per_class}")
         if s.mode == "peer" and s.prior == "empirical":
             found.append("setting 'prior': 'empirical' needs mode=central: peers know only the classes they were sent")
-        if not s.noise >= 0:
-            found.append(f"setting 'noise': expected at least 0, got {s.noise}")
+        if not s.noise_std >= 0:
+            found.append(f"setting 'noise_std': expected at least 0, got {s.noise_std}")
         if not 0 < s.floor < 1:
             found.append(f"setting 'floor': expected between 0 and 1, got {s.floor}")
         return found
@@ -163,8 +185,12 @@ class FederatedFactory(Method):
     def _cells(self, uploads: Sequence[Upload]) -> list[Cell]:
         cells = cells_of(uploads, len(self.task.classes))
         if not cells:
-            raise TrainingError("no client has sent a generator", field="least", expected=f"classes of at least "
-                                f"{self.settings.least} images", fix="Use more images a client.")  # fmt: skip
+            raise TrainingError(
+                "no client has sent a generator",
+                field="least",
+                expected=f"classes of at least {self.settings.least} images",
+                fix="Use more images a client.",
+            )
         return cells
 
     def _asked(self, cells: Sequence[Cell], ctx: Context) -> Mapping[tuple[int, ClientId], int]:
@@ -189,9 +215,14 @@ class FederatedFactory(Method):
         s = replace(self.settings, epochs=epochs)
         model = first_model(s, s.architecture, self.task, ctx.generator("init", s.architecture))
         fit(
-            model, data, s, ctx.generator(*labels), device=ctx.device, perturb=noisy(s.noise),
+            model,
+            data,
+            s,
+            ctx.generator(*labels),
+            device=ctx.device,
+            perturb=noisy(s.noise_std),
             progress=lambda done, total: ctx.progress(" ".join(labels), done, total),
-        )  # fmt: skip
+        )
         return Payload(named(model, "model"), {"architecture": s.architecture})
 
     def _show(self, cells: Sequence[Cell], uploads: Sequence[Upload], pool: Dataset | None, ctx: Context) -> None:
@@ -210,8 +241,9 @@ class FederatedFactory(Method):
             held = {cell.label for cell in cells if cell.client == client}
             lacks_only = self.settings.fill == "lacking"
             given = [cell for cell in cells if cell.client != client and not (lacks_only and cell.label in held)]
-            tensors = {f"{cell.client}/{prefix(cell.label)}{name}": value
-                       for cell in given for name, value in cell.tensors.items()}  # fmt: skip
+            tensors = {
+                f"{cell.client}/{prefix(cell.label)}{name}": value for cell in given for name, value in cell.tensors.items()
+            }
             personal[client] = Payload(tensors, {"cells": [[cell.label, cell.client, cell.seen] for cell in given]})
         return Release(Payload({}, {"classes": sorted({cell.label for cell in cells})}), personal)
 
@@ -242,8 +274,10 @@ class FederatedFactory(Method):
 
     def _given(self, part: Payload) -> list[Cell]:
         """The generators of others in a personal part."""
-        return [Cell(label, client, seen, under(part.tensors, f"{client}/{prefix(label)}"))
-                for label, client, seen in part.facts.get("cells", [])]  # fmt: skip
+        return [
+            Cell(label, client, seen, under(part.tensors, f"{client}/{prefix(label)}"))
+            for label, client, seen in part.facts.get("cells", [])
+        ]
 
     def _wanted(self, cells: Sequence[Cell], real: Sequence[int], share: float) -> dict[tuple[int, ClientId], int]:
         """Images of each cell: up to the target together with the real ones, or the whole target where there are none."""
@@ -267,6 +301,8 @@ class FederatedFactory(Method):
         experts = payload.facts.get("experts")
         if experts is None:
             return classifier(payload, self.task)
-        members = [classifier(Payload(payload.tensors, {"architecture": architecture}), self.task, f"{client}/model")
-                   for client, architecture in sorted(experts.items())]  # fmt: skip
+        members = [
+            classifier(Payload(payload.tensors, {"architecture": architecture}), self.task, f"{client}/model")
+            for client, architecture in sorted(experts.items())
+        ]
         return ProductOfExperts(members, self.settings.floor).eval()

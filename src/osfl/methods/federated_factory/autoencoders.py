@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class VaeSettings(Support):
     """How an autoencoder learns. None of this is in the paper, whose generators are diffusion models."""
 
-    vae_latent: int = 16  # numbers that describe an image
+    vae_latent_dim: int = 16  # numbers that describe an image
     vae_width: int = 256  # of the two hidden layers on either side
     vae_steps: int = 1000  # Adam, falling to zero along a cosine
     vae_batch: int = 64  # images a step
@@ -47,17 +47,15 @@ class Vae:
 
     def _decoder(self, rng: torch.Generator | None) -> nn.Sequential:
         s = self.settings
-        return _layers([s.vae_latent, s.vae_width, s.vae_width, math.prod(self.image)], rng).append(nn.Tanh())
+        return _layers([s.vae_latent_dim, s.vae_width, s.vae_width, math.prod(self.image)], rng).append(nn.Tanh())
 
     def contract(self) -> Contract:
         return {name.removeprefix("net/"): line for name, line in contract_of(self._decoder(None), "net").items()}
 
-    def fit(
-        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]
-    ) -> dict[str, torch.Tensor]:
+    def fit(self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]) -> dict[str, torch.Tensor]:
         """uint8 images (n, channels, height, width) of one class -> the decoder."""
         s, pixels = self.settings, math.prod(self.image)
-        encoder = _layers([pixels, s.vae_width, s.vae_width, 2 * s.vae_latent], rng).to(self.device)
+        encoder = _layers([pixels, s.vae_width, s.vae_width, 2 * s.vae_latent_dim], rng).to(self.device)
         decoder = self._decoder(rng).to(self.device)
         optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], s.vae_lr)
         total = torch.zeros((), device=self.device)
@@ -74,8 +72,12 @@ class Vae:
             optimizer.step()
             total += loss.detach()
         if not math.isfinite(float(total)):
-            raise TrainingError("the generator diverged (its loss is not finite)", field="vae_lr", got=s.vae_lr,
-                                fix="Lower it (`--set vae_lr=...`).")  # fmt: skip
+            raise TrainingError(
+                "the generator diverged (its loss is not finite)",
+                field="vae_lr",
+                got=s.vae_lr,
+                fix="Lower it (`--set vae_lr=...`).",
+            )
         weights = sum(p.numel() for p in [*encoder.parameters(), *decoder.parameters()])
         spend(6.0 * weights * s.vae_batch * s.vae_steps)
         progress(1, 1)
@@ -83,7 +85,7 @@ class Vae:
 
     @torch.no_grad()
     def readable(self, tensors: Tensors) -> Readable:
-        return Readable({"center": self._loaded(tensors)(torch.zeros(1, self.settings.vae_latent))})
+        return Readable({"center": self._loaded(tensors)(torch.zeros(1, self.settings.vae_latent_dim))})
 
     def _loaded(self, tensors: Tensors) -> nn.Sequential:
         decoder = self._decoder(None)
@@ -94,7 +96,7 @@ class Vae:
     def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor:
         """`count` images as uint8."""
         decoder = self._loaded(tensors)
-        z = torch.randn((count, self.settings.vae_latent), generator=rng)
+        z = torch.randn((count, self.settings.vae_latent_dim), generator=rng)
         spend(2.0 * count * sum(p.numel() for p in decoder.parameters()), makes=count)
         return to_images(decoder(z).reshape(-1, *self.image))
 

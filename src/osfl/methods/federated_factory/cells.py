@@ -69,9 +69,7 @@ def believed(cells: Sequence[Cell], share: float) -> list[Cell]:
     return [replace(cell, seen=found[cell.place]) for cell in cells]
 
 
-def quotas(
-    cells: Iterable[Cell], per_class: int, prior: Prior = "balanced", share: float = 1.0
-) -> dict[Place, int]:
+def quotas(cells: Iterable[Cell], per_class: int, prior: Prior = "balanced", share: float = 1.0) -> dict[Place, int]:
     """Q_{c,k} = N_c n_{c,k} / sum_j n_{c,j}, in whole images that sum to N_c exactly; n as `believed`.
 
     balanced: N_c = `per_class` for every class that anybody can make. empirical: the same total, by the classes' sizes.
@@ -92,6 +90,12 @@ def quotas(
 def heatmap(cells: Sequence[Cell], asked: Mapping[Place, int], classes: Sequence[str], clients: Sequence[ClientId]) -> object:
     """The matrix as a figure: images asked of each generator, none where there is no generator."""
     values = [[float(asked.get((label, client), 0)) for client in clients] for label in range(len(classes))]
-    return {"kind": "heatmap", "rows": list(classes), "columns": list(clients), "values": values, "row_title": "class",
-            "column_title": "client",
-            "note": f"{len(cells)} generators; the numbers are the images that each was asked for."}  # fmt: skip
+    return {
+        "kind": "heatmap",
+        "rows": list(classes),
+        "columns": list(clients),
+        "values": values,
+        "row_title": "class",
+        "column_title": "client",
+        "note": f"{len(cells)} generators; the numbers are the images that each was asked for.",
+    }

@@ -64,9 +64,7 @@ class DiffusionSettings(Support):
 class Diffusion:
     """One class, one denoiser. Images whose side the U-Net cannot halve often enough are padded by their border."""
 
-    def __init__(
-        self, settings: DiffusionSettings, image: tuple[int, int, int], symmetry: str, device: torch.device
-    ) -> None:
+    def __init__(self, settings: DiffusionSettings, image: tuple[int, int, int], symmetry: str, device: torch.device) -> None:
         self.settings, self.image, self.symmetry, self.device = settings, image, symmetry, device
         self.shape = parse_unet(settings.unet)
         step = self.shape.divides
@@ -84,9 +82,7 @@ class Diffusion:
         initialize(model, rng)
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
-    def fit(
-        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]
-    ) -> dict[str, torch.Tensor]:
+    def fit(self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]) -> dict[str, torch.Tensor]:
         """uint8 images (n, channels, height, width) of one class -> the averaged weights."""
         s = self.settings
         batch = batch_for(len(images), s.edm_batch)
@@ -233,9 +229,11 @@ def follow(average: nn.Module, net: nn.Module, beta: float) -> None:
 def _check_finite(total: torch.Tensor, step: int, settings: DiffusionSettings) -> None:
     if not math.isfinite(float(total)):
         raise TrainingError(
-            f"the generator diverged (loss not finite by step {step})", field="edm_lr", got=settings.edm_lr,
+            f"the generator diverged (loss not finite by step {step})",
+            field="edm_lr",
+            got=settings.edm_lr,
             fix="Lower it (`--set edm_lr=...`), or lengthen the ramp-up (`--set edm_rampup=...`, in images).",
-        )  # fmt: skip
+        )
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------------

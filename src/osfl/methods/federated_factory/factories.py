@@ -67,9 +67,21 @@ def factory_for(settings: FactorySettings, task: Task, device: torch.device | No
 def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
     """Settings that cannot make a generator, a sentence each."""
     positive = (
-        "mixture_dims", "mixture_components", "mixture_prior", "mixture_iterations", "vae_latent", "vae_width", "vae_steps",
-        "vae_batch", "vae_lr", "edm_images", "edm_batch", "edm_lr", "edm_lr_batches", "edm_noise_std",
-    )  # fmt: skip
+        "mixture_dims",
+        "mixture_components",
+        "mixture_prior",
+        "mixture_iterations",
+        "vae_latent_dim",
+        "vae_width",
+        "vae_steps",
+        "vae_batch",
+        "vae_lr",
+        "edm_images",
+        "edm_batch",
+        "edm_lr",
+        "edm_lr_batches",
+        "edm_noise_std",
+    )
     found = [*not_positive(settings, *positive), *too_low(settings, {"edm_rampup": 0, "edm_directions": 0})]
     if not 0 <= settings.dropout < 1:
         found.append(f"setting 'dropout': expected from 0 to below 1, got {settings.dropout}")
@@ -80,8 +92,10 @@ def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
     if settings.edm_start <= LAST_LEVEL:
         found.append(f"setting 'edm_start': expected above {LAST_LEVEL}, where sampling ends, got {settings.edm_start}")
     elif settings.edm_start < LOST and not settings.edm_directions:
-        found.append(f"setting 'edm_start': expected at least {LOST:g}, got {settings.edm_start}; without edm_directions "
-                     "images must be lost in the noise that sampling begins with")  # fmt: skip
+        found.append(
+            f"setting 'edm_start': expected at least {LOST:g}, got {settings.edm_start}; without edm_directions "
+            "images must be lost in the noise that sampling begins with"
+        )
     if settings.least < 2:
         found.append(f"setting 'least': expected at least 2, got {settings.least}; a generator of one image is that image")
     if settings.symmetry == "dihedral" and task.image[1] != task.image[2]:
@@ -97,8 +111,14 @@ def factory_key(settings: FactorySettings, task: Task, ctx: Context) -> dict[str
     """What names a generator's work besides its data: settings of other kinds do not."""
     _, own = _KINDS[settings.factory]
     recipe = {field.name: getattr(settings, field.name) for field in fields(own)}
-    key: dict[str, Json] = {"factory": settings.factory, "symmetry": settings.symmetry, "recipe": recipe,
-                            "least": settings.least, "task": asdict(task), "seed": ctx.plan.seed}  # fmt: skip
+    key: dict[str, Json] = {
+        "factory": settings.factory,
+        "symmetry": settings.symmetry,
+        "recipe": recipe,
+        "least": settings.least,
+        "task": asdict(task),
+        "seed": ctx.plan.seed,
+    }
     if ctx.device.type != "cpu":  # another device gives other bits
         key["device"] = ctx.device.type
     return key
@@ -108,8 +128,11 @@ def enough(shard: Shard, settings: FactorySettings, classes: int) -> list[int]:
     """Classes that the client has enough different images of; copies of one image are one image."""
     counts = torch.bincount(shard.train.labels, minlength=classes).tolist()
     rows = [shard.train.images[shard.train.labels == label].flatten(1) for label in range(classes)]
-    return [label for label, count in enumerate(counts)
-            if count >= settings.least and len(torch.unique(rows[label], dim=0)) >= settings.least]  # fmt: skip
+    return [
+        label
+        for label, count in enumerate(counts)
+        if count >= settings.least and len(torch.unique(rows[label], dim=0)) >= settings.least
+    ]
 
 
 def contract_of_factories(settings: FactorySettings, task: Task) -> Contract:
@@ -133,8 +156,12 @@ def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Tas
             factory = factory_for(settings, task, ctx.device)
             made = factory.fit(images, rng, lambda done, total: ctx.progress(what, done, total))
             if broken := [name for name, value in made.items() if not bool(value.isfinite().all())]:  # by its very last step
-                raise TrainingError(f"the generator diverged: its tensor {broken[0]!r} is not finite", field="factory",
-                                    got=settings.factory, fix="Lower its rate: `--set edm_lr=...`, `vae_lr=...`.")  # fmt: skip
+                raise TrainingError(
+                    f"the generator diverged: its tensor {broken[0]!r} is not finite",
+                    field="factory",
+                    got=settings.factory,
+                    fix="Lower its rate: `--set edm_lr=...`, `vae_lr=...`.",
+                )
             return Payload(made)
         except TrainingError as error:
             error.client, error.reason = shard.client, f"class {task.classes[label]!r}: {error.reason}"
@@ -160,9 +187,7 @@ def train_factories(shard: Shard, settings: FactorySettings, task: Task, ctx: Co
     return Payload(tensors, {"class_counts": counts, "samples": len(shard.train)})
 
 
-def exposed_class(
-    tensors: Tensors, label: int, shard: Shard, settings: FactorySettings, task: Task, ctx: Context
-) -> Exposed:
+def exposed_class(tensors: Tensors, label: int, shard: Shard, settings: FactorySettings, task: Task, ctx: Context) -> Exposed:
     """What can be read out of a class' generator: what it holds, turned and mirrored as in its training, and samples."""
     factory = factory_for(settings, task, ctx.device)
     read = factory.readable(tensors)
@@ -174,8 +199,12 @@ def exposed_class(
         return thumbnails(images.reshape(-1, *task.image))
 
     return Exposed(
-        label, {what: small(orbit(images, settings.symmetry)) for what, images in kinds.items()}, small(train), small(held_out),
-        None if read.mean is None else small(read.mean), None if read.directions is None else small(read.directions),
+        label,
+        {what: small(orbit(images, settings.symmetry)) for what, images in kinds.items()},
+        small(train),
+        small(held_out),
+        None if read.mean is None else small(read.mean),
+        None if read.directions is None else small(read.directions),
     )
 
 
@@ -199,13 +228,19 @@ def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, c
             images = factory.sample(cell.tensors, count, ctx.generator("sample", cell.label, cell.client))
         return Payload({"images": images})
 
-    key = {**factory_key(settings, task, ctx), "what": "sample", "cell": list(cell.place), "count": count,
-           "tensors": payload_digest(Payload(cell.tensors))}  # fmt: skip
+    key = {
+        **factory_key(settings, task, ctx),
+        "what": "sample",
+        "cell": list(cell.place),
+        "count": count,
+        "tensors": payload_digest(Payload(cell.tensors)),
+    }
     try:
         return ctx.get_or_compute(key, sample).tensors["images"]
     except OSError as error:
         raise FilesError(
             f"images of class {task.classes[cell.label]!r} by {cell.client!r} could not be kept: {error.strerror}",
-            field="path", got=error.filename, fix="Make room and run the same command again: finished cells are not repeated.",
-        ) from error  # fmt: skip
-
+            field="path",
+            got=error.filename,
+            fix="Make room and run the same command again: finished cells are not repeated.",
+        ) from error

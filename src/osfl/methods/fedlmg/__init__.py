@@ -36,9 +36,15 @@ class FedLMG(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {**CPU_TRAINING, "pipeline": "toy", "per_class": 16, "diffusion_steps": 25, "server_epochs": 20},
-        "smoke": {**SMOKE_TRAINING, "pipeline": "toy", "per_class": 2, "diffusion_steps": 3, "first_corrections": 1,
-                  "server_epochs": 1},
-    }  # fmt: skip
+        "smoke": {
+            **SMOKE_TRAINING,
+            "pipeline": "toy",
+            "per_class": 2,
+            "diffusion_steps": 3,
+            "first_corrections": 1,
+            "server_epochs": 1,
+        },
+    }
     DEVIATIONS = (
         "the noise that the diffusion model sees is taken as given when latents are corrected: no way back through it",
         "R_BN is taken over all images that a client guides for a class at once: statistics of one image say little",
@@ -62,8 +68,14 @@ class FedLMG(ModelUpload):
         made = self.pool(uploads, ctx)
         ctx.show("Synthetic images", by_class(to_input(made.images), made.labels, self.task.classes))
         training = replace(self.settings, epochs=self.settings.server_epochs)
-        fit(student, made, training, ctx.generator("server"), device=ctx.device,
-            progress=lambda done, total: ctx.progress("learns", done, total))  # fmt: skip
+        fit(
+            student,
+            made,
+            training,
+            ctx.generator("server"),
+            device=ctx.device,
+            progress=lambda done, total: ctx.progress("learns", done, total),
+        )
         return Release(Payload(named(student.cpu(), "model"), {"architecture": architecture}))
 
     def pool(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
@@ -76,8 +88,16 @@ class FedLMG(ModelUpload):
 
         def make(cell: tuple[Upload, int]) -> Payload:
             upload, label = cell
-            key = {"what": "fedlmg", "settings": asdict(s), "upload": digests[upload.client], "label": label,
-                   "client": upload.client, "seed": ctx.plan.seed, "task": asdict(self.task), **elsewhere}  # fmt: skip
+            key = {
+                "what": "fedlmg",
+                "settings": asdict(s),
+                "upload": digests[upload.client],
+                "label": label,
+                "client": upload.client,
+                "seed": ctx.plan.seed,
+                "task": asdict(self.task),
+                **elsewhere,
+            }
             return ctx.get_or_compute(key, lambda: self._images(upload, label, prior, ctx))
 
         made = ctx.map(make, cells)

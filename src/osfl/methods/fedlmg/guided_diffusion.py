@@ -45,9 +45,14 @@ def schedule(count: int, steps: int) -> list[int]:
 
 
 def guided_images(
-    prior: Prior, member: Watched, labels: torch.Tensor, image: tuple[int, int, int], settings: Guidance,
-    rng: torch.Generator, device: torch.device,
-) -> torch.Tensor:  # fmt: skip
+    prior: Prior,
+    member: Watched,
+    labels: torch.Tensor,
+    image: tuple[int, int, int],
+    settings: Guidance,
+    rng: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
     """One image a label, uint8, by deterministic (DDIM) steps; everything random is in the first latents."""
     member.to(device)
     labels, z = labels.to(device), torch.randn((len(labels), *prior.latent), generator=rng).to(device)
@@ -61,8 +66,12 @@ def guided_images(
         clean, kept = _clean(z, noise, prior.kept[now]), prior.kept[then] if then >= 0 else z.new_ones(())
         z = kept.sqrt() * clean + (1 - kept).sqrt() * noise
     if not bool(z.isfinite().all()):
-        raise TrainingError("guided diffusion gave latents that are not finite", field="step_size", got=settings.step_size,
-                            fix="Lower it (`--set step_size=...`).")  # fmt: skip
+        raise TrainingError(
+            "guided diffusion gave latents that are not finite",
+            field="step_size",
+            got=settings.step_size,
+            fix="Lower it (`--set step_size=...`).",
+        )
     corrections, (ask, draw) = first + len(times), prior.flops()
     passes = corrections * (ask + 2 * draw + inversion_flops(member.network, image))  # 2: and the way back
     spend((passes + len(times) * ask + draw) * len(labels), makes=len(labels))
@@ -75,9 +84,16 @@ def _clean(z: torch.Tensor, noise: torch.Tensor, kept: torch.Tensor) -> torch.Te
 
 
 def _corrected(
-    z: torch.Tensor, t: int, prior: Prior, member: Watched, labels: torch.Tensor, image: tuple[int, int, int],
-    settings: Guidance, *, classify: bool,
-) -> torch.Tensor:  # fmt: skip
+    z: torch.Tensor,
+    t: int,
+    prior: Prior,
+    member: Watched,
+    labels: torch.Tensor,
+    image: tuple[int, int, int],
+    settings: Guidance,
+    *,
+    classify: bool,
+) -> torch.Tensor:
     """z minus the gradient. The model's noise is taken as given: the way back is through decoder and classifier only."""
     noise = prior.noise(z, t, labels).detach()
     z = z.detach().requires_grad_()

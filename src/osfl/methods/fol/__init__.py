@@ -101,8 +101,10 @@ class Meeting:
 
     def scores(self) -> dict[ClientId, float]:
         """Accuracy of every candidate on held-out images."""
-        return {name: accuracy(row[self.judged], self.labels[self.judged])
-                for name, row in zip(self.models, self.logits, strict=True)}  # fmt: skip
+        return {
+            name: accuracy(row[self.judged], self.labels[self.judged])
+            for name, row in zip(self.models, self.logits, strict=True)
+        }
 
 
 class Fol(ModelUpload):
@@ -110,15 +112,37 @@ class Fol(ModelUpload):
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # chosen on validation images of bloodcells-28; see the method's card
-            **CPU_TRAINING, **AS_OTHERS, "settle": True, "align_lr": 0.01, "attraction": 0.01, "sparsity": 2.0,
-            "sparsity_unshared": 2.0, "top": 6, "fit_on": "train+val", "evenness": 1.0, "start": "average",
-            "student_epochs": 8, "student_lr": 0.02, "student_batch": 64, "scaled": True, "copies": 3, "blends": 4,
+            **CPU_TRAINING,
+            **AS_OTHERS,
+            "recalibrate_personal_bn": True,
+            "align_lr": 0.01,
+            "attraction": 0.01,
+            "sparsity": 2.0,
+            "sparsity_unshared": 2.0,
+            "top": 6,
+            "fit_on": "train+val",
+            "evenness": 1.0,
+            "start": "average",
+            "student_epochs": 8,
+            "student_lr": 0.02,
+            "student_batch": 64,
+            "scaled": True,
+            "copies": 3,
+            "blends": 4,
         },
         "smoke": {
-            **SMOKE_TRAINING, **AS_OTHERS, "finetune_epochs": 1, "prune_epochs": 1, "post_epochs": 1, "align_lr": 0.02,
-            "sparsity": 1.0, "student_epochs": 1, "student_lr": 0.02, "rate_steps": 5,
+            **SMOKE_TRAINING,
+            **AS_OTHERS,
+            "finetune_epochs": 1,
+            "prune_epochs": 1,
+            "post_epochs": 1,
+            "align_lr": 0.02,
+            "sparsity": 1.0,
+            "student_epochs": 1,
+            "student_lr": 0.02,
+            "rate_steps": 5,
         },
-    }  # fmt: skip
+    }
     DEVIATIONS = (
         "gates are folded into the weights; both penalties of the pruning stage are proximal steps after each optimizer step",
         "the ensemble's weights are fitted by projected descent from the best member; the paper does not say how",
@@ -130,13 +154,25 @@ class Fol(ModelUpload):
     # --- before the meeting ---
 
     def problems(self, clients: int) -> list[str]:
-        least = {"top": 1, "student_epochs": 0, "student_batch": 2, "anchor": 0, "copies": 0, "blends": 0, "evenness": 0,
-                 "rate_steps": 0}  # fmt: skip
+        least = {
+            "top": 1,
+            "student_epochs": 0,
+            "student_batch": 2,
+            "anchor": 0,
+            "copies": 0,
+            "blends": 0,
+            "evenness": 0,
+            "rate_steps": 0,
+        }
         s = self.settings
         flat = s.rate_steps and s.anchor == 0  # then the loss of Theorem 2 has no single optimum
-        return [*super().problems(clients), *alignment_problems(s), *too_low(s, least),
-                *not_positive(s, "student_lr", "temperature"),
-                *(["setting 'rate_steps': Theorem 2 needs an anchor above 0; expected 0, or --set anchor=..."] if flat else [])]
+        return [
+            *super().problems(clients),
+            *alignment_problems(s),
+            *too_low(s, least),
+            *not_positive(s, "student_lr", "temperature"),
+            *(["setting 'rate_steps': Theorem 2 needs an anchor above 0; expected 0, or --set anchor=..."] if flat else []),
+        ]
 
     def contract(self, architecture: str) -> Contract:
         whole = super().contract(architecture)
@@ -170,11 +206,18 @@ class Fol(ModelUpload):
         if not received:  # Q = 0 is Local
             return ctx.previous or own
         key: dict[str, Any] = {
-            "what": "fol", "version": 2, "settings": asdict(replace(self.settings, answer="student")), "client": shard.client,
-            "data": shard.digest, "models": digests_of([Upload(name, "", part) for name, part in received.items()]),
-            "own": digests_of([Upload(shard.client, "", own)]), "seed": ctx.plan.seed, "task": asdict(self.task),
-            "device": ctx.device.type, "encounter": list(ctx.encounter),
-        }  # fmt: skip
+            "what": "fol",
+            "version": 2,
+            "settings": asdict(replace(self.settings, answer="student")),
+            "client": shard.client,
+            "data": shard.digest,
+            "models": digests_of([Upload(name, "", part) for name, part in received.items()]),
+            "own": digests_of([Upload(shard.client, "", own)]),
+            "seed": ctx.plan.seed,
+            "task": asdict(self.task),
+            "device": ctx.device.type,
+            "encounter": list(ctx.encounter),
+        }
         both = ctx.get_or_compute(key, lambda: self._learn_from(received, own, shard, ctx))
         return both if self.settings.answer == "ensemble" else _student_of(both)
 
@@ -204,7 +247,7 @@ class Fol(ModelUpload):
         pool = {shard.client: own, **{name: payload for name, payload in ready.items() if payload is not None}}
         models = {name: classifier(payload, self.task) for name, payload in pool.items()}
         images = torch.cat([shard.train.images, shard.val.images])
-        logits = fast_logits(list(models.values()), images, map=_one_by_one)
+        logits = fast_logits(list(models.values()), images, run_map=_one_by_one)
         labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(received.keys() - pool.keys())
         return Meeting(shard, pool, models, images, labels, logits, left_out)
 
@@ -226,8 +269,12 @@ class Fol(ModelUpload):
             raise
         broken = [key for key, value in given.tensors.items() if not bool(torch.isfinite(value).all())]
         if broken:
-            raise TrainingError("a neighbor's model holds numbers that are not finite", client=name, field=broken[0],
-                                fix="Ask for it again, or leave this neighbor out.")  # fmt: skip
+            raise TrainingError(
+                "a neighbor's model holds numbers that are not finite",
+                client=name,
+                field=broken[0],
+                fix="Ask for it again, or leave this neighbor out.",
+            )
         return _sane(model, shard)
 
     def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload | None:
@@ -254,16 +301,29 @@ class Fol(ModelUpload):
         lessons = self._lessons(met, weights, teacher[met.trained], rng)
         try:
             distill(
-                student, lessons, rng, epochs=s.student_epochs, batch_size=s.student_batch, lr=s.student_lr,
-                momentum=s.momentum, weight_decay=0.0, temperature=s.temperature,
-                soft=1.0 if s.scaled else 1 / s.temperature**2, schedule=s.schedule, clip=s.clip, after=stay_near,
-                track=s.track, device=ctx.device,
-            )  # fmt: skip
+                student,
+                lessons,
+                rng,
+                epochs=s.student_epochs,
+                batch_size=s.student_batch,
+                lr=s.student_lr,
+                momentum=s.momentum,
+                weight_decay=0.0,
+                temperature=s.temperature,
+                soft=1.0 if s.scaled else 1 / s.temperature**2,
+                schedule=s.schedule,
+                clip=s.clip,
+                after=stay_near,
+                track=s.track,
+                device=ctx.device,
+            )
         except TrainingError as error:
             error.client, error.field = met.shard.client, "student_lr"
             error.fix = "Lower it (`--set student_lr=...`), or clip gradients (`--set clip=5`)."
             raise
-        return recalibrated_bn(student.cpu(), met.shard.train.images) if s.track and s.settle else student.cpu()
+        return (
+            recalibrated_bn(student.cpu(), met.shard.train.images) if s.track and s.recalibrate_personal_bn else student.cpu()
+        )
 
     def _begin(self, met: Meeting, weights: Mapping[ClientId, float]) -> nn.Module:
         """Where the student begins: θ_before, or the w-weighted average of the members that have its architecture, with BN
@@ -283,7 +343,7 @@ class Fol(ModelUpload):
         more += [blended(augment(images, "flip+crop", rng), rng) for _ in range(self.settings.blends)]
         if not more:
             return Pool(to_input(images), teacher)
-        answers = fast_logits([met.models[name] for name in weights], torch.cat(more), map=_one_by_one)
+        answers = fast_logits([met.models[name] for name in weights], torch.cat(more), run_map=_one_by_one)
         notes = torch.tensordot(torch.tensor(list(weights.values())), answers, 1)
         return Pool(to_input(torch.cat([images, *more])), torch.cat([teacher, notes]))
 
@@ -291,7 +351,7 @@ class Fol(ModelUpload):
 
     def _measured(self, met: Meeting, student: nn.Module, teacher: torch.Tensor) -> dict[str, Json]:
         """Theorem 1 on held-out images and, if asked for, Theorem 2 on the training images (`methods/fol/bounds.py`)."""
-        answers = fast_logits([student], met.images[met.judged], map=_one_by_one)[0]
+        answers = fast_logits([student], met.images[met.judged], run_map=_one_by_one)[0]
         gap = asdict(risk_gap(teacher[met.judged], answers, met.labels[met.judged]))
         notes: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
         if self.settings.rate_steps:
@@ -308,8 +368,9 @@ class Fol(ModelUpload):
             features = before.features(to_input(met.shard.train.images))  # type: ignore[operator]
             head = torch.cat([last.weight, last.bias[:, None]], 1)
         scale = s.temperature**2 if s.scaled else 1.0  # of the KL, as in `_taught`
-        return head_descent(features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps,
-                            scale=scale)  # fmt: skip
+        return head_descent(
+            features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps, scale=scale
+        )
 
     def review(self, payloads: Mapping[ClientId, Payload]) -> dict[str, Json]:
         """Pictures of all clients together: what they chose, what was pruned, and theory beside measurement."""
@@ -334,7 +395,7 @@ class Fol(ModelUpload):
 
 def _sane(model: nn.Module, shard: Shard) -> bool:
     """Whether a model answers the own images with usable numbers."""
-    return sane(fast_logits([model], shard.train.images, map=_one_by_one))
+    return sane(fast_logits([model], shard.train.images, run_map=_one_by_one))
 
 
 def _member(met: Meeting, name: ClientId, weight: float) -> Payload:

@@ -38,12 +38,19 @@ class Alignment:
     attraction: float = 1e-3  # λ_p, towards the own model's weights in shared layers
     sparsity: float = 1e-4  # γ_sh of the group lasso in shared layers; 0: nothing is pruned there
     sparsity_unshared: float = 5e-4  # γ_un in layers that the own model lacks
-    settle: bool = False  # re-estimate BN statistics on the own images in the end: they lag behind in so few steps
+    recalibrate_personal_bn: bool = False  # recompute BN statistics on the client's images at the end
 
 
 def alignment_problems(settings: Alignment) -> list[str]:
-    least = {"finetune_epochs": 0, "prune_epochs": 0, "post_epochs": 0, "align_batch": 2, "attraction": 0, "sparsity": 0,
-             "sparsity_unshared": 0}  # fmt: skip
+    least = {
+        "finetune_epochs": 0,
+        "prune_epochs": 0,
+        "post_epochs": 0,
+        "align_batch": 2,
+        "attraction": 0,
+        "sparsity": 0,
+        "sparsity_unshared": 0,
+    }
     return too_low(settings, least) + not_positive(settings, "align_lr")
 
 
@@ -73,9 +80,7 @@ def likeness(model: nn.Module, own: nn.Module) -> float:
     return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
 
-def align(
-    model: nn.Module, own: nn.Module, shard: Shard, settings: Any, rng: torch.Generator, device: torch.device
-) -> float:
+def align(model: nn.Module, own: nn.Module, shard: Shard, settings: Any, rng: torch.Generator, device: torch.device) -> float:
     """All three stages in place; gives the share of filters that were pruned. `settings`: Training and Alignment."""
 
     def tune(epochs: int, after: After | None) -> None:
@@ -95,8 +100,9 @@ def penalties(model: nn.Module, own: nn.Module, settings: Alignment) -> After:
     """What follows each optimizer step of the middle stage: pull shared layers, then shrink all filters but the head's."""
     shared, anchors = shared_layers(model, own), {layer.name: layer.weight.detach() for layer in layers_of(own)}
     pulled = [(layer.weight, anchors[shared[layer.name]]) for layer in layers_of(model) if layer.name in shared]
-    shrunk = [(layer.weight, settings.sparsity if layer.name in shared else settings.sparsity_unshared)
-              for layer in prunable(model)]  # fmt: skip
+    shrunk = [
+        (layer.weight, settings.sparsity if layer.name in shared else settings.sparsity_unshared) for layer in prunable(model)
+    ]
 
     def follow(_: nn.Module, lr: float) -> None:
         for weight, anchor in pulled if settings.attraction else ():
@@ -108,9 +114,7 @@ def penalties(model: nn.Module, own: nn.Module, settings: Alignment) -> After:
     return follow
 
 
-def aligned(
-    neighbor: ClientId, given: Payload, own: Payload, shard: Shard, settings: Any, task: Task, ctx: Context
-) -> Payload:
+def aligned(neighbor: ClientId, given: Payload, own: Payload, shard: Shard, settings: Any, task: Task, ctx: Context) -> Payload:
     """A neighbor's model after alignment, as `given` was; `pruned` in the facts says how much. Kept by all that names it."""
     recipe = {name: getattr(settings, name) for name in (*_TUNING, *(field.name for field in fields(Alignment)))}
 
@@ -119,7 +123,7 @@ def aligned(
         rng = ctx.generator("align", shard.client, *ctx.encounter)  # identical neighbors get identical scores
         try:
             pruned = align(model, mine, shard, settings, rng, ctx.device)
-            model = recalibrated_bn(model.cpu(), shard.train.images) if settings.settle else model
+            model = recalibrated_bn(model.cpu(), shard.train.images) if settings.recalibrate_personal_bn else model
         except TrainingError as error:
             error.client, error.field = neighbor, "align_lr"
             error.fix = f"While {shard.client} aligned it; lower align_lr, or clip gradients (`--set clip=5`)."
@@ -127,10 +131,17 @@ def aligned(
         return Payload(named(model, "model"), {**given.facts, "pruned": round(pruned, 6)})
 
     key: dict[str, Any] = {
-        "what": "aligned model", "version": 2, "client": shard.client, "data": shard.digest,
-        "given": payload_digest(given), "own": payload_digest(own), "recipe": recipe, "seed": ctx.plan.seed,
-        "task": asdict(task), "encounter": list(ctx.encounter),
-    }  # fmt: skip
+        "what": "aligned model",
+        "version": 2,
+        "client": shard.client,
+        "data": shard.digest,
+        "given": payload_digest(given),
+        "own": payload_digest(own),
+        "recipe": recipe,
+        "seed": ctx.plan.seed,
+        "task": asdict(task),
+        "encounter": list(ctx.encounter),
+    }
     if ctx.device.type != "cpu":
         key["device"] = ctx.device.type
     return ctx.get_or_compute(key, work)

@@ -54,9 +54,15 @@ class Descent:
 
 
 def head_descent(
-    features: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, *, temperature: float, strength: float, steps: int,
+    features: torch.Tensor,
+    teacher: torch.Tensor,
+    head: torch.Tensor,
+    *,
+    temperature: float,
+    strength: float,
+    steps: int,
     scale: float = 1.0,
-) -> Descent:  # fmt: skip
+) -> Descent:
     """Gradient descent of the head (classes, inputs + 1; the bias last) on features (n, inputs) and the teacher's logits;
     `scale` is c."""
     h = torch.cat([features, features.new_ones(len(features), 1)], 1).double()

@@ -19,15 +19,22 @@ def exchange_figures(notes: Mapping[ClientId, Mapping[str, Json]], own_weight: M
     shares = [share for entry in learned for share in entry["pruned"].values()]
     figures = {
         "Weight of the own model in its client's ensemble": {
-            **_histogram({"clients": list(own_weight.values())}, "weight"), "note": _left_out(notes)},
+            **_histogram({"clients": list(own_weight.values())}, "weight"),
+            "note": _left_out(notes),
+        },
         "Theorem 1: risk of student and ensemble": {
-            "kind": "lines", "x": list(range(1, len(gaps) + 1)), "x_label": "clients, by their bound", "y_label": "",
-            "series": {"difference of risks": [gap["risk"] for gap in gaps],
-                       "total variation": [gap["variation"] for gap in gaps],
-                       "bound: mean √(KL/2)": [gap["bound"] for gap in gaps]},
+            "kind": "lines",
+            "x": list(range(1, len(gaps) + 1)),
+            "x_label": "clients, by their bound",
+            "y_label": "",
+            "series": {
+                "difference of risks": [gap["risk"] for gap in gaps],
+                "total variation": [gap["variation"] for gap in gaps],
+                "bound: mean √(KL/2)": [gap["bound"] for gap in gaps],
+            },
             "note": "On each client's held-out images, for an answer drawn from the predicted probabilities.",
         },
-    }  # fmt: skip
+    }
     if shares:
         pruned = _histogram({"models": shares}, "share of filters")
         figures["Filters pruned of the neighbors' models"] = {**pruned, "note": _left(list(notes.values()))}
@@ -63,7 +70,10 @@ def _descents(descents: Sequence[Mapping[str, Sequence[float]]]) -> Json:
     """Means over clients; each client's own pair is in its model's facts."""
     steps = range(len(descents[0]["measured"]))
     return {
-        "kind": "lines", "x": list(steps), "x_label": "steps of gradient descent", "y_label": "share of the first distance",
+        "kind": "lines",
+        "x": list(steps),
+        "x_label": "steps of gradient descent",
+        "y_label": "share of the first distance",
         "series": {name: [fmean(float(d[name][t]) for d in descents) for t in steps] for name in ("measured", "promised")},
         "note": "Mean over clients; the promise is ((L - μ)/(L + μ))^t for each client's own L and μ.",
-    }  # fmt: skip
+    }

@@ -1,10 +1,10 @@
 """The steps of forgetting, in an order that makes a kill harmless.
 
-    forgetting.json       what is about to go; from here on nobody takes the round for finished, and the gate refuses
-    clear                 the old release first, then all that was made of it, then the upload (or its part of a class)
-    replay                the server phase on what is left; it continues where it was killed
-    search                no bytes of what was removed are left under the round folder
-    forgotten/NNNN.json   the certificate, signed by the server; then forgetting.json goes
+forgetting.json       what is about to go; from here on nobody takes the round for finished, and the gate refuses
+clear                 the old release first, then all that was made of it, then the upload (or its part of a class)
+replay                the server phase on what is left; it continues where it was killed
+search                no bytes of what was removed are left under the round folder
+forgotten/NNNN.json   the certificate, signed by the server; then forgetting.json goes
 """
 
 from __future__ import annotations
@@ -57,9 +57,15 @@ STILL_NAMED = {
 
 
 def forget(
-    folder: Path, server_key: SigningKey | None = None, *, clients: Sequence[ClientId] = (), class_name: str = "",
-    withdraw: bool = False, machine: Machine = Machine(), progress: Progress = quiet,
-) -> dict[str, Any]:  # fmt: skip
+    folder: Path,
+    server_key: SigningKey | None = None,
+    *,
+    clients: Sequence[ClientId] = (),
+    class_name: str = "",
+    withdraw: bool = False,
+    machine: Machine = Machine(),
+    progress: Progress = quiet,
+) -> dict[str, Any]:
     """Forget clients, a class of everybody, or a class of some clients; the certificate. Simulated rounds need no key.
 
     `withdraw`: where no release can be made of what is left, the old one is taken back without a new one. Where clients met
@@ -97,17 +103,20 @@ def _simulated(folder: Path, plan: Plan) -> SigningKey:
     """The key of a simulated round's server is derived; a real one has to be given."""
     key = simulated_key(plan.seed, "server")
     if read_json(folder / "enrolled.json")["server"] != key.public_hex:
-        raise UsageError("this is a real round: what is released again must be signed by its server", field="key",
-                         fix="Give the server's private key with --key server.key.")  # fmt: skip
+        raise UsageError(
+            "this is a real round: what is released again must be signed by its server",
+            field="key",
+            fix="Give the server's private key with --key server.key.",
+        )
     return key
 
 
 def _opened(folder: Path, plan: Plan, key: SigningKey) -> Round:
     """The round as it is now, in the middle of a forgetting too."""
     policy = read_policy(folder)
-    round = Round(folder, plan, policy, policy.server, key)
-    check_server_key(round)
-    return round
+    fl_round = Round(folder, plan, policy, policy.server, key)
+    check_server_key(fl_round)
+    return fl_round
 
 
 def _keep(folder: Path, intent: Mapping[str, Any]) -> None:
@@ -117,9 +126,13 @@ def _keep(folder: Path, intent: Mapping[str, Any]) -> None:
 def _check_same(intent: Mapping[str, Any], clients: Sequence[ClientId], class_name: str, folder: Path) -> None:
     asked = {"clients": list(clients), "class": class_name}
     if intent["asked"] != asked:
-        raise RoundError("another forgetting has begun here and not ended", field="round", expected=forget_options(intent),
-                         got=forget_options({"asked": asked}) or "nothing",
-                         fix=f"Finish it first: osfl forget {folder} {forget_options(intent)}")  # fmt: skip
+        raise RoundError(
+            "another forgetting has begun here and not ended",
+            field="round",
+            expected=forget_options(intent),
+            got=forget_options({"asked": asked}) or "nothing",
+            fix=f"Finish it first: osfl forget {folder} {forget_options(intent)}",
+        )
 
 
 def _clear_later(
@@ -138,9 +151,9 @@ def _clear_later(
 # --- clear --------------------------------------------------------------------------------------------------------------
 
 
-def _clear(round: Round, intent: Mapping[str, Any]) -> None:
+def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
     """Remove what was said and what was made of it. Whatever is gone already was removed before a kill."""
-    folder, uploads = round.folder, intent["uploads"]
+    folder, uploads = fl_round.folder, intent["uploads"]
     gone = {client for client, upload in uploads.items() if not upload["after"]}
     for path in doomed(folder, uploads):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -150,7 +163,7 @@ def _clear(round: Round, intent: Mapping[str, Any]) -> None:
     _rewrite(folder / JOURNAL, lambda entry: entry.get("client") not in gone)
     for client, upload in uploads.items():
         if upload["after"]:
-            _reduce(round, client, upload["after"], intent["label"])
+            _reduce(fl_round, client, upload["after"], intent["label"])
 
 
 def _rewrite(path: Path, keeps: Callable[[Any], bool]) -> None:
@@ -167,13 +180,15 @@ def _rewrite(path: Path, keeps: Callable[[Any], bool]) -> None:
     replace_atomically(path, b"".join(lines))
 
 
-def _reduce(round: Round, client: ClientId, after: str, label: int) -> None:
+def _reduce(fl_round: Round, client: ClientId, after: str, label: int) -> None:
     """Put what is left of an upload in its place: one atomic step, after which the class is not on the disk."""
-    path = round.inbox.path(client)
-    if round.inbox.digest(client) != after:
-        known = certificates(round.folder, round.server)  # how the upload that stands was signed
-        before = replace(round, policy=replace(round.policy, forgotten=removed_uploads(known), withdrawn=withdrawn_by(known)))
-        rest = reduced(before, load(round.plan.method)(round.plan.task, round.plan.settings), client, label)
+    path = fl_round.inbox.path(client)
+    if fl_round.inbox.digest(client) != after:
+        known = certificates(fl_round.folder, fl_round.server)  # how the upload that stands was signed
+        before = replace(
+            fl_round, policy=replace(fl_round.policy, forgotten=removed_uploads(known), withdrawn=withdrawn_by(known))
+        )
+        rest = reduced(before, load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings), client, label)
         assert rest is not None
         replace_atomically(path, rest)
     path.chmod(0o600)
@@ -182,64 +197,73 @@ def _reduce(round: Round, client: ClientId, after: str, label: int) -> None:
 # --- replay and certificate -----------------------------------------------------------------------------------------------
 
 
-def _replay(round: Round, intent: Mapping[str, Any], machine: Machine, progress: Progress) -> str:
+def _replay(fl_round: Round, intent: Mapping[str, Any], machine: Machine, progress: Progress) -> str:
     """The release that a round without all this would have; its digest, or "" where there is none."""
-    if intent["replay"] is not None and round.release() is None:
-        method = load(round.plan.method)(round.plan.task, round.plan.settings)
-        with computing(round.plan, machine, progress, round.scratch, show=round.show) as ctx:
-            run_server_phase(method, round, ctx, intent["replay"])
-    round.tidy()
-    published = round.release()
+    if intent["replay"] is not None and fl_round.release() is None:
+        method = load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings)
+        with computing(fl_round.plan, machine, progress, fl_round.scratch, show=fl_round.show) as ctx:
+            run_server_phase(method, fl_round, ctx, intent["replay"])
+    fl_round.tidy()
+    published = fl_round.release()
     return published[1] if published else ""
 
 
-def _certify(round: Round, intent: Mapping[str, Any], after: str, machine: Machine) -> dict[str, Any]:
-    path = round.folder / CERTIFICATES / f"{intent['number']:04}.json"
+def _certify(fl_round: Round, intent: Mapping[str, Any], after: str, machine: Machine) -> dict[str, Any]:
+    path = fl_round.folder / CERTIFICATES / f"{intent['number']:04}.json"
     if not path.exists():
-        own = left_over(round, intent["traces"])
-        certificate = _certificate(round, intent, after, own, machine)
+        own = left_over(fl_round, intent["traces"])
+        certificate = _certificate(fl_round, intent, after, own, machine)
         make_folder(path.parent)
-        assert round.server_key is not None
-        signed = {"certificate": certificate, "signature": round.server_key.sign(canonical(certificate))}
+        assert fl_round.server_key is not None
+        signed = {"certificate": certificate, "signature": fl_round.server_key.sign(canonical(certificate))}
         replace_atomically(path, json.dumps(signed, indent=1, sort_keys=True).encode())
-    (round.folder / INTENT).unlink()
-    sync_folder(round.folder)
-    return certificates(round.folder, round.server)[-1]
+    (fl_round.folder / INTENT).unlink()
+    sync_folder(fl_round.folder)
+    return certificates(fl_round.folder, fl_round.server)[-1]
 
 
-def left_over(round: Round, traces: Sequence[str]) -> list[str]:
+def left_over(fl_round: Round, traces: Sequence[str]) -> list[str]:
     """Those fingerprints that nobody else's bytes have; an error if they are anywhere under the round folder.
 
     Bytes that other uploads or the release made of them hold, too, are not the forgotten client's: common initial weights.
     """
-    found, others = search(round.folder, traces), _of_others(round)
+    found, others = search(fl_round.folder, traces), _of_others(fl_round)
     own = set(traces).difference(*(found.get(path, set()) for path in others))
-    where = sorted(str(path.relative_to(round.folder)) for path, hits in found.items() if path not in others and hits & own)
+    where = sorted(str(path.relative_to(fl_round.folder)) for path, hits in found.items() if path not in others and hits & own)
     if where:
-        raise RoundError(f"bytes of what was forgotten are still in {', '.join(where)}", field="folder",
-                         expected=f"none under {round.folder}", got=f"{len(where)} file(s)",
-                         fix="osfl did not put them there: remove them and run the same command again.")  # fmt: skip
+        raise RoundError(
+            f"bytes of what was forgotten are still in {', '.join(where)}",
+            field="folder",
+            expected=f"none under {fl_round.folder}",
+            got=f"{len(where)} file(s)",
+            fix="osfl did not put them there: remove them and run the same command again.",
+        )
     return sorted(own)
 
 
-def _of_others(round: Round) -> list[Path]:
+def _of_others(fl_round: Round) -> list[Path]:
     """Files that are known to be made without what was forgotten: signed uploads, and a release of nothing but those."""
     known: list[Path] = []
     uploads: dict[str, str] = {}
-    for client in round.delivered():
+    for client in fl_round.delivered():
         with suppress(RoundError):
-            uploads[f"upload/{client}"] = round.inbox.bundle(client).digest
-            known.append(round.inbox.path(client))
+            uploads[f"upload/{client}"] = fl_round.inbox.bundle(client).digest
+            known.append(fl_round.inbox.path(client))
     with suppress(OsflError):
-        published = round.release()
-        made_from = verify_release(round.folder / RELEASE, round.server, round.plan.digest).made_from if published else {}
+        published = fl_round.release()
+        made_from = (
+            verify_release(fl_round.folder / RELEASE, fl_round.server, fl_round.plan.digest).made_from if published else {}
+        )
         if published and all(uploads.get(name) == d for name, d in made_from.items() if name.startswith("upload/")):
-            known += [round.folder / RELEASE, *(round.folder / "personal" / f"{c}.safetensors" for c in published[0].personal)]
+            known += [
+                fl_round.folder / RELEASE,
+                *(fl_round.folder / "personal" / f"{c}.safetensors" for c in published[0].personal),
+            ]
     return known
 
 
 def _certificate(
-    round: Round, intent: Mapping[str, Any], after: str, own: Sequence[str], machine: Machine
+    fl_round: Round, intent: Mapping[str, Any], after: str, own: Sequence[str], machine: Machine
 ) -> dict[str, Any]:
     """Every key is explained in docs/forgetting.md."""
     kept = ("format", "number", "asked", "uploads", "removed", "stays", "again")
@@ -247,11 +271,11 @@ def _certificate(
     return {
         **{key: intent[key] for key in kept},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "plan": round.plan.digest,
-        "method": round.plan.method,
+        "plan": fl_round.plan.digest,
+        "method": fl_round.plan.method,
         "release": {"before": intent["release"], "after": after},
-        "replace": _replacements(round, intent, after),
-        "elsewhere": _elsewhere(round, own),
+        "replace": _replacements(fl_round, intent, after),
+        "elsewhere": _elsewhere(fl_round, own),
         "still_named": STILL_NAMED,
         "machine": {"device": machine.device, "threads": machine.threads},
         "environment": {key: environment[key] for key in ("osfl", "python", "torch", "numpy", "system", "processor")},
@@ -260,25 +284,25 @@ def _certificate(
     }
 
 
-def _replacements(round: Round, intent: Mapping[str, Any], after: str) -> list[dict[str, str]]:
+def _replacements(fl_round: Round, intent: Mapping[str, Any], after: str) -> list[dict[str, str]]:
     """Who may hold the old release, and what takes its place."""
     before = intent["release"]
     if not before or before == after:
         return []
     rows = []
-    for client in round.plan.clients:
-        row = {"who": client, "delete": before, "fetch": after if client in round.present else ""}
+    for client in fl_round.plan.clients:
+        row = {"who": client, "delete": before, "fetch": after if client in fl_round.present else ""}
         if client in intent["personal"]:
             row["delete_personal"] = intent["personal"][client]
         rows.append(row)
     return rows
 
 
-def _elsewhere(round: Round, own: Sequence[str]) -> list[str]:
+def _elsewhere(fl_round: Round, own: Sequence[str]) -> list[str]:
     """Files outside the round folder that hold the same bytes, seen from there: on the cache that a comparison shares, and
     in the SuperLink's database, where Flower leaves what passed through it (see osfl.deploy.flower.deployment)."""
-    note = round.journal().get(("cache", ""))
-    places = [round.folder / str(note["path"])] if note else []
-    places += [round.folder.resolve().parent.parent / "link"] if round.folder.resolve().parent.name == "rounds" else []
+    note = fl_round.journal().get(("cache", ""))
+    places = [fl_round.folder / str(note["path"])] if note else []
+    places += [fl_round.folder.resolve().parent.parent / "link"] if fl_round.folder.resolve().parent.name == "rounds" else []
     found = [path for place in places if place.is_dir() for path in search(place, own)]
-    return [os.path.relpath(path, round.folder) for path in found]
+    return [os.path.relpath(path, fl_round.folder) for path in found]

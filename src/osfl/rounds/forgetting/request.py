@@ -31,27 +31,48 @@ from osfl.wire.inbox import JOURNAL
 FORMAT = 1
 RELEASE = "release.safetensors"
 MADE_OF_IT = (
-    "personal", "models", "figures", "scratch", "report", "results.json", "model_card.md", "fusion.json", "model.safetensors",
+    "personal",
+    "models",
+    "figures",
+    "scratch",
+    "report",
+    "results.json",
+    "model_card.md",
+    "fusion.json",
+    "model.safetensors",
     "everyone-has-it",  # a word of osfl.deploy.flower.app about the old release
-)  # fmt: skip
+)
 ROUND = (
-    RELEASE, *MADE_OF_IT, "inbox", "partial", ".dashboard", "journal.jsonl", JOURNAL, CERTIFICATES, INTENT, "contract.json",
-    "enrolled.json", "plan.json",
+    RELEASE,
+    *MADE_OF_IT,
+    "inbox",
+    "partial",
+    ".dashboard",
+    "journal.jsonl",
+    JOURNAL,
+    CERTIFICATES,
+    INTENT,
+    "contract.json",
+    "enrolled.json",
+    "plan.json",
 )  # all that osfl puts into a round's folder; the plan last, for without it there is no round
 
 
-def intend(round: Round, clients: Sequence[ClientId], class_name: str, withdraw: bool) -> dict[str, Any]:
+def intend(fl_round: Round, clients: Sequence[ClientId], class_name: str, withdraw: bool) -> dict[str, Any]:
     """The intent to forget these clients, this class of everybody, or this class of these clients."""
-    method = load(round.plan.method)(round.plan.task, round.plan.settings)
+    method = load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings)
     if not clients and not class_name:
-        raise UsageError("nothing was named that should be forgotten", field="client",
-                         fix="Say --client NAME, --class NAME, or both; --verify repeats the proof of what was.")  # fmt: skip
-    _check_clients(round, clients)
-    label = _label(method, round.plan, class_name) if class_name else None
-    uploads, gone = _changes(round, method, clients, label)
-    published = round.release()
-    shared = verify_release(round.folder / RELEASE, round.server, round.plan.digest) if published else None
-    made_from, known = shared.made_from if shared else {}, certificates(round.folder, round.server)
+        raise UsageError(
+            "nothing was named that should be forgotten",
+            field="client",
+            fix="Say --client NAME, --class NAME, or both; --verify repeats the proof of what was.",
+        )
+    _check_clients(fl_round, clients)
+    label = _label(method, fl_round.plan, class_name) if class_name else None
+    uploads, gone = _changes(fl_round, method, clients, label)
+    published = fl_round.release()
+    shared = verify_release(fl_round.folder / RELEASE, fl_round.server, fl_round.plan.digest) if published else None
+    made_from, known = shared.made_from if shared else {}, certificates(fl_round.folder, fl_round.server)
     return {
         "format": FORMAT,
         "number": len(known) + 1,  # of the certificate
@@ -60,10 +81,10 @@ def intend(round: Round, clients: Sequence[ClientId], class_name: str, withdraw:
         "uploads": uploads,  # client -> digests before and after; "" after: nothing is left
         "release": shared.digest if shared else "",
         "personal": {name.removeprefix("personal/"): d for name, d in made_from.items() if name.startswith("personal/")},
-        "replay": _replay(method, round.plan, made_from, uploads, withdraw) if shared else None,
-        "removed": [str(path.relative_to(round.folder)) for path in doomed(round.folder, uploads)],
+        "replay": _replay(method, fl_round.plan, made_from, uploads, withdraw) if shared else None,
+        "removed": [str(path.relative_to(fl_round.folder)) for path in doomed(fl_round.folder, uploads)],
         "stays": method.inseparable if label is not None else "",
-        "again": _command(round.folder) or next((c["again"] for c in reversed(known) if c["again"]), ""),
+        "again": _command(fl_round.folder) or next((c["again"] for c in reversed(known) if c["again"]), ""),
         "withdraw": withdraw,
         "traces": sample([tensor.data for tensor in [*gone, *(shared.tensors.values() if shared else ())]]),
         "cleared": False,
@@ -73,60 +94,84 @@ def intend(round: Round, clients: Sequence[ClientId], class_name: str, withdraw:
 # --- who and what -------------------------------------------------------------------------------------------------------
 
 
-def _check_clients(round: Round, clients: Sequence[ClientId]) -> None:
-    delivered = round.delivered()
+def _check_clients(fl_round: Round, clients: Sequence[ClientId]) -> None:
+    delivered = fl_round.delivered()
     for client in clients:
-        if client not in round.plan.clients:
-            raise RoundError(f"{client!r} took no part in this round", field="client",
-                             expected=" or ".join(round.plan.clients), got=client,
-                             fix=f"Name a client of this round's plan.{nearest(client, round.plan.clients)}")  # fmt: skip
-        if client not in round.present:
-            raise RoundError(f"{client!r} was forgotten already", field="client",
-                             expected=" or ".join(round.present) or "nobody, all were", got=client,
-                             fix=f"osfl forget {round.folder} --verify repeats the proof.")  # fmt: skip
-        if speaks(round) and client not in delivered:
-            raise RoundError(f"{client!r} has said nothing in this round", field="client",
-                             expected=" or ".join(delivered) or "a client that has delivered", got=client,
-                             fix="There is nothing to forget.")  # fmt: skip
+        if client not in fl_round.plan.clients:
+            raise RoundError(
+                f"{client!r} took no part in this round",
+                field="client",
+                expected=" or ".join(fl_round.plan.clients),
+                got=client,
+                fix=f"Name a client of this round's plan.{nearest(client, fl_round.plan.clients)}",
+            )
+        if client not in fl_round.present:
+            raise RoundError(
+                f"{client!r} was forgotten already",
+                field="client",
+                expected=" or ".join(fl_round.present) or "nobody, all were",
+                got=client,
+                fix=f"osfl forget {fl_round.folder} --verify repeats the proof.",
+            )
+        if speaks(fl_round) and client not in delivered:
+            raise RoundError(
+                f"{client!r} has said nothing in this round",
+                field="client",
+                expected=" or ".join(delivered) or "a client that has delivered",
+                got=client,
+                fix="There is nothing to forget.",
+            )
 
 
-def speaks(round: Round) -> bool:
+def speaks(fl_round: Round) -> bool:
     """Whether clients of this method upload anything; if not, the folder may still hold models of theirs."""
-    return any(round.policy.contracts.values())
+    return any(fl_round.policy.contracts.values())
 
 
 def _label(method: Method, plan: Plan, name: str) -> int:
     if not method.separable():
         able = [known for known in names() if load(known).provides("without_class")]
         settings = " with these settings" if method.provides("without_class") else ""
-        raise UsageError(f"uploads of {plan.method}{settings} cannot be taken apart by class", field="class",
-                         fix=f"Forget the whole client with --client. By class it works for: {', '.join(able)}.")  # fmt: skip
+        raise UsageError(
+            f"uploads of {plan.method}{settings} cannot be taken apart by class",
+            field="class",
+            fix=f"Forget the whole client with --client. By class it works for: {', '.join(able)}.",
+        )
     if name not in plan.task.classes:
-        raise RoundError(f"there is no class {name!r} in this round", field="class",
-                         expected=" or ".join(plan.task.classes), got=name,
-                         fix=f"Name a class of this round's plan.{nearest(name, plan.task.classes)}")  # fmt: skip
+        raise RoundError(
+            f"there is no class {name!r} in this round",
+            field="class",
+            expected=" or ".join(plan.task.classes),
+            got=name,
+            fix=f"Name a class of this round's plan.{nearest(name, plan.task.classes)}",
+        )
     return plan.task.classes.index(name)
 
 
 def _changes(
-    round: Round, method: Method, clients: Sequence[ClientId], label: int | None
+    fl_round: Round, method: Method, clients: Sequence[ClientId], label: int | None
 ) -> tuple[dict[ClientId, dict[str, str]], list[RawTensor]]:
     """Digests of the uploads before and after, and all that goes of them."""
     uploads: dict[ClientId, dict[str, str]] = {}
     gone: list[RawTensor] = []
-    for client in clients or round.delivered():
-        bundle = round.inbox.bundle(client) if speaks(round) else None
+    for client in clients or fl_round.delivered():
+        bundle = fl_round.inbox.bundle(client) if speaks(fl_round) else None
         sent = dict(bundle.tensors) if bundle else {}
-        rest = reduced(round, method, client, label) if label is not None else None
-        left = open_upload(rest, round.policy, round.server)[0] if rest else None
+        rest = reduced(fl_round, method, client, label) if label is not None else None
+        left = open_upload(rest, fl_round.policy, fl_round.server)[0] if rest else None
         if bundle and left and left.digest == bundle.digest:
             continue  # it never spoke of this class
         uploads[client] = {"before": bundle.digest if bundle else "", "after": left.digest if left else ""}
         gone += [tensor for name, tensor in sent.items() if left is None or _other(tensor, left.tensors.get(name))]
-        gone += _kept_for(round.folder, client) if left is None else []
+        gone += _kept_for(fl_round.folder, client) if left is None else []
     if not uploads:
-        raise RoundError("no upload holds anything of this class", field="class", expected="a class in some upload",
-                         got=round.plan.task.classes[label or 0], fix="There is nothing to forget.")  # fmt: skip
+        raise RoundError(
+            "no upload holds anything of this class",
+            field="class",
+            expected="a class in some upload",
+            got=fl_round.plan.task.classes[label or 0],
+            fix="There is nothing to forget.",
+        )
     return uploads, gone
 
 
@@ -134,18 +179,18 @@ def _other(tensor: RawTensor, left: RawTensor | None) -> bool:
     return left is None or bytes(tensor.data) != bytes(left.data)
 
 
-def reduced(round: Round, method: Method, client: ClientId, label: int) -> bytes | None:
+def reduced(fl_round: Round, method: Method, client: ClientId, label: int) -> bytes | None:
     """What is left of an upload without a class, as a bundle; None if that is nothing.
 
     The client cannot be asked to sign it, so the server does. What identifies it (the manifest) is that of the upload which
     a client without this class would have sent: the release made of it is then the same, too.
     """
-    bundle = round.inbox.bundle(client)
+    bundle = fl_round.inbox.bundle(client)
     payload: Payload = method.without_class(payload_of(bundle), label)
     if says_nothing(payload):
         return None
-    assert round.server_key is not None
-    return pack("upload", client, round.plan.digest, to_raw(payload.tensors), dict(payload.facts), round.server_key)
+    assert fl_round.server_key is not None
+    return pack("upload", client, fl_round.plan.digest, to_raw(payload.tensors), dict(payload.facts), fl_round.server_key)
 
 
 def says_nothing(payload: Payload) -> bool:
@@ -178,10 +223,12 @@ def _replay(
     why = _impossible(method, plan, len(left)) if before else ""
     if why and not withdraw:
         raise RoundError(
-            f"no release can be made of what would be left: {why}", field="client", expected="enough uploads for a release",
+            f"no release can be made of what would be left: {why}",
+            field="client",
+            expected="enough uploads for a release",
             got=f"{len(left)} of {len(before)} uploads without {', '.join(sorted(uploads))}",
             fix="Add --withdraw to delete it all the same: the release is taken back, and there is no new one.",
-        )  # fmt: skip
+        )
     return None if why else left
 
 
