@@ -163,8 +163,8 @@ def watch(event, args):
 sys.addaudithook(watch)
 from osfl.transports.files import pick_up
 from osfl.wire.inbox import Inbox
-from tests.wire.forge import DESK
-got = [Inbox(Path(round), DESK).receive(path).client for path in pick_up([Path(usb)])[0]]
+from tests.wire.forge import POLICY
+got = [Inbox(Path(round), POLICY).receive(path).client for path in pick_up([Path(usb)])[0]]
 print(json.dumps([got, touched, "torch" in sys.modules]))
 """
 
