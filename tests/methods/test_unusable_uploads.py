@@ -142,3 +142,10 @@ def test_no_signed_upload_ends_a_server_phase_in_a_traceback(name: str, changes:
         except Exception as error:  # all of them at once
             failures.append(f"{what}: {type(error).__name__}: {str(error)[:200]}")
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("name", ["fedcgs", "fedpft", "falcon", "federated_factory"])
+def test_the_gate_asks_for_the_facts_that_a_method_needs(name: str) -> None:
+    plan = small_federation(name).plan
+    contract = next(iter(contracts_of(load(name)(plan.task, plan.settings)).values()))
+    assert {field.needs for field in contract.values()} == {("samples", "class_counts")}

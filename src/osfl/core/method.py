@@ -115,6 +115,10 @@ class Method:
         """Architectures that clients may upload. Default: the setting `architecture`."""
         return (getattr(self.settings, "architecture", ""),)
 
+    def needs(self) -> Sequence[str]:
+        """Facts that the gate asks of every upload. Default: `NEEDS`."""
+        return self.NEEDS
+
     # --- a one-shot round ----------------------------------------------------------------------------------------------------
 
     def contract(self, architecture: str) -> Contract:

@@ -327,5 +327,5 @@ def simulated_key(seed: int, who: str) -> SigningKey:
 def contracts_of(method: Method) -> dict[str, Contract]:
     """What an upload may hold, for each architecture that the plan allows; worked out once, when the round opens."""
     names: Sequence[str] = method.architectures()
-    needs = tuple(method.needs()) if hasattr(method, "needs") else ()
+    needs = tuple(method.needs())
     return {name: {t: replace(f, needs=needs) for t, f in method.contract(name).items()} for name in names}
