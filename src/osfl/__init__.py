@@ -1,4 +1,4 @@
-"""One-shot federated learning: sites train one image classifier together, and each site speaks exactly once.
+"""One-shot federated learning: sites train one image classifier together, and each site uploads exactly once.
 
 import osfl
 result = osfl.run(osfl.Simulation("fedavg", dataset="digits", clients=5), out="runs/first")

@@ -141,7 +141,7 @@ def test_words_of_a_topology() -> None:
 BAD_PLANS = {
     "too many peers": (Topology("random", peers=4), "expected 1 to 3"),
     "a stranger": (Topology("contacts", contacts=(contact("east", "nowhere"),)), "'nowhere' is no client"),
-    "itself": (Topology("contacts", contacts=(contact("east", "east"),)), "cannot meet itself"),
+    "itself": (Topology("contacts", contacts=(contact("east", "east"),)), "cannot be its own neighbor"),
     "no zone": (Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00", 1, 1),)), "with its zone"),
     "no contacts": (Topology("contacts"), "a schedule belongs"),
     "contacts of a ring": (Topology("ring", contacts=(contact("east", "west"),)), "a schedule belongs"),
@@ -190,7 +190,7 @@ def test_bad_topologies_are_refused_with_the_reason(name: str, tmp_path: Path) -
 
 def test_a_topology_needs_a_method_that_passes_things_on(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(write_plan(make_plan(Topology("ring"), "fedavg")))
-    with pytest.raises(UsageError, match="in fedavg everybody is heard"):
+    with pytest.raises(UsageError, match="in fedavg every client reaches a server"):
         read_plan(tmp_path / "plan.toml")
     assert Gossip.provides("relay")
     variants = for_methods(replace(SMALL, topology=Topology("ring")), ["fedavg", "gossip"])
@@ -234,7 +234,7 @@ def test_every_mistake_of_a_schedule_is_told_with_its_line(tmp_path: Path) -> No
     text = str(caught.value)
     assert len(caught.value.problems) == 5
     assert all(f"line {number}: " in text for number in (3, 4, 5, 6, 7))
-    assert "cannot meet itself" in text and "'sixty'" in text and "'tomorrow'" in text and "b is empty" in text
+    assert "cannot be its own neighbor" in text and "'sixty'" in text and "'tomorrow'" in text and "b is empty" in text
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_each_encounter_has_a_plan_that_names_the_one_before() -> None:
     assert second.topology and second.topology.after == first.digest
     assert third.topology and third.topology.after == second.digest
     assert all_encounters(make_plan(None)) == [make_plan(None)]
-    with pytest.raises(UsageError, match="meet 3 time"):
+    with pytest.raises(UsageError, match="has 3 encounter"):
         next_encounter(third)
     with pytest.raises(UsageError, match="plan of the first one"):
         all_encounters(second)
@@ -297,7 +297,7 @@ def test_encounters_are_rounds_in_one_folder(met: Path) -> None:
     plan = json.loads((met / "plan.json").read_text())
     assert plan["topology"]["after"] == rows[0]["plan_digest"] == first["plan_digest"] and plan["topology"]["encounter"] == 2
     page = (met / "report" / "index.html").read_text()
-    assert "2\xa0times and spoke exactly once in each encounter" in page and "From one encounter to the next" in page
+    assert "2\xa0times, with exactly one upload each in every encounter" in page and "Accuracy by encounter" in page
 
 
 def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(met: Path, tmp_path: Path) -> None:

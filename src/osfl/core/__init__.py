@@ -1,1 +1,1 @@
-"""What every room speaks of: types, the method interface, plan, result, registry, topology, errors. Imports no other room."""
+"""Types, the method interface, plan, result, registry, topology and errors. Imports no other package of ours."""

@@ -46,7 +46,7 @@ class OsflError(Exception):
 
 
 class UsageError(OsflError):
-    """Wrong words on the command line or in a plan; carries all mistakes at once. Exit code 2."""
+    """Wrong usage: mistakes on the command line or in a plan, all at once. Exit code 2."""
 
     exit_code = 2
     title = "Cannot start"
@@ -61,7 +61,7 @@ class UsageError(OsflError):
 
 
 class Rejected(OsflError):
-    """The gate or the inbox said no to a bundle; nothing of it was used."""
+    """A bundle was rejected by the gate or the inbox; nothing of it was used."""
 
     title = "Upload rejected from"
 
@@ -96,7 +96,7 @@ class TrainingError(OsflError):
 
 
 class FilesError(OsflError):
-    """The file system said no: not ours to write, of the wrong kind, or full."""
+    """The file system refused: no permission, of the wrong kind, or full."""
 
     title = "Files"
 

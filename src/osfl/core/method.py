@@ -60,7 +60,7 @@ class Context:
     map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
     get_or_compute: Callable[[Json, Callable[[], Payload]], Payload] = _compute  # reuse work that this key names completely
     show: Callable[[str, Json], None] = ignore_figure  # a picture for the report, as osfl.reports.figures describes
-    # (done, total, make): the server's model on its way, as `build` understands it; a simulation scores it, others do not ask
+    # (done, total, make): an intermediate model of the server, as `build` takes it; only a simulation scores it
     milestone: Callable[[int, int, Callable[[], Payload]], None] = ignore_milestone
     previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
 
@@ -80,7 +80,7 @@ class Method:
     """What a method provides: one paper, the client's side and the server's side in one class.
 
     A one-shot method defines `contract`, `client_phase`, `server_phase` and `build`. A reference, which exists in simulation
-    only, defines `simulate` and `build`. Everything else has a default; `provides` tells what a class defines itself.
+    only, defines `simulate` and `build`. Everything else has a default; `provides` is true for what a class defines itself.
     """
 
     Settings: ClassVar[type[Any]]  # a frozen dataclass; its defaults are the paper's values
@@ -104,7 +104,7 @@ class Method:
         return ()
 
     def departures(self) -> Sequence[str]:
-        """Where these settings depart from the paper in a way that no changed value says, a sentence each. Default: none."""
+        """Deviations of these settings from the paper that no changed value shows, a sentence each. Default: none."""
         return ()
 
     def only_for_clients(self) -> set[str]:
@@ -158,7 +158,7 @@ class Method:
         raise NotImplementedError
 
     def after_round(self, payloads: Mapping[ClientId, Payload]) -> Payload | None:
-        """One model of all clients' models, as `build` understands it. Default: None, each client predicts alone."""
+        """One model of all clients' models, as `build` understands it. Default: None, clients predict one by one."""
         return None
 
     # --- removal of single classes
@@ -211,7 +211,7 @@ class Method:
 
 
 def relayed(method: Method, uploads: Sequence[Upload], ctx: Context) -> Release:
-    """The server phase of a method that relays: to each client that spoke, what its neighbors said."""
+    """The server phase of a method that relays: each client that uploaded gets the uploads of its neighbors."""
     received = list(uploads)  # a round opens and checks them anew each time they are asked for
     return Release(Payload({}), {u.client: relay_to(method, u.client, received, ctx) for u in received})
 

@@ -1,4 +1,4 @@
-"""Names that are safe as file names everywhere: client ids, digests, and text of strangers in our messages."""
+"""Client ids and digests that are safe as file names everywhere, and untrusted text made safe for messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_client_id(value: Json) -> bool:
 
 
 def check_client_id(value: str) -> ClientId:
-    """The id itself, or an error that says which ids there are."""
+    """The id itself, or an error that lists the valid ids."""
     if is_client_id(value):
         return value
     raise UsageError(
@@ -41,6 +41,6 @@ def is_tensor_name(value: Json) -> bool:
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """A stranger's value in an error message: escaped, so that it cannot steer a terminal, and never long."""
+    """An untrusted value for an error message: escaped, so that it cannot steer a terminal, and never long."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,4 +1,4 @@
-"""plan.toml ↔ Plan, and words ↔ settings. Reports every mistake at once, each with the nearest valid name."""
+"""Read and write plan.toml, and parse settings. Reports every mistake at once, each with the nearest valid name."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def read_plan(path: Path) -> Plan:
 def plan_from(table: Mapping[str, Any], where: str) -> Plan:
     """A parsed plan.toml or plan.json as a Plan."""
     problems, fixes = _misshapen(table), ["`osfl new` writes a plan with every key explained."]
-    with contextlib.suppress(KeyError, TypeError):  # of another shape, which is told already
+    with contextlib.suppress(KeyError, TypeError):  # of another shape, which is reported already
         problems += _quorum_problems(table["round"]["quorum"], table["clients"])
     settings = None
     if isinstance(table.get("method"), str) and isinstance(table.get("settings", {}), Mapping):
@@ -170,7 +170,7 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What a key of a plan may hold, in words and as a test."""
+    """What a key of a plan may hold, as text and as a test."""
 
     texts: str
     fits: Callable[[Any], bool]
@@ -305,13 +305,13 @@ def check_plan(plan: Plan) -> None:
     method, fix = load(plan.method)(plan.task, plan.settings), None
     if plan.topology is not None:
         wrong = topology_problems(plan.topology, plan.clients)
-        fix = f"Correct who meets whom; clients: {', '.join(plan.clients)}." if wrong else fix
+        fix = f"Correct the topology; clients: {', '.join(plan.clients)}." if wrong else fix
         problems += wrong
         if not method.provides("relay"):
-            fix = "Leave the topology out, or choose a method that passes things on."
+            fix = "Leave the topology out, or choose a method without a server, such as fol."
             problems.append(
-                f"topology: in {plan.method} everybody is heard, by a server or by all others; who meets whom "
-                "matters only to methods that pass things on, such as fol"
+                f"topology: in {plan.method} every client reaches a server or all other clients; a topology "
+                "matters only to methods in which neighbors exchange directly, such as fol"
             )
     try:
         problems += method.problems(len(plan.clients))
@@ -347,7 +347,7 @@ def write_plan(plan: Plan) -> str:
         f"version = {VERSION}",
         f"method = {_toml(plan.method)}",
         f"seed = {plan.seed}                       # all randomness is derived from it",
-        f"clients = {_toml(data['clients'])}       # each of them speaks exactly once",
+        f"clients = {_toml(data['clients'])}       # each of them uploads exactly once",
         "",
         "[task]",
         f"name = {_toml(plan.task.name)}",
@@ -378,9 +378,9 @@ def write_plan(plan: Plan) -> str:
 def _topology_lines(topology: Topology) -> list[str]:
     return [
         "",
-        "[topology]                       # who hears whom",
+        "[topology]                       # which clients exchange with which",
         f"kind = {_toml(topology.kind)}",
-        f"peers = {topology.peers}                        # random: how many others each client hears",
+        f"peers = {topology.peers}                        # random: number of neighbors of each client",
         f"encounters = {topology.encounters}                   # so many exchanges follow each other, each with its own plan",
         f"encounter = {topology.encounter}                    # this plan is that one of them",
         f"after = {_toml(topology.after)}                       # digest of the plan before",

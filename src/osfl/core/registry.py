@@ -88,7 +88,7 @@ def one_shot(plan: Plan) -> Method:
     method = load(plan.method)(plan.task, plan.settings)
     if is_reference(method):
         raise UsageError(
-            f"{plan.method} pools images or speaks many times: it exists in simulation only",
+            f"{plan.method} pools images or needs many rounds: it exists in simulation only",
             field="method",
             fix="Choose a one-shot method; see `osfl ls methods`.",
         )

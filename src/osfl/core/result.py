@@ -98,7 +98,7 @@ class Encounter(TypedDict):
 
 
 class Gains(TypedDict):
-    """What taking part was worth to each client: own-distribution accuracy over that of clients who train alone."""
+    """What taking part was worth to each client: own-distribution accuracy over that of local training only."""
 
     over: str  # what it is compared with: local_only, and how its training differs if it does
     mean: float  # over clients, in shares of accuracy
@@ -150,7 +150,7 @@ class ClassOfImages(TypedDict):
 class Bound(TypedDict):
     """Excess risk that generators of this error can cause at most, after 2M √(½ Σ π ε); an estimate where ε is one."""
 
-    value: float | None  # for the 0-1 loss, M = 1: in shares of accuracy; 1 and more says nothing; None: none can be given
+    value: float | None  # for the 0-1 loss, M = 1: in shares of accuracy; 1 and more is vacuous; None: none can be given
     error: float | None  # Σ π ε in nats, π = share of each class among the real training images
     prior_shift: float | None  # KL of the shares of classes, real ‖ synthetic; not in `value`, 0 if the pool is as unbalanced
     dimensions: int  # principal components that ε was estimated on
@@ -213,13 +213,13 @@ class Reconstruction(TypedDict):
 
     side: int  # of the images that were compared, in pixels
     steps: int  # of each attacker's training
-    decoder: NotRequired[int]  # which of ours attacked; what an earlier one found says less
+    decoder: NotRequired[int]  # version of our decoder; figures of an earlier one are weaker
     attackers: dict[str, Attacker]  # by what they have
     figures: dict[str, Any]
 
 
 class Course(TypedDict):
-    """How good the server's model was on its way; in simulations only, for it takes test images."""
+    """Scores of the server's intermediate models; in simulations only, for it takes test images."""
 
     unit: str  # server epoch, or round of a multi-round reference
     at: list[int]  # after how many of them
@@ -248,8 +248,8 @@ class Result(TypedDict):
     course: NotRequired[Course]  # only for methods whose server learns step by step, and for many rounds
     generators: NotRequired[Generators]  # only for methods that offer `samples`
     gains: NotRequired[Gains]  # only where a run of local_only on the same shards stands beside this one
-    topology: NotRequired[dict[str, Any]]  # topology and encounters, where the plan says who hears whom
-    encounters: NotRequired[list[Encounter]]  # where clients meet several times; `costs` are then those of all encounters
+    topology: NotRequired[dict[str, Any]]  # topology and encounters, where the plan has them
+    encounters: NotRequired[list[Encounter]]  # where clients exchange several times; `costs` are then those of all encounters
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
 

@@ -1,8 +1,8 @@
-"""Who meets whom and when: words and contact schedules as a `Topology`, and one encounter after the other.
+"""Topologies: which clients exchange with which and when, from options, plans or contact schedules.
 
     contacts.csv   a,b,start,seconds,bytes_per_second[,encounter]   one window a line, such as a satellite's pass
 
-What fits into a window is said in osfl.rounds.contacts. No torch here.
+What fits into a window is computed in osfl.rounds.contacts. No torch here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from osfl.core.types import ClientId, Contact, Plan, Topology
 
 KINDS = get_args(get_type_hints(Topology)["kind"])
 COLUMNS = ("a", "b", "start", "seconds", "bytes_per_second")
-WORDS = "mesh, ring or random:K"
+EXPECTED = "mesh, ring or random:K"
 MOST = 1000  # encounters; each is a whole round
 
 
-# --- words, files and plans as a topology ------------------------------------------------------------------------------
+# --- options, files and plans as a topology ---------------------------------------------------------------------------
 
 
 def parse_topology(text: str, encounters: int = 1) -> Topology:
@@ -33,10 +33,10 @@ def parse_topology(text: str, encounters: int = 1) -> Topology:
     if kind == "random" and count.isdecimal() and int(count) > 0:
         return Topology("random", peers=int(count), encounters=encounters)
     if kind == "contacts":
-        raise UsageError("a contact schedule is read from a file", field="topology", fix="Say --contacts contacts.csv instead.")
+        raise UsageError("a contact schedule is read from a file", field="topology", fix="Use --contacts contacts.csv instead.")
     if kind not in ("mesh", "ring") or colon:
         raise UsageError(
-            f"--topology {text!r}: expected {WORDS}",
+            f"--topology {text!r}: expected {EXPECTED}",
             field="topology",
             fix="For example --topology random:5, or --contacts contacts.csv for a schedule.",
         )
@@ -44,7 +44,7 @@ def parse_topology(text: str, encounters: int = 1) -> Topology:
 
 
 def topology_options(topology: Topology) -> list[str]:
-    """The words that give this topology again; a schedule has none, it is in its plan or file."""
+    """The command-line options of this topology; a schedule has none, it is in its plan or file."""
     summary = topology_summary(topology)
     return [
         "--topology",
@@ -54,13 +54,13 @@ def topology_options(topology: Topology) -> list[str]:
 
 
 def topology_summary(topology: Topology) -> dict[str, Any]:
-    """Who hears whom and how often, for results and their pages."""
+    """Topology and number of encounters, for results and their pages."""
     kind = f"random:{topology.peers}" if topology.kind == "random" else topology.kind
     return {"topology": kind, "encounters": topology.encounters}
 
 
 def is_contact(value: Any) -> bool:
-    """Whether a plan's table has the form of a contact; what it says is checked later."""
+    """Whether a plan's table has the form of a contact; its values are checked later."""
     kinds: dict[str, Any] = {
         "a": str,
         "b": str,
@@ -131,7 +131,7 @@ def _check_header(header: Sequence[str], path: Path) -> None:
 
 
 def _contact(row: Mapping[str, Any]) -> Contact:
-    """One line; a ValueError says what is wrong with it."""
+    """One line; a ValueError names what is wrong with it."""
     texts = {name: (row.get(name) or "").strip() for name in (*COLUMNS, "encounter")}
     if "None" in row:  # how the reader calls values without a column
         raise ValueError("it has more values than there are columns")
@@ -161,7 +161,7 @@ def _number(texts: Mapping[str, str], name: str) -> float:
 
 
 def _contact_problems(contact: Contact) -> list[str]:
-    problems = [] if contact.a != contact.b else [f"{contact.a!r} cannot meet itself"]
+    problems = [] if contact.a != contact.b else [f"{contact.a!r} cannot be its own neighbor"]
     for name in ("seconds", "bytes_per_second"):
         value = getattr(contact, name)
         if not (math.isfinite(value) and value > 0):
@@ -238,7 +238,7 @@ def _at_once(topology: Topology) -> list[str]:
 
 
 def _out_of_order(topology: Topology) -> list[str]:
-    """A site needs all of one encounter before it can speak in the next."""
+    """A site needs all of one encounter before it can upload in the next."""
     problems: dict[ClientId, str] = {}
     latest: dict[ClientId, Contact] = {}  # of each client, the window that closes last in the encounters before
     for number in range(1, topology.encounters + 1):
@@ -273,20 +273,20 @@ def next_encounter(plan: Plan) -> Plan:
     if topology is None or is_last(plan):
         count = topology.encounters if topology else 1
         raise UsageError(
-            f"this plan's clients meet {count} time(s), and this is encounter {count}",
+            f"this plan has {count} encounter(s), and this is encounter {count}",
             field="after",
-            fix="A plan says how often clients meet: write it with `osfl new --encounters E`.",
+            fix="The plan sets the number of encounters: write it with `osfl new --encounters E`.",
         )
     return replace(plan, topology=replace(topology, encounter=topology.encounter + 1, after=plan.digest))
 
 
 def all_encounters(plan: Plan) -> list[Plan]:
-    """The plans of all encounters from the first one on; one plan where clients meet once."""
+    """The plans of all encounters from the first one on; one plan where clients exchange once."""
     if plan.topology is not None and plan.topology.encounter > 1:
         raise UsageError(
             f"this is the plan of encounter {plan.topology.encounter}",
             field="plan",
-            fix="A simulation walks through all encounters: give it the plan of the first one.",
+            fix="A simulation runs all encounters: give it the plan of the first one.",
         )
     plans = [plan]
     for _ in range(1, plan.topology.encounters if plan.topology else 1):
@@ -309,7 +309,7 @@ def closes(contact: Contact) -> datetime:
 
 
 def neighbors(plan: Plan, client: ClientId) -> tuple[ClientId, ...]:
-    """Whom this client hears in this round, sorted; without a topology everybody else.
+    """The neighbors of this client in this round, sorted; without a topology everybody else.
 
     Random neighbors are the `peers` others with the smallest hash of seed, encounter and both names: in a new plan
     without a client the next one takes its place and nothing else changes; `osfl forget` fills no place in a standing round.

@@ -39,7 +39,7 @@ def digest_of(value: Json) -> str:
 
 
 # Marks a setting that methods got after rounds had been agreed: where it has its default it is left out, so that the
-# digests of plans that never heard of it stand.
+# digests of plans that were made before it stay the same.
 LATER: Mapping[str, bool] = {"later": True}
 
 
@@ -91,13 +91,13 @@ class Contact:
 
 @dataclass(frozen=True)
 class Topology:
-    """Who hears whom where clients meet each other instead of a server, and how often they meet.
+    """Which clients exchange with which where there is no server, and how often they exchange.
 
     Each encounter is a round of its own, with a plan of its own: it names the encounter and, by its digest, the plan before.
     """
 
     kind: Literal["mesh", "ring", "random", "contacts"] = "mesh"
-    peers: int = 0  # random: how many others each client hears, drawn anew in every encounter
+    peers: int = 0  # random: number of neighbors of each client, drawn anew in every encounter
     contacts: tuple[Contact, ...] = ()  # contacts: the schedule
     encounters: int = 1  # so many exchanges follow each other
     encounter: int = 1  # this round is that one of them
@@ -117,7 +117,7 @@ class Plan:
     data: Mapping[str, Json] = field(default_factory=dict)  # simulation only: dataset, its digest, partition
     quorum: int = 0  # the server phase needs so many uploads; 0: one of each client
     deadline: str = ""  # until when to wait for the others once the quorum is there, "2026-12-24T18:00:00Z"
-    topology: Topology | None = None  # who hears whom, for methods that only pass things on; None: everybody
+    topology: Topology | None = None  # neighbors, for methods without a server; None: everybody
 
     def as_json(self) -> dict[str, Json]:
         waiting = {"quorum": self.quorum, "deadline": self.deadline}
@@ -166,7 +166,7 @@ class Shard:
     digest: str = ""  # of the images and labels; names work that may be reused on the same data
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Upload:
-    """The one message of a client. Methods fill the payload; the walk sets sender and round."""
+    """The one message of a client. Methods fill the payload; the run sets sender and round."""
 
     client: ClientId
     plan: str
