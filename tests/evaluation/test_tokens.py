@@ -86,7 +86,7 @@ def test_a_round_of_features_is_compared(tmp_path: Path, method: str) -> None:
     assert read_result(tmp_path / "one") == result
     assert run(small, tmp_path / "two", machine=Machine(workers=2))["tokens"] == result["tokens"]
     page = (tmp_path / "one" / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Synthetic features beside real ones" in page
+    assert "Synthetic features compared with real ones" in page
 
 
 def test_methods_without_synthetic_features_are_not_compared(tmp_path: Path) -> None:

@@ -51,14 +51,14 @@ def seen(
 
 
 def said(found: Look, check: str) -> list[tuple[str, str]]:
-    return [(f["severity"], f["words"]) for f in found["findings"] if f["check"] == check]
+    return [(f["severity"], f["message"]) for f in found["findings"] if f["check"] == check]
 
 
 def test_a_good_upload_is_described_completely() -> None:
     found = seen(draw=False)
     assert worst(found) == "note" and found["sender"] == "north" and found["receiver"] == "the server"
-    assert found["words"][0] == "This is the one message that 'north' sends to the server in this round."
-    assert "6 numbers: weights of the network (6 numbers)" in found["words"][1] and "no picture" in found["words"][2]
+    assert found["summary"][0] == "This is the one message that 'north' sends to the server in this round."
+    assert "6 numbers: weights of the network (6 numbers)" in found["summary"][1] and "no picture" in found["summary"][2]
     (row,) = found["tensors"]
     assert row["name"] == "model/head.weight" and row["shape"] == [2, 3] and row["bytes"] == 24
     assert row["what"] == "connections of a layer"
@@ -144,7 +144,7 @@ def test_pictures_are_found_whatever_they_are_called_and_drawn() -> None:
     pixels = RawTensor("U8", (30, 1, 8, 8), np.random.default_rng(0).integers(0, 256, 30 * 64, np.uint8).tobytes())
     labels = RawTensor("I64", (30,), np.array([0, 1] * 15, "<i8").tobytes())
     found = seen({"model/head.weight": pixels, "labels": labels})
-    assert said(found, "Pictures")[0][0] == "caution" and "pictures in it" in found["words"][2]
+    assert said(found, "Pictures")[0][0] == "caution" and "pictures in it" in found["summary"][2]
     images = found["figures"]["Pictures in model/head.weight"]["images"]
     assert len(images) == 24 and images[0]["caption"] == "basophil"
     assert all(view["problem"] == "" for view in figure_views(found["figures"]))
@@ -194,7 +194,7 @@ def test_releases_too() -> None:
     assert found["sender"] == "the server" and said(found, "Signature")[0][0] == "good"
     assert found["groups"][0]["owner"] == "network of north" and "uploads of north" in said(found, "Origin")[0][1]
     own = look(pack("personal", "north", PLAN.digest, {}, {}, OTHER), KNOWN, name="p")
-    assert own["receiver"] == "north" and "It holds no tensor." in own["words"]
+    assert own["receiver"] == "north" and "It holds no tensor." in own["summary"]
 
 
 def test_names_of_strangers_stay_text_on_the_page() -> None:

@@ -45,7 +45,7 @@ def inspected(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def findings(seen: Look) -> dict[str, tuple[str, str]]:
-    return {str(f["check"]): (str(f["severity"]), str(f["words"])) for f in seen["findings"]}
+    return {str(f["check"]): (str(f["severity"]), str(f["message"])) for f in seen["findings"]}
 
 
 def planted(payload: Payload, shard: Shard) -> Payload:
@@ -83,7 +83,7 @@ def test_an_image_that_can_be_read_out_is_serious(payload: Payload, inspected: o
 def test_nothing_is_said_that_was_not_checked(payload: Payload, inspected: object, tmp_path: Path) -> None:
     without_data = inspected(payload, draw=False)  # type: ignore[operator]
     assert not {"Your images", "Reconstruction"} & set(findings(without_data)) and without_data["ratios"] == []
-    assert "Image-long rows" in findings(without_data) and "can be images" in without_data["words"][2]
+    assert "Image-long rows" in findings(without_data) and "can be images" in without_data["summary"][2]
     assert any("no attack was tried" in sentence for sentence in without_data["not_checked"])
     broken = {name: tensor * float("nan") if name.endswith("centers") else tensor for name, tensor in payload.tensors.items()}
     seen = inspected(Payload(broken, payload.facts), data=tmp_path, draw=False)  # type: ignore[operator]

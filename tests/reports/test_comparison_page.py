@@ -63,7 +63,7 @@ def test_the_label_map_says_which_seed_it_shows(demo_runs, sample, tmp_path) -> 
     assert "the same in every run" in page_of(demo_runs(2), tmp_path)
     results = [*demo_runs(2, seeds=1), sample("ensemble", clients=20, seed=5)]
     assert "together, with seed 0" in page_of(results, tmp_path)
-    assert "Which labels" not in page_of([sample(), sample("fedavg", clients=20)], tmp_path)
+    assert "Labels of each client" not in page_of([sample(), sample("fedavg", clients=20)], tmp_path)
 
 
 def test_validation_is_not_called_test(demo_runs, tmp_path) -> None:

@@ -33,9 +33,9 @@ def told(sample):
 
 def test_a_run_says_who_gains(sample, tmp_path) -> None:
     assert gains_section(sample()) == {"gains": None}
-    assert "Who gains" not in text_of(write_report(sample(), tmp_path / "without"))
+    assert "Gain of each client" not in text_of(write_report(sample(), tmp_path / "without"))
     text = text_of(write_report(told(sample), tmp_path / "with"))
-    assert "3 of 5 clients gain over training alone (60 %), 1 lose. Mean +10.0 points, median +20.0 points" in text
+    assert "3 of 5 clients gain over local training (60 %), 1 lose. Mean +10.0 points, median +20.0 points" in text
     assert "least: client-04, -30.0 points. On the images of everybody: -1.5 points." in text and "Compared with" not in text
 
 
@@ -66,7 +66,7 @@ def test_many_methods_share_one_table(sample, tmp_path) -> None:
     runs = with_gains([sample(name, accuracy=0.5 + 0.1 * i) for i, name in enumerate(names)])
     few = text_of(write_comparison(summarize(runs[:4], labels=names[:4]), runs[:4], tmp_path / "few"))
     assert "Method by method" not in few and "fol, seed" in few
-    many = text_of(write_comparison(summarize(runs, labels=names), runs, tmp_path / "many")).split("Who gains")[1]
+    many = text_of(write_comparison(summarize(runs, labels=names), runs, tmp_path / "many")).split("Gain of each client", 1)[1]
     assert many.index("dafl, ") < many.index("Method by method") < many.index("fol, seed")
 
 
@@ -85,5 +85,5 @@ def test_encounters_are_drawn_one_below_the_other(sample, tmp_path) -> None:
     rows = [{"encounter": e, "own": spread, "everyone": spread, "accuracy": 0.5} for e in (1, 2, 3)]
     assert encounters_section(result) == {"encounters": ""}
     text = text_of(write_report({**result, "encounters": rows}, tmp_path))
-    assert "met their neighbors 3 times and spoke exactly once in each encounter" in text
-    assert "From one encounter to the next" in text and "encounter 3" in text
+    assert "exchanged with their neighbors 3 times, with exactly one upload each in every encounter" in text
+    assert "Accuracy by encounter" in text and "encounter 3" in text

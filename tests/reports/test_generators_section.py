@@ -16,7 +16,7 @@ def text_of(path) -> str:
 
 def test_a_run_without_generators_has_no_section(sample, tmp_path) -> None:
     assert generators_section(sample()) == {"generators": None}
-    assert "Synthetic images beside real ones" not in text_of(write_report(sample(), tmp_path))
+    assert "Synthetic images compared with real ones" not in text_of(write_report(sample(), tmp_path))
 
 
 def test_a_run_with_generators_names_the_space_the_floor_and_the_copies(sample, demo_runs, tmp_path) -> None:
@@ -24,7 +24,7 @@ def test_a_run_with_generators_names_the_space_the_floor_and_the_copies(sample, 
     assert "EfficientNet-Lite0 (ImageNet) features at 64 px" in text and "FD (floor)" in text and "FID" not in text
     assert "2853 (359)" in text and "37.0 (-0.05)" in text and "97 (0) %" in text
     assert "Generators copy training images of basophil" in text and "too few to say" in text
-    assert "2√(½ × 1.60) = 179 %" in text and "From 100 % on, it says nothing." in text
+    assert "2√(½ × 1.60) = 179 %" in text and "From 100 % on, it is vacuous." in text
     assert "reaches 90.0 %, this run 78.0 %: a gap of 12.0 points" in text
     assert "Too few images to estimate the error of platelet" in text and "not a bound" in text
     assert "This figure cannot be drawn" not in text
@@ -53,7 +53,7 @@ def test_a_comparison_shows_the_bound_beside_the_gap_and_work_beside_bytes(demo_
     row = bound_rows(comparison)[0]
     assert row["bound"] == "179\xa0%" and row["error"] == "1.60" and row["gap"].endswith("points")
     text = text_of(write_comparison(comparison, results, tmp_path))
-    assert "What generators could cost, and did" in text and "Computing instead of sending" in text
+    assert "Generator error: bound and measured gap" in text and "Operations against bytes" in text
     assert "many rounds" in text and "TFLOP" in text
 
 
@@ -63,4 +63,4 @@ def test_without_generators_or_operations_nothing_is_drawn(demo_runs, tmp_path) 
         for phase in result["costs"]["phases"].values():
             phase["flops"] = 0.0
     text = text_of(write_comparison(summarize(results), results, tmp_path))
-    assert "What generators could cost" not in text and "Computing instead of sending" not in text
+    assert "Generator error: bound" not in text and "Operations against bytes" not in text

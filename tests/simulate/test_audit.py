@@ -30,7 +30,7 @@ def test_an_audit_adds_to_the_round_and_changes_nothing_else(tmp_path: Path) -> 
     assert {k: v for k, v in result.items() if k in before} == before
     assert (tmp_path / "release.safetensors").read_bytes() == release and not (tmp_path / "scratch").exists()
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
-    assert "What an attacker makes of them" in page and "from synthetic features" in page
+    assert "Reconstruction attack" in page and "from synthetic features" in page
     card = (tmp_path / "model_card.md").read_text(encoding="utf-8")
     assert "Reconstruction by an attacker who has similar images" in card and "No privacy audit" not in card
     assert run(small("falcon"), tmp_path) == result  # the round is finished, with what was found

@@ -41,7 +41,9 @@ def test_a_round_of_generators_is_judged_the_same_by_any_number_of_workers(tmp_p
     assert found["space"].startswith("fixed random") and set(found["classes"]) == {str(digit) for digit in range(10)}
     assert all(row["synthetic"] > 0 and row["frechet"] is not None for row in found["classes"].values())
     assert read_result(tmp_path / "one") == result
-    assert "Synthetic images beside real ones" in (tmp_path / "one" / "report" / "index.html").read_text(encoding="utf-8")
+    assert "Synthetic images compared with real ones" in (tmp_path / "one" / "report" / "index.html").read_text(
+        encoding="utf-8"
+    )
     assert without_time(run(SMALL, tmp_path / "two", machine=Machine(workers=2))) == without_time(result)
     other = run(Simulation("fedavg", "digits", 2, "iid", "smoke", samples=80, image_size=8), tmp_path / "fedavg")
     assert "generators" not in other

@@ -1,1 +1,1 @@
-"""What a bundle says, in words and pictures for people who decide whether it may leave. Reads files, changes nothing."""
+"""Describe a bundle in text and figures, for those who decide whether it may be sent. Reads files, changes nothing."""

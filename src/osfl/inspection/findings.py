@@ -1,4 +1,4 @@
-"""What can be said about a bundle without attacking it, each finding with how much it matters and what to do.
+"""Findings about a bundle without attacking it, each with its severity and what to do.
 
 `serious`: do not send or use it. `caution`: somebody should decide. `note`: good to know. `good`: was checked.
 """
@@ -24,7 +24,7 @@ from osfl.wire.window import Seen
 Severity: TypeAlias = Literal["serious", "caution", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("serious", "caution", "note", "good")
 FEW = 2  # images of a class that may point to single persons
-SMALL = 20  # training images that a network can learn by heart
+SMALL = 20  # training images that a network can memorize
 LONG_TEXT = 80
 LARGE_FACTS = 4096
 USUAL_FACTS = {"samples", "class_counts", "architecture"}
@@ -34,11 +34,11 @@ USUAL_FACTS = {"samples", "class_counts", "architecture"}
 class Finding:
     severity: Severity
     check: str  # what was looked at
-    words: str  # what was found
+    message: str  # what was found
     todo: str = ""
 
     def as_json(self) -> dict[str, Json]:
-        return {"severity": self.severity, "check": self.check, "words": self.words, "todo": self.todo}
+        return {"severity": self.severity, "check": self.check, "message": self.message, "todo": self.todo}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _integrity(m: Material) -> Iterator[Finding]:
     for no in m.seen.doubts:
         yield Finding("serious", "Integrity", f"The file is damaged or was rewritten: {no.reason}.", no.fix or "")
     if not m.seen.doubts:
-        yield Finding("good", "Integrity", "Every tensor is exactly what the list in the file says, and nothing else is in it.")
+        yield Finding("good", "Integrity", "Every tensor matches the list in the file, and nothing else is in it.")
 
 
 def _round(m: Material) -> Iterator[Finding]:
@@ -150,7 +150,7 @@ def _contract(m: Material) -> Iterator[Finding]:
         )
 
 
-# --- what it says about people -----------------------------------------------------------------------------------------
+# --- what it reveals about people -------------------------------------------------------------------------------------
 
 
 def _pictures(m: Material) -> Iterator[Finding]:
@@ -207,13 +207,13 @@ def _samples(m: Material) -> Iterator[Finding]:
     samples = m.seen.bundle.facts.get("samples")
     if type(samples) is not int:
         return
-    yield Finding("note", "Images", f"It says that {samples:,} training images were used.")
+    yield Finding("note", "Images", f"According to its facts, {samples:,} training images were used.")
     if 0 < samples < SMALL:
         yield Finding(
             "caution",
             "Few images",
-            f"Only {samples} images were learned from. Networks can learn so few by heart, "
-            "and what they know by heart can be drawn out of them.",
+            f"It was trained on {samples} images only. Networks can memorize so few, "
+            "and what they memorize can be extracted from them.",
             "Consider not to take part with so few.",
         )
     room = _room_for_images(m, samples)
@@ -229,7 +229,7 @@ def _room_for_images(m: Material, samples: int) -> str:
     one, sent = channels * height * width, sum(len(raw.data) for raw in m.seen.bundle.tensors.values())
     if sent < one:
         return "The tensors together are smaller than a single image."
-    return f"The tensors take as many bytes as {sent / one:,.0f} raw images of this round; {samples:,} were learned from."
+    return f"The tensors take as many bytes as {sent / one:,.0f} raw images of this round; it was trained on {samples:,}."
 
 
 def _statistics(m: Material) -> Iterator[Finding]:
@@ -247,12 +247,12 @@ def _features(m: Material) -> Iterator[Finding]:
     """A sum over one image is that image's features."""
     if not m.named("features"):
         return
-    alone = {name: n for name, n in (_counts(m) or {}).items() if n == 1}
-    if alone:
+    single = {name: n for name, n in (_counts(m) or {}).items() if n == 1}
+    if single:
         yield Finding(
             "caution",
             "Sums",
-            f"It holds sums of features. Of some classes there is a single image: {_counted(alone)}. "
+            f"It holds sums of features. Of some classes there is a single image: {_counted(single)}. "
             "The sum of such a class is all that the network sees in this one image.",
             "Consider to leave these images out.",
         )
@@ -298,7 +298,7 @@ def _facts(m: Material) -> Iterator[Finding]:
             )
     strange = sorted(set(m.seen.bundle.facts) - USUAL_FACTS)
     if strange and m.seen.bundle.kind == "upload":
-        yield Finding("note", "Facts", f"Besides the usual facts it says {_listed(strange)}; see below.")
+        yield Finding("note", "Facts", f"Besides the usual facts it holds {_listed(strange)}; see below.")
 
 
 def _size(m: Material) -> Iterator[Finding]:
@@ -315,7 +315,7 @@ def _size(m: Material) -> Iterator[Finding]:
         yield Finding(
             "caution",
             "Size",
-            f"{_listed(odd)}: more than a megabyte each, and this program cannot tell what they are.",
+            f"{_listed(odd)}: more than a megabyte each, and this program does not know what they are.",
             "Ask the method's authors what these tensors are.",
         )
 
@@ -376,7 +376,7 @@ def not_checked(m: Material, data_checked: bool, attacked: bool) -> list[str]:
     ]
 
 
-# --- words -------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def _counts(m: Material) -> dict[str, int] | None:

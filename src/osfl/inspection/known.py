@@ -1,4 +1,4 @@
-"""What the reader knows about the round that a bundle claims to belong to; every part of it may be missing."""
+"""What is known about the round that a bundle claims to belong to; every part of it may be missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Known:
     clients: Mapping[str, str] = field(default_factory=dict)  # client -> public key
     server: str = ""  # public key
     given: str = ""  # a public key that the reader named; it then is the one that must have signed
-    where: str = ""  # who says so: a path, or nothing where that is plain
+    where: str = ""  # where this comes from: a path, or nothing where that is plain
     withdrawn: Withdrawn = NOTHING  # what the round's certificates of forgetting took back
     standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names
     enrolled: Mapping[str, str] = field(default_factory=dict)  # client -> the key it signed with before a class was forgotten
@@ -52,7 +52,7 @@ class Known:
         return None if self.plan is None else Limits(**self.plan["limits"])
 
     def key_for(self, bundle: Bundle) -> tuple[str, str]:
-        """The public key that must have signed this bundle, and whose it is in words; empty if nobody knows."""
+        """The public key that must have signed this bundle, and whose it is, as text; empty if not known."""
         if self.given:
             return self.given, "the key that you named"
         if bundle.kind == "upload":
@@ -75,7 +75,7 @@ class Known:
 
 
 def from_round(folder: Path) -> Known:
-    """All that a round folder says; no torch."""
+    """Everything that is known from a round folder; no torch."""
     policy = read_policy(folder)
     standing: Mapping[str, str] = {}
     if policy.withdrawn.personal:
@@ -97,7 +97,7 @@ def from_round(folder: Path) -> Known:
 
 
 def from_plan(path: Path) -> Known:
-    """All that a plan.toml says: it knows nobody's key."""
+    """Everything that is known from a plan.toml: it holds no keys."""
     from osfl.core.plan import read_plan
     from osfl.core.registry import is_reference, load
     from osfl.rounds.folder import contracts_of

@@ -39,15 +39,15 @@ class Look(TypedDict):
 
     file: str
     bytes: int
-    digest: str  # identity of what is said
+    digest: str  # identity of the contents
     kind: str  # upload, release, personal
     sender: str
     receiver: str
     round: str  # digest of the plan that the bundle names
     method: str  # "" if no plan is known
     description: str
-    words: list[str]  # what this is, a sentence each
-    groups: list[dict[str, Json]]  # owner, kind, words, tensors, numbers, bytes
+    summary: list[str]  # what this is, a sentence each
+    groups: list[dict[str, Json]]  # owner, kind, what, tensors, numbers, bytes
     tensors: list[dict[str, Json]]
     facts: list[dict[str, Json]]
     made_from: dict[str, str]
@@ -65,14 +65,14 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
     material = Material(seen, known, roles, {n: numbers_of(raw) for n, raw in bundle.tensors.items()})
     found = findings(material)
     plan = known.whole_plan() if data is not None or draw else None
-    compared = compare(bundle, plan, data, attacks=_keeps_its_word(found)) if plan is not None and data is not None else None
+    compared = compare(bundle, plan, data, attacks=_is_sound(found)) if plan is not None and data is not None else None
     found += compared.findings if compared else []
     attacked = compared.ratios if compared else []
     unknown = (compared.problems if compared else []) + not_checked(material, data is not None, bool(attacked))
     figures: dict[str, Json] = {}
     if draw:
         figures = ratio_chart(attacked, known.classes) | galleries(material)
-        if plan is not None and _keeps_its_word(found):
+        if plan is not None and _is_sound(found):
             drawn, problems = previews(bundle, plan)
             figures, unknown = {**drawn, **figures}, problems + unknown
         figures |= histograms(material)
@@ -89,7 +89,7 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
         "round": bundle.plan,
         "method": method,
         "description": _description(method),
-        "words": _words(bundle, groups, material),
+        "summary": _summary(bundle, groups, material),
         "groups": groups,
         "tensors": _tensors(material),
         "facts": _facts(material),
@@ -106,7 +106,7 @@ def worst(look: Look) -> str:
     return str(look["findings"][0]["severity"]) if look["findings"] else "good"
 
 
-def _keeps_its_word(found: Sequence[Finding]) -> bool:
+def _is_sound(found: Sequence[Finding]) -> bool:
     """Whether the method's own code may be shown this bundle: only what its round would accept."""
     return not any(finding.severity == "serious" for finding in found)
 
@@ -117,19 +117,19 @@ def _description(method: str) -> str:
     return describe(method) if method in names() else ""
 
 
-# --- in words ----------------------------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _words(bundle: Bundle, groups: Sequence[dict[str, Json]], m: Material) -> list[str]:
+def _summary(bundle: Bundle, groups: Sequence[dict[str, Json]], m: Material) -> list[str]:
     """What this is, for somebody who has never seen one."""
     purpose = {
         "upload": f"This is the one message that {bundle.client!r} sends to the server in this round.",
         "release": "This is what the server gives back to all sites.",
-        "personal": f"This is the part of the server's answer that is meant for {bundle.client!r} alone.",
+        "personal": f"This is the personal part of the release for {bundle.client!r}.",
     }[bundle.kind]
     many = sum(numbers.count for numbers in m.numbers.values())
     groups = [group for group in groups if group["kind"] != "counter"]  # they are in the table; here they would hide the rest
-    holds = "; ".join(f"{group['words']} ({group['numbers']:,} numbers)" for group in groups[:6])
+    holds = "; ".join(f"{group['what']} ({group['numbers']:,} numbers)" for group in groups[:6])
     more = f"; and {len(groups) - 6} more groups" if len(groups) > 6 else ""
     contents = f"It holds {many:,} numbers: {holds}{more}." if groups else "It holds no tensor."
     return [purpose, contents, _about_images(m)]
@@ -142,7 +142,7 @@ def _about_images(m: Material) -> str:
         return "It holds no tensor of pictures, but rows as long as an image of this round, which can be images; see below."
     if m.known.image:
         return "It holds no picture: no tensor has the shape of an image of this round, or rows as long as one."
-    return "Whether it holds pictures cannot be told without the plan, which says how large the images are."
+    return "Whether it holds pictures is not known without the plan, which gives the image size."
 
 
 def _groups(m: Material) -> list[dict[str, Json]]:
@@ -154,7 +154,7 @@ def _groups(m: Material) -> list[dict[str, Json]]:
         {
             "owner": owner,
             "kind": kind,
-            "words": _HOLDS[kind].format(owner=f"the {owner}"),
+            "what": _HOLDS[kind].format(owner=f"the {owner}"),
             "tensors": len(names),
             "numbers": sum(m.numbers[name].count for name in names),
             "bytes": sum(len(m.seen.bundle.tensors[name].data) for name in names),
@@ -168,7 +168,7 @@ def _tensors(m: Material) -> list[dict[str, Json]]:
         {
             "name": name,
             "kind": m.roles[name].kind,
-            "what": m.roles[name].words,
+            "what": m.roles[name].what,
             "dtype": raw.dtype,
             "shape": list(raw.shape),
             "bytes": len(raw.data),
@@ -180,6 +180,6 @@ def _tensors(m: Material) -> list[dict[str, Json]]:
 
 def _facts(m: Material) -> list[dict[str, Json]]:
     return [
-        {"name": name, "value": value, "what": _FACTS.get(name, "said by the method")}
+        {"name": name, "value": value, "what": _FACTS.get(name, "set by the method")}
         for name, value in m.seen.bundle.facts.items()
     ]

@@ -1,4 +1,4 @@
-"""A bundle beside the reader's own images: copies of them, and what the egress check's attack reads out of an upload."""
+"""Compare a bundle with the reader's own images: search for copies, and run the egress check's attack on it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
 
 
 def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
-    """The least ratio in words; nothing where nothing was tried."""
+    """The least ratio as a finding; nothing where nothing was tried."""
     from osfl.rounds.exposure import BOUND
 
     if not ratios:

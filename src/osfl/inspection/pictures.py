@@ -1,4 +1,4 @@
-"""What can be shown instead of told: pictures in a bundle, pictures that its method can make of it, numbers as histograms."""
+"""Figures of a bundle: images in it, images that its method can make from it, and histograms of its numbers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _pixels(raw: RawTensor, place: int) -> Any:
 
 
 def _captions(bundle: Bundle, many: int, classes: Sequence[str]) -> dict[int, str]:
-    """The class of each picture, where a tensor of as many labels says so."""
+    """The class of each picture, where there is a tensor of as many labels."""
     whole = {name: raw for name, raw in bundle.tensors.items() if raw.shape == (many,) and raw.dtype not in FLOATS}
     labels = [raw for name, raw in whole.items() if "label" in name]
     if len(labels) != 1:

@@ -1,4 +1,4 @@
-"""What a tensor is, in words; told from its name, shape and the round's images, because a file cannot be asked."""
+"""Describe what a tensor is, from its name, its shape and the image size of the round."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PARAMETERS = ("weight", "bias", "scale", "gamma", "beta", "alpha")
 @dataclass(frozen=True)
 class Role:
     kind: Kind
-    words: str
+    what: str
 
 
 def role_of(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -> Role:
     """`image` is (channels, height, width) of the round, or empty if no plan is known."""
     last = re.split(r"[./]", name)[-1]
-    if pictures := _pictures(dtype, shape, image):  # first: a picture would not say so in its name
+    if pictures := _pictures(dtype, shape, image):  # first: the name of a picture may not show it
         return Role("pictures", pictures)
     if last in ("running_mean", "running_var"):
         what = "average" if last == "running_mean" else "spread"
@@ -44,7 +44,7 @@ def role_of(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -
 
 
 def _pictures(dtype: str, shape: Sequence[int], image: Sequence[int]) -> str:
-    """In words, if the shape is that of pictures: the round's own, or bytes that can hardly be anything else."""
+    """As text, if the shape is that of pictures: the round's own, or bytes that can hardly be anything else."""
     if len(shape) != 4 or not shape[0]:
         return ""
     of_round = bool(image) and list(shape[1:]) == list(image)

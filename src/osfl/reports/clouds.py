@@ -1,4 +1,4 @@
-"""Clouds of unnamed points in a plane without units: color tells groups, shape tells kinds."""
+"""Scatter plots without units, such as t-SNE: color shows the group, shape the kind of a point."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _texts(frame: Frame, groups: Mapping[str, Mapping[str, Points]]) -> list[str
         best = min(points, key=lambda p, m=middle: (p[0] - m[0]) ** 2 + (p[1] - m[1]) ** 2)  # type: ignore[misc]
         (x, y), half = frame.at(best[0], best[1]), width_of(text, _SIZE) / 2 + 2
         if any(abs(x - at) < half + room and abs(y - level) < 16 for at, level, room in taken):
-            continue  # its tooltip still says which it is
+            continue  # its tooltip still names it
         taken.append((x, y, half))
         parts.append(label(x, y + 4, text, size=_SIZE, anchor="middle", class_="value strong"))
     return parts

@@ -1,4 +1,4 @@
-"""Several methods on one page: one table, and accuracy against what it costs to send."""
+"""The comparison page of several methods: one table, and accuracy against communication cost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _chips(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def reading_help(comparison: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
-    """Plain sentences that say what the table shows; every number is one of the table's."""
+    """Sentences about what the table shows; every number is one of the table's."""
     methods: Methods = comparison["methods"]
     judged = judged_on(comparison.get("data", {}))
     found = {name: mean(methods, name, ACCURACY) for name in methods}
@@ -110,7 +110,7 @@ def _cheapest(methods: Methods, rivals: Mapping[str, float]) -> str:
 def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
     data = comparison.get("data", {})
     if comparison["methods"] and data and ("dataset" not in data or "partition" not in data):
-        return "These runs were not made on the same data: compare only rows that say the same in brackets."
+        return "These runs were not made on the same data: compare only rows with the same text in brackets."
     personal = dict.fromkeys(result["method"] for result in results if result["scores"]["personalized"])
     if personal:
         return f"For {', '.join(personal)}, accuracy on the {judged_on(data)} is the mean over the clients' own models."
@@ -164,7 +164,7 @@ def _scatter(methods: Methods, judged: str) -> Markup:
 
 
 def _compute(methods: Methods) -> Markup:
-    """Computing against sending, both for the whole federation: what one-shot methods pay to speak once."""
+    """Operations against bytes sent, both for the whole federation."""
     points = []
     for name in methods:
         work, sent = mean(methods, name, "costs.flops"), mean(methods, name, "costs.bytes")
@@ -188,7 +188,7 @@ def _compute(methods: Methods) -> Markup:
             y_label="floating point operations (log scale)",
         )
 
-    return responsive(draw, "Computing against sending")
+    return responsive(draw, "Operations against bytes")
 
 
 def _samples(methods: Methods, judged: str) -> Markup:
@@ -212,7 +212,7 @@ def _samples(methods: Methods, judged: str) -> Markup:
             y_label=f"accuracy on the {judged}",
         )
 
-    return responsive(draw, "Accuracy against the price of a sample")
+    return responsive(draw, "Accuracy against the cost of a sample")
 
 
 def _labels(results: Sequence[Result]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Accuracy on the way, and what the same accuracy costs by many rounds: drawn from a result or a comparison."""
+"""Accuracy curves over server epochs or rounds, and the bytes at equal accuracy: from a result or a comparison."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from osfl.core.result import Course, Result
 from osfl.reports.figures import figure_views
 from osfl.reports.text import NOTHING, count, decimal, judged_on, percent, size
 
-WORDS = {"server epoch": "server epochs", "round": "rounds"}
+PLURALS = {"server epoch": "server epochs", "round": "rounds"}
 
 
 def course_figures(result: Result, references: Sequence[Result]) -> dict[str, Any]:
-    """The run's own curve, beside those of references that speak many times (FedMITR, Fig. 4)."""
+    """The run's own curve, beside those of multi-round references (FedMITR, Fig. 4)."""
     if "course" not in result:
         return {}
     own = {result["method"]: result["course"]}
@@ -33,10 +33,10 @@ def _figure(courses: Mapping[str, Course], judged: str) -> dict[str, Any]:
         return {}
     units = sorted({course["unit"] for course in drawn.values()}, reverse=True)
     x = sorted({at for course in drawn.values() for at in course["at"]})
-    names = {name: f"{name} ({WORDS[course['unit']]})" if len(units) > 1 else name for name, course in drawn.items()}
+    names = {name: f"{name} ({PLURALS[course['unit']]})" if len(units) > 1 else name for name, course in drawn.items()}
     series = {names[name]: [_percent(_between(course, at)) for at in x] for name, course in drawn.items()}
-    title = f"Accuracy over {' and '.join(WORDS[unit] for unit in units)}"
-    note = "Each model on the way was scored afterwards; no choice was made by these curves."
+    title = f"Accuracy over {' and '.join(PLURALS[unit] for unit in units)}"
+    note = "Each intermediate model was scored afterwards; nothing was selected by these curves."
     if len(units) > 1:
         note += " A server epoch sends nothing; in a round every client downloads a model and uploads one."
     return {

@@ -21,7 +21,7 @@ def lines(
     x_label: str = "",
     y_label: str = "",
 ) -> str:
-    """One line a series; None leaves a gap. A point that stands alone is a dot, and so is each of a few."""
+    """One line a series; None leaves a gap. An isolated point is a dot, and so is each of a few."""
     values = [value for row in series.values() for value in row if value is not None]
     frame, parts = _framed(list(x), values, list(series), width, x_label, y_label)
     for index, (name, row) in enumerate(series.items()):

@@ -1,4 +1,4 @@
-"""What a method wants shown: `result["figures"]` maps a title to one of six kinds, drawn without knowing the method.
+"""Figures that methods provide: `result["figures"]` maps a title to one of six kinds, drawn without knowing the method.
 
     {"kind": "gallery", "images": [{"png": <base64>, "caption": "class 3"}, ...]}       optional: wide (pictures of pairs)
     {"kind": "heatmap", "rows": [...], "columns": [...], "values": [[...]]}      optional: row_title, column_title, unit
@@ -26,7 +26,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 def figure_views(figures: Mapping[str, Any], counts: Mapping[str, Sequence[int]] | None = None) -> list[View]:
     """Each figure as what the template shows: a chart, a gallery, or the reason why there is none. `counts` are the clients'
-    images of each class, which a simulation knows although no server was told."""
+    images of each class, which a simulation knows although no server does."""
     return [_view(title, figure, counts or {}) for title, figure in figures.items()]
 
 

@@ -1,4 +1,4 @@
-"""Fusion of plain checkpoints on one page, and the card of what came out: drawn from fusion.json alone."""
+"""Report and model card of a fusion of plain checkpoints, from fusion.json only."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def _lede(record: Record) -> str:
     own = len(record["models"]) if _personal(record) else 0
     came, good = (f"{count(own)} came out, one for each", "they are") if own else ("one classifier came out", "it is")
     return (
-        f"{many(len(record['accepted']), 'checkpoint')}, made by others, went in; {came}. No image was seen "
-        f"here, so nothing on this page says how good {good}.{left_out}"
+        f"{many(len(record['accepted']), 'checkpoint')} that other programs made were fused; {came}. No image was used "
+        f"here, so this page does not show how good {good}.{left_out}"
     )
 
 
 def _personal(record: Record) -> bool:
-    """Whether the method gave each of them a model of its own; fusions of earlier versions did not say."""
+    """Whether the method gave each of them a model of its own; not recorded in fusions of earlier versions."""
     return "" not in record.get("models", {"": ""})
 
 
@@ -99,7 +99,7 @@ def _model(record: Record) -> str:
 def _use(record: Record) -> str:
     return (
         "## Intended use and limits\n\n"
-        "It was made from models alone. Whoever made it saw no image, so its accuracy is unknown: measure it on images of the "
+        "It was made from models only, without any image, so its accuracy is unknown: measure it on images of the "
         "place where it would be used, beside the models that it was made from. It has not been validated for clinical or "
         "other consequential decisions. What the offered models know about their training images, this one may know, too; "
         "their licenses bind it.\n"

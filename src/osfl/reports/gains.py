@@ -1,4 +1,4 @@
-"""What taking part was worth to each client: the section of a run's page, and the pictures of a comparison."""
+"""Gain of each client over local training: the section of a run's page, and the figures of a comparison."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from osfl.reports.plots import bars, differences, ranked
 from osfl.reports.rendering import responsive
 from osfl.reports.text import count, many, percent, signed
 
-_AXIS = "points over training alone"
-_ALONE = "local_only"
+_AXIS = "points over local training"
+_LOCAL_ONLY = "local_only"
 _FEW = 3  # methods whose clients are drawn one chart each; more of them share a table
 
 
 def gains_section(result: Result) -> dict[str, Any]:
-    """Nothing, where no run of clients that train alone stands beside this one."""
+    """Nothing, where there is no run of local training on the same shards."""
     gains = result.get("gains")
     if gains is None:
         return {"gains": None}
@@ -28,9 +28,9 @@ def gains_section(result: Result) -> dict[str, Any]:
 def gains_text(gains: Gains) -> str:
     clients = len(gains["values"])
     winners, losers = (round(gains[key] * clients) for key in ("share", "share_that_loses"))  # type: ignore[literal-required]
-    other = "" if gains["over"] == _ALONE else f" Compared with {gains['over']}."
+    other = "" if gains["over"] == _LOCAL_ONLY else f" Compared with {gains['over']}."
     return (
-        f"{count(winners)} of {many(clients, 'client')} gain over training alone ({percent(gains['share'], 0)}), "
+        f"{count(winners)} of {many(clients, 'client')} gain over local training ({percent(gains['share'], 0)}), "
         f"{count(losers)} lose. Mean {signed(gains['mean'])}, median {signed(gains['median'])}; least: "
         f"{gains['worst_client']}, {signed(gains['worst'])}. On the images of everybody: {signed(gains['everyone'])}.{other}"
     )
@@ -50,12 +50,12 @@ def gains_views(comparison: Mapping[str, Any], results: Sequence[Result]) -> dic
 
 
 def _table(first: Mapping[str, Result]) -> Markup:
-    """Methods by clients. Empty where they did not meet the same clients."""
+    """Methods by clients. Empty where they were not run on the same clients."""
     clients = list(next(iter(first.values()))["gains"]["values"])
     if any(list(run["gains"]["values"]) != clients for run in first.values()):
         return Markup("")
     values = [[round(100 * run["gains"]["values"][client], 1) for client in clients] for run in first.values()]
-    texts = {"what": "Gain of each client over training alone, by method", "unit": "points", "column_title": "client"}
+    texts = {"what": "Gain of each client over local training, by method", "unit": "points", "column_title": "client"}
     return responsive(lambda width: differences(list(first), clients, values, width=width, **texts), texts["what"])
 
 
@@ -76,5 +76,5 @@ def _three(row: Encounter) -> list[tuple[float | None, float | None]]:
 
 
 def _chart(gains: Gains, method: str) -> Markup:
-    what = f"Gain of each client by {method} over training alone, sorted"
+    what = f"Gain of each client by {method} over local training, sorted"
     return responsive(lambda width: ranked(gains["values"], what=what, y_label=_AXIS, width=width), what)

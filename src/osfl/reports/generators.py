@@ -1,4 +1,4 @@
-"""The part of a report about generators: synthetic images beside real ones, copies, and the bound beside the gap."""
+"""The generator section of a report: synthetic and real images, copies of training images, bound and measured gap."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _hint(found: Generators) -> str:
         f"{found['frechet_name']} and {found['kernel_name']} are the Fréchet and the kernel distance of synthetic and real "
         f"training images on {found['space']}; in brackets the floor, the same between held-out and training images, "
         f"which a perfect generator would reach. They were measured on as many images of each kind as the column “compared” "
-        f"says ({count(n)} in all), and compare only with figures on the same features and of as many images."
+        f"shows ({count(n)} in all), and compare only with figures on the same features and of as many images."
     )
 
 
@@ -112,7 +112,7 @@ def _value(found: Generators) -> str:
         return f"There is no bound: no variety, or no image at all, among synthetic {', '.join(bound['infinite'])}."
     if bound["value"] is None or bound["error"] is None:
         return "There are too few images to estimate how wrong the generators are."
-    vacuous = " From 100 % on, it says nothing." if bound["value"] >= 1 else ""
+    vacuous = " From 100 % on, it is vacuous." if bound["value"] >= 1 else ""
     return (
         f"With an estimated error of {_short(bound['error'])} nats, a classifier trained on these images loses at most about "
         f"2√(½ × {_short(max(0.0, bound['error']))}) = {percent(bound['value'], 0)} of accuracy against the best one.{vacuous}"

@@ -28,7 +28,7 @@ def heatmap(
     root: bool = False,
 ) -> str:
     """Values by row and column; color runs from nothing at zero to full at the largest value. With `root` it follows
-    the square root, so that small counts are still told from none beside a large one."""
+    the square root, so that small counts still differ from 0 beside a large one."""
     top = max((abs(value) for row in values for value in row), default=0) or 1.0
     layout = plan_grid(rows, columns, values, width, titled=bool(column_title))
     parts = headings(rows, columns, layout, row_title, column_title)

@@ -1,4 +1,4 @@
-"""One bundle as one page, for people who decide whether it may leave: drawn from what `osfl.inspection.look` found."""
+"""The inspection page of a bundle, from what `osfl.inspection.look` found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inspection_page(look: Mapping[str, Any]) -> str:
     return render(
         "inspection.html",
         heading=_TITLES[look["kind"]].format(**look),
-        words=look["words"],
+        summary=look["summary"],
         chips=_chips(look),
         tiles=_tiles(look),
         findings=[{**finding, "level": _LEVELS[finding["severity"]]} for finding in look["findings"]],
@@ -70,7 +70,7 @@ def _tiles(look: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _group(row: Mapping[str, Any]) -> dict[str, str]:
     return {
-        "words": row["words"][:1].upper() + row["words"][1:],
+        "what": row["what"][:1].upper() + row["what"][1:],
         "tensors": count(row["tensors"]),
         "numbers": count(row["numbers"]),
         "bytes": size(row["bytes"]),

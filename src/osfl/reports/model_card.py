@@ -1,4 +1,4 @@
-"""The model's card: what it is, what it is for, what it was made from, how good it is, what it gave away."""
+"""The model card: model, intended use, data, training, evaluation, costs, privacy and record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _model(result: Result) -> str:
 def _use(result: Result) -> str:
     return (
         "## Intended use and limits\n\n"
-        "For research on one-shot federated learning. It answers with one of the classes above whatever it is shown, also for "
+        "For research on one-shot federated learning. It gives one of the classes above for every input, also for "
         "images unlike those it was trained on, and its probabilities are only as good as the calibration error below. "
         "It has not been validated for clinical or other consequential decisions; that needs a study of its own on the "
         "population where it would be used. Look at the worst client and the per-class accuracies before trusting the mean.\n"
@@ -53,7 +53,7 @@ def _use(result: Result) -> str:
 def _data(result: Result) -> str:
     known = {key: value for key, value in result["data"].items() if value is not None}
     facts = dict(fact_rows({"dataset": _dataset(result), **known}))
-    license_name = facts.pop("license", None) or facts.pop("license", None)
+    license_name = facts.pop("license", None)
     lines = [f"{safe(key.replace('_', ' '))}: {safe(value)}" for key, value in facts.items()]
     lines.append(
         f"license: {safe(license_name)}"

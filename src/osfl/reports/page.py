@@ -1,4 +1,4 @@
-"""One run as one page: `index.html` that opens offline, drawn from results.json alone."""
+"""The report of one run: `index.html`, which opens offline, from results.json only."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ def _cautions(result: Result) -> list[str]:
 def _lede(result: Result) -> str:
     clients, messages = many(len(result["clients"]), "client"), result["costs"]["messages_per_client"]
     if result["method"] == POOLED:
-        return f"A reference, not a federation: the images of {clients} were brought together and trained on in one place."
+        return f"A reference, not a federation: the images of {clients} were pooled and trained on in one place."
     if "encounters" in result:
         times = many(len(result["encounters"]), "time")
-        return f"{clients} met their neighbors {times} and spoke exactly once in each encounter."
+        return f"{clients} exchanged with their neighbors {times}, with exactly one upload each in every encounter."
     if messages == 1:
-        return f"{clients} trained together, and each of them spoke exactly once."
+        return f"{clients} trained together, and each of them uploaded exactly once."
     if messages == 0:
         return f"A reference for {clients}: no message was sent."
-    return f"A multi-round reference, not a one-shot method: each of {clients} spoke {count(messages)} times."
+    return f"A multi-round reference, not a one-shot method: each of {clients} uploaded {count(messages)} times."
 
 
 def _tiles(result: Result) -> list[dict[str, str]]:
@@ -88,7 +88,7 @@ def _tiles(result: Result) -> list[dict[str, str]]:
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
     return [
         _tile("Global accuracy", percent(scores["global"]["accuracy"]), f"{whose}, on the {judged_on(result['data'])}"),
-        _tile("Own-distribution accuracy", percent(own["mean"]), "mean over clients, each judged by its own mix of classes"),
+        _tile("Own-distribution accuracy", percent(own["mean"]), "mean over clients, each on its own distribution of classes"),
         _tile("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
         _tile("Uploaded", size(costs["upload_bytes"]), f"by all clients together, {many(sent, 'message')} each"),
     ]

@@ -1,4 +1,4 @@
-"""The sections of a run's page that say how good the model is: against references, by client, by class."""
+"""The score sections of a run's page: against references, by client, by class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The alphabet of the drawings: tags, texts that know how wide they are, and the palette.
+"""Building blocks of the drawings: SVG tags, texts of known width, and the palette.
 
 Drawings are inline SVG without a namespace or script. Colors are CSS variables with a fallback, and text uses
 currentColor, so the page's light and dark themes both apply.
@@ -12,7 +12,7 @@ import unicodedata
 
 Attribute = str | int | float
 
-# Hues after Paul Tol's schemes, ordered so that neighbors also differ in lightness: color-blind readers tell them apart.
+# Hues after Paul Tol's schemes, ordered so that neighbors also differ in lightness: color-blind readers can distinguish them.
 PALETTE = (
     "#4477aa",
     "#ee7733",

@@ -93,5 +93,5 @@ def many(number: int, one: str, more: str = "") -> str:
 
 
 def judged_on(data: Mapping[str, Any]) -> str:
-    """The images that all scores are about; settings are chosen on validation images, and then the page says so."""
+    """The images that all scores are about; where settings are chosen on validation images, this names them."""
     return "global validation set" if data.get("evaluated_on") == "val" else "global test set"

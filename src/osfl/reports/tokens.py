@@ -1,4 +1,4 @@
-"""The part of a report about synthetic features: how far they are from real ones, and what an attacker makes of them."""
+"""The section of a report about synthetic features: distance to real ones, and the reconstruction attack."""
 
 from __future__ import annotations
 
