@@ -96,13 +96,13 @@ def test_a_round_from_the_first_look_to_the_download(
     assert refused == []
 
 
-def test_the_token_opens_the_door_and_leaves_the_address(open_desk: OpenDashboard, browser: Browser) -> None:
+def test_the_token_opens_the_login_and_leaves_the_address(open_desk: OpenDashboard, browser: Browser) -> None:
     dashboard = open_desk(token="an unguessable token")
     browser.open(address(dashboard.server).split("#")[0])
-    assert "wants its token" in browser.text("body")
-    look(browser, "door")
+    assert "needs its token" in browser.text("body")
+    look(browser, "login")
     browser.run("document.getElementById('token').value = 'wrong wrong wrong'")
-    browser.run("document.querySelector('#door button').click()")
+    browser.run("document.querySelector('#login button').click()")
     browser.until("document.getElementById('wrong').hidden === false")
     browser.open("about:blank")
     browser.open(address(dashboard.server))

@@ -58,7 +58,7 @@ def test_a_bundle_is_received_and_can_be_looked_into(open_desk: OpenDashboard, w
 def test_refusals_are_shown_with_their_reason(open_desk: OpenDashboard, world: World) -> None:
     dashboard = open_desk()
     answer = dashboard.post("/bundles", world.bundles["foreign"].read_bytes())
-    assert answer.status == 422 and answer.json["field"] == "plan" and "another round" in answer.json["words"]
+    assert answer.status == 422 and answer.json["field"] == "plan" and "another round" in answer.json["message"]
     shown = dashboard.get("/board").body.decode()
     assert "it was made for another round" in shown and dashboard.state()["refused"][0]["client"] == "south"
     assert dashboard.post("/bundles", b"GIF89a" + bytes(200)).status == 422
@@ -260,12 +260,12 @@ def test_with_a_token_everything_is_shut_until_it_is_given(open_desk: OpenDashbo
     for path in ("/", "/board", "/state", "/inside/north", "/download/release.safetensors", "/dashboard.js"):
         answer = dashboard.get(path)
         assert answer.status == 401 and secret not in answer.body and b"north" not in answer.body
-    assert b"wants its token" in dashboard.get("/").body
+    assert b"needs its token" in dashboard.get("/").body
     assert dashboard.post("/bundles", world.bundles["north"].read_bytes()).status == 401
     for wrong in (b"", b"correct horse batterx", TOKEN.encode() + b"x", "pässwörd-pässwörd".encode(), b"\xff\xfe"):
-        assert dashboard.post("/door", wrong).status == 401
-    assert dashboard.post("/door", TOKEN.encode(), Origin="http://evil.example").status == 403
-    opened = dashboard.post("/door", TOKEN.encode())
+        assert dashboard.post("/login", wrong).status == 401
+    assert dashboard.post("/login", TOKEN.encode(), Origin="http://evil.example").status == 403
+    opened = dashboard.post("/login", TOKEN.encode())
     cookie = opened.headers["Set-Cookie"]
     assert opened.status == 204 and "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
     session = cookie.split(";")[0]
@@ -277,7 +277,7 @@ def test_with_a_token_everything_is_shut_until_it_is_given(open_desk: OpenDashbo
 
 def test_nothing_is_logged(open_desk: OpenDashboard, capfd: pytest.CaptureFixture[str]) -> None:
     dashboard = open_desk(token=TOKEN)
-    dashboard.post("/door", TOKEN.encode())
+    dashboard.post("/login", TOKEN.encode())
     dashboard.get(f"/?token={TOKEN.replace(' ', '')}")
     said = capfd.readouterr()
     assert said.out == said.err == ""

@@ -32,7 +32,7 @@ def until(dashboard: Visitor, state: str, seconds: float = 600) -> dict[str, obj
 def test_a_killed_phase_goes_on_with_the_next_desk(open_desk: OpenDashboard, world: World, tmp_path: Path) -> None:
     dashboard = open_desk(key=world.key_file)
     early = dashboard.post("/phase")
-    assert early.status == 409 and "0 of the 3 uploads" in early.json["words"]
+    assert early.status == 409 and "0 of the 3 uploads" in early.json["message"]
     deliver(dashboard, world)
     assert dashboard.state()["can_start"] and "can start" in dashboard.state()["headline"]
     assert dashboard.post("/phase").status == 202

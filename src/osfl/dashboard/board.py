@@ -1,4 +1,4 @@
-"""What the page shows of a round: read from its folder, worded, and read again only when something there has changed."""
+"""The state of a round that the page shows, read from its folder again only when something there has changed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _clients(fl_round: Path, found: Status) -> list[dict[str, Json]]:
 
 
 def _refusal(entry: Any) -> dict[str, str]:
-    """A line of rejected.jsonl; what strangers wrote into it is text and stays text."""
+    """A line of rejected.jsonl; untrusted text in it is escaped."""
     texts = {key: _shorter(str(entry.get(key, ""))) for key in ("client", "field", "reason", "expected", "got", "fix")}
     moment = entry.get("time")
     return {**texts, "when": _when(moment) if isinstance(moment, int | float) else ""}
@@ -120,7 +120,7 @@ def _downloads(fl_round: Path, found: Status) -> list[dict[str, Json]]:
         return []
     names = {
         "release.safetensors": "for every site",
-        **{f"personal/{client}.safetensors": f"for {client} alone" for client in sorted(found.personal)},
+        **{f"personal/{client}.safetensors": f"for {client} only" for client in sorted(found.personal)},
     }
     return [{"name": name, "what": what, "bytes": (fl_round / name).stat().st_size} for name, what in names.items()]
 

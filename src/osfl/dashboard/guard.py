@@ -1,7 +1,7 @@
-"""Who may talk to the dashboard: pages of the dashboard itself, opened under its own name, by somebody who knows the token.
+"""Access control of the dashboard: requests must come from its own pages, under its own name, and with the token.
 
 Three attackers are meant: a web page in the coordinator's browser that sends requests here (cross-site requests), one that gave
-its own name our address (DNS rebinding, so the Host header is checked), and a stranger on the network (the token).
+its own name our address (DNS rebinding, so the Host header is checked), and others on the network (the token).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class No:
 
     status: int
     reason: str
-    door: bool = False  # the token is missing: show where to give it
+    login: bool = False  # the token is missing: show the page that asks for it
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Guard:
             return No(421, "this address is not the dashboard's; open it as it was printed when the dashboard started")
         if not _from_ourselves(method, headers, host):
             return No(403, "this request comes from another page")
-        if path == "/door":
+        if path == "/login":
             return None if method == "POST" and headers.get(HEADER) else No(404, "there is nothing here")
         if not self._is_known(headers):
-            return No(401, "the token is missing", door=True)
+            return No(401, "the token is missing", login=True)
         if method == "POST" and not hmac.compare_digest((headers.get(HEADER) or "").encode(), self.secret.encode()):
             return No(403, "this page is older than the dashboard; load it again")
         return None
@@ -85,7 +85,7 @@ class Guard:
 
 
 def _from_ourselves(method: str, headers: Mapping[str, str], host: str) -> bool:
-    """As far as the browser tells: it names the page that asks (Origin) and how near it is (Sec-Fetch-Site)."""
+    """As far as the browser reports it: it names the page that asks (Origin) and how near it is (Sec-Fetch-Site)."""
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
     if origin is not None and origin != f"http://{host}":
         return False
@@ -106,7 +106,7 @@ def is_loopback(host: str) -> bool:
 
 
 def token_for(host: str, token: str | None) -> str:
-    """The token that this host needs: made up where none was given, none on this machine alone unless one was."""
+    """The token that this host needs: generated where none was given; on this machine itself none is needed."""
     if token is None:
         return "" if is_loopback(host) else secrets.token_urlsafe(32)
     if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():

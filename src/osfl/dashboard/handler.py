@@ -1,12 +1,12 @@
-"""The dashboard's answers: a handful of fixed addresses, each checked by the guard, none of which is a path on the disk.
+"""HTTP handler of the dashboard: a few fixed addresses, each checked by the guard, none of them a path on the disk.
 
 GET  /                              the page           GET  /board   its changing part
-GET  /state                         the same as JSON   GET  /dashboard.css, /dashboard.js, /door.js
-GET  /inside/<client>, /release     what a bundle says (the inspect page)
+GET  /state                         the same as JSON   GET  /dashboard.css, /dashboard.js, /login.js
+GET  /inside/<client>, /release     what a bundle contains (the inspect page)
 GET  /download/...                  the release and its personal parts
 POST /bundles                       one bundle, streamed, through the gate
 POST /phase                         start or continue the server phase
-POST /door                          the token, once; the browser then keeps a session
+POST /login                          the token, once; the browser then keeps a session
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from osfl.dashboard.guard import No
 from osfl.dashboard.intake import CutOff, take_in
 from osfl.dashboard.keeper import Keeper
 
-MOST_WORDS = 1024  # bytes of a request that is not a bundle
-QUIET_SECONDS = 30.0  # a connection that says nothing for so long is closed
+MOST_BODY = 1024  # bytes of a request that is not a bundle
+QUIET_SECONDS = 30.0  # an idle connection is closed after so long
 LINGER_SECONDS = 2.0
 _CLIENT = r"([a-z0-9][a-z0-9._-]{0,63})"
 OURS = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'"
@@ -82,14 +82,14 @@ class Handler(BaseHTTPRequestHandler):
             yield
         except (Rejected, CutOff) as no:
             self.close_connection |= isinstance(no, CutOff)
-            self._json(422 if isinstance(no, Rejected) else 400, {**no.as_json(), "words": str(no)})
+            self._json(422 if isinstance(no, Rejected) else 400, {**no.as_json(), "message": str(no)})
         except OsflError as error:
-            self._json(409, {**error.as_json(), "words": str(error)})
+            self._json(409, {**error.as_json(), "message": str(error)})
         except OSError as error:
             if isinstance(error, ConnectionError | TimeoutError):  # somebody went away
                 raise
             why = f"the disk failed: {error.strerror}"
-            self._refuse(No(507, f"{why}. Nothing was acknowledged; make room or repair it, then try again"))
+            self._refuse(No(507, f"{why}. Nothing was acknowledged; free some disk space or repair it, then try again"))
 
     # --- looking ---
 
@@ -163,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
             self.dashboard.start_phase()
             self._json(202, {"state": "running"})
 
-    def door(self) -> None:
+    def login(self) -> None:
         content = self._body()
         if content is None:
             return
@@ -177,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> str | None:
         """A short body as text; None if it was refused."""
-        length = self._length(MOST_WORDS)
+        length = self._length(MOST_BODY)
         return None if length is None else self.rfile.read(length).decode("utf-8", "replace")
 
     def _length(self, most: int) -> int | None:
@@ -194,22 +194,22 @@ class Handler(BaseHTTPRequestHandler):
     # --- answers ---
 
     def _refuse(self, no: No) -> None:
-        self.close_connection = True  # a body may be on its way that nobody will read
-        if no.door and self.command == "GET" and self.path in ("/", "/door.js", "/dashboard.css"):
+        self.close_connection = True  # a body may follow that nobody will read
+        if no.login and self.command == "GET" and self.path in ("/", "/login.js", "/dashboard.css"):
             self._door()
             return
-        self._json(no.status, {"error": "Refused", "reason": no.reason, "words": f"{no.reason[:1].upper()}{no.reason[1:]}."})
+        self._json(no.status, {"error": "Refused", "reason": no.reason, "message": f"{no.reason[:1].upper()}{no.reason[1:]}."})
         if self.command == "POST":
             self._drain()
 
     def _door(self) -> None:
         """Where a token can be given; these three need none."""
         if self.path == "/":
-            self._html(401, pages.render("door.html"), OURS)
+            self._html(401, pages.render("login.html"), OURS)
         elif self.path == "/dashboard.css":
             self.style()
         else:
-            self.script("door.js")
+            self.script("login.js")
 
     def _drain(self) -> None:
         """Read a little of what nobody wants, so that the sender sees the answer instead of a broken connection."""
@@ -267,7 +267,7 @@ GETS: list[tuple[re.Pattern[str], Callable[..., None]]] = [
     (re.compile(r"/board"), Handler.fragment),
     (re.compile(r"/state"), Handler.state),
     (re.compile(r"/dashboard\.css"), Handler.style),
-    (re.compile(r"/((?:dashboard|door)\.js)"), Handler.script),
+    (re.compile(r"/((?:dashboard|login)\.js)"), Handler.script),
     (re.compile(rf"/inside/{_CLIENT}"), Handler.inside),
     (re.compile(rf"/release(?:/{_CLIENT})?"), Handler.inside_release),
     (re.compile(rf"/download/(release\.safetensors|personal/{_CLIENT}\.safetensors)"), Handler.download),
@@ -275,5 +275,5 @@ GETS: list[tuple[re.Pattern[str], Callable[..., None]]] = [
 POSTS: list[tuple[re.Pattern[str], Callable[..., None]]] = [
     (re.compile(r"/bundles"), Handler.receive),
     (re.compile(r"/phase"), Handler.start),
-    (re.compile(r"/door"), Handler.door),
+    (re.compile(r"/login"), Handler.login),
 ]

@@ -1,4 +1,4 @@
-"""A bundle that comes through the page: onto the disk in small pieces, then through the same gate as every other."""
+"""Receive a bundle from the page: written to disk in small pieces, then checked by the same gate as every other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round and all that its page can do with it."""
+"""The round behind a dashboard, and everything that its page can do with it."""
 
 from __future__ import annotations
 

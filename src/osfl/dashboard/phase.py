@@ -25,7 +25,7 @@ from osfl.core.errors import OsflError, RoundError
 from osfl.core.types import Json
 from osfl.runtime.atomic import replace_atomically
 
-EVERY = 0.4  # seconds between two words about progress
+EVERY = 0.4  # seconds between two progress messages
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ class Phase:
     round: Path
     folder: Path  # ROUND/.dashboard
     key: Path | None = None
-    machine: Sequence[str] = ()  # workers, threads, device as words
+    machine: Sequence[str] = ()  # workers, threads, device as text
     _child: subprocess.Popen[bytes] | None = None
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,7 +90,7 @@ class Phase:
         return status
 
     def _last_error(self) -> dict[str, Json]:
-        """It has ended meanwhile and said so, or something killed it."""
+        """It has ended meanwhile and recorded how, or something killed it."""
         status: dict[str, Json] = json.loads((self.folder / "phase.json").read_bytes())
         return {**status, "state": "interrupted"} if status["state"] == "running" else status
 
@@ -100,7 +100,7 @@ class Phase:
             self._child.terminate()
             try:
                 self._child.wait(timeout=10)
-            except subprocess.TimeoutExpired:  # deep in a computation that hears no signal
+            except subprocess.TimeoutExpired:  # deep in a computation that handles no signal
                 self._child.kill()
                 self._child.wait()
 
@@ -127,7 +127,7 @@ class ProgressFile:
             now = time.time()
             step = self._steps.setdefault(what, {"what": what, "since": now, "from": done})
             step |= {"done": done, "total": total, "left": _left(now - step["since"], done - step["from"], total - done)}
-            if done >= total:  # finished things make room
+            if done >= total:  # finished steps are dropped
                 self._steps.pop(what)
             if now - self.written >= EVERY:
                 self.written = now
@@ -139,7 +139,7 @@ def _left(seconds: float, done: int, waiting: int) -> float | None:
 
 
 def run(fl_round: Path, key: Path, workers: str = "", threads: str = "1", device: str = "cpu") -> int:
-    """The process: serve, and leave word of how it ended."""
+    """The process: run the server phase, and record how it ended."""
     from osfl.roles.coordinator import run_server_phase
     from osfl.runtime.machine import Machine
     from osfl.wire.signing import SigningKey
@@ -166,7 +166,7 @@ def run(fl_round: Path, key: Path, workers: str = "", threads: str = "1", device
                     "state": "failed",
                     "error": {
                         "reason": reason,
-                        "fix": "This is a mistake of ours; please report what .dashboard/phase.log says.",
+                        "fix": "This is a mistake of ours; please report it with .dashboard/phase.log.",
                     },
                 },
             )

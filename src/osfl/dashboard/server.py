@@ -1,4 +1,4 @@
-"""The dashboard's web server: on this machine unless somebody says otherwise, and never more than a few visitors at once."""
+"""The dashboard's web server: on this machine only by default, and for a few connections at once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def opened(
 ) -> Iterator[Server]:
     """A dashboard that is ready to serve (`serve_forever`), one for each round. Its phase stops with it; the next continues
     it."""
-    most = sealed_size(read_policy(fl_round).limits.upload_bytes)  # also says at once if this is no round
+    most = sealed_size(read_policy(fl_round).limits.upload_bytes)  # also fails at once if this is no round
     folder = fl_round / ".dashboard"
     folder.mkdir(mode=0o700, exist_ok=True)
     with try_lock(folder / "dashboard.lock") as free:

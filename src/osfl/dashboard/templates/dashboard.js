@@ -39,30 +39,30 @@ function note(name) {
   return (kind, text) => { state.className = kind; state.textContent = text; };
 }
 
-function send(file, tell) {
+function send(file, show) {
   return new Promise(done => {
     const request = new XMLHttpRequest();
     request.open("POST", "/bundles");
     request.setRequestHeader("X-OSFL-Dashboard", secret);
-    request.upload.onprogress = event => tell("", event.loaded < event.total
+    request.upload.onprogress = event => show("", event.loaded < event.total
       ? `sending, ${Math.floor(100 * event.loaded / event.total)} %` : "checking");
     request.onload = () => {
       const answer = JSON.parse(request.responseText || "{}");
-      if (request.status === 200) tell("good", `accepted: the upload of ${answer.client}`);
+      if (request.status === 200) show("good", `accepted: the upload of ${answer.client}`);
       else if (request.status === 401 || request.status === 403) location.reload();  // another dashboard answers: its page is newer
-      else tell("bad", `refused: ${answer.reason}. ${answer.fix || ""}`);
+      else show("bad", `refused: ${answer.reason}. ${answer.fix || ""}`);
       done();
     };
-    request.onerror = () => { tell("bad", "not sent: the dashboard does not answer. Drop the file once more."); done(); };
+    request.onerror = () => { show("bad", "not sent: the dashboard does not answer. Drop the file once more."); done(); };
     request.send(file);
   });
 }
 
 async function receive(files) {
   for (const file of files) {
-    const tell = note(file.name);
-    if (file.size > most) tell("bad", `refused: it is too large. This round takes at most ${most} bytes.`);
-    else await send(file, tell);
+    const show = note(file.name);
+    if (file.size > most) show("bad", `refused: it is too large. This round takes at most ${most} bytes.`);
+    else await send(file, show);
     await refresh();
   }
 }
@@ -84,7 +84,7 @@ board.addEventListener("click", async event => {
   event.target.disabled = true;
   const answer = await fetch("/phase", {method: "POST", headers: {"X-OSFL-Dashboard": secret}, body: ""});
   if (answer.status === 403) location.reload();
-  else if (!answer.ok) note("Server phase")("bad", (await answer.json()).words);
+  else if (!answer.ok) note("Server phase")("bad", (await answer.json()).message);
   seen = "";
   refresh();
 });

@@ -1,7 +1,7 @@
 "use strict";
 // The token stands behind # in the printed address: browsers do not send that part, and here it disappears from the bar.
 async function enter(token) {
-  const answer = await fetch("/door", {method: "POST", headers: {"X-OSFL-Dashboard": "door"}, body: token});
+  const answer = await fetch("/login", {method: "POST", headers: {"X-OSFL-Dashboard": "login"}, body: token});
   if (answer.ok) location.reload();
   else document.getElementById("wrong").hidden = false;
 }
@@ -10,7 +10,7 @@ if (given) {
   history.replaceState(null, "", "/");
   enter(given);
 }
-document.getElementById("door").addEventListener("submit", event => {
+document.getElementById("login").addEventListener("submit", event => {
   event.preventDefault();
   enter(document.getElementById("token").value);
 });
