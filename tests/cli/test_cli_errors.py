@@ -151,7 +151,7 @@ REFUSALS = {
     "in the way": (errno.EEXIST, "move away"),
     "not a folder": (errno.ENOTDIR, "move away"),
     "a folder": (errno.EISDIR, "move away"),
-    "full": (errno.ENOSPC, "Make room"),
+    "full": (errno.ENOSPC, "Free some disk space"),
 }
 
 

@@ -35,10 +35,10 @@ def test_two_encounters_by_hand(osfl) -> None:
             said = osfl(
                 f"exchange {plan} usb --client {name} --keys keys --data sites/{name} --out models/{name} --format json"
             )
-            assert said.code == 0 and said.json["missing"] == [] and len(said.json["heard"]) == 1, said.err
+            assert said.code == 0 and said.json["missing"] == [] and len(said.json["received"]) == 1, said.err
     assert osfl("predict --run models/north sites/north").code == 0
     refused = osfl("new --after second.toml --out third.toml")
-    assert refused.code == 2 and "meet 2 time(s)" in refused.err
+    assert refused.code == 2 and "has 2 encounter(s)" in refused.err
     assert osfl("new --after plan.toml --method fol --out third.toml").code == 2
 
 
@@ -53,7 +53,7 @@ def test_who_is_missing_or_no_neighbor_is_named(osfl) -> None:
     assert said.code == 1 and said.json["missing"] == ["south"] and "south missing" in said.json["reason"]
     assert [Path(entry["path"]).name for entry in said.json["refused"]] == ["half.safetensors"]  # not only that it is missing
     said = osfl(f"{meet} --without-missing --format json")
-    assert said.code == 0 and said.json["heard"] == [] and said.json["missing"] == ["south"]
+    assert said.code == 0 and said.json["received"] == [] and said.json["missing"] == ["south"]
     assert [Path(entry["path"]).name for entry in said.json["refused"]] == ["half.safetensors"]
     said = osfl(f"{meet} suoth.safetensors --without-missing")
     assert said.code == 2 and "there is no suoth.safetensors" in said.err  # not a model that silently lacks it
@@ -76,7 +76,7 @@ def test_waiting_judges_a_file_once_and_again_when_it_has_changed(osfl, monkeypa
 
     monkeypatch.setattr("osfl.cli.exchange.time.sleep", sleep)
     said = osfl("exchange plan.toml usb --client north --keys keys --data sites/north --wait --format json")
-    assert said.code == 0 and said.json["heard"] == ["south"] and said.json["refused"] == [] and len(looks) == 3
+    assert said.code == 0 and said.json["received"] == ["south"] and said.json["refused"] == [] and len(looks) == 3
     noted = [path.read_text().splitlines() for path in Path("work").rglob("rejected.jsonl")]
     assert [len(lines) for lines in noted] == [1]  # the half copy, once, and not the site's own bundle
 
@@ -87,7 +87,7 @@ def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     assert [way["sender"] for way in said["passes"]] == ["north", "south"] and not any(way["arrives"] for way in said["passes"])
     assert {site["client"]: site["expected"] for site in said["done"]} == {"north": 1, "south": 1, "west": 0}
     text = " ".join(osfl("estimate --plan plan.toml").out.split())
-    assert "will be refused before the contact" in text and "--set wire=float16" in text and "meets nobody" in text
+    assert "will be refused before the contact" in text and "--set wire=float16" in text and "has no neighbor" in text
     promised = said["passes"][0]["bundle_bytes"] - said["passes"][0]["halving"]
     assert f"about {promised:,} bytes, which does not fit either" in text
     assert osfl(f"{NEW} --sites half --set wire=float16 --contacts contacts.csv --out half.toml").code == 0
@@ -107,7 +107,7 @@ def test_a_sealed_copy_must_fit_as_well(osfl) -> None:
     assert client(osfl, "north").code == 0
     words = "client plan.toml --client north --data sites/north --key keys/north.key"
     alone = osfl("client plan.toml --client west --data sites/west --key keys/west.key --out usb/west")
-    assert "Nobody hears this site" in alone.out
+    assert "No site receives this upload" in alone.out
     refused = osfl(f"{words} --seal keys/south.pub --out usb/sealed")
     assert refused.code == 1 and "does not fit into the window with south" in refused.err
     assert f"at most {size + 10:,} bytes" in refused.err and not Path("usb/sealed").exists()
@@ -127,10 +127,10 @@ def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("run --method fedavg --smoke --topology ring", "in fedavg everybody is heard"),
+        ("run --method fedavg --smoke --topology ring", "in fedavg every client reaches a server"),
         ("run --method fol --smoke --topology star", "expected mesh, ring or random:K"),
         ("run --method fol --smoke --topology random:9", "expected 1 to 4"),
-        ("new --method fol --contacts contacts.csv --topology ring", "says itself who meets whom"),
+        ("new --method fol --contacts contacts.csv --topology ring", "already defines the topology"),
         ("new --method fol --contacts nowhere.csv", "there is no contact schedule at nowhere.csv"),
         ("estimate --method fol --smoke --sealed", "planned for contact windows, and there are none"),
         ("exchange plan.toml --client north --keys nowhere", "there is no plan"),
@@ -163,7 +163,7 @@ def test_an_estimate_says_what_it_leaves_out_and_refuses_meetings_of_nobody(osfl
     said = " ".join(osfl("estimate --dataset digits --samples 120 --smoke --clients 2 --method fedmitr,dense").out.split())
     assert "wait includes what the server does: fedmitr" in said and "+ the server trains too, which is not included" in said
     refused = osfl(f"{words} --method fedavg --topology ring")
-    assert refused.code == 2 and "none of these methods has neighbors that meet" in refused.err
+    assert refused.code == 2 and "none of these methods lets neighbors exchange" in refused.err
 
 
 def test_other_images_than_those_of_the_upload_are_refused(osfl) -> None:
@@ -202,7 +202,7 @@ def test_what_comes_late_does_not_change_what_was_spoken_of(osfl) -> None:
     before = first.read_bytes()
     assert client(osfl, "south").code == 0
     said = osfl(meet)
-    assert said.code == 1 and "has spoken in the next encounter" in said.err and "cannot be used any more" in said.err
+    assert said.code == 1 and "has uploaded in the next encounter" in said.err and "cannot be used any more" in said.err
     assert first.read_bytes() == before
 
 

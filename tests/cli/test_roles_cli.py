@@ -165,7 +165,7 @@ def test_keys_are_private_and_never_replaced(osfl: Osfl) -> None:
         ("verify", 2, ["which round?", "--plan"]),
         ("verify --plan plan.toml", 2, ["no file to verify"]),
         ("run --sites sites", 2, ["--sites needs the plan"]),
-        ("run --plan plan.toml", 2, ["says nothing about data", "--sites"]),
+        ("run --plan plan.toml", 2, ["has no [data] table", "--sites"]),
         ("run --plan plan.toml --sites keys", 1, ["there is no data of 'north' in keys"]),
         ("new --method fedavg --dataset digits --clients a,b --out p", 2, ["simulated clients are numbered"]),
         ("new --method fedavg --classes a,b --clients a,a --out p", 2, ["a is named twice", "each client once"]),

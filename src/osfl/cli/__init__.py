@@ -1,1 +1,1 @@
-"""Words ↔ calls and exit codes, one file a verb. No decisions about learning."""
+"""The command line, one file a verb: parses options, calls the package, sets exit codes. No decisions about learning."""

@@ -1,4 +1,4 @@
-"""From words to a Simulation, with every mistake in one message instead of one after the other."""
+"""Command-line options to a `Simulation`; all mistakes are reported in one message."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Mistakes:
 
 
 def parse_options(args: RunOptions) -> Simulation:
-    """The simulation that these words ask for (of the first method), or all that is wrong with them."""
+    """The simulation that these options describe (of the first method), or an error with all that is wrong with them."""
     from osfl.core.plan import parse_changes
     from osfl.data.geometry import check_geometry
     from osfl.data.partition import parse_partition
@@ -97,7 +97,7 @@ def parse_options(args: RunOptions) -> Simulation:
         device_named(args.device)
     with mistakes.noted():
         check_geometry(args.image_size, args.channels)
-    if mistakes.problems and _unheard_of(args.dataset):  # else it is opened by the walk, which may take a while
+    if mistakes.problems and _unknown(args.dataset):  # else `prepare` opens it, which may take a while
         with mistakes.noted():
             open_source(args.dataset, None, None)
     mistakes.check()
@@ -109,7 +109,7 @@ def _topology(args: RunOptions) -> Topology | None:
 
     if args.contacts is not None and (args.topology or args.encounters > 1):
         raise UsageError(
-            "a contact schedule says itself who meets whom and how often",
+            "a contact schedule already defines the topology and the encounters",
             field="contacts",
             fix="Leave --topology and --encounters out; the column encounter numbers the exchanges.",
         )
@@ -150,7 +150,7 @@ def _preset(name: str) -> None:
         raise UsageError(f"there is no preset {name!r}.{nearest(name, PRESETS)}", fix=f"Presets: {', '.join(PRESETS)}.")
 
 
-def _unheard_of(dataset: str) -> bool:
+def _unknown(dataset: str) -> bool:
     from osfl.data.catalog import sheets
     from osfl.data.places import data_folder
 
@@ -190,17 +190,17 @@ def names(text: str, option: str, what: str = "method") -> list[str]:
     return found
 
 
-# --- plans as words ----------------------------------------------------------------------------------------------------
+# --- plans as options -------------------------------------------------------------------------------------------------
 
 
 def from_plan(path: Path) -> tuple[Simulation, Plan]:
-    """A plan.toml that says where its shards come from, as a simulation of it."""
+    """A simulation of a plan.toml that names the source of its shards."""
     from osfl.core.plan import read_plan
 
     plan = read_plan(path)
     if not plan.data.get("dataset"):
         raise UsageError(
-            f"{path} says nothing about data, so its shards cannot be simulated",
+            f"{path} has no [data] table, so its shards cannot be simulated",
             field="data",
             fix="Give --sites with the folders of its sites, or write it with `osfl new --dataset NAME`.",
         )
@@ -208,7 +208,7 @@ def from_plan(path: Path) -> tuple[Simulation, Plan]:
 
 
 def simulated(plan: Plan, path: Path) -> Simulation:
-    """A plan that says where its shards come from, as the words of a simulation."""
+    """The simulation options of a plan that names the source of its shards."""
     from osfl.core.registry import load
     from osfl.simulate.simulation import Simulation
 
@@ -251,7 +251,7 @@ def same_plan(plan: Plan, found: Plan, path: Path) -> None:
 
 
 def _given(data: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has no word for nothing."""
+    """None for an empty value: TOML has no null."""
     return {key: value for key, value in data.items() if value is not None}
 
 
@@ -265,7 +265,7 @@ def default_out(simulation: Simulation) -> Path:
 
 def with_smoke(preset: str, smoke: bool) -> str:
     """The preset that was asked for; `--smoke` beside another one contradicts it."""
-    if smoke and preset != "smoke" and any(one.name == "preset" for one in options.spoken()):
+    if smoke and preset != "smoke" and any(one.name == "preset" for one in options.given_options()):
         raise UsageError(
             f"--smoke is --preset smoke, which contradicts --preset {preset}", field="preset", fix="Leave one of them out."
         )

@@ -1,4 +1,4 @@
-"""`osfl audit`: attack finished rounds as a curious server could, and say what was found."""
+"""`osfl audit`: run a reconstruction attack on the uploads of a finished simulated round."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def audit(
     device: options.Device = "cpu",
     output_format: options.Format = "text",
 ) -> None:
-    """Train decoders from features to images, and see what they make of what clients sent.
+    """Train decoders from features to images and apply them to the features that clients uploaded.
 
     One attacker has the clients' validation images, the other the training images themselves. Results go into the round's
     results.json, report and model card. It never changes the release.
@@ -75,7 +75,7 @@ def _federation(folder: Path) -> Federation:
     plan = plan_from(read_json(path), str(path))
     if not plan.data.get("dataset"):
         raise RoundError(
-            f"the plan of {folder} says nothing about data, and an attack needs the images",
+            f"the plan of {folder} has no [data] table, and an attack needs the images",
             field="data",
             fix="Audit a simulated round: `osfl run --method falcon --dataset NAME`.",
         )
@@ -100,4 +100,4 @@ def _show(result: Result, folder: Path) -> None:
     echo(f"Report  {folder / 'report' / 'index.html'}")
     whole = folder.parent.parent
     if (whole / "comparison.json").is_file():
-        echo(f"[dim]Its page stands alone now; `osfl report {whole}` shows the other runs beside it again.[/]")
+        echo(f"[dim]Its page no longer shows the other runs; `osfl report {whole}` adds them again.[/]")

@@ -1,4 +1,4 @@
-"""`osfl check`: open the data, show who holds what, and list everything that is wrong."""
+"""`osfl check`: open the data, show the labels of each client, and list all problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 SHADES = ("grey27", "dark_cyan", "cyan3", "bright_cyan")
 
 PlanArgument = Annotated[
-    Path | None, typer.Argument(metavar="[plan.toml]", help="A plan to check instead of words.", show_default=False)
+    Path | None, typer.Argument(metavar="[plan.toml]", help="A plan to check instead of options.", show_default=False)
 ]
 ClientName = Annotated[
     str | None,
@@ -97,7 +97,7 @@ def check(
 
 
 def _plan(path: Path, output_format: str) -> Federation | None:
-    """The plan's federation; None where it says nothing about data. Its mistakes are failures, not wrong words: exit 1."""
+    """The plan's federation; None where it says nothing about data. Its mistakes are failures, not wrong usage: exit 1."""
     from osfl.core.plan import read_plan
     from osfl.simulate.simulation import prepare
 
@@ -160,7 +160,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
     if output_format == "json":
         put_json(facts)
         return
-    unused = f", {facts['test_images']:,} in a test part that the round leaves alone" if found.test else ""
+    unused = f", {facts['test_images']:,} in a test part that the round does not use" if found.test else ""
     echo(
         f"[bold]{escape(client)}[/] in round {plan_of_round.digest[:12]}: {len(shard.train):,} images to learn from, "
         f"{len(shard.val):,} held out for validation{unused}\n"

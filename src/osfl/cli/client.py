@@ -1,4 +1,4 @@
-"""`osfl client`: a site's one bundle."""
+"""`osfl client`: run the client phase at a site and write its signed upload."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def client(
     device: options.Device = "cpu",
     output_format: options.Format = "text",
 ) -> None:
-    """Learn from this site's images and write one signed bundle: all that leaves the building, and the site speaks once.
+    """Train on this site's images and write one signed bundle: the site's only upload of the round.
 
     A bundle that is finished stands: the same command gives the same file again. Interrupted, it continues.
     """
@@ -75,7 +75,7 @@ def client(
         raise UsageError(
             "--seal encrypts the copy that leaves, and --out is missing",
             field="out",
-            fix="Say where it goes, such as --out usb/north.safetensors.",
+            fix="Name a file for it, such as --out usb/north.safetensors.",
         )
     if out is not None and out.is_dir():
         raise UsageError(
@@ -100,7 +100,7 @@ def client(
         )
     if out is not None:
         _carry_out(bundle, out, addressee)
-    facts = {**_facts(bundle, out, kept, addressee), "heard_by": heard_by(agreed, name), "noticed": noticed}
+    facts = {**_facts(bundle, out, kept, addressee), "receivers": receivers(agreed, name), "noticed": noticed}
     if output_format == "json":
         put_json(facts)
     else:
@@ -144,7 +144,7 @@ def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[s
     }
 
 
-def heard_by(plan: Plan, client: str) -> list[str] | None:
+def receivers(plan: Plan, client: str) -> list[str] | None:
     """The neighbors that this bundle is for; None where the plan names none, and a coordinator collects."""
     from osfl.core.topology import neighbors
 
@@ -165,21 +165,21 @@ def _show(facts: dict[str, Any]) -> None:
         echo(f"  [yellow]Data: {escape(line)}[/]")
     echo(f"Bundle  {escape(facts['path'])}")
     inside = facts["kept"] if facts["sealed_to"] else facts["path"]
-    echo(f"Look inside it with `osfl inspect {escape(inside)}`. {_what_next(facts['heard_by'], bool(facts['sealed_to']))}")
+    echo(f"Look inside it with `osfl inspect {escape(inside)}`. {_what_next(facts['receivers'], bool(facts['sealed_to']))}")
 
 
-def _what_next(heard_by: list[str] | None, sealed: bool) -> str:
-    """To whom the file goes. A sealed copy is for one reader alone, and each neighbor needs its own."""
-    if heard_by == []:
-        return "Nobody hears this site in this round: there is nobody to give it to."
-    if heard_by is None:
+def _what_next(receivers: list[str] | None, sealed: bool) -> str:
+    """To whom the file goes. A sealed copy has one reader only; each neighbor needs its own."""
+    if receivers == []:
+        return "No site receives this upload in this round: there is nobody to give it to."
+    if receivers is None:
         receiver, reader = "the coordinator", "the server"
     elif sealed:
         receiver, reader = "the site whose key was given", "that site"
     else:
-        receiver, reader = ", ".join(heard_by), ""
+        receiver, reader = ", ".join(receivers), ""
     secret = f"only {reader} can read it" if sealed else "it is signed, but not secret"
-    return f"Then give it to {receiver}, by any way and under any name: {secret}."
+    return f"Then give it to {receiver}, on any medium and under any name: {secret}."
 
 
 def _names(names: list[str], most: int = 4) -> str:

@@ -1,4 +1,4 @@
-"""`osfl compare`: several methods on the same shards, in one table and one picture."""
+"""`osfl compare`: run several methods on the same shards; one table and one figure."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def compare(
 ) -> None:
     """Run several methods on the same shards and show them side by side.
 
-    A client model that several methods upload is trained once. A setting goes to every method that has it, and who hears whom
-    (--topology, --encounters, --contacts) to every method that only passes things on.
+    A client model that several methods upload is trained once. A setting applies to every method that has it, and the
+    topology (--topology, --encounters, --contacts) to every method without a server phase of its own.
     """
     from osfl.runtime.machine import Machine
     from osfl.simulate.compare import compare as compare_methods

@@ -1,4 +1,4 @@
-"""`osfl dashboard`: the round as a web page, for people who do not live in a terminal."""
+"""`osfl dashboard`: serve the web page of a round to the coordinator's browser."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Token = Annotated[
     typer.Option(
         "--token",
         metavar="TEXT",
-        envvar="OSFL_DESK_TOKEN",
+        envvar="OSFL_DASHBOARD_TOKEN",
         show_default=False,
-        help="What visitors must know; made up and printed where one is needed. Better in OSFL_DESK_TOKEN.",
+        help="Token that visitors must enter; generated and printed where one is needed. Better in OSFL_DASHBOARD_TOKEN.",
     ),
 ]
 Key = Annotated[

@@ -1,4 +1,4 @@
-"""`osfl demo`: the problem that one-shot methods solve, and two that solve it, on embedded images, in two minutes."""
+"""`osfl demo`: compare local training, one-shot methods and references on embedded images, in two minutes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def demo(
     workers: options.Workers = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Five sites that hold different digits: alone, together in one round, in many rounds, pooled, with generators, and with
-    vision transformers that the server inverts."""
+    """Compare methods on five sites that hold different digits: local training, one round, many rounds, pooled images,
+    generators, and vision transformers that the server inverts."""
     from osfl.ingredients.training.uploaded_vits import tuned_alike
     from osfl.runtime.machine import Machine
     from osfl.simulate.compare import compare
@@ -55,7 +55,7 @@ def demo(
         found = {**compared(simulation, METHODS, out), "transformers": compared(uploaded, TRANSFORMERS, out / "transformers")}
         put_json(found)
         return
-    echo("Five sites hold digits, unevenly (Dirichlet 0.1), and each may speak once.\n")
+    echo("Five sites hold digits, unevenly (Dirichlet 0.1), and each may upload once.\n")
     first = compared(simulation, METHODS, out)
     show_comparison(first, out / "report" / "index.html")
     output().print("\n" + reading(first["methods"]))

@@ -22,7 +22,7 @@ Out = Annotated[
 Host = Annotated[
     str, typer.Option("--host", metavar="NAME|ADDRESS", help="How sites reach the coordinator; the certificate is for it.")
 ]
-Port = Annotated[int, typer.Option("--port", metavar="N", help="The coordinator's port; open it to the sites alone.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", help="The coordinator's port; open it to the sites only.")]
 Keys = Annotated[
     Path | None,
     typer.Option(
@@ -50,4 +50,4 @@ def deploy(
         put_json({"out": str(out), "round": deployment.round, "machines": {k: list(v) for k, v in deployment.machines.items()}})
         return
     echo(escape(readme(deployment)))
-    echo(f"All of it is in {escape(str(out))}, with these commands in README.txt. Private keys are readable by you alone.")
+    echo(f"All of it is in {escape(str(out))}, with these commands in README.txt. Private keys are readable by you only.")

@@ -1,4 +1,4 @@
-"""`osfl doctor`: PASS or FAIL, and what to do about it."""
+"""`osfl doctor`: check this machine; PASS or FAIL with a fix."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _deterministic() -> Finding:
 
     try:
         first, second = Workers(2).map(_trained, [0, 0])
-    except Exception as error:  # whatever is broken here, the line below says so
+    except Exception as error:  # whatever is broken here, the line below reports it
         return Finding("determinism", "FAIL", f"{type(error).__name__}: {error}", "Reinstall torch.")
     return Finding(
         "determinism",

@@ -1,4 +1,4 @@
-"""`osfl enroll`: open a round: the plan, and whose keys are known in it."""
+"""`osfl enroll`: open a round folder with the plan and the participants' public keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`osfl estimate`: megabytes, minutes and memory before anything runs."""
+"""`osfl estimate`: traffic, time and memory of a run, before it starts."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def estimate(
     workers: options.Workers = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Tell what a run will send, how long it will take and how much memory it needs.
+    """Estimate what a run will send, how long it will take and how much memory it needs.
 
-    Bytes are measured in a rehearsal with a handful of images; minutes and memory are rough. With --contacts, or --plan of a
-    real round, it says what fits into each window and when each site has heard its neighbors.
+    Bytes are measured in a trial run with a few images; minutes and memory are rough. With --contacts, or --plan of a
+    real round, it shows what fits into each window and when each site has received its neighbors' uploads.
     """
     if plan is not None:
         _plan_ahead(plan, sealed, output_format)
@@ -152,14 +152,14 @@ def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
     for site in done:
         received = f"{site.received} of {site.expected} neighbors"
         at = f"done at {_moment(site.at)}" if site.at else "[bold red]never all of them[/]"
-        at = at if site.expected else "[yellow]meets nobody, and stays with what it has[/]"
-        echo(f"{site.client:<16} encounter {site.encounter}: hears {received}, {at}")
+        at = at if site.expected else "[yellow]has no neighbor, and keeps its own model[/]"
+        echo(f"{site.client:<16} encounter {site.encounter}: receives {received}, {at}")
     short = unmet(passes)
     if short:
         tight = min(short, key=lambda way: way.room / way.bundle_bytes)
         silent = ", ".join(sorted({way.sender for way in short}))
         echo(
-            f"[yellow]{len(short)} bundle(s) will be refused before the contact, and nobody hears {silent} then.[/] "
+            f"[yellow]{len(short)} bundle(s) will be refused before the contact; nobody receives the upload of {silent}.[/] "
             f"The tightest, {tight.sender} to {tight.receiver}: {what_would_fit(tight.size, tight.room)} "
             "Or leave these contacts out."
         )

@@ -1,4 +1,4 @@
-"""`osfl exchange`: a site's model, made of what its neighbors said to it directly; no server."""
+"""`osfl exchange`: make a site's model from the uploads of its neighbors, without a server."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ Key = Annotated[
     ),
 ]
 WithoutMissing = Annotated[
-    bool, typer.Option("--without-missing", help="Go on with those who were heard, even if that is nobody.")
+    bool, typer.Option("--without-missing", help="Continue with the uploads that were received, even if there are none.")
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until all neighbors were heard.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until the uploads of all neighbors are here.")]
 
 
 def exchange(
@@ -72,8 +72,8 @@ def exchange(
 ) -> None:
     """Check the bundles of this site's neighbors, as a coordinator would, and make the site's model of them.
 
-    Strangers, other clients and damaged files are refused; a bundle that comes twice counts once. If a neighbor is missing,
-    say who: exit code 1, and what was received is kept.
+    Unknown senders, clients that are no neighbors and damaged files are refused; a bundle that comes twice
+    counts once. If a neighbor is missing, it is named: exit code 1, and what was received is kept.
     """
     from osfl.core.plan import read_plan
     from osfl.roles.peer import exchange as make
@@ -89,11 +89,11 @@ def exchange(
         raise UsageError([f"there is no {path}" for path in absent], field="files", fix="Name files that are there, or --wait.")
     agreed, own = read_plan(plan), SigningKey.load(key) if key else None
     inbox, judged = own_inbox(agreed, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
-    heard = _listen(agreed, name, inbox, own, files or [], output_format, judged)
+    found = _receive_all(agreed, name, inbox, own, files or [], output_format, judged)
     while wait and missing_neighbors(agreed, name, inbox):
         errors().print(f"waiting for {', '.join(missing_neighbors(agreed, name, inbox))}", soft_wrap=True)
         time.sleep(EVERY)
-        heard = _listen(agreed, name, inbox, own, files or [], output_format, judged)
+        found = _receive_all(agreed, name, inbox, own, files or [], output_format, judged)
     try:
         with progress_display(output_format == "json") as progress:
             model = make(
@@ -109,7 +109,9 @@ def exchange(
     except RoundError as no:
         if output_format != "json":
             raise
-        put_json({**no.as_json(), "heard": list(inbox.delivered()), **heard, "missing": missing_neighbors(agreed, name, inbox)})
+        put_json(
+            {**no.as_json(), "received": list(inbox.delivered()), **found, "missing": missing_neighbors(agreed, name, inbox)}
+        )
         raise typer.Exit(1) from None  # whoever is missing may have been refused: a script learns why
     folder, unused = placed(model, out), left_out(model)
     if output_format == "json":
@@ -117,25 +119,25 @@ def exchange(
             {
                 "client": name,
                 "round": agreed.digest,
-                "heard": list(inbox.delivered()),
-                **heard,
+                "received": list(inbox.delivered()),
+                **found,
                 "left_out": unused,
                 "missing": missing_neighbors(agreed, name, inbox),
                 "model": str(folder / "model.safetensors"),
             }
         )
         return
-    echo(f"Heard    {', '.join(inbox.delivered()) or 'nobody'}")
+    echo(f"Received {', '.join(inbox.delivered()) or 'nobody'}")
     if unused:
         echo(
-            f"[yellow]Left out {', '.join(unused)}[/]: what it says of this site's images, as it came or once it is aligned, "
+            f"[yellow]Left out {', '.join(unused)}[/]: its outputs on this site's images, before or after alignment, "
             "are no usable numbers. If that is so of everybody, a lower align_lr may help."
         )
     echo(f"Model    {escape(str(folder / 'model.safetensors'))}")
     echo(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 
 
-def _listen(
+def _receive_all(
     plan: Plan,
     client: str,
     inbox: Inbox,
@@ -167,7 +169,7 @@ def _listen(
 def _refusal(
     plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, path: Path, output_format: str
 ) -> dict[str, Any] | None:
-    """Why a file was refused, told; None if it was taken or is the site's own."""
+    """Print and return why a file was refused; None if it was accepted or is the site's own."""
     from osfl.core.errors import Rejected
     from osfl.roles.peer import receive_from_neighbor, sender
 
@@ -185,7 +187,7 @@ def _refusal(
 
 
 def _stamp(path: Path) -> Stamp:
-    """What tells a file that was looked at from one that has changed since."""
+    """Path, size and time of change: differs once a file that was looked at has changed."""
     try:
         found = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""`osfl forget`: take back what a client said, or a class of it, exactly; and repeat the proof."""
+"""`osfl forget`: exact unlearning of a client's upload, or of one class in it; `--verify` checks it again."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def forget(
     device: options.Device = "cpu",
     output_format: options.Format = "text",
 ) -> None:
-    """Delete what was said and make the release again, bit for bit as if it had never been said. Writes a certificate.
+    """Delete uploads and make the release again, bit for bit as if they had never been sent. Writes a certificate.
 
-    Killed, the same command goes on. --verify changes nothing, needs no key, and answers 1 if something does not hold.
+    If interrupted, run it again. --verify changes nothing, needs no key, and answers 1 if something does not hold.
     """
     from osfl.rounds import forgetting
     from osfl.rounds.folder import first_encounter

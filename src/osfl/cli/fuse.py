@@ -1,4 +1,4 @@
-"""`osfl fuse`: fuse checkpoints that no OSFL client made, and say what was taken and what was not."""
+"""`osfl fuse`: fuse checkpoints that no OSFL client made, and print what was accepted and what was refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Pixels = Annotated[
     typer.Option(
         "--pixels",
         show_default=False,
-        help="What they were trained on: [-1, 1], or ImageNet's normalization; default: as files beside them tell, "
+        help="What they were trained on: [-1, 1], or ImageNet's normalization; default: as given by files beside them, "
         "else [-1, 1].",
     ),
 ]
@@ -151,7 +151,7 @@ def fuse(
 def fuse_models(
     request: FusionRequest, classes: Path, out: Path, machine: Machine, key: Path | None, output_format: str
 ) -> None:
-    """Tell what is accepted and what is not, then fuse. Exit code 1 if a file was refused, though the others were fused."""
+    """Print which files are accepted, then fuse those. Exit code 1 if a file was refused, though the others were fused."""
     from osfl.roles.fusion import check_request, examine_checkpoints
     from osfl.roles.fusion import fuse as fuse_checkpoints
     from osfl.wire.signing import SigningKey
@@ -222,9 +222,11 @@ def _show_accepted(accepted: Sequence[AcceptedCheckpoint]) -> None:
         if one.checkpoint.unused:
             echo(f"[dim]Of {escape(one.checkpoint.file)} nothing here uses {escape(', '.join(one.checkpoint.unused))}.[/]")
         if one.pixels_by == DECLARED:
-            echo(f"[dim]{escape(one.checkpoint.file)} takes pixels as the files beside it tell: {scale_name(one.pixels)}.[/]")
+            echo(
+                f"[dim]{escape(one.checkpoint.file)} takes pixels as given by the files beside it: {scale_name(one.pixels)}.[/]"
+            )
     if any(one.pixels_by == ASSUMED for one in accepted):
-        echo("[dim]What nothing tells is assumed: pixels in [-1, 1] go in (--pixels).[/]")
+        echo("[dim]Where no file gives them, pixels in [-1, 1] are assumed (--pixels).[/]")
 
 
 def _show(record: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:

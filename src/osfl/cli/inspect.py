@@ -1,4 +1,4 @@
-"""`osfl inspect`: exactly what a bundle says, before it leaves or after it came."""
+"""`osfl inspect`: show everything that a bundle contains, before it is sent or after it arrived."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def inspect(
     html: Html = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Show what leaves the building: every tensor and fact, who signed it, what was found, what was not checked.
+    """Show the contents of a bundle: every tensor and fact, who signed it, what was found, what was not checked.
 
-    The file is read as a stranger's, whoever made it. Exit code 1 if it is no bundle or a finding is serious.
+    The file is read as untrusted input, whoever made it. Exit code 1 if it is no bundle or a finding is serious.
     """
     from osfl.inspection.known import gather
     from osfl.inspection.look import look, worst
@@ -83,7 +83,7 @@ def inspect(
     known = gather(bundle, plan, fl_round, key)
     if data is not None and known.plan is None:
         raise UsageError(
-            "--data needs the round's plan, which says how large images are",
+            "--data needs the round's plan, which gives the image size",
             field="data",
             fix="Give --plan plan.toml or --round DIR, too.",
         )
@@ -108,13 +108,13 @@ def _show(seen: Look, html: Path | None) -> None:
         echo(f"method {escape(seen['method'])}: {escape(seen['description'])}")
     echo(f"round  {seen['round']}")
     echo(f"digest {seen['digest']}\n")
-    for sentence in seen["words"]:
+    for sentence in seen["summary"]:
         echo(escape(sentence))
     echo("\n[bold]Findings[/]")
     for finding in seen["findings"]:
         color = COLORS[str(finding["severity"])]
         todo = f" [dim]{escape(finding['todo'])}[/]" if finding["todo"] else ""
-        echo(f"  [{color}]{finding['severity']:<8}[/] {escape(finding['check'])}: {escape(finding['words'])}{todo}")
+        echo(f"  [{color}]{finding['severity']:<8}[/] {escape(finding['check'])}: {escape(finding['message'])}{todo}")
     _ratios(seen)
     echo("\n[bold]What was not checked[/]")
     for sentence in seen["not_checked"]:

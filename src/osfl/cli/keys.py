@@ -1,4 +1,4 @@
-"""`osfl keys`: an identity for a round: a private half that stays, a public half that is handed round."""
+"""`osfl keys`: make a key pair: the private key stays here, the public key goes to the other participants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`osfl ls`: what can be named elsewhere, with a line about each. Imports no torch."""
+"""`osfl ls`: list methods, datasets, architectures, partitions and presets. Imports no torch."""
 
 from __future__ import annotations
 

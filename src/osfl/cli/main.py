@@ -1,4 +1,4 @@
-"""The command line: words in, calls out. Users' mistakes are messages, ours are tracebacks.
+"""The command line: parses arguments and calls the package. Users' mistakes are messages, ours are tracebacks.
 
 Nothing heavy is imported here or by the verbs' files: `osfl --help` answers at once.
 """
@@ -69,7 +69,7 @@ def _version(wanted: bool) -> None:
 def osfl(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
-    """One-shot federated learning: sites train one image classifier together, and each speaks exactly once."""
+    """One-shot federated learning: sites train one image classifier together, and each uploads exactly once."""
 
 
 VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
@@ -165,8 +165,8 @@ REMEDIES = {
     errno.ENOTDIR: KIND,
     errno.EISDIR: KIND,
     errno.ENAMETOOLONG: "Choose a shorter name.",
-    errno.ENOSPC: "Make room and run the same command again: it continues.",
-    errno.EDQUOT: "Make room and run the same command again: it continues.",
+    errno.ENOSPC: "Free some disk space and run the same command again: it continues.",
+    errno.EDQUOT: "Free some disk space and run the same command again: it continues.",
 }
 
 
@@ -176,7 +176,7 @@ def _refused(error: OSError) -> FilesError:
 
 
 def _misused(error: Any, arguments: list[str], as_json: bool) -> int:
-    """Words that the parser does not know."""
+    """A usage error of the parser, such as an unknown option."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "osfl"
     if type(error).__name__ == "NoArgsIsHelpError":  # `osfl` alone: the help has been printed
@@ -189,7 +189,7 @@ def _misused(error: Any, arguments: list[str], as_json: bool) -> int:
 
 def _nearest_verb(reason: str, arguments: list[str]) -> str:
     """Our own sentence for a misspelt verb: whether the parser names the nearest ones depends on its version."""
-    verb = next((word for word in arguments if not word.startswith("-")), "")
+    verb = next((argument for argument in arguments if not argument.startswith("-")), "")
     if not reason.startswith("No such command"):
         return reason
     near = [repr(name) for name in get_close_matches(verb, VERBS)]

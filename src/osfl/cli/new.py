@@ -1,4 +1,4 @@
-"""`osfl new`: a commented plan.toml, which everybody who takes part in a round needs."""
+"""`osfl new`: write a commented plan.toml, which every participant of a round needs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Sites = Annotated[
         parser=options.new_folder,
         rich_help_panel=options.WHAT,
         show_default=False,
-        help="A real round to rehearse: deal out the dataset as image folders, DIR/NAME/class/*.",
+        help="Rehearse a real round: split the dataset into image folders, DIR/NAME/class/*.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", parser=options.new_file, help="Where the plan goes.")]
@@ -76,7 +76,7 @@ After = Annotated[
         "--after",
         metavar="plan.toml",
         show_default=False,
-        help="Write the plan of the encounter after this one; it says nothing else new.",
+        help="Write the plan of the encounter after this one; nothing else changes.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
@@ -153,7 +153,7 @@ def new(
 
 
 def _still_open(classes: str | None, image_size: int | None, clients: str | None) -> str:
-    """What a template cannot know, and was not told."""
+    """An error for what a template needs and no option gave."""
     given = {"the classes": classes, "the image size": image_size, "the clients": clients}
     missing = [what for what, value in given.items() if value is None]
     if not missing:
@@ -177,8 +177,8 @@ def _write(plan: Plan, out: Path, output_format: str) -> None:
     if output_format == "json":
         put_json({"path": str(out), "digest": plan.digest, "plan": plan.as_json()})
         return
-    meets = plan.topology
-    which = f", encounter {meets.encounter} of {meets.encounters}" if meets and meets.encounters > 1 else ""
+    topology = plan.topology
+    which = f", encounter {topology.encounter} of {topology.encounters}" if topology and topology.encounters > 1 else ""
     echo(f"Wrote {out}, round {plan.digest[:12]}{which}.")
 
 
@@ -228,7 +228,7 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
     from osfl.data.source import together
     from osfl.simulate.simulation import prepare
 
-    meets, simulation = simulation.topology, replace(simulation, topology=None)  # a schedule knows the sites by their names
+    topology, simulation = simulation.topology, replace(simulation, topology=None)  # a schedule knows the sites by their names
     federation = prepare(simulation)
     chosen = tuple(sorted(named)) or federation.plan.clients
     if len(chosen) != len(federation.shards):
@@ -237,7 +237,7 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
             field="clients",
             fix="Name as many, or choose another --partition.",
         )
-    plan = replace(federation.plan, clients=chosen, data={}, topology=meets)
+    plan = replace(federation.plan, clients=chosen, data={}, topology=topology)
     check_plan(plan)
     for name, shard in zip(chosen, federation.shards, strict=True):
         write_images(sites / name, together([shard.train, shard.val]), plan.task.classes)

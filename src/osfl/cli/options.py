@@ -1,4 +1,4 @@
-"""The options that verbs share, each explained once. Types only: nothing heavy is imported to describe a word."""
+"""Options that several verbs share, each explained once. Types only: nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Method = Annotated[
         metavar="NAME",
         autocompletion=complete_methods,
         rich_help_panel=WHAT,
-        help="How the sites learn together; see `osfl ls methods`.",
+        help="The federated learning method; see `osfl ls methods`.",
     ),
 ]
 Dataset = Annotated[
@@ -76,7 +76,7 @@ Partition = Annotated[
         metavar="KIND",
         autocompletion=complete_partitions,
         rich_help_panel=WHAT,
-        help="Who holds which images; see `osfl ls partitions`.",
+        help="How images are divided among clients; see `osfl ls partitions`.",
     ),
 ]
 Preset = Annotated[
@@ -123,7 +123,7 @@ TestSamples = Annotated[
         min=1,
         rich_help_panel=WHAT,
         show_default=False,
-        help="Judge by so many images, class shares kept.",
+        help="Evaluate on so many images, class shares kept.",
     ),
 ]
 ImageSize = Annotated[
@@ -157,7 +157,7 @@ Topology = Annotated[
         metavar="KIND",
         rich_help_panel=WHAT,
         show_default=False,
-        help="Who hears whom, for methods that only pass things on: mesh, ring or random:K.",
+        help="Which clients exchange with which, for methods without a server: mesh, ring or random:K.",
     ),
 ]
 Encounters = Annotated[
@@ -168,7 +168,7 @@ Encounters = Annotated[
         min=1,
         rich_help_panel=WHAT,
         show_default=False,
-        help="How often neighbors meet: so many exchanges, one after the other.",
+        help="Number of exchanges between neighbors, one after the other.",
     ),
 ]
 Contacts = Annotated[
@@ -178,7 +178,7 @@ Contacts = Annotated[
         metavar="contacts.csv",
         rich_help_panel=WHAT,
         show_default=False,
-        help="Who meets whom and when, a line a window: a,b,start,seconds,bytes_per_second,encounter.",
+        help="CSV file of contact windows, one a line: a,b,start,seconds,bytes_per_second,encounter.",
     ),
 ]
 Engine = Annotated[
@@ -206,7 +206,7 @@ Threads = Annotated[
         metavar="T",
         min=1,
         rich_help_panel=HOW,
-        help="Inside one operation; simulated clients have one. Others than 1 change last bits.",
+        help="Compute threads of one operation; simulated clients use one. Other values than 1 change the last bits.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda|mps|auto", rich_help_panel=HOW, help="Where to compute.")]
@@ -274,7 +274,7 @@ ModelOut = Annotated[
 ]
 
 
-# --- what was said, and where to write ----------------------------------------------------------------------------------
+# --- which options were given, and where to write ---------------------------------------------------------------------
 
 
 _RUNNING: ContextVar[Any] = ContextVar("the context of the running verb", default=None)
@@ -292,7 +292,7 @@ class Verb(TyperCommand):
             _RUNNING.reset(token)
 
 
-def spoken() -> list[Any]:
+def given_options() -> list[Any]:
     """The parameters given on the command line of the running verb, without those filled in by default."""
     context = _RUNNING.get()
     given = context.command.params if context else []
@@ -300,15 +300,15 @@ def spoken() -> list[Any]:
 
 
 def refuse_beside_plan(plan: str) -> None:
-    """A plan says what is simulated; words that say it again would be ignored, so they are refused."""
+    """Refuse options beside a plan that already defines what is simulated: they would be ignored."""
     named = [
         one.opts[0]
-        for one in spoken()
+        for one in given_options()
         if one.param_type_name == "option" and getattr(one, "rich_help_panel", None) == WHAT and one.name not in (None, "plan")
     ]
     if named:
         raise UsageError(
-            f"{plan} says what is simulated; {', '.join(named)} would contradict it",
+            f"{plan} already defines what is simulated; {', '.join(named)} would contradict it",
             field="plan",
             fix="Leave that out, or change the plan.",
         )

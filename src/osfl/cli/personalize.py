@@ -1,4 +1,4 @@
-"""`osfl personalize`: a site's model, made of the release."""
+"""`osfl personalize`: verify a release and make the site's model from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ EXAMPLES = (
 
 Release = Annotated[
     Path,
-    typer.Option("--release", "-r", metavar="FILE", rich_help_panel=options.SITE, help="What the server gave to everybody."),
+    typer.Option(
+        "--release", "-r", metavar="FILE", rich_help_panel=options.SITE, help="The release, as published by the server."
+    ),
 ]
 Personal = Annotated[
     Path | None,
@@ -33,7 +35,7 @@ Personal = Annotated[
         metavar="FILE",
         rich_help_panel=options.SITE,
         show_default=False,
-        help="What it made for this site alone, where the method makes such parts.",
+        help="The personal part for this site, where the method makes one.",
     ),
 ]
 Server = Annotated[
@@ -55,7 +57,7 @@ def personalize(
     device: options.Device = "cpu",
     output_format: options.Format = "text",
 ) -> None:
-    """Verify the release with the server's public key and make this site's model of it. Some learn once more: --data.
+    """Verify the release with the server's public key and make this site's model from it. Some methods train once more: --data.
 
     A release that was withdrawn is refused where a certificate of forgetting is at hand: --certificates, or beside the release.
     """

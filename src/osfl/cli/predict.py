@@ -1,4 +1,4 @@
-"""`osfl predict`: ask a finished run about images."""
+"""`osfl predict`: classify images with the model of a finished run."""
 
 from __future__ import annotations
 

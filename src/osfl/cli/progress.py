@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 EVERY = 10.0  # seconds between two lines about the same thing
-WORKING = "working"  # shown while nobody says what they are doing
+WORKING = "working"  # shown while no step has been reported
 
 
 class ProgressDisplay(Protocol):
-    """Whoever shows how far the walk is."""
+    """A display of how far a run is."""
 
     def __call__(self, what: str, done: int, total: int) -> None: ...
     def run(self, label: str, done: int, total: int) -> None: ...
@@ -32,7 +32,7 @@ class ProgressDisplay(Protocol):
 
 @contextmanager
 def progress_display(as_json: bool = False, console: Console | None = None) -> Iterator[ProgressDisplay]:
-    """Bars or lines on stderr while the walk runs; Ctrl-C stops at once, because the folder is the state."""
+    """Bars or lines on stderr during a run; Ctrl-C stops at once, because the folder is the state."""
     console = console or errors()
     with Bars(console) if console.is_terminal else Lines(console) as display, _stopping(display, as_json):
         yield display
@@ -59,7 +59,7 @@ def _stopping(display: ProgressDisplay, as_json: bool) -> Iterator[None]:
 
 
 def by_run(display: ProgressDisplay) -> Callable[[str, int, int], None]:
-    """`compare` says `fedavg seed 0: clients` for what happens inside a run and `fedavg seed 0 done` at its end."""
+    """`compare` reports `fedavg seed 0: clients` for a step inside a run and `fedavg seed 0 done` at its end."""
 
     def report(what: str, done: int, total: int) -> None:
         if ": " in what:
@@ -77,7 +77,7 @@ class Lines:
         self.console, self.clock = console, clock
         self.begun = clock()
         self._lock = threading.Lock()
-        self._first: dict[str, tuple[float, int]] = {}  # what -> when it was first heard of, and how far it was
+        self._first: dict[str, tuple[float, int]] = {}  # what -> when it was first reported, and how far it was
         self._reported: dict[str, float] = {}
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`osfl receive`: let bundles through the gate, one line each."""
+"""`osfl receive`: check bundles and store the accepted ones in the inbox, one line each."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output
             echo(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
     late = too_late(fl_round, list(dict.fromkeys(str(one["client"]) for one in accepted)))
     if output_format == "json":
-        alone = [{"path": str(file.path), "why": file.why} for file in left]
-        put_json({"accepted": accepted, "refused": refused, "left": alone, "late": late})
+        unused = [{"path": str(file.path), "why": file.why} for file in left]
+        put_json({"accepted": accepted, "refused": refused, "left": unused, "late": late})
     elif late:
         errors().print(
             f"[yellow]too late[/]  {', '.join(late)}: kept, but the release is made and has no part of it", soft_wrap=True

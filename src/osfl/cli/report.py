@@ -1,4 +1,4 @@
-"""`osfl report`: draw finished runs again, and several of them side by side."""
+"""`osfl report`: write the reports of finished runs again, and a page that compares them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _runs(patterns: Sequence[str]) -> list[Finished]:
 
 
 def _expanded(pattern: Path) -> Iterator[Path]:
-    """What a shell makes of runs/*; for words in quotes."""
+    """Expand patterns such as runs/* that were quoted, as a shell would."""
     return Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
 
 
@@ -116,7 +116,7 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
 
 
 def _labeled(runs: Sequence[Finished]) -> list[Finished]:
-    """Each run with the name that tells it from the others."""
+    """Each run with a name that no other run has."""
     from osfl.evaluation.comparison import group_names
 
     if all(run.label for run in runs):

@@ -1,4 +1,4 @@
-"""`osfl run`: one simulated round, from images to a report."""
+"""`osfl run`: simulate one round, from images to a report."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(
     device: options.Device = "cpu",
     output_format: options.Format = "text",
 ) -> None:
-    """Simulate one round: every client speaks once, then models are judged and a report is written.
+    """Simulate one round: every client uploads once, models are evaluated, and a report is written.
 
     The folder is the state: to continue after an interruption, run the same command again.
     """
@@ -135,7 +135,7 @@ def _simulation(plan: Path | None, args: RunOptions) -> Simulation:
 def _rehearsed(
     plan: Path | None, sites: Path, out: Path | None, machine: Machine, output_format: str
 ) -> tuple[Path, Result, bool]:
-    """A real round in one process, before anybody travels: its release has the digest that the real one will have."""
+    """Simulate a real round in one process: its release has the digest that the real one will have."""
     from osfl.core.plan import read_plan
     from osfl.runtime.environment import device_named
     from osfl.simulate.run import run_federation

@@ -1,4 +1,4 @@
-"""`osfl server`: the server phase, when enough uploads have arrived."""
+"""`osfl server`: run the server phase once enough uploads have arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`osfl show`: where a round stands."""
+"""`osfl show`: the state of a round."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
 
 def _show(fl_round: Path, found: Status, now: datetime) -> None:
     clients = [*found.delivered, *found.missing]
-    unheard = found.released and not found.delivered  # a simulation that pooled images or spoke otherwise
-    summary = "simulated without uploads" if unheard else f"{len(found.delivered)} of {len(clients)} have delivered"
+    no_uploads = found.released and not found.delivered  # a simulated reference that pooled images or ran many rounds
+    summary = "simulated without uploads" if no_uploads else f"{len(found.delivered)} of {len(clients)} have delivered"
     echo(f"[bold]{escape(found.method)}[/], round {found.plan[:12]}: {summary}")
-    for client in sorted([] if unheard else clients):
+    for client in sorted([] if no_uploads else clients):
         if client in found.delivered:
             late = "  [yellow]too late for the release[/]" if client in found.late else ""
             late = "  [yellow]left out of the release[/]" if client in found.left_out else late
@@ -72,7 +72,7 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
         echo(f"Refused, {len(found.refused)} times:")
         for entry in found.refused:
             echo(f"  {_refusal(entry)}")
-    if not unheard:
+    if not no_uploads:
         echo(f"Needed     {found.quorum} uploads")
     if found.deadline:
         echo(f"Deadline   {found.deadline.isoformat()} (this clock says {now.isoformat(timespec='seconds')})")
@@ -100,7 +100,7 @@ def _stamp(entry: Mapping[str, Any]) -> str:
 
 
 def _refusal(entry: Mapping[str, Any]) -> str:
-    """One line of rejected.jsonl; whatever a stranger managed to put there is shown as text."""
+    """One line of rejected.jsonl; untrusted text in it is escaped."""
     against = f" (expected {entry['expected']}, got {entry.get('got', '')})" if "expected" in entry else ""
     texts = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}
     text = f"{_stamp(entry)}  {texts['client']}  {texts['field']}: {texts['reason']}{against}. {texts['fix']}"

@@ -130,7 +130,7 @@ def _widest(comparison: Mapping[str, Any]) -> int:
 def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
     seeds = len({run["seed"] for run in comparison["runs"]})
     terminal = output()
-    freely = terminal.options.update(max_width=10_000)  # else a table that is too wide says that it fits
+    freely = terminal.options.update(max_width=10_000)  # else a table that is too wide claims to fit
     spare = max(0, _widest(comparison) - _NAMES)  # what the column of methods gives up, names folded
     table = comparison_table(comparison)
     for count in range(len(_SHOWN) - 1, 0, -1):

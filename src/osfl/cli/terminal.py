@@ -1,4 +1,4 @@
-"""Where words go: answers to stdout, everything else to stderr; with `--format json` stdout holds one JSON value only."""
+"""Output of the command line: results to stdout, everything else to stderr; `--format json` prints one JSON value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def put_json(value: Any) -> None:
 
 
 def wants_json(args: list[str]) -> bool:
-    """Whether failures belong on stdout as JSON; asked before (and even if not) the words can be parsed."""
+    """Whether failures belong on stdout as JSON; asked before the arguments are parsed, and also if that fails."""
     return "--format=json" in args or ("--format", "json") in pairwise(args)
 
 
@@ -51,7 +51,7 @@ def complain(text: str, facts: dict[str, object], as_json: bool) -> None:
 
 
 def escape(text: str) -> str:
-    """Text that holds square brackets, shown as it is; what could steer a terminal (a stranger's file name) is not."""
+    """Text that holds square brackets, shown as it is; what could steer a terminal (an untrusted file name) is not."""
     from rich.markup import escape as escaped
 
     return escaped("".join(char if char.isprintable() or char in "\n\t" else "?" for char in text))

@@ -1,4 +1,4 @@
-"""`osfl verify`: signatures, digests, and a release traced back to its uploads."""
+"""`osfl verify`: check signatures and digests, and trace a release back to its uploads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def verify(
     certificates: options.Certificates = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Say what can be believed of each file, and what could not be checked.
+    """Verify the signature and origin of each file, and list what could not be checked.
 
     Exit code 1 unless every signature is good and nothing was withdrawn by a certificate of forgetting.
     """
