@@ -76,7 +76,7 @@ def test_the_message_says_who_what_expected_got_and_what_to_do():
     no = refused(upload(model__w=RawTensor("F32", (2, 4), bytes(32))))
     assert str(no) == (
         "Upload rejected from 'st-mary': tensor 'model/w' has the wrong shape (expected [2, 3], got [2, 4]).\n"
-        "The plan says what an upload holds; retrain with `osfl client plan.toml` or agree on another plan."
+        "The plan defines what an upload holds; retrain with `osfl client plan.toml` or agree on another plan."
     )
 
 

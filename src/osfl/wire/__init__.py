@@ -1,1 +1,1 @@
-"""Bytes ↔ messages, and saying no. No learning, no network, no torch."""
+"""The file format of bundles: packing, signing, sealing, and the gate that checks them. No learning, no network, no torch."""

@@ -1,7 +1,7 @@
-"""A bundle: one ordinary .safetensors file that says who speaks, in which round, and what, signed.
+"""A bundle: one ordinary .safetensors file with a signed manifest: sender, round, tensors and facts.
 
 Its metadata holds two strings. `manifest` is canonical JSON that lists everything, the sha256 of each tensor included;
-`signature` signs those bytes. The manifest's digest is the identity of what was said.
+`signature` signs those bytes. The manifest's digest is the identity of the contents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a file said, once it was believed."""
+    """The contents of a file that passed its checks."""
 
     kind: Kind
     client: ClientId  # the sender of an upload, the receiver of a personal part, "" for a release to all
@@ -34,12 +34,12 @@ class Bundle:
     tensors: Mapping[str, RawTensor]
     facts: Facts
     made_from: Mapping[str, str]  # digests of what a release was made from, by client; empty for uploads
-    digest: str  # sha256 of the manifest: equal digests mean that the same was said
+    digest: str  # sha256 of the manifest: equal digests mean equal contents
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What a manifest says about one tensor."""
+    """The entry of one tensor in a manifest."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ def promised_size(
     facts: Facts,
     made_from: Mapping[str, str] = _NOTHING,
 ) -> int:
-    """The same before there is any tensor, from dtypes and shapes alone: digests have a fixed length."""
+    """The same before there is any tensor, from dtypes and shapes only: digests have a fixed length."""
     lines = {name: TensorEntry(dtype, shape, "0" * 64) for name, (dtype, shape) in kinds.items()}
     manifest = manifest_bytes(kind, client, plan, lines, facts, made_from)
     head = header_bytes(manifest.decode(), "0" * SIGNATURE_DIGITS, lines)

@@ -1,4 +1,4 @@
-"""Whether an upload holds exactly what its architecture promises: names, dtypes, shapes."""
+"""Check that an upload holds exactly the tensors of its contract: names, dtypes, shapes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from osfl.core.tensors import WIDTH
 from osfl.core.types import Contract, Field, Json
 from osfl.wire.bundle import TensorEntry
 
-RETRAIN = "The plan says what an upload holds; retrain with `osfl client plan.toml` or agree on another plan."
-REPACK = "Another program made this file, or it changed on its way: copy it again from where it was made."
+RETRAIN = "The plan defines what an upload holds; retrain with `osfl client plan.toml` or agree on another plan."
+REPACK = "Another program made this file, or it was changed in transit: copy it again from where it was made."
 MOST_DIMENSIONS = 16
 
 

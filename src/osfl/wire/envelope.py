@@ -1,4 +1,4 @@
-"""The outside of a bundle: its length, its header, and whether header, manifest and length tell the same story."""
+"""Read the length, header and manifest of a bundle, and check that they agree."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_envelope(file: Source, limits: Limits) -> Envelope:
     if length > file.size - 8:
         raise _no("header length", INCOMPLETE, f"more than {8 + length} bytes", file.size, AGAIN)
     head = file.head(8 + length)
-    if not any(head):  # room that a copying program reserved and did not fill
+    if not any(head):  # space that a copying program reserved and did not fill
         raise _no("header", INCOMPLETE, "a header", "zeros", AGAIN)
     header = _parsed(head[8:], "header")
     manifest, signature = _metadata(header)

@@ -1,4 +1,4 @@
-"""The small readable part of a message: bounded, and right about what everyone understands the same way."""
+"""Check the facts of a bundle: bounded size, and valid values of the common facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door: every check on a bundle, in order, stopping at the first no.
+"""The gate: checks every bundle, in a fixed order, and rejects it at the first failed check.
 
 size → header length → header JSON → metadata keys → enrolled client → signature → version, client, round → contract →
 offsets → hashes → finite values → facts → canonical form. Only the length and a bounded header are read before the
@@ -68,7 +68,7 @@ class AcceptancePolicy:
 
 
 def accept(source: BytesLike | Path, policy: AcceptancePolicy) -> Bundle:
-    """The upload, if every check says yes; `Rejected` otherwise."""
+    """The upload, if it passes every check; `Rejected` otherwise."""
     return open_upload(source, policy)[0]
 
 
@@ -137,7 +137,7 @@ def verify_release(
 
 
 def read_manifest(source: BytesLike | Path, limits: Limits = RELEASE_LIMITS) -> Json:
-    """What a bundle's header says; nothing of it is checked."""
+    """The header of a bundle; nothing of it is checked."""
     with opened(source) as file:
         return read_envelope(file, limits).manifest
 

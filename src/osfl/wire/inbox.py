@@ -21,7 +21,7 @@ from osfl.wire.signing import SigningKey
 from osfl.wire.source import BytesLike, opened
 
 JOURNAL = "rejected.jsonl"
-_JOURNAL_BYTES = 16 << 20  # strangers can be refused as often as they like, but not fill the disk with it
+_JOURNAL_BYTES = 16 << 20  # bounds what rejected senders can write to the disk
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class Inbox:
         return [self._stored(client)[1] for client in present]
 
     def delivered(self) -> dict[ClientId, int]:
-        """Clients whose upload is here, by name, with its size in bytes; it was checked on the way in."""
+        """Clients whose upload is here, by name, with its size in bytes; it was checked on receipt."""
         with _using(self.folder):
             paths = {client: self.path(client) for client in self._expected()}
             return {client: path.stat().st_size for client, path in paths.items() if path.exists()}
 
     def digest(self, client: ClientId) -> str:
-        """The identity of a client's upload, from its header alone; it was checked on the way in."""
+        """The identity of a client's upload, from its header only; it was checked on receipt."""
         try:
             with opened(self.path(client)) as file:
                 manifest = read_envelope(file, self.policy.limits).manifest
@@ -96,7 +96,7 @@ class Inbox:
         return digest_of(manifest)
 
     def bundle(self, client: ClientId) -> Bundle:
-        """What a client said, checked again."""
+        """The bundle of a client, checked again."""
         with _using(self.folder):
             present = self.path(client).exists()
         if not present:
@@ -156,7 +156,7 @@ class Inbox:
             field="upload",
             expected=standing.digest,
             got=receipt.digest,
-            fix="A client speaks once a round. To replace what it said, open a new round.",
+            fix="A client uploads once a round. To replace its upload, open a new round.",
         )
 
     def note(self, no: Rejected) -> None:
@@ -179,7 +179,7 @@ def _using(path: Path) -> Iterator[None]:
             field="inbox",
             expected="a working disk",
             got=error.strerror,
-            fix="Nothing was acknowledged. Make room or repair the disk, then receive it again.",
+            fix="Nothing was acknowledged. Free some disk space or repair the disk, then receive it again.",
         ) from error
 
 

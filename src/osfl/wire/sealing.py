@@ -1,4 +1,4 @@
-"""A letter that only its addressee can open: a signed bundle, encrypted to the server's key. Signed is not secret.
+"""Sealed bundles: a signed bundle, encrypted so that only the holder of the receiver's private key can read it.
 
     magic (16)  addressee's public key (32)  ephemeral public key (32)  pieces: 65,536 bytes and a tag of 16 each
 

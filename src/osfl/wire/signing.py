@@ -1,4 +1,4 @@
-"""Who said it: Ed25519 keys, their files, and signatures as lower-case hex."""
+"""Ed25519 keys, their files, and signatures as lower-case hex."""
 
 from __future__ import annotations
 

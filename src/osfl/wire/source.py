@@ -1,4 +1,4 @@
-"""A bundle that has not been trusted yet: its size and its beginning first, everything only when asked."""
+"""Read a bundle that is not trusted yet: its size and its first bytes, and the rest only on request."""
 
 from __future__ import annotations
 

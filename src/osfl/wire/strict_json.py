@@ -1,4 +1,4 @@
-"""JSON from strangers: one meaning or none. Python's parser is lenient where attackers like it; this one is not."""
+"""Strict JSON parser for untrusted input: no duplicate keys, no NaN, bounded depth; Python's own is too lenient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tensors hold: the bytes that were signed, finite numbers, labels in range."""
+"""Check the values of tensors: the signed bytes, finite numbers, labels in range."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_hashes(tensors: Mapping[str, RawTensor], entries: Mapping[str, TensorE
                 field=f"{name}.sha256",
                 expected=entries[name].sha256,
                 got=got,
-                fix="The file was damaged on its way; copy it again from where it was made.",
+                fix="The file was damaged in transit; copy it again from where it was made.",
             )
 
 
@@ -77,7 +77,7 @@ def _check_finite(name: str, tensor: RawTensor) -> None:
 
 
 def _check_bounds(name: str, tensor: RawTensor, field: Field | None) -> None:
-    """What the contract says about values: none below a bound, or a sum that can be divided by."""
+    """Check the contract's rules for values: none below a bound, or a sum that can be divided by."""
     if field is None or (field.low is None and not field.positive_sum):
         return
     total = 0.0

@@ -1,4 +1,4 @@
-"""Looking at a bundle without believing it: for people who want to see what a file says before they trust or send it.
+"""Read a bundle without trusting it, to show its contents before it is used or sent.
 
 The same readers as the gate's. What would make the file unreadable is refused; what would merely make the gate say no is
 noted, so that a damaged, unsigned or foreign bundle can still be looked at. Nothing here lets anything into a round.
@@ -38,7 +38,7 @@ class FileRejected(Rejected):
 
 @contextlib.contextmanager
 def of_unknown_kind() -> Iterator[None]:
-    """Refusals inside speak of a file, not of an upload."""
+    """Error messages inside name a file, not an upload."""
     try:
         yield
     except Rejected as no:
@@ -47,7 +47,7 @@ def of_unknown_kind() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a file says. `bundle` is no more believable than the file: ask `signed_by`."""
+    """The contents of a file. `bundle` is no more trusted than the file: ask `signed_by`."""
 
     bundle: Bundle
     size: int  # of the file, in bytes
@@ -59,7 +59,7 @@ class Seen:
 
 
 def look_at(source: BytesLike | Path, limits: Limits = WINDOW_LIMITS) -> Seen:
-    """Everything that the file says; `Rejected` if it is no bundle at all."""
+    """All contents of the file; `Rejected` if it is no bundle at all."""
     with of_unknown_kind(), opened(source) as file:
         envelope = read_envelope(file, limits)
         manifest = _check_form(envelope.manifest)

@@ -1,4 +1,4 @@
-"""What certificates of forgetting took back: uploads, releases and personal parts that are signed well and must not be used.
+"""Uploads, releases and personal parts that certificates of forgetting withdrew: well signed, but not to be used.
 
 A certificate (docs/forgetting.md) names digests. Whoever reads a bundle where certificates are at hand asks here first, because
 a signature does not expire: the old release stays signed by the server, the old upload by its client.
@@ -19,9 +19,9 @@ class Withdrawal:
     """Why something must not be used any more."""
 
     certificate: str  # the file: forgotten/0001.json
-    forgotten: str  # who or what, in words
+    forgotten: str  # who or what, as text
     time: str
-    instead: str  # what takes its place, in words
+    instead: str  # what takes its place, as text
 
     def __str__(self) -> str:
         return f"withdrawn by {self.certificate} of {self.time}: {self.forgotten} was forgotten; {self.instead}"
@@ -34,7 +34,7 @@ class Withdrawn:
     digests: Mapping[str, Withdrawal] = field(default_factory=dict)  # of uploads and releases
     personal: Mapping[str, Withdrawal] = field(default_factory=dict)  # parts of old releases; a new one may name the same part
     clients: Mapping[ClientId, Withdrawal] = field(default_factory=dict)  # of whom nothing is left
-    release: str = ""  # what takes the place of every withdrawn release, in words
+    release: str = ""  # what takes the place of every withdrawn release, as text
     certificates: int = 0  # how many were read
 
     def of(self, manifest: Json) -> Withdrawal | None:
