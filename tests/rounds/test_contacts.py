@@ -86,8 +86,10 @@ def test_what_does_not_fit_is_refused_with_its_size_and_what_would() -> None:
     assert "float16" not in what_would_fit(Size(4000, 0, 4000), 1500)  # the method has no such setting, or has it set
     assert "at most 37% of" in what_would_fit(Size(4000, 0, 4000), 1500)
     assert "at most 99% of" in what_would_fit(Size(1000, 500, 1000), 999)
-    assert "names and hashes alone take 2,000 bytes" in what_would_fit(Size(4000, 1000, 2000), 1500)
-    assert "names and hashes alone take 2,000 bytes" in what_would_fit(Size(3000, 0, 1000), 1500)  # float16 is on already
+    assert "names and hashes by themselves take 2,000 bytes" in what_would_fit(Size(4000, 1000, 2000), 1500)
+    assert "names and hashes by themselves take 2,000 bytes" in what_would_fit(
+        Size(3000, 0, 1000), 1500
+    )  # float16 is on already
     assert "at most 50% of" in what_would_fit(Size(3000, 0, 1000), 2500)
 
 

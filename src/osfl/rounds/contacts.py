@@ -1,4 +1,4 @@
-"""What fits into a window of contact, and when a site has heard everybody.
+"""What fits into a contact window, and when a site has received the uploads of all its neighbors.
 
 A window carries a bundle in each direction. Windows of one pair in one encounter add up: a transfer that was cut goes on
 where it stopped, over Flower (osfl.deploy.flower.chunks) and by copying tools that can. A bundle that does not fit is refused
@@ -70,7 +70,7 @@ def check_windows(plan: Plan, client: ClientId, size: int, contract: Contract, *
             got=f"{'at least ' if least else ''}{size:,} bytes",
             fix=f"{what_would_fit(sized(plan, contract, size), room)} Or agree on a plan without the contact(s) with "
             f"{', '.join(tight)}: "
-            "fewer neighbors are heard, and all of what they say.",
+            "fewer neighbors exchange, and each upload fits.",
         )
 
 
@@ -111,7 +111,7 @@ def what_would_fit(size: Size, room: int) -> str:
     rest = size.bundle - size.weights  # names and hashes of tensors do not shrink with a network
     share = math.floor(100 * (room - rest) / size.weights) if size.weights else 0
     if share < 1:
-        return f"{halved}No smaller architecture fits: names and hashes alone take {rest:,} bytes."
+        return f"{halved}No smaller architecture fits: names and hashes by themselves take {rest:,} bytes."
     return f"{halved}A smaller architecture must have at most {share}% of its weights."
 
 
@@ -170,7 +170,7 @@ def _ways(topology: Topology, encounter: int, sizes: Sizes) -> Iterator[Pass]:
 
 @dataclass(frozen=True)
 class Done:
-    """When a site has heard everybody whom it hears in an encounter."""
+    """When a site has received the uploads of all its neighbors in an encounter."""
 
     client: ClientId
     encounter: int

@@ -1,6 +1,6 @@
-"""What a client refuses to send. Any doubt means refuse: after the upload it is too late.
+"""The egress check: the client's check of its own upload. Any doubt blocks it: after the upload it is too late.
 
-The gate at the other end checks the same contract, but a site must not rely on a stranger for its own secrets.
+The gate at the other end checks the same contract, but a site must not rely on others for its own secrets.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ the upload is compared with both:
 - a set of directions: the residual of the training image that a least-squares combination of them comes nearest to, over
   the same of the held-out images, or, where there are fewer than five, over that of training images left out one by one.
 
-A ratio near 1 says that the training images are no nearer than images that nobody used; 0 is a copy. Over 1,000 classes of six
+A ratio near 1 means that the training images are no nearer than images that nobody used; 0 is a copy. Over 1,000 classes of six
 datasets whose generators rest on ten images or more, the least ratio was 0.29; copies have 0.00 to 0.10
 (benchmarks/records/egress_attack.json). An upload with a ratio below `BOUND` does not leave.
 

@@ -9,7 +9,7 @@ figures/                                  pictures that the method wants in the 
 scratch/                                  checkpoints of unfinished phases
 forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
 results.json  report/  model_card.md
-encounters/1  encounters/2  ...           where clients meet several times: the rounds before this last one
+encounters/1  encounters/2  ...           where clients exchange several times: the rounds before this last one
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Round:
         return Release(payload_of(shared), personal), shared.digest
 
     def release_bytes(self) -> dict[ClientId, int]:
-        """What each client downloads; a release that says nothing costs nothing."""
+        """What each client downloads; an empty release costs nothing."""
         shared = self.folder / "release.safetensors"
         own = {path.stem: path.stat().st_size for path in (self.folder / "personal").glob("*.safetensors")}
         says_something = bool(own or self._verified(shared).tensors)
@@ -147,7 +147,7 @@ class Round:
         save_model(self.folder / "models" / f"{client}.safetensors", payload, release)
 
     def milestone(self, done: int, total: int, model: Callable[[], Payload]) -> None:
-        """Keep the server's model on its way until it is scored; of a long way, so many that a curve can be drawn."""
+        """Keep intermediate models of the server until they are scored; of many, enough for a curve."""
         if done < total and done * MILESTONES // total == (done - 1) * MILESTONES // total:
             return
         start, path = time.perf_counter(), self.scratch / "milestones" / f"{done:08d}.safetensors"
@@ -202,7 +202,7 @@ def encounter_folder(folder: Path, number: int) -> Path:
 
 
 def first_encounter(folder: Path) -> Path:
-    """The round with which everything in this folder began; the folder itself where clients meet once."""
+    """The round with which everything in this folder began; the folder itself where clients exchange once."""
     first = encounter_folder(folder, 1)
     return first if first.is_dir() else folder
 
@@ -272,7 +272,7 @@ def agree(folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled:
 
 @contextlib.contextmanager
 def standing_round(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Iterator[Round]:
-    """The round that is here, as it was agreed. With the server's key it is ours alone, and a release can be published."""
+    """The round that is here, as it was agreed. With the server's key the folder is locked, and a release can be published."""
     if server_key is None:
         yield _standing(folder, plan)
         return

@@ -12,7 +12,7 @@ from osfl.runtime.atomic import locked
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, lock: str = ".lock", fix: str = "Wait for it, or choose another --out.") -> Iterator[None]:
-    """Two processes in one folder would do everything twice; the second is told."""
+    """Two processes in one folder would do everything twice; the second gets an error."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / lock, wait=False))

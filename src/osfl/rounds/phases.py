@@ -1,4 +1,4 @@
-"""The steps of a round, one function each, whoever carries the bytes.
+"""The phases of a round, one function each, for every transport.
 
 `osfl.run` takes them all in one process; a site takes `run_client_phase` and `run_personalization` (osfl.roles.site), a
 coordinator takes `run_server_phase`
@@ -65,7 +65,7 @@ def contract_for(plan: Plan, contracts: Mapping[str, Contract], client: ClientId
 def run_client_phase(
     method: Method, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
 ) -> tuple[bytes, Meter]:
-    """All that a client says in the round, checked by itself first and signed; and what it cost."""
+    """Run the client phase: the upload, checked by the egress check and signed, and what it cost."""
     check_claim(plan, shard)  # both before it trains in vain
     check_promised_size(plan, shard.client, contracts)
     with measure() as meter:
@@ -95,7 +95,7 @@ def check_claim(plan: Plan, shard: Shard) -> None:
 
 
 def check_promised_size(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> None:
-    """Refuse what the contract alone says cannot fit into a contact's window, if there are any."""
+    """Refuse a contract whose uploads cannot fit into a contact window, if the plan has any."""
     if windows(plan, client):
         check_windows(plan, client, _promised(plan, client, contracts), contract_for(plan, contracts, client)[1], least=True)
 
@@ -105,7 +105,7 @@ def _promised(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -
 
 
 def check_schedule(plan: Plan, clients: Iterable[ClientId], contracts: Mapping[str, Contract]) -> None:
-    """The same for all who will speak, before the first of them trains; one refusal names everybody, with advice for the
+    """The same for all who will upload, before the first of them trains; one refusal names everybody, with advice for the
     bundle that fits worst."""
     refused: list[tuple[float, UploadBlocked]] = []
     for client in clients:

@@ -1,6 +1,6 @@
-"""Who said it, and what it was made of: signatures and digests of bundles, and a release traced back to its uploads.
+"""Verify the origin of bundles: signatures and digests, and a release traced back to its uploads.
 
-Anybody can ask, without a private key. What could not be checked, for want of a file or a key, is said, never passed over.
+Anybody can ask, without a private key. What could not be checked, for want of a file or a key, is reported, never skipped.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Known:
 def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
     """Each file by itself, then what they say about each other."""
     believed: dict[Path, Bundle] = {}
-    alone = {path: _believe(path, known, believed) for path in files}
+    single = {path: _believe(path, known, believed) for path in files}
     gone = {path: found for path, bundle in believed.items() if (found := _withdrawal(path, bundle, known))}
     valid = [bundle for path, bundle in believed.items() if path not in gone]
     digests = {**known.others, **{_name(bundle): bundle.digest for bundle in valid if bundle.kind != "release"}}
     releases = [bundle for bundle in valid if bundle.kind == "release"]
     named = {*known.standing.values(), *(digest for release in releases for digest in release.made_from.values())}
     verdicts = []
-    for path, check in alone.items():
+    for path, check in single.items():
         bundle = believed.get(path)
         if bundle is None:
             verdicts.append(Verdict(path, checks=[check]))
@@ -137,7 +137,7 @@ def _name(bundle: Bundle) -> str:
 
 
 def _traced(release: Bundle, digests: Mapping[str, str]) -> Iterator[Check]:
-    """Each part that the release says it was made of, or comes with."""
+    """Each part that the release lists as its source, or comes with."""
     if not any(name.startswith("upload/") for name in release.made_from):
         yield Check("made from uploads", "not checked", "the release names none, as in a simulation that pools images")
     for name, digest in sorted(release.made_from.items()):
@@ -151,7 +151,7 @@ def _traced(release: Bundle, digests: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _named(bundle: Bundle, releases: Sequence[Bundle]) -> Iterator[Check]:
-    """Whether the release speaks of this upload or personal part."""
+    """Whether the release lists this upload or personal part."""
     for release in releases:
         if release.made_from.get(_name(bundle)) == bundle.digest:
             yield Check("named by the release", "yes")

@@ -1,4 +1,4 @@
-"""What a round folder says about the round, read back without torch: the coordinator needs nothing else to receive.
+"""Read the state of a round from its folder, without torch: all that a coordinator needs to receive uploads.
 
 What was forgotten is part of it (see osfl.rounds.forgetting): certificates in `forgotten/`, signed by the server, and while a
 forgetting is unfinished its intent in `forgetting.json`.
@@ -72,7 +72,7 @@ def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
 
 
 def _first_encounter(folder: Path, server: str) -> list[dict[str, Any]]:
-    """Where clients meet several times, what was forgotten in the first encounter is forgotten in all."""
+    """Where clients exchange several times, what was forgotten in the first encounter is forgotten in all."""
     return certificates(folder / "encounters" / "1", server)
 
 
@@ -137,7 +137,7 @@ def check_whole(folder: Path) -> None:
 
 
 def forget_options(entry: Mapping[str, Any]) -> str:
-    """What a certificate or an intent was asked for, as words of `osfl forget`."""
+    """What a certificate or an intent was asked for, as options of `osfl forget`."""
     options = [option for client in entry["asked"]["clients"] for option in ("--client", client)]
     return shlex.join(options + (["--class", entry["asked"]["class"]] if entry["asked"]["class"] else []))
 

@@ -1,4 +1,4 @@
-"""Payloads on our own disk: whole or not at all, as ordinary safetensors files.
+"""Save and load payloads on our own disk as ordinary safetensors files, written atomically.
 
 What travels between sites is a signed bundle (osfl.wire). This is for what a process keeps for itself: checkpoints,
 shared client models, personalized models. It is also where torch tensors become raw bytes for the wire and back.
@@ -28,5 +28,5 @@ def load_model_of(path: Path) -> tuple[Payload, str] | None:
 
 
 def payload_of(bundle: Bundle) -> Payload:
-    """What a verified bundle says, as torch tensors."""
+    """The payload of a verified bundle, as torch tensors."""
     return Payload(from_raw(bundle.tensors), dict(bundle.facts))

@@ -227,7 +227,7 @@ def test_before_the_release_forgetting_lets_the_round_go_on(tmp_path: Path) -> N
     assert coordinator.status(fl_round).ready
     coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
     assert failed(fl_round) == []
-    with pytest.raises(RoundError, match="has said nothing"):
+    with pytest.raises(RoundError, match="has no upload"):
         other, more, _ = real_round(tmp_path / "other", deliver=("north",))
         forget(other, more["server"], clients=["south"])
 

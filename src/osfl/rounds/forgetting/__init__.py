@@ -1,10 +1,10 @@
-"""Exact forgetting: what a client said is deleted, and the server phase is repeated as if it had never been said.
+"""Exact unlearning: a client's upload is deleted, and the server phase is repeated as if it had never been sent.
 
     request.py        what is to go, and every reason to refuse, before anything is touched
     execution.py      the steps; a kill anywhere costs nothing, the same command goes on
     proof.py          the certificate's claims, looked at again
 
-docs/forgetting.md says what is exact and what nobody can take back.
+docs/forgetting.md explains what is exact and what cannot be undone.
 """
 
 from osfl.rounds.forgetting.execution import forget

@@ -51,7 +51,7 @@ from osfl.wire.withdrawn import withdrawn_by
 STILL_NAMED = {
     "plan.json": "the names of all clients are part of the plan, whose digest is the round's name",
     "enrolled.json": "public keys are agreed when a round opens; the gate must know whom it refuses",
-    f"{CERTIFICATES}/": "this certificate: names, digests, and fingerprints that find left-over bytes but do not tell them",
+    f"{CERTIFICATES}/": "this certificate: names, digests, and fingerprints that find left-over bytes but do not reveal them",
     JOURNAL: "if the client tries to deliver again, that it was refused",
 }
 
@@ -69,7 +69,7 @@ def forget(
     """Forget clients, a class of everybody, or a class of some clients; the certificate. Simulated rounds need no key.
 
     `withdraw`: where no release can be made of what is left, the old one is taken back without a new one. Where clients met
-    several times, they are forgotten from the first encounter on, and the same words of `osfl run` repeat the later ones.
+    several times, they are forgotten from the first encounter on, and the same `osfl run` command repeats the later ones.
     """
     first = first_encounter(folder)
     if first != folder:
@@ -152,7 +152,7 @@ def _clear_later(
 
 
 def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
-    """Remove what was said and what was made of it. Whatever is gone already was removed before a kill."""
+    """Remove uploads and what was made from them. Whatever is gone already was removed before an interruption."""
     folder, uploads = fl_round.folder, intent["uploads"]
     gone = {client for client, upload in uploads.items() if not upload["after"]}
     for path in doomed(folder, uploads):
@@ -167,7 +167,7 @@ def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
 
 
 def _rewrite(path: Path, keeps: Callable[[Any], bool]) -> None:
-    """The journal without the lines that speak of what is forgotten; torn lines go, too."""
+    """The journal without the lines about what is forgotten; torn lines go, too."""
     if not path.exists():
         return
     lines = []

@@ -1,4 +1,4 @@
-"""The claims of certificates, looked at again: signatures, uploads, the server phase repeated, the bytes searched."""
+"""Verify certificates of forgetting: check signatures and uploads, repeat the server phase, search for left-over bytes."""
 
 from __future__ import annotations
 

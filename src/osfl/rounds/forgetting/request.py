@@ -1,6 +1,6 @@
 """What is to be forgotten, worked out and refused if need be, before anything is touched.
 
-The answer is an intent: plain JSON that goes to `forgetting.json` and says all that the later steps need, for they may
+The answer is an intent: plain JSON that goes to `forgetting.json` and holds all that the later steps need, for they may
 run in another process after a crash.
 """
 
@@ -40,7 +40,7 @@ MADE_OF_IT = (
     "model_card.md",
     "fusion.json",
     "model.safetensors",
-    "everyone-has-it",  # a word of osfl.deploy.flower.app about the old release
+    "everyone-has-it",  # a note of osfl.deploy.flower.app about the old release
 )
 ROUND = (
     RELEASE,
@@ -113,9 +113,9 @@ def _check_clients(fl_round: Round, clients: Sequence[ClientId]) -> None:
                 got=client,
                 fix=f"osfl forget {fl_round.folder} --verify repeats the proof.",
             )
-        if speaks(fl_round) and client not in delivered:
+        if has_uploads(fl_round) and client not in delivered:
             raise RoundError(
-                f"{client!r} has said nothing in this round",
+                f"{client!r} has no upload in this round",
                 field="client",
                 expected=" or ".join(delivered) or "a client that has delivered",
                 got=client,
@@ -123,7 +123,7 @@ def _check_clients(fl_round: Round, clients: Sequence[ClientId]) -> None:
             )
 
 
-def speaks(fl_round: Round) -> bool:
+def has_uploads(fl_round: Round) -> bool:
     """Whether clients of this method upload anything; if not, the folder may still hold models of theirs."""
     return any(fl_round.policy.contracts.values())
 
@@ -155,12 +155,12 @@ def _changes(
     uploads: dict[ClientId, dict[str, str]] = {}
     gone: list[RawTensor] = []
     for client in clients or fl_round.delivered():
-        bundle = fl_round.inbox.bundle(client) if speaks(fl_round) else None
+        bundle = fl_round.inbox.bundle(client) if has_uploads(fl_round) else None
         sent = dict(bundle.tensors) if bundle else {}
         rest = reduced(fl_round, method, client, label) if label is not None else None
         left = open_upload(rest, fl_round.policy, fl_round.server)[0] if rest else None
         if bundle and left and left.digest == bundle.digest:
-            continue  # it never spoke of this class
+            continue  # its upload holds nothing of this class
         uploads[client] = {"before": bundle.digest if bundle else "", "after": left.digest if left else ""}
         gone += [tensor for name, tensor in sent.items() if left is None or _other(tensor, left.tensors.get(name))]
         gone += _kept_for(fl_round.folder, client) if left is None else []
@@ -263,7 +263,7 @@ def later(folder: Path, first: Path) -> list[Path]:
 
 
 def _command(folder: Path) -> str:
-    """The words that made this simulation, if it got that far."""
+    """The command that made this simulation, if it got that far."""
     with suppress(FileNotFoundError, json.JSONDecodeError, AttributeError):
         return str(json.loads((folder / "results.json").read_bytes()).get("command", ""))
     return ""

@@ -1,6 +1,6 @@
-"""Finding bytes again without keeping them: fingerprints of short windows, looked for at every offset of every file.
+"""Find left-over bytes without keeping them: fingerprints of short windows, searched at every offset of every file.
 
-A fingerprint is 64 bits of 32 bytes (a polynomial hash modulo 2^64), so it does not tell the bytes; who has them can
+A fingerprint is 64 bits of 32 bytes (a polynomial hash modulo 2^64), so it does not reveal the bytes; who has them can
 recognize it. A billion offsets against a thousand fingerprints give a false alarm once in ten million searches.
 """
 
@@ -33,7 +33,7 @@ def fingerprints(data: bytes | memoryview) -> NDArray[np.uint64]:
 
 
 def sample(pieces: Iterable[bytes | memoryview], most: int = 1024) -> list[str]:
-    """Fingerprints that tell whether some of these bytes are still there: of every piece some, spread evenly."""
+    """Fingerprints that show whether some of these bytes are still there: of every piece some, spread evenly."""
     held = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces if len(memoryview(piece).cast("B")) >= WINDOW]
     each = min(64, max(1, most // max(1, len(held))))
     windows = [window for piece in held for window in _telling(piece, each)]
