@@ -193,7 +193,7 @@ PIXELS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "said", "scale"), PIXELS)
 def test_pixels_are_as_the_files_beside_tell(name: str, said: dict[str, Any], scale: str, tmp_path: Path) -> None:
     one = told(tmp_path, name, said)
-    assert (scale_name(one.pixels), one.pixels_by) == (scale, "told beside the file")
+    assert (scale_name(one.pixels), one.pixels_by) == (scale, "from files beside it")
     red = one.payload.tensors["model/patch_embed.proj.weight"][:, 0]
     torch.testing.assert_close(red, tensors(1)["patch_embed.proj.weight"][:, 0] / (2 * one.pixels[1][0]))
 
@@ -203,9 +203,9 @@ def test_a_user_who_says_pixels_counts_more_than_what_lies_beside(tmp_path: Path
     against = told(tmp_path, "preprocessor_config.json", said, pixels="symmetric")
     plain = tensors(1)["patch_embed.proj.weight"]
     assert torch.equal(against.payload.tensors["model/patch_embed.proj.weight"], plain)
-    assert told(tmp_path, "preprocessor_config.json", said, pixels="imagenet").pixels_by == "said"
+    assert told(tmp_path, "preprocessor_config.json", said, pixels="imagenet").pixels_by == "set by --pixels"
     [caution] = examine_checkpoints(request([tmp_path / "told" / "model.safetensors"], pixels="symmetric")).cautions
-    assert "tells of other pixels than --pixels symmetric" in caution
+    assert "gives other pixels than --pixels symmetric" in caution
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_what_is_refused(sites: Path, tmp_path: Path) -> None:
     plan = meeting_plan(north_west)
     bundle = messages(plan, "west", sites, tmp_path)
     data = bundle.read_bytes()
-    assert "hears only its neighbors" in refused(plan, messages(plan, "south", sites, tmp_path), tmp_path).reason
+    assert "accepts uploads of its neighbors only" in refused(plan, messages(plan, "south", sites, tmp_path), tmp_path).reason
     assert refused(plan, messages(replace(plan, seed=9), "west", sites, tmp_path), tmp_path).field == "plan"
     flipped = bytearray(data)
     flipped[-5] ^= 1

@@ -33,7 +33,7 @@ FAILED, LEFT_OUT = "server failed", "left out"  # notes in journal.jsonl
 
 
 def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
-    """Open a round here: the plan, what an upload may hold, and whose keys are known. The same words again do nothing."""
+    """Open a round here: the plan, what an upload may hold, and whose keys are known. The same call again does nothing."""
     from osfl.core.registry import one_shot
     from osfl.rounds.folder import agree, contracts_of
     from osfl.wire.gate import AcceptancePolicy
@@ -95,7 +95,7 @@ class Status:
     quorum: int
     deadline: datetime | None
     ready: bool  # the server phase may begin
-    waits_for: str  # why not, in words
+    waits_for: str  # why not, as text
     released: bool
     late: Sequence[ClientId] = ()  # delivered, but not in the release
     digests: Mapping[ClientId, str] = field(default_factory=dict)  # of each upload in the inbox
@@ -155,7 +155,7 @@ def _without(release: Bundle | None, clients: Iterable[ClientId]) -> list[Client
 
 
 def _waits_for(delivered: int, clients: int, quorum: int, deadline: datetime | None, now: datetime) -> str:
-    """Empty if the server phase may begin: everybody has spoken, or enough have and nobody need be waited for."""
+    """Empty if the server phase may begin: everybody has uploaded, or enough have and nobody need be waited for."""
     if delivered < quorum:
         return f"{delivered} of the {quorum} uploads that are needed have arrived"
     if delivered < clients and deadline is not None and now < deadline:

@@ -3,7 +3,7 @@
     files ─► offers, accepted or refused ─► plan ─► inbox(gate) ─► server phase ─► model.safetensors, report, card
 
 Whoever offers a model needs nothing of ours: any training, timm's or transformers' naming, one safetensors file. The plan
-names all accepted weights by their digest, so the folder is the state as in any round: killed, the same words continue.
+names all accepted weights by their digest, so the folder is the state as in any round: run the same command to continue.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from osfl.wire.signing import SigningKey
 SCHEMA = 1
 _FUSES = "Choose a method that fuses models, such as fedmitr, ensemble or fedavg."
 _ALREADY_TRAINED = (
-    "the models came trained: how, from which weights and on how many images of each class is not known here, and what is said "
+    "the models came trained: how, from which weights and on how many images of each class is not known here; what is written "
     "of clients' training below has no effect; where class counts would weigh the models, they weigh alike",
 )
 
@@ -71,10 +71,10 @@ class FusionRequest:
     changes: Mapping[str, Any] = field(default_factory=dict)
     image_size: int | None = None  # None: as the positional embeddings say
     channels: int | None = None
-    pixels: str | None = None  # what the models were trained on; None: as the files beside them tell, else [-1, 1]
+    pixels: str | None = None  # what the models were trained on; None: as given by the files beside them, else [-1, 1]
 
     def command(self, classes: str, out: str) -> str:
-        """The words that repeat it."""
+        """The command that repeats it."""
         parts = ["osfl", "fuse", *(str(path) for path in self.models), "--architecture", self.architecture]
         parts += ["--classes", classes, "--method", self.method, "--preset", self.preset, "--seed", str(self.seed)]
         parts += ["--pixels", self.pixels] if self.pixels else []
@@ -90,7 +90,7 @@ class AcceptedCheckpoint:
     checkpoint: PlainCheckpoint
     payload: Payload
     pixels: Pixels  # that it was trained on, folded into the payload
-    pixels_by: str  # who says so
+    pixels_by: str  # where that is known from
     family: int = 1  # models of one number have a start in common
 
 
@@ -112,7 +112,7 @@ def fuse(
     key: SigningKey | None = None,
     examined: ExaminedCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Make one model of those that are offered, in `out`, or continue; what fusion.json says then. `examined`: the request's
+    """Make one model of those that are offered, in `out`, or continue; the contents of fusion.json. `examined`: the request's
     files, if somebody has looked at them already."""
     started = time.perf_counter()
     check_request(request)
@@ -128,7 +128,9 @@ def fuse(
         finished = _finished(fl_round)
         if finished is not None:
             return _drawn(_with_refusals(finished, refused, command, out), out)
-        accepted = _related([one for one in accepted if one.client in fl_round.present])  # `osfl forget` has the last word
+        accepted = _related(
+            [one for one in accepted if one.client in fl_round.present]
+        )  # without clients that `osfl forget` removed
         for one in accepted:
             if one.client not in fl_round.delivered():
                 _hand_in(one, fl_round)
@@ -203,7 +205,7 @@ def _related(accepted: Sequence[AcceptedCheckpoint]) -> list[AcceptedCheckpoint]
 
 
 def _cautions(request: FusionRequest, accepted: Sequence[AcceptedCheckpoint]) -> list[str]:
-    """What may well be wrong though every file fits, and the words that would set it right."""
+    """What may well be wrong though every file fits, and the options that would correct it."""
     settings, found = resolve_settings(load(request.method), request.preset, request.changes), []
     kin = [[one for one in accepted if one.family == number] for number in sorted({one.family for one in accepted})]
     averaged, begins = request.method == "fedavg", getattr(settings, "init", "") == "average"
@@ -223,7 +225,7 @@ def _cautions(request: FusionRequest, accepted: Sequence[AcceptedCheckpoint]) ->
     against = [one for one in accepted if one.pixels_by == CONTRADICTED]
     if against:
         found.append(
-            f"what lies beside {_files(against)} tells of other pixels than --pixels {request.pixels}, which is what "
+            f"what lies beside {_files(against)} gives other pixels than --pixels {request.pixels}, which is what "
             "counts. Leave --pixels out if the files are right"
         )
     return found
@@ -234,7 +236,7 @@ def _files(some: Sequence[AcceptedCheckpoint]) -> str:
 
 
 def _chosen(request: FusionRequest, checkpoints: Sequence[PlainCheckpoint]) -> ExaminedCheckpoints:
-    """The offers at the image size with which most can be used. How many would fit is told by shapes alone; networks, which
+    """The offers at the image size with which most can be used. How many would fit follows from shapes only; networks, which
     may be large, are asked for one size, and for the next one only if it can still win."""
     sizes = sorted(((_fitting(request, checkpoints, image), image) for image in _images(request, checkpoints)), reverse=True)
     best = _judged(request, checkpoints, sizes[0][1])
@@ -258,7 +260,7 @@ def _fitting(request: FusionRequest, checkpoints: Sequence[PlainCheckpoint], ima
             check_fits(checkpoint, model, request.architecture, task, pixels_of(checkpoint, request.pixels)[0])
             found += 1
         except ModelError:
-            pass  # why is told for the size that wins
+            pass  # why is reported for the size that wins
     return found
 
 
@@ -297,7 +299,7 @@ def _refusal(file: str, error: ModelError) -> RefusedCheckpoint:
     got = f", got {_cut(str(error.got))}" if error.got is not None else ""
     expected = f" (expected {error.expected}{got})" if error.expected is not None else ""
     tensor = (error.field or "").removeprefix(f"{file}/")
-    reason = re.sub(r"[^\s/]{256,}", lambda word: _cut(word[0]), error.reason)  # no part of a path is so long
+    reason = re.sub(r"[^\s/]{256,}", lambda part: _cut(part[0]), error.reason)  # no part of a path is so long
     declared = (file, reason + expected, "" if tensor == Path(file).name else tensor, error.fix or "")
     return RefusedCheckpoint(
         *("".join(char if char.isprintable() else "?" for char in text) for text in declared)
@@ -315,11 +317,11 @@ def _images(request: FusionRequest, checkpoints: Sequence[PlainCheckpoint]) -> s
     patch = parse(request.architecture)[1].get("p")
     if checkpoints and not declared and not patch and not request.image_size:
         raise UsageError(
-            f"no offered file tells which images {request.architecture} was trained for",
+            f"no offered file shows which images {request.architecture} was trained for",
             field="image_size",
             fix="Add --image-size PX (and --channels 1 for gray images).",
         )
-    # a transformer that does not tell fits no size: with any, it is refused by name
+    # a transformer without this information fits no size: with any, it is refused by name
     declared = declared or {(3, 16 * (patch or 14), 0)}
     sides = {(channels, request.image_size or side) for channels, side, _ in declared}
     return {(request.channels or channels, side, side) for channels, side in sides}
@@ -359,7 +361,7 @@ def _plan(request: FusionRequest, task: Task, models: Mapping[ClientId, str]) ->
     if "architecture" not in method.Settings.__dataclass_fields__:
         raise UsageError(f"clients of {request.method} do not upload a model of an architecture", field="method", fix=_FUSES)
     settings = resolve_settings(method, request.preset, {**request.changes, "architecture": request.architecture})
-    # pixels: as it was said; what a file's own became is in its digest
+    # pixels: as given; what a file's own became is in its digest
     data = {"dataset": "none", "models": dict(models), "pixels": request.pixels or "symmetric"}
     plan = Plan(task, request.method, settings, tuple(models), seed=request.seed, data=data)
     check_plan(plan)
@@ -402,14 +404,14 @@ def _keep(fl_round: Round, release: Release, digest: str) -> dict[ClientId, str]
 
 
 def _finished(fl_round: Round) -> dict[str, Any] | None:
-    """What was said, if this very release was described already."""
+    """The record, if this very release was described already."""
     path, release = fl_round.folder / "fusion.json", fl_round.release()
     record = read_json(path) if path.exists() else None
     return record if record is not None and release is not None and record.get("release_digest") == release[1] else None
 
 
 def _with_refusals(record: dict[str, Any], refused: Sequence[RefusedCheckpoint], command: str, out: Path) -> dict[str, Any]:
-    """What was said, with the files that are refused now: they are no part of the round, and other ones may be offered."""
+    """The record, with the files that are refused now: they are no part of the round, and other ones may be offered."""
     listed = _listed(refused)
     if record["refused"] == listed:
         return record

@@ -1,6 +1,6 @@
-"""Neighbors without a server: a site takes their bundles itself and makes its model of them.
+"""The role of a peer: a site receives the uploads of its neighbors itself and makes its model from them.
 
-work/<round>/<client>/inbox/            what neighbors said, through the same gate as at a coordinator
+work/<round>/<client>/inbox/            the uploads of neighbors, through the same gate as at a coordinator
 work/<round>/<client>/rejected.jsonl    what was refused and why
 work/<round>/<client>/model.safetensors what it made of them: the very bits of a round with a server that passes on
 work/<round>/<client>/made_from.json    the uploads that it was made of, and its model of the encounter before, by digest
@@ -34,7 +34,7 @@ def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: 
     method = method_for(plan, client)
     if not method.provides("relay"):
         raise UsageError(
-            f"{plan.method} needs a server: neighbors alone cannot make its model",
+            f"{plan.method} needs a server: its model cannot be made by neighbors only",
             field="method",
             fix="Send the bundle to the coordinator and use `osfl personalize`.",
         )
@@ -42,7 +42,7 @@ def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: 
     unknown = [name for name in senders if name not in keys]
     if unknown:
         raise UsageError(
-            [f"no key for {name!r}, whom {client!r} meets" for name in unknown],
+            [f"no key for {name!r}, a neighbor of {client!r}" for name in unknown],
             field="keys",
             fix="Put NAME.pub of each neighbor into the folder of --keys.",
         )
@@ -56,7 +56,7 @@ def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: 
 def receive_from_neighbor(
     plan: Plan, client: ClientId, inbox: Inbox, source: BytesLike | Path, key: SigningKey | None = None
 ) -> Receipt:
-    """Let a neighbor's bundle through the gate and keep it; the same again changes nothing. `Rejected` says why not.
+    """Check a neighbor's bundle and store it; the same again changes nothing. `Rejected` if a check fails.
 
     `key`: the site's private one, which only bundles need that are sealed to it.
     """
@@ -66,17 +66,17 @@ def receive_from_neighbor(
         if no.field != "client" or no.client not in plan.clients:
             raise
         raise Rejected(
-            f"{client!r} hears only its neighbors in this round",
+            f"{client!r} accepts uploads of its neighbors only",
             client=no.client,
             field="client",
             expected=" or ".join(neighbors(plan, client)) or "nobody",
             got=no.client,
-            fix="Give it to a site that meets this client; [topology] in the plan says who does.",
+            fix="Give it to a neighbor of this client; [topology] in the plan defines them.",
         ) from None
 
 
 def sender(path: Path, inbox: Inbox) -> ClientId:
-    """Whose bundle a file says it is, unchecked; empty where it does not say."""
+    """The sender that a bundle names, unchecked; empty where it names none."""
     try:
         with opened(path) as file:
             manifest = read_envelope(file, inbox.policy.limits).manifest
@@ -86,15 +86,15 @@ def sender(path: Path, inbox: Inbox) -> ClientId:
 
 
 def missing_neighbors(plan: Plan, client: ClientId, inbox: Inbox) -> list[ClientId]:
-    """Neighbors who have not been heard yet."""
+    """Neighbors whose uploads have not been received yet."""
     delivered = inbox.delivered()
     return [name for name in neighbors(plan, client) if name not in delivered]
 
 
 def left_out(model: Path) -> list[ClientId]:
-    """Neighbors who were heard and are no part of this model all the same, because theirs does not answer with numbers."""
+    """Neighbors whose uploads were received but not used in this model, because theirs gives no usable numbers."""
     kept = load_model_of(model)
-    notes = kept[0].facts.get("told", {}) if kept else {}
+    notes = kept[0].facts.get("notes", {}) if kept else {}
     return list(notes.get("left_out", []))
 
 
@@ -109,11 +109,11 @@ def exchange(
     machine: Machine = Machine(),
     progress: Progress = quiet,
 ) -> Path:
-    """The site's model, made of what it heard; refused while a neighbor is missing, unless it is to be made without."""
+    """Make the site's model from the uploads of its neighbors; refused while one is missing, unless `without_missing`."""
     method, absent = method_for(plan, client), missing_neighbors(plan, client, inbox)
     if absent and not without_missing:
         raise RoundError(
-            f"not everybody has been heard: {', '.join(absent)} missing",
+            f"not every neighbor has uploaded: {', '.join(absent)} missing",
             client=client,
             field="neighbors",
             expected=", ".join(neighbors(plan, client)),

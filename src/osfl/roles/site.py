@@ -1,6 +1,6 @@
-"""A site: its own images, its own key. One bundle goes out, one release comes in; nothing else leaves.
+"""The site's role: make one signed upload from its own images, take one release; nothing else leaves.
 
-work/<round>/<client>/upload.safetensors   what it says, kept: it is sent again, never computed again
+work/<round>/<client>/upload.safetensors   its upload, kept: it is sent again, never computed again
 work/<round>/<client>/model.safetensors    what it made of the release, with plan.json beside it
 """
 
@@ -75,7 +75,7 @@ def make_upload(
     """
     method, folder = method_for(plan, client), work_folder(plan, client, work)
     path, contracts = folder / "upload.safetensors", contracts_of(method)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what it says is between the site and the coordinator
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # its upload is between the site and the coordinator
     with folder_lock(folder, fix=_ELSEWHERE):
         policy = AcceptancePolicy(plan.digest, {client: key.public_hex}, contracts, len(plan.task.classes), plan.limits)
         if path.exists():
@@ -125,7 +125,7 @@ def take_release(
     """The site's model of the round: the release, verified with the server's public key, and made the site's own.
 
     `personal` is the part that was made for this site, where the method makes one; one that the release does not name is
-    refused, or left alone if it may lie there unasked (`spare`). Most methods need no data here. `withdrawn` is what the
+    refused, or ignored if it may lie there unasked (`spare`). Most methods need no data here. `withdrawn` is what the
     certificates of forgetting that are at hand took back.
     """
     whole, digest = read_release(plan, client, release, personal, server, spare, withdrawn)
@@ -135,7 +135,7 @@ def take_release(
 
 @contextmanager
 def at_work(plan: Plan, client: ClientId, work: Path, machine: Machine, progress: Progress) -> Iterator[Context]:
-    """A site that learns, alone in its folder; it knows what it made one encounter earlier."""
+    """Lock the site's folder and yield the context of its phase, with its model of the encounter before."""
     folder = work_folder(plan, client, work)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with folder_lock(folder, fix=_ELSEWHERE), computing(plan, machine, progress, folder / "scratch") as ctx:
@@ -165,11 +165,11 @@ def make_model(
 
 
 def _check_not_uploaded(plan: Plan, client: ClientId, work: Path) -> None:
-    """A model from which this site has spoken in the encounter after stands: else nobody knew what that upload was made of."""
+    """Keep a model that the upload of the next encounter was made from: else nobody knew what that upload was made of."""
     if is_last(plan) or not (work_folder(next_encounter(plan), client, work) / "upload.safetensors").exists():
         return
     raise RoundError(
-        "this site has spoken in the next encounter, from the model that it made here",
+        "this site has uploaded in the next encounter, from the model that it made here",
         client=client,
         field="work",
         expected="what that model was made of",
@@ -268,7 +268,7 @@ def _shard_for(method: Method, plan: Plan, client: ClientId, data: Path | None, 
 
 
 def _check_same_images(journal: Path, shard: Shard) -> None:
-    """A site that spoke of its images here learns from these again, from no others. A line torn by a crash is passed over."""
+    """Check that a site trains on the same images as for its upload. A line torn by a crash is skipped."""
     uploaded = ""
     for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() and len(shard.train) else []:
         with suppress(json.JSONDecodeError, KeyError, TypeError):
