@@ -238,7 +238,7 @@ class _PlainTeacher:
 
 
 def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list[nn.Module]:
-    """Each client's images; all clients guide, and are asked again on each of the student's walks."""
+    """Each client's images; all clients guide, and are asked again on each of the passes of the student."""
     s, members = server.settings, [as_first_written(server.build(u.payload)) for u in uploads]
     everyone = teacher_of(uploads, members, s.ensemble, len(TASK.classes))
     makers = [_PlainTeacher(server, uploads, [i], members) for i in range(len(uploads))]
@@ -248,7 +248,7 @@ def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list
         for maker in makers:
             maker.dream(everyone, ctx, repetition, math.ceil(s.images / len(makers)))
         _set_rate(optimizer, s, repetition)
-        for place in [*range(len(makers[0].walk))] * s.walks:
+        for place in [*range(len(makers[0].walk))] * s.passes:
             images = [maker.walk[place] for maker in makers]
             parts = student(torch.cat(images)).chunk(len(makers))
             loss = sum(m.compare(x, said, place) for m, x, said in zip(makers, images, parts, strict=True)) / len(makers)

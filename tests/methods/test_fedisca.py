@@ -103,16 +103,16 @@ def rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("walks", [1, 2])
-def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(walks: int) -> None:
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(passes: int) -> None:
     """Weights and BN statistics of a twin that learns t/T KD(E, S) + (1 - t/T) KD(Ẽ, S) for t = 1…T, again and again."""
-    settings = replace(SMOKE, walks=walks, student_lr=0.01, temperature=4.0)
+    settings = replace(SMOKE, passes=passes, student_lr=0.01, temperature=4.0)
     images = torch.randn((3, 8, *TASK.image), generator=rng(1)) + torch.arange(3).view(-1, 1, 1, 1, 1)
     clean, noisy = 4 * torch.randn((2, 3, 8, 3), generator=rng(2))
     one = Lesson(Trajectory(images, (1 / 3, 2 / 3, 1.0), torch.arange(8) % 3), clean, noisy)
     learner, twin = (build_model("cnn-w4", TASK, rng(0)).train() for _ in range(2))
     optimizer = torch.optim.SGD(twin.parameters(), 0.01, momentum=0.9, weight_decay=5e-4)
-    for t in [1, 2, 3] * walks:
+    for t in [1, 2, 3] * passes:
         said = twin(images[t - 1])
         loss = t / 3 * kd_loss(clean[t - 1], said, 4.0) + (1 - t / 3) * kd_loss(noisy[t - 1], said, 4.0)
         optimizer.zero_grad()
@@ -124,7 +124,7 @@ def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(walks:
 
 
 def test_every_repetition_walks_forwards_as_often_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, places = replace(SMOKE, repetitions=2, walks=3, every=2), []
+    settings, places = replace(SMOKE, repetitions=2, passes=3, every=2), []
     gradient = Learner.gradient
 
     def noted(self: Learner, lessons: Sequence[Lesson], place: int) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_every_repetition_walks_forwards_as_often_as_said(monkeypatch: pytest.Mo
 
 
 def test_lessons_made_ahead_are_the_same_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the student walks, the next stretch is made; too large to wait in memory, or after a resume, it is made later."""
+    """While the student learns, the next stretch is made; too large to wait in memory, or after a resume, it is made later."""
     settings = replace(SMOKE, repetitions=5)
     method, ups = FedISCA(TASK, settings), uploads(settings)
     made: list[int] = []

@@ -237,7 +237,7 @@ SHEET: dict[tuple[str, str], dict[str, Any]] = {
         "ensemble": "logits",
         "invert": "ensemble",
         "every": 1,
-        "walks": 1,
+        "passes": 1,
         "temperature": 20.0,
         "student_lr": 1e-3,
         "student_momentum": 0.9,

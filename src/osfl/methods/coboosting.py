@@ -137,7 +137,7 @@ def hard_samples(teacher: torch.Tensor, labels: torch.Tensor, hardness: float) -
 
 
 def perturbed(batch: Batch, teacher: Teacher, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + eps sign(grad_x sum(u softmax(E_w(x) / 4))), u uniform in (-1, 1) a sample and class, and what E_w says to it."""
+    """x + eps sign(grad_x sum(u softmax(E_w(x) / 4))), u uniform in (-1, 1) a sample and class, and the output of E_w on it."""
     if not epsilon:
         return batch.inputs, teacher.combined(batch.logits)
     x = batch.inputs.clone().requires_grad_()
@@ -192,12 +192,12 @@ class Voices:
             answer = vote(shop.logits[:, index], weights, shop.settings.ensemble, self.base, shop.folded.share)
             (gradient,) = torch.autograd.grad(functional.cross_entropy(answer, shop.labels[index]), weights)
             after = weight_step(self.weights, gradient, size)
-            if self._somebody_speaks(after):
+            if self._any_positive(after):
                 self.weights = after
         self.history = torch.cat([self.history, self.weights[None]])
         self._tell()
 
-    def _somebody_speaks(self, weights: torch.Tensor) -> bool:
+    def _any_positive(self, weights: torch.Tensor) -> bool:
         """For each class that anyone has votes for, somebody with votes keeps some weight."""
         base = self.base if self.base.ndim == 2 else self.base[:, None]
         had = base.sum(0) > 0
@@ -207,7 +207,7 @@ class Voices:
         """All teachers of the workshop vote with the new weights from now on; odds keep the class counts as they are."""
         if self.shop.settings.ensemble == "odds":
             for teacher in [*self.shop.teachers, self.shop.folded]:
-                teacher.louder = self.weights
+                teacher.member_weights = self.weights
             return
         base = self.base if self.base.ndim == 2 else self.base[:, None]
         votes = (self.weights[:, None] * base).double()

@@ -129,7 +129,7 @@ def entropy_term(logits: torch.Tensor) -> torch.Tensor:
 
 
 class Featured(nn.Module):
-    """A frozen client that also says what its head was given, and with `watch` how far its BN statistics are off."""
+    """A frozen client that also returns the input of its head, and with `watch` how far its BN statistics are off."""
 
     def __init__(self, model: nn.Module, watch: bool) -> None:
         super().__init__()

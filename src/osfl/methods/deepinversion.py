@@ -139,8 +139,8 @@ class DeepInversion(ModelUpload):
         """New images of every maker, in parallel, each batch kept on its own; and what the guides say about them."""
         classes, mode, share = len(self.task.classes), self.settings.ensemble, ctx.plan.limits.share
         everyone = teacher_of(uploads, members, mode, classes, share)
-        alone = [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)]
-        makers = [everyone] if self.settings.invert == "ensemble" else alone
+        single = [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)]
+        makers = [everyone] if self.settings.invert == "ensemble" else single
         claimed = capped_sites(counts_of(uploads, classes), share)
         counts = dict(zip([u.client for u in uploads], claimed, strict=True))
 
@@ -155,7 +155,7 @@ class DeepInversion(ModelUpload):
         if self.settings.guides == "everyone" or self.settings.invert == "ensemble":
             return Pool(inputs, everyone.combine(logits), labels)
         parts = torch.split(logits, self.settings.images * self.settings.batches, 1)  # by maker, all members' answers
-        own = [maker.combine(part[i : i + 1]) for i, (maker, part) in enumerate(zip(alone, parts, strict=True))]
+        own = [maker.combine(part[i : i + 1]) for i, (maker, part) in enumerate(zip(single, parts, strict=True))]
         return Pool(inputs, torch.cat(own), labels)
 
     def _batch(

@@ -75,7 +75,7 @@ class Dense(ModelUpload):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
-        "the BN term covers all BN layers of all clients, with clients in evaluation mode, as the paper says (the public "
+        "the BN term covers all BN layers of all clients, with clients in evaluation mode, as in the paper (the public "
         "code finds no layers)",
         "the random crop and mirror before the networks is one for the whole batch, not one an image",
         "clients train with weight decay unless it is set to 0 (none was published)",

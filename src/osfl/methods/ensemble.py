@@ -34,8 +34,8 @@ class EnsembleOfClients(ModelUpload):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         gathered, share = gather({upload.client: upload.payload for upload in uploads}), ctx.plan.limits.share
-        told = {} if share == Limits().share else {"share": share}  # who builds the ensemble has no plan
-        return Release(Payload(gathered.tensors, {**gathered.facts, **told}))
+        cap = {} if share == Limits().share else {"share": share}  # who builds the ensemble has no plan
+        return Release(Payload(gathered.tensors, {**gathered.facts, **cap}))
 
     def build(self, payload: Payload) -> nn.Module:
         share = float(payload.facts.get("share", Limits().share))

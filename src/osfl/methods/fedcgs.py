@@ -137,7 +137,7 @@ class FedCGS(TokenMethod):
         return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
 
     def _statistics(self, upload: Upload) -> Statistics:
-        """What an upload says; B stays folded, as it traveled."""
+        """The statistics of an upload; B stays folded, as it was sent."""
         payload = upload.payload
         with working_on(upload.client):
             grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]

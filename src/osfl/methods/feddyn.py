@@ -27,7 +27,7 @@ class FedDyn(MultiRound):
     Settings = Settings
     DEVIATIONS = (
         *MultiRound.DEVIATIONS,
-        "regularizes ||w - w_server||² as the paper says; FederatedFactory's baseline code regularizes ||w||²",
+        "regularizes ||w - w_server||² as in the paper; FederatedFactory's baseline code regularizes ||w||²",
     )
 
     def problems(self, clients: int) -> list[str]:

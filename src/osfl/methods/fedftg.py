@@ -92,7 +92,7 @@ class FedFtg(ModelUpload):
         "networks keep their batch norm (the paper's have group norm); the student's statistics become those of its images",
         "weights act on each sample's cross-entropy (the code averages first), and the student's loss is not divided by the "
         "number of classes",
-        "the disagreement's gradient reaches the generator through student and clients (the code: the student alone)",
+        "the disagreement's gradient reaches the generator through student and clients (the code: the student only)",
         "distances in the diversity term are means, as in the code (printed: sums)",
     )
 

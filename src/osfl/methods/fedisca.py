@@ -2,7 +2,7 @@
 
 Paper: Kang et al., "One-Shot Federated Learning on Medical Data using Knowledge Distillation with Image Synthesis and Client
 Model Adaptation", MICCAI 2023. Each repetition inverts the ensemble of client models (`record`: CE + TV + BN statistics) and
-keeps every step; adapts the clients' BN statistics backwards along it (`adapted`); and walks the student forwards along it
+keeps every step; adapts the clients' BN statistics backwards along it (`adapted`); and trains the student forwards along it
 (`_walk`) with α_t KD(E, S) + (1 - α_t) KD(Ẽ, S), α_t = t/T.
 """
 
@@ -42,7 +42,7 @@ class Settings(Training, Student, Pixels, Following):
     ensemble: Combine = "logits"  # how the clients' answers become one teacher
     invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each its share of them
     guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
-    walks: int = 1  # how often the student walks along each trajectory; images cost far more than its steps
+    passes: int = 1  # passes of the student along each trajectory; images cost far more than its steps
 
 
 class FedISCA(ModelUpload):
@@ -64,7 +64,7 @@ class FedISCA(ModelUpload):
             "invert": "clients",
             "every": 3,
             "repetitions": 3,
-            "walks": 6,
+            "passes": 6,
             "temperature": 1.0,
             "student_lr": 0.05,
             "student_schedule": "cosine",
@@ -81,7 +81,7 @@ class FedISCA(ModelUpload):
 
     def problems(self, clients: int) -> list[str]:
         found = student_problems(self.settings, self.architectures())
-        found += [f"setting 'walks': expected at least 1, got {self.settings.walks}"] * (self.settings.walks < 1)
+        found += [f"setting 'passes': expected at least 1, got {self.settings.passes}"] * (self.settings.passes < 1)
         return [*super().problems(clients), *pixel_problems(self.settings), *following_problems(self.settings), *found]
 
     def needs_counts(self) -> bool:
@@ -108,7 +108,7 @@ class FedISCA(ModelUpload):
 
             def work(part: range = part) -> Payload:
                 lessons = made.take(part)
-                made.beside(part, lambda mine: self._walks(learner, mine, part), [lessons])
+                made.beside(part, lambda mine: self._passes(learner, mine, part), [lessons])
                 state = {**named(learner.model, "model"), "velocity": learner.velocity.clone()}
                 return Payload({**state, **kept_images(lessons[-1])})
 
@@ -127,15 +127,15 @@ class FedISCA(ModelUpload):
             return [everyone], everyone
         return [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)], everyone
 
-    def _walks(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
+    def _passes(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
         for repetition, mine in zip(part, lessons, strict=True):
             self._walk(learner, mine, repetition)
 
     def _walk(self, learner: Learner, lessons: Sequence[Lesson], repetition: int) -> None:
-        """One student step for each kept step, forwards, `walks` times: the running statistics end at the finished images."""
+        """One student step for each kept step, forwards, `passes` times: the running statistics end at the finished images."""
         settings = self.settings
         lr = settings.student_lr * decay(settings.student_schedule, repetition, settings.repetitions)
-        for place in [*range(len(lessons[0].trajectory))] * settings.walks:
+        for place in [*range(len(lessons[0].trajectory))] * settings.passes:
             gradient = learner.gradient(lessons, place)
             learner.step(gradient, lr, settings.student_momentum, settings.student_decay, settings.student_clip)
 

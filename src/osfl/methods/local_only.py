@@ -1,4 +1,4 @@
-"""Local only — each client trains on its own images and says nothing; what every method should beat."""
+"""Local only — each client trains on its own images and sends nothing; the baseline that every method should beat."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def architecture_for(spec: str, client: ClientId) -> str:
     if client in table or "*" in table:
         return table.get(client, table.get("*", ""))
     raise UsageError(
-        f"architecture '{spec}' says nothing about client '{client}'",
+        f"architecture '{spec}' has no entry for client '{client}'",
         field="architecture",
         fix="Add the client, or a rule for all others such as ',*:cnn'.",
     )

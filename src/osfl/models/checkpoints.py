@@ -1,8 +1,8 @@
 """Checkpoints of others: the names that timm and transformers give to a vision transformer's tensors, as ours.
 
 Ours are timm's (`blocks.0.attn.qkv.weight`). In transformers' checkpoints query, key and value are three tensors, which
-are one here; everything else is renamed. Files of `save_pretrained` and `state_dict()` of transformers 5 differ in words;
-training programs put words of their own in front, often several.
+are one here; everything else is renamed. Files of `save_pretrained` and `state_dict()` of transformers 5 differ in naming;
+training programs add prefixes of their own, often several.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def usual_name(name: str) -> str:
 
 
 def naming_of(names: Iterable[str]) -> str:
-    """Whose words these are: ours, transformers' or timm's."""
+    """Whose naming this is: ours, transformers' or timm's."""
     found = list(names)
     if any(name.startswith("model/") for name in found):
         return "osfl"

@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint and tells what tensors cannot: heads, activation, the order of classes, how pixels were scaled.
+"""Config files beside a checkpoint: attention heads, activation, order of classes, and the scale of pixels.
 
 transformers writes `config.json` and `preprocessor_config.json`, timm a `config.json` with `pretrained_cfg`. All are optional;
 what they say is believed, and what they say in a way that nobody understands is refused.
@@ -56,9 +56,9 @@ def check_config(beside: Companions, architecture: str, classes: Sequence[str]) 
 
 
 def declared_pixels(beside: Companions) -> Pixels | None:
-    """How the checkpoint's own files scale RGB in [0, 1], or None where they do not tell.
+    """How the checkpoint's own files scale RGB in [0, 1], or None where they do not give it.
 
-    transformers computes (255 u f - mean) / deviation, with f = 1/255 unless told, and 1 where nothing is rescaled.
+    transformers computes (255 u f - mean) / deviation, with f = 1/255 unless set, and 1 where nothing is rescaled.
     """
     processor, card = beside.processor, beside.config.get("pretrained_cfg", beside.config)
     times = 255 * _number(beside, "rescale_factor", processor.get("rescale_factor", 1 / 255))
@@ -97,7 +97,7 @@ def _number(beside: Companions, name: str, value: Any) -> float:
 
 
 def _rows(names: Any) -> list[str]:
-    """Class names in the order of the head's rows, listed or by row; none where they are not told."""
+    """Class names in the order of the head's rows, listed or by row; none where they are not given."""
     if isinstance(names, Mapping) and all(str(key).isdecimal() and len(str(key)) < 10 for key in names):
         names = [names[key] for key in sorted(names, key=int)]
     return [str(name) for name in names] if isinstance(names, list) else []

@@ -21,7 +21,7 @@ class TokenDecoder(nn.Module):
     its class; side = 4, 8, 16, ...
 
     A linear layer to 4 x 4, then doublings with a normalized 3x3 convolution each, halving the channels. It begins with zero:
-    an attacker who has learned nothing yet says the mean image, and nothing saturates.
+    an attacker that has learned nothing yet outputs the mean image, and nothing saturates.
     """
 
     def __init__(self, inputs: int, classes: int, channels: int, side: int, width: int) -> None:

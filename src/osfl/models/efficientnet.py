@@ -95,7 +95,7 @@ class EfficientNetLite(nn.Module):
         self._fc = nn.Linear(FEATURES, classes)
 
     def blocks(self, x: torch.Tensor) -> torch.Tensor:
-        """What the last block says about each place: (batch, 320, height / 32, width / 32)."""
+        """The last block's output at each place: (batch, 320, height / 32, width / 32)."""
         y: torch.Tensor = self._blocks(F.relu6(self._bn0(self._conv_stem(x)), inplace=True))
         return y
 

@@ -83,7 +83,7 @@ def encoder_problems(name: str, side: int, weights: str, sha256: str, pixels: st
     if weights and kind.weights:
         found.append(f"setting 'encoder_weights': {name} has weights of its own; leave it empty")
     if pixels != "imagenet" and not weights:
-        found.append("setting 'encoder_pixels': says what the file of 'encoder_weights' was trained with, and there is none")
+        found.append("setting 'encoder_pixels': describes the file of 'encoder_weights', and there is none")
     if weights and not re.fullmatch(r"[0-9a-f]{64}", sha256):
         found.append(f"setting 'encoder_sha256': expected 64 lower-case hex digits, got {sha256!r}")
     return found
@@ -101,7 +101,7 @@ def encoder_width(name: str, side: int) -> int:
 
 @lru_cache(maxsize=4)
 def load_encoder(name: str, side: int, weights: str = "", sha256: str = "", pixels: str = "imagenet") -> Encoder:
-    """The encoder, with weights that hash to what the plan says; else an error that says where to get them."""
+    """The encoder, with weights whose hash is in the plan; else an error that tells where to get them."""
     kind, digest = sheet(name), encoder_digest(name, side, sha256, pixels)
     if not kind.architecture:
         plain = _Describing(RandomFeatures(grid=1), _class_token)
@@ -122,7 +122,7 @@ def load_encoder(name: str, side: int, weights: str = "", sha256: str = "", pixe
 
 
 def encoder_digest(name: str, side: int, sha256: str = "", pixels: str = "imagenet") -> str:
-    """Names everything that an encoder's answers depend on; known from the plan alone, without its weights."""
+    """Names everything that an encoder's answers depend on; known from the plan only, without its weights."""
     known = sheet(name).weights
     other = [pixels] if pixels != "imagenet" else []
     return digest_of(["osfl encoder", _VERSION, name, KNOWN[known].sha256 if known else sha256, side, *other])

@@ -21,8 +21,8 @@ Start = Literal["normal", "uniform"]  # N(0, 0.02) as in DENSE's code, or torch'
 class UpConv(nn.Conv2d):
     """Doubling by repetition and a 3x3 convolution, computed as one transposed convolution: 4 taps a pixel instead of 9.
 
-    A repeated pixel meets several taps of the kernel, so they are added up beforehand. Same sums in another order: equal
-    to about 1e-6, twice as fast in both directions on CPUs.
+    A repeated pixel is multiplied by several taps of the kernel, so they are added up beforehand. Same sums in another order:
+    equal to about 1e-6, twice as fast in both directions on CPUs.
     """
 
     def __init__(self, channels: int, out: int) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 @runtime_checkable
 class StartsItself(Protocol):
-    """A module that says itself how its parameters begin."""
+    """A module that initializes its own parameters."""
 
     def initialize(self, rng: torch.Generator | None) -> None: ...
 

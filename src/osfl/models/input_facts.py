@@ -73,7 +73,7 @@ def _reason(settings: Any, published: str) -> str:
 
 
 def _encoder_pixels(settings: Any) -> tuple[str, str]:
-    """What an encoder gets, and what the table says that a user's file for it takes; empty: nothing."""
+    """What an encoder gets, and what a user's file for it takes by the table; empty: nothing."""
     known = sheet(settings.encoder)
     if not known.architecture:
         return "symmetric", ""  # random features take images as they are

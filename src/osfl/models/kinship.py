@@ -1,4 +1,4 @@
-"""Which networks grew from one start: only of those is the mean of weights a network, too."""
+"""Which networks come from the same initial weights: only those can be averaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cosines(members: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
 
 
 def families(near: torch.Tensor) -> list[int]:
-    """The number of each network's family, from 1 in the order given: who is no stranger to one of a family belongs to it."""
+    """The number of each network's family, from 1 in the order given; a network close to one of a family belongs to it."""
     found = [0] * len(near)
     for i in range(len(near)):
         if not found[i]:

@@ -98,7 +98,7 @@ def prior_problems(pipeline: str, sha256: str) -> list[str]:
 def load_prior(
     pipeline: str, sha256: str, channels: int, prompts: Sequence[str], guidance: float, device: torch.device
 ) -> Prior:
-    """The prior that a plan names, with files that hash to what it says."""
+    """The prior that a plan names, with files whose hashes it names."""
     if pipeline == TOY:
         return Toy(channels)
     folder = _from_hub(pipeline.removeprefix("hub:")) if pipeline.startswith("hub:") else Path(pipeline)
@@ -168,7 +168,7 @@ def _velocity(scheduler: Any, folder: Path) -> bool:
 
 @torch.no_grad()
 def _embedded(encoder: Any, tokenizer: Any, sentences: Sequence[str], device: torch.device) -> torch.Tensor:
-    """What the network hears of each sentence, (sentences, tokens, width)."""
+    """The network's conditioning on each sentence, (sentences, tokens, width)."""
     ids = tokenizer(
         list(sentences),
         padding="max_length",

@@ -1,4 +1,4 @@
-"""Modules as named tensors and back: what an upload holds, and the contract that says so beforehand."""
+"""Modules as named tensors and back: the contents of an upload, and the contract for them."""
 
 from __future__ import annotations
 

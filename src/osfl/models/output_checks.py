@@ -34,7 +34,7 @@ def largest(logits: torch.Tensor) -> float:
 
 @torch.no_grad()
 def indifferent(model: nn.Module, image: tuple[int, int, int], noise: torch.Tensor) -> bool:
-    """Whether a network answers everything alike: two images of noise (`noise` is what it said), and a black and a white one,
+    """Whether a network answers everything alike: two images of noise (`noise` are its outputs), and a black and a white one,
     which are asked for only where noise makes no difference."""
     if not _alike(noise):
         return False

@@ -32,7 +32,7 @@ LARGEST = 1024  # pixels a side, as for images of any dataset
 FINEST = 80  # patches a side: 1024 px in patches of 14 are 73, and what a network costs grows with their fourth power
 _LONGEST = 200  # characters of a tensor's name; those of published networks have less than half of it
 _HEADS = ("head.weight", "fc.weight", "_fc.weight")
-ASSUMED, DECLARED, CONTRADICTED = "assumed", "told beside the file", "said, against what lies beside the file"
+ASSUMED, DECLARED, CONTRADICTED = "assumed", "from files beside it", "set by --pixels, against files beside it"
 SCALES: Mapping[str, Pixels] = {"symmetric": SYMMETRIC, "imagenet": IMAGENET}
 
 
@@ -80,7 +80,7 @@ def read_checkpoint(plain_models: Path) -> PlainCheckpoint:
             field=path.name,
             expected=f"at most {most:,} bytes",
             got=f"{size:,}",
-            fix="Offer the model alone, or in half precision.",
+            fix="Offer the model without the other tensors, or in half precision.",
         )
     try:
         with path.open("rb") as file:
@@ -108,7 +108,7 @@ def read_checkpoint(plain_models: Path) -> PlainCheckpoint:
 
 
 def _check_names(names: Iterable[str], path: Path) -> None:
-    """First of all: from here on a name may be told whole."""
+    """Checked first: from here on a name may be printed in full."""
     if (long := max(names, key=len, default="")) and len(long) > _LONGEST:
         raise ModelError(
             f"a tensor of {path} has a name without end, '{long[:60]}…'",
@@ -143,7 +143,7 @@ def _original(names: Iterable[str], file: str) -> dict[str, str]:
 
 
 def image_of(checkpoint: PlainCheckpoint, architecture: str) -> Image | None:
-    """The images that a transformer was trained for, told by its patches and positions; None where they do not tell, or tell
+    """The images that a transformer was trained for, from its patches and positions; None where they do not show it, or show
     of images that nobody has."""
     declared = _declared_image(checkpoint, architecture)
     return None if declared is None or declared[0] not in (1, 3) or _vast(declared, architecture) else declared
@@ -165,12 +165,12 @@ def _declared_image(checkpoint: PlainCheckpoint, architecture: str) -> Image | N
 
 
 def pixels_of(checkpoint: PlainCheckpoint, given: str | None) -> tuple[Pixels, str]:
-    """What the model was trained on, and who says so: the user, or else what lies beside the file."""
+    """The pixels that the model was trained on, and where that is known from: the user, or else files beside it."""
     declared = declared_pixels(checkpoint.beside)
     declared = next((scale for scale in SCALES.values() if declared and _alike(declared, scale)), declared)
     if given is None:
         return (declared, DECLARED) if declared else (SYMMETRIC, "as all of ours" if checkpoint.naming == "osfl" else ASSUMED)
-    return SCALES[given], "said" if declared in (None, SCALES[given]) else CONTRADICTED
+    return SCALES[given], "set by --pixels" if declared in (None, SCALES[given]) else CONTRADICTED
 
 
 def _alike(a: Pixels, b: Pixels) -> bool:
@@ -188,7 +188,7 @@ def _short(values: Sequence[float]) -> str:
 
 
 def blank(architecture: str, task: Task) -> nn.Module:
-    """The network without its numbers: names and shapes alone, whatever its size."""
+    """The network without its numbers: names and shapes only, whatever its size."""
     with torch.device("meta"):
         return build_model(architecture, task)
 
@@ -196,7 +196,7 @@ def blank(architecture: str, task: Task) -> nn.Module:
 def check_fits(
     checkpoint: PlainCheckpoint, model: nn.Module, architecture: str, task: Task, pixels: Pixels = SYMMETRIC
 ) -> None:
-    """`ModelError` with what is in the way of the offer being this `blank` model; nothing is computed, whatever is offered."""
+    """`ModelError` with the reason why the file is not this `blank` model; nothing is computed, whatever is offered."""
     _check_size(checkpoint, architecture)
     _check_informative(checkpoint, model.state_dict())
     check_config(checkpoint.beside, architecture, task.classes)
@@ -303,7 +303,7 @@ def _why(name: str, expected: torch.Tensor, found: torch.Tensor, checkpoint: Pla
 
 
 def _why_missing(name: str, checkpoint: PlainCheckpoint) -> str:
-    """Perhaps it is there behind a word that is not known; else what its absence means."""
+    """Perhaps it is there behind a prefix that is not known; else what its absence means."""
     hidden = next((tensor.removesuffix(name) for tensor in checkpoint.tensors if tensor.endswith(f".{name}")), "")
     if hidden:
         return f"Its tensors begin with {hidden!r}: save it without."
@@ -318,7 +318,7 @@ _DISTILLED = (
 )
 _DOUBLE = (
     "Its head reads another number of features than the class token has: twice as many, the mean of all patches beside "
-    "it, as in transformers' Dinov2ForImageClassification. Offer a model whose head reads the class token alone, such "
+    "it, as in transformers' Dinov2ForImageClassification. Offer a model whose head reads the class token only, such "
     "as a ViTForImageClassification."
 )
 _SIDES = {

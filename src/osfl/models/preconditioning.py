@@ -39,7 +39,7 @@ class White(nn.Module):
 class Gaussian(nn.Module):
     """The same for a mean, the variances in some principal directions, and one variance for all others: one class.
 
-    Unused directions are zeros, so that the size of an upload says nothing about a class.
+    Unused directions are zeros, so that the size of an upload reveals nothing about a class.
     """
 
     mean: torch.Tensor
@@ -61,7 +61,7 @@ class Gaussian(nn.Module):
 
     @torch.no_grad()
     def know(self, mean: torch.Tensor, basis: torch.Tensor, variances: torch.Tensor, rest: float) -> None:
-        """Fewer directions than there is room for are fine."""
+        """Fewer directions than the maximum are fine."""
         used = len(basis)
         self.basis.zero_()
         self.mean.copy_(mean)

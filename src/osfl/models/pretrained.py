@@ -20,7 +20,7 @@ from osfl.models.naming import ModelError, load_named, widened
 from osfl.models.vit import Vit, resize_positions
 from osfl.models.weights_table import IMAGENET, KNOWN, SYMMETRIC, Weights, weights_folder
 
-_HEADS = ("_fc.", "head.", "fc.")  # the classifier, in each family's words
+_HEADS = ("_fc.", "head.", "fc.")  # the classifier, in each family's naming
 _STEMS = ("_conv_stem.weight", "patch_embed.proj.weight")
 
 
@@ -86,7 +86,7 @@ def from_hub(address: str, field: str, beside: Sequence[str] = ()) -> Path:
 
 
 def _absent(error: Exception) -> bool:
-    """Whether the hub says that there is no such file; by name, because the classes move between versions of the library. A
+    """Whether the hub reports that there is no such file; by name, because the classes move between versions of the library. A
     local one means that nobody was asked."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return "EntryNotFoundError" in kinds and "LocalEntryNotFoundError" not in kinds

@@ -18,7 +18,7 @@ class RandomFeatures(nn.Module):
     """Three 3x3 convolutions with ReLU, never trained and always the same; features from all three.
 
     Distances between such features follow texture, color and rough layout. They do not know what a picture shows, which
-    is why every figure made with them says so.
+    is why every figure made with them names them.
     """
 
     def __init__(self, grid: int = _GRID) -> None:

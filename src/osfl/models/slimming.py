@@ -1,6 +1,6 @@
 """Networks without the filters that pruning has silenced: the same answers from fewer numbers.
 
-A filter is silent when its weights and the scale and shift of the batch norm behind it are all zero. It then says exactly 0
+A filter is silent when its weights and the scale and shift of the batch norm behind it are all zero. It then outputs exactly 0
 whatever it sees, ReLU and pooling keep that, and its reader may lose the input. Our blocks say who reads whom
 (`reads = (("conv1", "bn1", "conv2"), ...)`). What runs along a residual sum has many readers and stays.
 """
@@ -18,7 +18,7 @@ from osfl.models.naming import load_named
 if TYPE_CHECKING:
     from osfl.core.types import Tensors
 
-Link = tuple[nn.Conv2d, nn.BatchNorm2d, nn.Conv2d | nn.Linear]  # who speaks, the norm behind, who reads
+Link = tuple[nn.Conv2d, nn.BatchNorm2d, nn.Conv2d | nn.Linear]  # the layer, the norm behind it, the layer that reads it
 
 
 def slim(model: nn.Module) -> nn.Module:
@@ -36,7 +36,7 @@ def load_slim(model: nn.Module, tensors: Tensors, prefix: str) -> None:
         given = tensors.get(f"{prefix}/{name}.weight")
         if given is not None and 0 < len(given) < conv.out_channels:
             _narrow((conv, norm, reader), torch.arange(len(given)))
-    load_named(model, tensors, prefix)  # says which tensor does not fit, if any
+    load_named(model, tensors, prefix)  # names the tensor that does not fit, if any
 
 
 def links(model: nn.Module) -> dict[str, Link]:

@@ -60,7 +60,7 @@ class TokenGenerator(nn.Module):
 
     Position 0 sees the class and predicts the global token. In `mar` (the paper's) positions 1..L see the class and copies
     of the global token, and each other, never a region: so the regions are independent given the global token. In `ar` each
-    position sees the tokens before it; in `nar` the class alone.
+    position sees the tokens before it; in `nar` only the class.
     """
 
     mask: torch.Tensor
@@ -157,7 +157,7 @@ class TokenGenerator(nn.Module):
         return trunk + inputs + 2.0 * self.tokens * width * (self.components + 2 * self.dim)
 
     def _drawn(self, h: torch.Tensor, rng: torch.Generator, temperature: float) -> torch.Tensor:
-        """The component first, then its mean and variance alone: the head is the largest part of the network."""
+        """The component first, then only its mean and variance: the head is the largest part of the network."""
         flat = h.flatten(0, 1)
         odds = (self.weights(flat) / temperature).softmax(-1)
         which = torch.multinomial(odds.cpu(), 1, generator=rng).squeeze(1).to(h.device)

@@ -77,7 +77,7 @@ def mp_sum(a: torch.Tensor, b: torch.Tensor, t: float) -> torch.Tensor:
 
 
 def mp_cat(a: torch.Tensor, b: torch.Tensor, t: float = 0.5) -> torch.Tensor:
-    """Both side by side, each contributing as its share t says, whatever their numbers of channels (Eq. 103)."""
+    """Both side by side, each contributing by its share t, whatever their numbers of channels (Eq. 103)."""
     na, nb = a.shape[1], b.shape[1]
     scale = math.sqrt((na + nb) / ((1 - t) ** 2 + t**2))
     return torch.cat([a * (scale * (1 - t) / math.sqrt(na)), b * (scale * t / math.sqrt(nb))], 1)

@@ -53,7 +53,7 @@ KNOWN: Mapping[str, Weights] = {
         "vit_signs-fp16.safetensors",
         "b3f02b02d7de5791ea47fe169b3272fea4ab3542801206a0661a71fef66e8fb1",
         "Apache-2.0",
-        "a small ViT that learned to tell drawn signs apart, gray, 16 px (benchmarks/pretrain_vit.py)",
+        "a small ViT that learned to classify drawn signs, gray, 16 px (benchmarks/pretrain_vit.py)",
         embedded=True,
     ),
 }

@@ -299,7 +299,7 @@ def test_a_disk_that_fills_while_sampling_loses_nothing(tmp_path: Path) -> None:
     disk = FullDisk(tmp_path, room=4)
     with pytest.raises(FilesError, match="No space left") as caught:
         one.server_phase(uploads, replace(ctx(), get_or_compute=disk.get_or_compute))
-    assert "Make room and run the same command again" in str(caught.value) and "class 'b'" in str(caught.value)
+    assert "Free some disk space and run the same command again" in str(caught.value) and "class 'b'" in str(caught.value)
     disk.room, disk.made = 100, 0
     finished = one.server_phase(uploads, replace(ctx(), get_or_compute=disk.get_or_compute))
     assert disk.made == 9 - 4  # what was sampled before is not sampled again

@@ -124,7 +124,7 @@ def test_without_neighbors_it_is_local(answer: str) -> None:
 
 def test_the_own_model_is_a_candidate_and_the_best_candidate_is_in() -> None:
     found = personal(replace(SMOKE, answer="ensemble"))
-    scores = found.facts["told"]["candidates"]
+    scores = found.facts["notes"]["candidates"]
     assert set(scores) == set(CLIENTS)
     chosen = personal(replace(SMOKE, answer="ensemble", top=1))
     (only,) = chosen.facts["members"]
@@ -165,10 +165,10 @@ def test_a_student_of_its_own_model_learns_nothing() -> None:
     copies = [Upload(u.client, "", mine) for u in ups]  # identical neighbors: ties, and the own model is most alike
     found = personal(settings, ups=copies)
     assert found.facts["weights"] == {"a": 1.0}
-    assert len(set(found.facts["told"]["candidates"].values())) == 1
+    assert len(set(found.facts["notes"]["candidates"].values())) == 1
     trained = [name for name in mine.tensors if "num_batches" not in name]
     assert all(torch.allclose(found.tensors[name], mine.tensors[name], atol=1e-5) for name in trained)
-    gap = found.facts["told"]["gap"]
+    gap = found.facts["notes"]["gap"]
     assert max(gap.values()) < 1e-3
 
 
@@ -244,7 +244,7 @@ def test_ties_are_broken_by_likeness_whatever_the_order() -> None:
 
 
 def test_theory_is_kept_beside_measurement() -> None:
-    told = personal(SMOKE).facts["told"]
+    told = personal(SMOKE).facts["notes"]
     assert 0 <= told["gap"]["risk"] <= told["gap"]["variation"] <= told["gap"]["bound"]
     measured, promised = told["descent"]["measured"], told["descent"]["promised"]
     assert len(measured) == SMOKE.rate_steps + 1
@@ -266,13 +266,13 @@ def test_the_report_gets_pictures_of_all_clients() -> None:
 def test_pruned_filters_are_gone_in_what_the_ensemble_keeps() -> None:
     settings = replace(SMOKE, answer="ensemble", sparsity=22.0, top=4, finetune_epochs=4, post_epochs=12)
     found = personal(settings)
-    pruned = found.facts["told"]["pruned"]
+    pruned = found.facts["notes"]["pruned"]
     parts = members(found, "members/")
     lean = [name for name, part in parts.items() if pruned.get(name)]
     assert lean, "nothing was pruned: the test shows nothing"
     whole = sum(t.numel() for t in uploads(settings)[0].payload.tensors.values())
     assert all(sum(t.numel() for t in parts[name].tensors.values()) < whole for name in lean)
-    told = found.facts["told"]["bytes"]
+    told = found.facts["notes"]["bytes"]
     assert told["kept"] == sum(t.nbytes for part in parts.values() for t in part.tensors.values()) < told["whole"]
     shown = Fol(TASK, settings).review({"a": found})["Filters pruned of the neighbors' models"]
     assert f"{told['kept'] / told['whole']:.1%} of their bytes" in shown["note"]
@@ -324,14 +324,14 @@ def test_variants_run(change: dict[str, Any]) -> None:
 def test_neighbors_of_other_architectures_take_part() -> None:
     settings = replace(SMOKE, architecture="a:cnn-w8,b:resnet18-w4,*:vit-p4-w16-d1-h2", answer="ensemble", top=4)
     found = personal(settings)
-    assert set(found.facts["told"]["candidates"]) == set(CLIENTS)
+    assert set(found.facts["notes"]["candidates"]) == set(CLIENTS)
     assert bool(torch.isfinite(Fol(TASK, settings).build(found)(to_input(shards()["a"].val.images))).all())
 
 
 def test_a_client_without_held_out_images_still_chooses() -> None:
     method, ctx = Fol(TASK, SMOKE), context(SMOKE, CLIENTS)
     release = method.server_phase(uploads(SMOKE), ctx)
-    assert "told" in method.personalize(release, shard("a"), ctx).facts
+    assert "notes" in method.personalize(release, shard("a"), ctx).facts
 
 
 # --- encounters ---

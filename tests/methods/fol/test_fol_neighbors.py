@@ -73,7 +73,7 @@ def test_a_neighbor_that_explodes_is_left_out_and_named(align: bool, exploding: 
     settings = replace(SMOKE, align=align, top=4, clip=0.0 if exploding is not exploding_in_training else 5.0)
     method = Fol(TASK, settings)
     found = method.personalize(spoiled(exploding), shards()["a"], context(settings, CLIENTS))
-    told = found.facts["told"]
+    told = found.facts["notes"]
     assert told["left_out"] == ["c"] and set(told["candidates"]) == {"a", "b"} >= set(found.facts["weights"])
     assert all(bool(value.isfinite().all()) for value in found.tensors.values())
     notes = [figure["note"] for figure in method.review({"a": found}).values()]
@@ -93,7 +93,7 @@ def test_where_nobody_can_be_used_it_is_local(answer: str) -> None:
     ctx = context(settings, CLIENTS)
     for now in (ctx, replace(ctx, previous=personal(settings))):
         found, alone = (method.personalize(release, one, now) for release in (heard, nobody))
-        assert same(found.tensors, alone.tensors) and found.facts["told"] == {"left_out": ["b", "c"]}
+        assert same(found.tensors, alone.tensors) and found.facts["notes"] == {"left_out": ["b", "c"]}
         assert type(method.build(found)) is type(method.build(alone))
         assert "b (at a)" in str(method.review({"a": found}))
 

@@ -12,7 +12,7 @@ from osfl.core.types import Payload, Release, Shard, Upload
 from osfl.ingredients.ensembles.gathering import gather
 from osfl.ingredients.training.local import classifier
 from osfl.methods import fol
-from osfl.methods.fol import Fol, Meeting, Settings
+from osfl.methods.fol import Candidates, Fol, Settings
 from osfl.methods.fol.bounds import risk_gap
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
@@ -20,7 +20,7 @@ from tests.methods.conftest import TASK, context
 from tests.methods.fol.test_fol import CLIENTS, SMOKE, held, personal, shards, uploads
 
 
-def made_up() -> Meeting:
+def made_up() -> Candidates:
     """The own model is right about all training images and about no other; its neighbor the other way round."""
     here = held("a")
     labels = torch.cat([here.train.labels, here.val.labels])
@@ -28,7 +28,7 @@ def made_up() -> Meeting:
     n = len(here.train)
     logits = torch.stack([torch.cat([right[:n], wrong[n:]]), torch.cat([wrong[:n], right[n:]])])
     models = {name: build_model("cnn-w8", TASK, torch.Generator().manual_seed(i)) for i, name in enumerate("ab")}
-    return Meeting(here, {}, models, torch.cat([here.train.images, here.val.images]), labels, logits)
+    return Candidates(here, {}, models, torch.cat([here.train.images, here.val.images]), labels, logits)
 
 
 def test_candidates_are_judged_on_held_out_images_and_weighed_on_those_asked_for() -> None:
@@ -83,7 +83,7 @@ def test_the_gap_is_between_student_and_ensemble_on_held_out_images() -> None:
     with torch.no_grad():
         said = {client: classifier(payload, TASK)(to_input(val.images)) for client, payload in sent.items()}
     together = torch.stack([w * said[client] for client, w in found.facts["weights"].items()]).sum(0)
-    assert found.facts["told"]["gap"] == pytest.approx(asdict(risk_gap(together, said["a"], val.labels)), rel=1e-3)
+    assert found.facts["notes"]["gap"] == pytest.approx(asdict(risk_gap(together, said["a"], val.labels)), rel=1e-3)
 
 
 def test_what_is_kept_answers_only_for_the_same_models_images_and_settings() -> None:

@@ -1,4 +1,4 @@
-"""Teaching a student what teachers answer: the loss that all methods share, and the loop over a pool of images.
+"""Knowledge distillation: the loss that all methods share, and the training loop over a pool of images.
 
 Teacher answers are computed once an image and kept (`answers`), because a pool is passed many times.
 """
@@ -65,7 +65,7 @@ def distill(
     were made for.
 
     `noise` and `mirror` change images each time they are shown. With `ask`, the teacher is asked about the changed image
-    (the student then learns the teacher's function around the pool); without, it stands by what it said about the original.
+    (the student then learns the teacher's function around the pool); without, the teacher's output on the original is used.
     `after` may change the weights after each step. Without `track`, batch norm stays as it was when the student came.
     """
     device = device or torch.device("cpu")

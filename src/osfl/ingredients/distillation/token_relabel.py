@@ -55,7 +55,7 @@ KD_ONLY = Terms(1.0, 0.0, 0.0)  # DeepInversion
 
 @dataclass(frozen=True)
 class Pool:
-    """Synthetic images with their kept patches, and what the clients as one said about them, once."""
+    """Synthetic images with their kept patches, and the ensemble's outputs on them, computed once."""
 
     images: torch.Tensor  # (n, channels, height, width) float16
     labels: torch.Tensor  # (n,) made for
@@ -117,7 +117,7 @@ def gradient_norms(student: Vit, part: Pool, terms: Terms, temperature: float = 
     """||∇|| of the student for each image, (n, 2): hard labels on all patches, and relabeled patches.
 
     The theorem's L_DI and L_Fed bound these. The second loss is the part of L_TR that treats patches apart, its weights
-    scaled to sum to 1, so that both losses speak equally loud.
+    scaled to sum to 1, so that both losses have equal weight.
     """
     parameters, total = list(student.parameters()), (terms.kept + terms.rest) or 1.0
     apart = Terms(0.0, terms.kept / total, terms.rest / total)
@@ -451,7 +451,7 @@ def ask_flops(member: Vit, others: int, image: tuple[int, int, int]) -> float:
 
 
 def relabel_flops(method: ModelUpload, clients: Sequence[ClientId], inversion: SparseInversion, terms: Terms) -> float:
-    """All operations of Algorithm 1, known before anything runs: what the meter says afterwards."""
+    """All operations of Algorithm 1, known before anything runs: the same as the meter counts."""
     settings, image = method.settings, method.task.image
     names = [architecture_for(settings.architecture, client) for client in clients]
     built = {name: as_vit(build_model(name, method.task)) for name in {*names, settings.student or min(names)}}

@@ -1,4 +1,4 @@
-"""Several classifiers as one: how their answers are combined, and how to ask them all quickly.
+"""Ensembles of classifiers: the rules that combine their outputs, and fast evaluation of all members.
 
 Averaging logits and averaging probabilities are different teachers, so the mode is always named.
 """
@@ -80,17 +80,17 @@ def combine(
     logits: torch.Tensor,
     mode: str = "logits",
     weights: torch.Tensor | None = None,
-    louder: torch.Tensor | None = None,
+    member_weights: torch.Tensor | None = None,
     share: float = 1.0,
 ) -> torch.Tensor:
     """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite.
 
-    `louder` (members,), for odds alone, whose weights are counts: how much each member counts besides. `share`: the cap of
-    weights that come from claimed counts.
+    `member_weights` (members,), for odds only, whose weights are counts: how much each member counts besides. `share`: the cap
+    of weights that come from claimed counts.
     """
     check_mode(mode)
     shares = _shares(mode, weights, len(logits), share)
-    return _combine(logits, mode, shares, _voted(shares), louder, share)
+    return _combine(logits, mode, shares, _voted(shares), member_weights, share)
 
 
 def _combine(
@@ -98,12 +98,14 @@ def _combine(
     mode: str,
     shares: torch.Tensor,
     voted: torch.Tensor | None,
-    louder: torch.Tensor | None = None,
+    member_weights: torch.Tensor | None = None,
     share: float = 1.0,
 ) -> torch.Tensor:
     voted = None if voted is None else voted.to(logits.device)
     if mode == "odds":
-        return _only(odds(logits, shares.to(logits), None if louder is None else louder.to(logits), share), voted)
+        return _only(
+            odds(logits, shares.to(logits), None if member_weights is None else member_weights.to(logits), share), voted
+        )
     shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
     if mode == "logits":
         return (shares * logits).sum(0)

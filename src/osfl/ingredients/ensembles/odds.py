@@ -1,7 +1,7 @@
-"""Classifiers as one, from what each says about the classes that it knows.
+"""The ensemble rule `odds`: each classifier contributes only what it outputs for the classes that it was trained on.
 
 A client whose images are nearly all of one class takes everything for that class. In a mean of probabilities, even one that is
-weighted by class, it outvotes clients that could tell; here only the differences between classes that it has seen count.
+weighted by class, it outvotes clients that know better; here only the differences between classes that it has seen count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _POWER, _FREED = 0.5, 0.5  # of `softened` and `rebalanced`; chosen on validatio
 
 def odds(logits: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None = None, share: float = 1.0) -> torch.Tensor:
     """Members' logits (members, batch, classes) as one, (batch, classes), by how many images of each class each has seen;
-    `weights` (members,) make some louder. Of the votes for a class nobody has more than `share` by counts."""
+    `weights` (members,) give some more weight. Of the votes for a class nobody has more than `share` by counts."""
     votes = capped(softened(counts, _POWER), share)
     votes = votes if weights is None else weights.view(-1, 1) * votes
     return from_odds(rebalanced(logits, counts, _FREED), votes, logits.mean(0))
@@ -41,11 +41,11 @@ def rebalanced(logits: torch.Tensor, counts: torch.Tensor, strength: float) -> t
 
 
 def from_odds(logits: torch.Tensor, votes: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """All clients as one, (batch, classes), from what each says about the classes that it has votes for (clients, classes).
+    """All clients as one, (batch, classes), from the outputs of each for the classes that it has votes for (clients, classes).
 
     The scores s minimize Σ_k Σ_c v_kc (s_c - z_kc - a_k)² + ρ Σ_c (s_c - m_c)². Each client has an a_k of its own for every
-    image, so that only differences between classes it knows count; one that knows a single class says nothing. What nobody
-    compares follows `otherwise`, m.
+    image, so that only differences between classes it knows count; one that knows a single class contributes nothing. What
+    nobody compares follows `otherwise`, m.
     """
     votes, z, m = votes.double(), logits.double(), otherwise.double()
     share = votes / votes.sum(1, keepdim=True).clamp_min(1e-12)  # (clients, classes)

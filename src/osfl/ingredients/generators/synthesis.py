@@ -1,4 +1,4 @@
-"""Learning without data by a generator: frozen clients as one teacher, generator steps, and a student on a growing pool.
+"""Data-free distillation with a generator: frozen clients as one teacher, generator steps, a student on a growing pool.
 
 The outer loop is DENSE's (Zhang et al., NeurIPS 2022): a new generator each epoch makes a batch that the teacher takes for
 given labels, and the student then passes over all batches so far. What a method adds is the generator's objective and
@@ -143,7 +143,7 @@ class Teacher:
         # weights that training changes later are capped here, by counts; odds are capped where votes are made of counts
         self.mode, self.share, self.members = mode, share if mode == "odds" else 1.0, members
         self.weights = weights if mode == "odds" else capped(weights, share)
-        self.louder: torch.Tensor | None = None  # odds: how much each client counts beside its class counts
+        self.member_weights: torch.Tensor | None = None  # odds: how much each client counts beside its class counts
         self.watched = [Watched(member) for member in members] if watch else []
         self.folded = [] if watch else [freeze(member) for member in members]
 
@@ -156,11 +156,11 @@ class Teacher:
 
     def combined(self, logits: torch.Tensor) -> torch.Tensor:
         """Members' logits as the teacher's, (batch, classes)."""
-        return combine(logits, self.mode, self.weights, self.louder, self.share)
+        return combine(logits, self.mode, self.weights, self.member_weights, self.share)
 
 
 def draw_labels(count: int, weights: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """So many labels, each class as likely as its weight says; a class of weight 0 never comes."""
+    """So many labels, each class as likely as its weight; a class of weight 0 never comes."""
     return torch.multinomial(weights.to(torch.float64), count, replacement=True, generator=rng)
 
 
@@ -393,7 +393,7 @@ class Workshop:
         return torch.cat([self.folded(to_input(part, self.ctx.device))[0].cpu() for part in torch.split(images, 128)], 1)
 
     def study(self, epoch: int, touch: Touch | None = None) -> None:
-        """The student passes over the pool: KD, plus cross-entropy on the labels if `hard` says so."""
+        """The student passes over the pool: KD, plus cross-entropy on the labels if `hard` is set."""
         self.student.train()
         rate = decay("cosine" if self.settings.student_cosine else "constant", epoch, self.settings.server_epochs)
         self.optimizer.param_groups[0]["lr"] = self.settings.student_lr * rate

@@ -1,4 +1,4 @@
-"""Model inversion: images that a trained network would have liked to see, found by descending on the pixels.
+"""Model inversion: synthesize images of each class by gradient descent on the pixels of a trained network's input.
 
 Paper: Yin et al., "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020. The loss is
 CE(f(x), y) + tv·R_TV(x) + bn·R_BN(x) + l2·||x|| + adi·(1 - JS), with the network frozen and in evaluation mode.
@@ -153,7 +153,7 @@ def _wide(channels: torch.Tensor) -> torch.Tensor:
 
 
 class _WatchedNorm(nn.Module):
-    """A frozen BatchNorm2d that also says how far its input is from the statistics it has seen in training."""
+    """A frozen BatchNorm2d that also returns how far its input is from the statistics it has seen in training."""
 
     def __init__(self, norm: nn.BatchNorm2d, terms: list[torch.Tensor]) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _WatchedNorm(nn.Module):
 
 
 class Watched(nn.Module):
-    """A frozen copy of a network whose forward gives (logits, R_BN); the network itself is left alone, without any hook.
+    """A frozen copy of a network whose forward gives (logits, R_BN); the network itself is not changed and gets no hook.
 
     R_BN sums, over the BN layers, the distances of the batch's mean and biased variance to the running ones (norms, not
     squares). A network without BN has R_BN = 0.
@@ -269,7 +269,7 @@ def balanced_labels(count: int, classes: Sequence[int]) -> torch.Tensor:
 
 
 def labels_for(mode: str, count: int, seen: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Labels for `count` images; `seen` says how many training images of each class the makers have, (classes,)."""
+    """Labels for `count` images; `seen` is the number of training images of each class of the makers, (classes,)."""
     if mode == "counts":
         return torch.multinomial(seen.double(), count, replacement=True, generator=rng)
     classes = range(len(seen)) if mode == "balanced" else [int(c) for c in seen.nonzero().flatten()]

@@ -5,7 +5,7 @@ The loss is CE(f(x), y) - js·JS(f(x), f_S(x)) + tv·R_TV(x) + l2·||x||, with a
 attended patches leave the token sequence (`Vit.embed`), so that both passes get cheaper, and their pixels never move again.
 
 `scales` is ours: a step moves the image on several grids at once (`Pyramid`). A ViT has no batch norm that would tie images to
-those it was trained on, and descending on pixels alone finds noise that no other network understands.
+those it was trained on, and descending on pixels only finds noise that no other network understands.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SparseInversion:
     events: Events = ((50, 0.3),)
     augment: bool = True  # shift by up to an eighth of the side and mirror, each step
     clamp: bool = False  # keep pixels in the valid range [-1, 1]
-    scales: int = 1  # grids that a step moves the image on, each half as fine as the one before; 1 = pixels alone
+    scales: int = 1  # grids that a step moves the image on, each half as fine as the one before; 1 = pixels only
     start: float = 1.0  # how loud the noise is that images start as
 
 
@@ -57,7 +57,7 @@ class VitPixels:
     tv: float = 1e-4  # weight of total variation, for 64 images of 3 x 224 x 224; others are converted
     l2: float = 0.0  # weight of the images' norm; not published
     shifts: bool = True  # shift by up to an eighth of the side, and mirror, before each step
-    scales: int = field(default=1, metadata=LATER)  # grids that images move on at once, each half as fine; 1 = pixels alone
+    scales: int = field(default=1, metadata=LATER)  # grids that images move on at once, each half as fine; 1 = pixels only
     start: float = field(default=1.0, metadata=LATER)  # how loud the noise is that images start as; 1 = N(0, 1)
 
     def inversion(self, events: Events = ()) -> SparseInversion:
@@ -184,7 +184,7 @@ class Pyramid:
     """Images that start and move on several grids at once: the pixels, and grids that are each half as fine.
 
     All grids are stretched linearly to the pixels, so the image itself is all that is kept: where the optimizer moves a coarse
-    grid, the pixels follow, and stopped pixels do not. One scale is the pixels alone.
+    grid, the pixels follow, and stopped pixels do not. One scale is the pixels only.
     """
 
     def __init__(
@@ -198,10 +198,10 @@ class Pyramid:
             for rows, columns in self.ways
         ]
         self._follow(None)
-        self.x.mul_(start / math.sqrt(scales)).requires_grad_()  # about as loud as pixels alone
+        self.x.mul_(start / math.sqrt(scales)).requires_grad_()  # with about the variance of pixels only
 
     def lead(self, gradient: torch.Tensor) -> None:
-        """Gradients of all grids from that of the pixels. Coarse grids begin each step at zero: they hold the move alone."""
+        """Gradients of all grids from that of the pixels. Coarse grids begin each step at zero: they hold the step only."""
         self.x.grad = gradient
         for grid, (rows, columns) in zip(self.coarse, self.ways, strict=True):
             grid.zero_().grad = rows.T @ gradient @ columns
@@ -212,7 +212,7 @@ class Pyramid:
             move = rows @ grid @ columns.T
             self.x += move if alive is None else move.mul_(alive)
 
-    def settle(self, alive: torch.Tensor | None, clamp: bool) -> None:
+    def finish_step(self, alive: torch.Tensor | None, clamp: bool) -> None:
         """After a step: pixels follow the coarse grids where they are not stopped, and stay in range."""
         self._follow(alive)
         if clamp:
@@ -255,7 +255,7 @@ def invert_sparsely(
         (gradient,) = torch.autograd.grad(loss, x)
         pyramid.lead(gradient if alive is None else gradient.mul_(alive))
         optimizer.step()
-        pyramid.settle(alive, settings.clamp)
+        pyramid.finish_step(alive, settings.clamp)
         if step in events:
             keep = most_attended(attention.detach(), keep, events[step])
             alive = pixels_of(keep, model.grid, model.patch)

@@ -1,4 +1,4 @@
-"""Learning along an inversion: images on their way from noise to class, teachers adapted to noise, and a student that follows.
+"""Distillation along an inversion trajectory: intermediate images, teachers adapted to noise, and a student.
 
 Paper: Kang et al., "One-Shot Federated Learning on Medical Data using Knowledge Distillation with Image Synthesis and
 Client Model Adaptation" (FedISCA), MICCAI 2023; FedBiCross builds on it. At step t of T the student learns
@@ -41,7 +41,7 @@ _FORGOTTEN = 1e-7  # images whose weight in the running average is below float32
 class Following:
     """How a student follows trajectories; mixed into Settings. Defaults are FedISCA's."""
 
-    repetitions: int = 100  # new noise, new images and a walk along them, so often
+    repetitions: int = 100  # new noise, new images and one pass along them, so often
     every: int = 1  # keep each so many-th step of a trajectory; the paper keeps all
     noise_teacher: Reading = "running"  # the equation: adapted running statistics; batch_stats: as FedISCA's code does
     temperature: float = 20.0  # softens teachers and student
@@ -120,7 +120,7 @@ def record(
     every: int = 1,
     half: bool = True,
 ) -> Trajectory:
-    """Invert the teacher and keep what the images look like on the way; the last step is always kept."""
+    """Invert the teacher and keep the intermediate images; the last step is always kept."""
     kept = [t for t in range(1, settings.steps + 1) if (settings.steps - t) % every == 0]
     place = {t: i for i, t in enumerate(kept)}
     images = torch.empty((len(kept), len(labels), *image), dtype=torch.float16 if half else torch.float32)
@@ -162,7 +162,7 @@ def in_batch_mode(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def answers(teacher: Teacher, trajectory: Trajectory) -> torch.Tensor:
-    """What the teacher says at each kept step, (kept, n, classes); computed once, however often a student asks."""
+    """The teacher's outputs at each kept step, (kept, n, classes); computed once, however often a student asks."""
     _, n, *shape = trajectory.images.shape
     spend(sum(forward_flops(member, tuple(shape)) for member in teacher.members) * n * len(trajectory))
     return torch.stack([teacher(trajectory.at(place)) for place in range(len(trajectory))])
@@ -273,7 +273,7 @@ class Learner:
     ) -> torch.Tensor:
         """∇_G L_KD^(t), flat, on one batch of all these lessons' images at a kept step; `index` takes some of each.
 
-        Without `track` the forward pass is in training mode but leaves the running statistics alone.
+        Without `track` the forward pass is in training mode but does not change the running statistics.
         """
         x, clean, noisy = (torch.cat(parts) for parts in zip(*(_at(one, place, index) for one in lessons), strict=True))
         share = 1 - lessons[0].trajectory.times[place]  # λ

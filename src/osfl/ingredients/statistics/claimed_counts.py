@@ -1,7 +1,7 @@
 """Weights that come from what sites claim: how many images they have, in all and of each class.
 
 Nobody can check such a claim, so no site gets more than a share of the weight that the plan states (`limits.share`, two
-fifths unless it says otherwise). Where k sites claim something, the cap is at least 1/k: one site alone keeps all, two are
+fifths unless it sets another share). Where k sites claim something, the cap is at least 1/k: a single site keeps all, two are
 alike. Claims that stay below the cap keep their exact values.
 """
 

@@ -19,7 +19,7 @@ def reported_counts(facts: Facts, client: ClientId) -> list[int]:
 
 
 def facts_without(facts: Mapping[str, Json], label: int) -> dict[str, Json]:
-    """The facts of a client that has no image of the class; what was never told stays so."""
+    """The facts of a client that has no image of the class; counts that were not uploaded stay absent."""
     counts = facts.get("class_counts")
     if not isinstance(counts, list):
         return dict(facts)

@@ -91,7 +91,7 @@ def _solved(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def packed(symmetric: torch.Tensor) -> torch.Tensor:
-    """The upper triangle of (..., d, d) as (..., d (d + 1) / 2): all that a symmetric matrix says."""
+    """The upper triangle of (..., d, d) as (..., d (d + 1) / 2): all values of a symmetric matrix."""
     row, column = torch.triu_indices(symmetric.shape[-1], symmetric.shape[-1]).unbind()
     return symmetric[..., row, column]
 

@@ -193,7 +193,7 @@ class OnTokens(nn.Module):
 
 
 class TokenMethod(Method):
-    """Methods whose clients speak about features of a frozen encoder; encoding is the same for all of them."""
+    """Base of methods that compute uploads from features of a frozen encoder; encoding is the same for all of them."""
 
     PRESETS: ClassVar[Any]
 
@@ -261,7 +261,7 @@ def with_enough(shard: Shard, least: int) -> Shard:
 
 
 def same_encoder(uploads: Sequence[Upload], settings: Encoding) -> None:
-    """Vectors of another encoder than the plan's mean something else; who has them is told."""
+    """Vectors of another encoder than the plan's mean something else; the client that has them is named."""
     same_encoders({upload.client: upload.payload.facts for upload in uploads}, settings)
 
 

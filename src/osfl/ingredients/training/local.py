@@ -49,7 +49,7 @@ class Training:
     recalibrate_bn: bool = field(default=False, metadata=LATER)  # recompute BN statistics after training
 
     def resolved(self) -> Self:
-        """The same settings, with the pixels of a file named where the table has others than [-1, 1]: the plan says them."""
+        """The same settings, with the pixels of a file named where the table has others than [-1, 1]: the plan names them."""
         if self.pretrained_pixels != "table" or not self.pretrained or self.pretrained in KNOWN:
             return self
         try:

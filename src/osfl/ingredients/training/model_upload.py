@@ -35,9 +35,9 @@ Combine = Literal["logits", "probabilities", "size", "class_count", "odds"]
 
 
 class ModelUpload(Method):
-    """A client trains (`local_model`) and uploads its weights with BN statistics; the paper's story begins at the server.
+    """A client trains (`local_model`) and uploads its weights with BN statistics; the paper's own steps begin at the server.
 
-    A method that needs to know how many images of each class a client has says so with `needs_counts`.
+    A method that needs to know how many images of each class a client has sets `needs_counts`.
     """
 
     PRESETS: ClassVar[Any] = TRAINING_PRESETS
@@ -96,7 +96,7 @@ class Student:
 
 
 def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
-    """How many images of each class each client trained on, (clients, classes); one a class where it was not said."""
+    """How many images of each class each client trained on, (clients, classes); one a class where it was not uploaded."""
     rows = [upload.payload.facts.get("class_counts", [1] * classes) for upload in uploads]
     return torch.tensor(rows, dtype=torch.float64)
 

@@ -40,7 +40,7 @@ State: TypeAlias = Mapping[str, torch.Tensor]  # "model/…", and what an algori
 class Rounds(Training):
     """Defaults: the multi-round baselines of FederatedFactory (200 rounds of 5 epochs, all clients)."""
 
-    rounds: int = 200  # how often each client speaks
+    rounds: int = 200  # communication rounds
     epochs: int = 5  # local epochs a round
     lr: float = 0.1
     weight_decay: float = 1e-4
@@ -75,10 +75,10 @@ class _Progress:
 
 
 class MultiRound(Method):
-    """One algorithm says how gradients are corrected (`adjust`), what a client adds (`after`) and how the server merges."""
+    """One algorithm defines how gradients are corrected (`adjust`), what a client adds (`after`) and how the server merges."""
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = ROUNDS_PRESETS
-    DEVIATIONS: ClassVar[Sequence[str]] = ("runs in simulation only: each client speaks once a round, not once",)
+    DEVIATIONS: ClassVar[Sequence[str]] = ("runs in simulation only: each client uploads once in every round, not once",)
 
     def problems(self, clients: int) -> list[str]:
         few = self.settings.rounds < 1

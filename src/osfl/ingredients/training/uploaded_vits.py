@@ -107,7 +107,7 @@ def vit_student_problems(settings: Any, architectures: Sequence[str], events: Ev
         found.append(f"setting 'student_share': expected a share above 0, at most 1, got {settings.student_share}")
     elif settings.student_share < 1 and settings.init in ("random", "pretrained"):  # a pretrained start has a random head
         found.append(
-            "setting 'student_share': part of the way from a random head is no classifier; take it whole (`--set "
+            "setting 'student_share': an average with a random head is no classifier; take it whole (`--set "
             "student_share=1`) or start from weights that know something (`--set init=average`)"
         )
     return found + vit_pixel_problems(settings, events) + _patch_problems([*architectures, settings.student])
@@ -120,7 +120,7 @@ def _patch_problems(architectures: Sequence[str]) -> list[str]:
         try:
             entry, options = parse(name)
         except UsageError:
-            continue  # said already where the architecture was checked
+            continue  # reported already where the architecture was checked
         if entry.family != "vit":
             return [
                 f"setting 'architecture': {name!r} has no patches to drop; use a vision transformer such as 'vit' or "

@@ -61,7 +61,7 @@ class Settings(Encoding, Generating, Classifying):
     temperature_sampling: float = 1.0  # on the mixture's weights
     send: Literal["smaller", "sequences", "generator"] = "smaller"  # whichever takes fewer bytes, or always one
     wire: Literal["float32", "float16"] = "float32"  # of the sequences
-    alpha: float = 0.5  # weight of distillation; 0: cross-entropy alone
+    alpha: float = 0.5  # weight of distillation; 0: cross-entropy only
     temperature: float = 4.0  # T
     ensemble: Literal["uniform", "size", "class_count", "relative"] = "uniform"  # how the clients' classifiers are averaged
     init: Literal["random", "average", "mean"] = "random"  # the student's; average: by images; mean: plain, as in public code
@@ -386,8 +386,8 @@ class Falcon(TokenMethod):
     def _teacher(self, uploads: Sequence[Upload], x: torch.Tensor, ctx: Context) -> torch.Tensor:
         """p_T of every sequence, (n, classes): the weighted mean of the clients' softened answers. Asked once.
 
-        `relative`: each answer over what its client says on average. By Bayes' rule that takes the frequency of its classes
-        out; a client with one class, which says the same of everything, then says nothing.
+        `relative`: each output over the client's average output. By Bayes' rule that takes the frequency of its classes
+        out; a client with one class, whose output is constant, then has no weight.
         """
         how = self.settings.ensemble
         counts = torch.tensor([reported_counts(upload.payload.facts, upload.client) for upload in uploads], dtype=torch.float32)

@@ -21,9 +21,9 @@ def standard_space(tokens: torch.Tensor) -> torch.Tensor:
 def white_space(tokens: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """Every class has mean 0, and a sequence about the identity as covariance, over all positions together.
 
-    There a Gaussian with independent coordinates already says what a full covariance does, and a generator has only to learn
-    what differs from that. A class that the client lacks has the mean 0; nothing is drawn of it. Of too few sequences no
-    covariance can be told, and what is drawn would be those very sequences: then the same as the standard space, written so.
+    There a Gaussian with independent coordinates already describes what a full covariance does, and a generator has only to
+    learn what differs from that. A class that the client lacks has the mean 0; nothing is drawn of it. Of too few sequences no
+    covariance can be estimated, and what is drawn would be those very sequences: then this is the standard space.
     """
     rows = tokens.flatten(1)
     if len(rows) - len(set(labels.tolist())) < FEW:

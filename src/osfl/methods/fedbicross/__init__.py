@@ -2,8 +2,8 @@
 
 Paper: Xia et al., "FedBiCross: A Bi-Level Optimization Framework to Tackle Non-IID Challenges in Data-Free One-Shot Federated
 Learning on Medical Data", https://arxiv.org/abs/2601.01901v1. Stage 1 clusters clients by their answers to noise (`kmeans`),
-inverts each cluster's teacher and keeps the way (`lesson`). Stage 2 trains one student a cluster on all clusters' images with
-weights w_k on the simplex: an SGD step on Σ_j w_kj L_KD^(j), then a projected step of w_k on its own validation images,
+inverts each cluster's teacher and keeps the trajectory (`lesson`). Stage 2 trains one student a cluster on all clusters' images
+with weights w_k on the simplex: an SGD step on Σ_j w_kj L_KD^(j), then a projected step of w_k on its own validation images,
 by the exact one-step hypergradient (`_bilevel_step`). Stage 3, at the client, fine-tunes the cluster's model on its own images
 (`_personal_loss`).
 """
@@ -427,7 +427,7 @@ def _one_by_one(work: Any, items: Any) -> list[Any]:
 
 
 def _entropies(logits: torch.Tensor) -> torch.Tensor:
-    """At most log C, also where rounding says a little more: a histogram that ends there would drop uniform answers."""
+    """At most log C, also where rounding gives a little more: a histogram that ends there would drop uniform answers."""
     log_p = logits.double().log_softmax(-1)
     return (-(log_p.exp() * log_p).sum(-1)).clamp_max(math.log(logits.shape[-1]))
 

@@ -107,7 +107,7 @@ class FederatedFactory(Method):
     DEVIATIONS = (
         "quotas are rounded by largest remainders, so that they sum exactly",
         "every cell is sampled from a seed of its own: forgetting is exact",
-        "both protocols train with the augmentation that the plan says (the public code augments in peer mode only)",
+        "both protocols train with the augmentation of the plan (the public code augments in peer mode only)",
         "generators learn from images and their mirrors; the public code also crops, turns or shears before it stores them",
         "nothing that travels rests on fewer than `least` different images: smaller classes get no generator, components are "
         "fitted anew with fewer, directions are left out; an upload from which an image could be read is not sent",

@@ -181,7 +181,7 @@ def diffusion_loss(net: Denoiser, x: torch.Tensor, mean: float, std: float, rng:
 
 
 def moments(x: torch.Tensor, known: Gaussian, least: int, images: int) -> None:
-    """Mean and covariance of a class, as far as so many different images can tell without one of them showing."""
+    """Mean and covariance of a class, as far as they can be estimated from so many images without revealing one of them."""
     flat = x.flatten(1).double().cpu()
     mean = flat.mean(0, keepdim=True)
     off = flat - mean

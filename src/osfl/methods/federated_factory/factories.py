@@ -167,7 +167,7 @@ def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Tas
             error.client, error.reason = shard.client, f"class {task.classes[label]!r}: {error.reason}"
             raise
 
-    learning = replace(settings, **{name: getattr(DiffusionSettings, name) for name in SAMPLING})  # it is told only in `sample`
+    learning = replace(settings, **{name: getattr(DiffusionSettings, name) for name in SAMPLING})  # used in `sample` only
     key = {**factory_key(learning, task, ctx), "what": "factory", "client": shard.client, "data": shard.digest, "class": label}
     return ctx.get_or_compute(key, fit).tensors
 
@@ -242,5 +242,5 @@ def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, c
             f"images of class {task.classes[cell.label]!r} by {cell.client!r} could not be kept: {error.strerror}",
             field="path",
             got=error.filename,
-            fix="Make room and run the same command again: finished cells are not repeated.",
+            fix="Free some disk space and run the same command again: finished cells are not repeated.",
         ) from error

@@ -48,7 +48,7 @@ class Mixture:
         self.settings, self.image, self.symmetry = settings, image, symmetry  # a CPU is fast enough, so no device
 
     def contract(self) -> Contract:
-        """Unused directions and components are zeros, so that the size of an upload says nothing about a class."""
+        """Unused directions and components are zeros, so that the size of an upload reveals nothing about a class."""
         pixels, dims, parts = math.prod(self.image), self._dims(), self.settings.mixture_components
         return {
             "mean": Field("F32", (1, pixels)),  # a row, so that the client's own check would find an image in it

@@ -1,8 +1,8 @@
 """Images that a diffusion model finds likely and a classifier recognizes: its latents are corrected at every step (FedLMG).
 
 With z the noisy latent and x the clean one that the model takes it for, a step is z <- z - grad (CE + w R_BN)(resized image of
-x), then the model's own step. Before the first one, z is corrected a few times by R_BN alone. CE is each image's own, so that
-images made together move as far as one made alone; R_BN is about all images of the batch at once.
+x), then the model's own step. Before the first one, z is corrected a few times by R_BN only. CE is each image's own, so that
+images made together move as far as a single one; R_BN is about all images of the batch at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Guidance:
     prompt: str = "a photo of a {}"  # for each class, by its name
     prompt_guidance: float = 3.0  # classifier-free
     diffusion_steps: int = 50  # of the sampler, from noise to image
-    first_corrections: int = 10  # by batch-norm statistics alone, before the first step
+    first_corrections: int = 10  # by batch-norm statistics only, before the first step
     bn: float = 0.1  # weight of R_BN
     step_size: float = 1.0  # of a correction
 
@@ -73,7 +73,7 @@ def guided_images(
             fix="Lower it (`--set step_size=...`).",
         )
     corrections, (ask, draw) = first + len(times), prior.flops()
-    passes = corrections * (ask + 2 * draw + inversion_flops(member.network, image))  # 2: and the way back
+    passes = corrections * (ask + 2 * draw + inversion_flops(member.network, image))  # 2: and the backward pass
     spend((passes + len(times) * ask + draw) * len(labels), makes=len(labels))
     with torch.no_grad():
         return to_images(_pictured(prior, z, image).clamp(-1, 1).cpu())
@@ -94,14 +94,14 @@ def _corrected(
     *,
     classify: bool,
 ) -> torch.Tensor:
-    """z minus the gradient. The model's noise is taken as given: the way back is through decoder and classifier only."""
+    """z minus the gradient. The model's noise is taken as given: the backward pass is through decoder and classifier only."""
     noise = prior.noise(z, t, labels).detach()
     z = z.detach().requires_grad_()
     logits, term = member(_pictured(prior, _clean(z, noise, prior.kept[t]), image))
     loss = settings.bn * term
     if classify:
         loss = loss + functional.cross_entropy(logits, labels, reduction="sum")
-    if not loss.requires_grad:  # R_BN alone, and no batch norm
+    if not loss.requires_grad:  # R_BN only, and no batch norm
         return z.detach()
     (gradient,) = torch.autograd.grad(loss, z)
     return (z - settings.step_size * gradient).detach()

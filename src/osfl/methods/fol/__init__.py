@@ -1,4 +1,4 @@
-"""FOL — neighbors meet once and swap models; each makes the best of what it got for its own images.
+"""FOL — neighbors exchange models once; each client builds the best model for its own images from them.
 
 Paper: Federated Oriented Learning, ICML 2025 (slides; no public code). No server: a neighbor's model is fine-tuned, pruned
 towards the own model and tuned again (`methods/fol/alignment.py`); the best of them and of the own model on held-out images
@@ -75,7 +75,7 @@ class Settings(Training, Alignment):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Candidates:
     """One client among the candidates for its ensemble: itself first, then its neighbors by name."""
 
     shard: Shard
@@ -223,25 +223,25 @@ class Fol(ModelUpload):
 
     def _learn_from(self, received: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Payload:
         """Candidates, ensemble and student of one encounter, all in one payload."""
-        met = self._meet(received, own, shard, ctx)
-        if len(met.pool) == 1:  # nobody whom it heard can be used: as if nobody had come
-            return _as_before(ctx.previous or own, met.left_out)
-        weights = self._weigh(met)
-        teacher = torch.tensordot(torch.tensor(list(weights.values())), met.answers(weights), 1)  # A_w, (images, classes)
-        student = self._taught(met, weights, teacher, ctx)
-        ensemble = gather({name: _member(met, name, weight) for name, weight in weights.items()}, MEMBERS)
+        found = self._candidates(received, own, shard, ctx)
+        if len(found.pool) == 1:  # no upload that it received can be used: as if there were none
+            return _as_before(ctx.previous or own, found.left_out)
+        weights = self._weigh(found)
+        teacher = torch.tensordot(torch.tensor(list(weights.values())), found.answers(weights), 1)  # A_w, (images, classes)
+        student = self._taught(found, weights, teacher, ctx)
+        ensemble = gather({name: _member(found, name, weight) for name, weight in weights.items()}, MEMBERS)
         notes = {
-            "bytes": {"kept": _bytes(ensemble.tensors), "whole": sum(_bytes(met.pool[name].tensors) for name in weights)},
-            "candidates": {name: _short(score) for name, score in met.scores().items()},
-            "pruned": {name: part.facts["pruned"] for name, part in met.pool.items() if "pruned" in part.facts},
-            "left_out": list(met.left_out),
-            **self._measured(met, student, teacher),
+            "bytes": {"kept": _bytes(ensemble.tensors), "whole": sum(_bytes(found.pool[name].tensors) for name in weights)},
+            "candidates": {name: _short(score) for name, score in found.scores().items()},
+            "pruned": {name: part.facts["pruned"] for name, part in found.pool.items() if "pruned" in part.facts},
+            "left_out": list(found.left_out),
+            **self._measured(found, student, teacher),
         }
-        return Payload({**named(student, "model"), **ensemble.tensors}, {**own.facts, **ensemble.facts, "told": notes})
+        return Payload({**named(student, "model"), **ensemble.tensors}, {**own.facts, **ensemble.facts, "notes": notes})
 
-    def _meet(self, received: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Meeting:
-        """Every neighbor's model made ready, and what all candidates say about the own images, each asked once. A neighbor
-        whose model explodes is left out and named in the report; it must not spoil the meeting for everybody who hears it."""
+    def _candidates(self, received: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Candidates:
+        """Prepare every neighbor's model, and compute the outputs of all candidates on the own images once. A neighbor
+        whose model explodes is left out and named in the report; it must not spoil the exchange for those that receive it."""
         usable = [name for name in sorted(received) if self._answers(name, received[name], shard)]
         ready = {name: self._prepared(name, received[name], own, shard, ctx) for name in usable}
         pool = {shard.client: own, **{name: payload for name, payload in ready.items() if payload is not None}}
@@ -249,19 +249,19 @@ class Fol(ModelUpload):
         images = torch.cat([shard.train.images, shard.val.images])
         logits = fast_logits(list(models.values()), images, run_map=_one_by_one)
         labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(received.keys() - pool.keys())
-        return Meeting(shard, pool, models, images, labels, logits, left_out)
+        return Candidates(shard, pool, models, images, labels, logits, left_out)
 
-    def _weigh(self, met: Meeting) -> dict[ClientId, float]:
+    def _weigh(self, found: Candidates) -> dict[ClientId, float]:
         """The K best candidates and their weights in A_w; who would have none is left out."""
-        mine = met.models[met.shard.client]
-        candidates = [Candidate(name, score, likeness(met.models[name], mine)) for name, score in met.scores().items()]
+        mine = found.models[found.shard.client]
+        candidates = [Candidate(name, score, likeness(found.models[name], mine)) for name, score in found.scores().items()]
         chosen = [candidate.name for candidate in best(candidates, self.settings.top)]
-        fitted = slice(None) if self.settings.fit_on == "train+val" else met.trained
-        weights = simplex_weights(met.answers(chosen)[:, fitted], met.labels[fitted], self.settings.evenness)
+        fitted = slice(None) if self.settings.fit_on == "train+val" else found.trained
+        weights = simplex_weights(found.answers(chosen)[:, fitted], found.labels[fitted], self.settings.evenness)
         return {name: float(w) for name, w in zip(chosen, weights, strict=True) if w > 0}
 
     def _answers(self, name: ClientId, given: Payload, shard: Shard) -> bool:
-        """Whether a neighbor's model says anything of the own images in usable numbers; a broken one is refused by name."""
+        """Whether a neighbor's model gives usable numbers on the own images; a broken one is refused by name."""
         try:
             model = classifier(given, self.task)
         except ModelError as error:
@@ -287,10 +287,10 @@ class Fol(ModelUpload):
             return None
         return found if _sane(classifier(found, self.task), shard) else None
 
-    def _taught(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
+    def _taught(self, found: Candidates, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
         """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images."""
-        s, rng = self.settings, ctx.generator("student", met.shard.client, *ctx.encounter)
-        student, before = self._begin(met, weights).to(ctx.device), met.models[met.shard.client]
+        s, rng = self.settings, ctx.generator("student", found.shard.client, *ctx.encounter)
+        student, before = self._begin(found, weights).to(ctx.device), found.models[found.shard.client]
         anchors = [parameter.detach().to(ctx.device, copy=True) for parameter in before.parameters()]
         pairs = list(zip(student.parameters(), anchors, strict=True))
 
@@ -298,7 +298,7 @@ class Fol(ModelUpload):
             for parameter, anchor in pairs:
                 pull(parameter, anchor, lr * s.anchor)
 
-        lessons = self._lessons(met, weights, teacher[met.trained], rng)
+        lessons = self._lessons(found, weights, teacher[found.trained], rng)
         try:
             distill(
                 student,
@@ -318,54 +318,56 @@ class Fol(ModelUpload):
                 device=ctx.device,
             )
         except TrainingError as error:
-            error.client, error.field = met.shard.client, "student_lr"
+            error.client, error.field = found.shard.client, "student_lr"
             error.fix = "Lower it (`--set student_lr=...`), or clip gradients (`--set clip=5`)."
             raise
         return (
-            recalibrated_bn(student.cpu(), met.shard.train.images) if s.track and s.recalibrate_personal_bn else student.cpu()
+            recalibrated_bn(student.cpu(), found.shard.train.images) if s.track and s.recalibrate_personal_bn else student.cpu()
         )
 
-    def _begin(self, met: Meeting, weights: Mapping[ClientId, float]) -> nn.Module:
+    def _begin(self, found: Candidates, weights: Mapping[ClientId, float]) -> nn.Module:
         """Where the student begins: θ_before, or the w-weighted average of the members that have its architecture, with BN
-        statistics of the own images. As it is, the average is worse than θ_before; but what the ensemble says is learned sooner
-        from there (the method's card)."""
-        mine = met.pool[met.shard.client]
-        alike = {name: w for name, w in weights.items() if met.pool[name].facts["architecture"] == mine.facts["architecture"]}
+        statistics of the own images. As it is, the average is worse than θ_before; but the ensemble's outputs are learned
+        sooner from there (the method's card)."""
+        mine = found.pool[found.shard.client]
+        alike = {name: w for name, w in weights.items() if found.pool[name].facts["architecture"] == mine.facts["architecture"]}
         if self.settings.start == "own" or not alike:
-            return copy.deepcopy(met.models[met.shard.client])
-        mean = average([met.pool[name].tensors for name in alike], list(alike.values()))
-        return recalibrated_bn(classifier(Payload(mean, mine.facts), self.task), met.shard.train.images)
+            return copy.deepcopy(found.models[found.shard.client])
+        mean = average([found.pool[name].tensors for name in alike], list(alike.values()))
+        return recalibrated_bn(classifier(Payload(mean, mine.facts), self.task), found.shard.train.images)
 
-    def _lessons(self, met: Meeting, weights: Mapping[ClientId, float], teacher: torch.Tensor, rng: torch.Generator) -> Pool:
-        """The training images and changed copies of them, each with what A_w says about it."""
-        images = met.shard.train.images
+    def _lessons(
+        self, found: Candidates, weights: Mapping[ClientId, float], teacher: torch.Tensor, rng: torch.Generator
+    ) -> Pool:
+        """The training images and changed copies of them, each with the output of A_w on it."""
+        images = found.shard.train.images
         more = [augment(images, "flip+crop", rng) for _ in range(self.settings.copies)]
         more += [blended(augment(images, "flip+crop", rng), rng) for _ in range(self.settings.blends)]
         if not more:
             return Pool(to_input(images), teacher)
-        answers = fast_logits([met.models[name] for name in weights], torch.cat(more), run_map=_one_by_one)
+        answers = fast_logits([found.models[name] for name in weights], torch.cat(more), run_map=_one_by_one)
         notes = torch.tensordot(torch.tensor(list(weights.values())), answers, 1)
         return Pool(to_input(torch.cat([images, *more])), torch.cat([teacher, notes]))
 
     # --- what theory promises ---
 
-    def _measured(self, met: Meeting, student: nn.Module, teacher: torch.Tensor) -> dict[str, Json]:
+    def _measured(self, found: Candidates, student: nn.Module, teacher: torch.Tensor) -> dict[str, Json]:
         """Theorem 1 on held-out images and, if asked for, Theorem 2 on the training images (`methods/fol/bounds.py`)."""
-        answers = fast_logits([student], met.images[met.judged], run_map=_one_by_one)[0]
-        gap = asdict(risk_gap(teacher[met.judged], answers, met.labels[met.judged]))
+        answers = fast_logits([student], found.images[found.judged], run_map=_one_by_one)[0]
+        gap = asdict(risk_gap(teacher[found.judged], answers, found.labels[found.judged]))
         notes: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
         if self.settings.rate_steps:
-            descent = asdict(self._descent(met, teacher[met.trained]))
+            descent = asdict(self._descent(found, teacher[found.trained]))
             notes["descent"] = {name: [_short(value) for value in row] for name, row in descent.items()}
         return notes
 
-    def _descent(self, met: Meeting, teacher: torch.Tensor) -> Descent:
-        """The last layer of the own model alone learns from the ensemble, its other layers stay."""
-        s, before = self.settings, met.models[met.shard.client]
+    def _descent(self, found: Candidates, teacher: torch.Tensor) -> Descent:
+        """Only the last layer of the own model learns from the ensemble, its other layers stay."""
+        s, before = self.settings, found.models[found.shard.client]
         last = layers_of(before)[-1].module
         assert last.bias is not None
         with torch.no_grad():
-            features = before.features(to_input(met.shard.train.images))  # type: ignore[operator]
+            features = before.features(to_input(found.shard.train.images))  # type: ignore[operator]
             head = torch.cat([last.weight, last.bias[:, None]], 1)
         scale = s.temperature**2 if s.scaled else 1.0  # of the KL, as in `_taught`
         return head_descent(
@@ -374,7 +376,7 @@ class Fol(ModelUpload):
 
     def review(self, payloads: Mapping[ClientId, Payload]) -> dict[str, Json]:
         """Pictures of all clients together: what they chose, what was pruned, and theory beside measurement."""
-        notes = {client: payload.facts["told"] for client, payload in payloads.items() if "told" in payload.facts}
+        notes = {client: payload.facts["notes"] for client, payload in payloads.items() if "notes" in payload.facts}
         chosen = {client: _weights_of(payloads[client]) for client in notes}
         return exchange_figures(notes, {client: w.get(client, 0.0) if w else 1.0 for client, w in chosen.items()})
 
@@ -398,14 +400,14 @@ def _sane(model: nn.Module, shard: Shard) -> bool:
     return sane(fast_logits([model], shard.train.images, run_map=_one_by_one))
 
 
-def _member(met: Meeting, name: ClientId, weight: float) -> Payload:
+def _member(found: Candidates, name: ClientId, weight: float) -> Payload:
     """A model of the ensemble without the filters that pruning has silenced."""
-    facts = {"architecture": met.pool[name].facts["architecture"], "weight": weight}
-    return Payload(named(slim(met.models[name]), "model"), facts)
+    facts = {"architecture": found.pool[name].facts["architecture"], "weight": weight}
+    return Payload(named(slim(found.models[name]), "model"), facts)
 
 
 def blended(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Each image mixed with one that is drawn, by a share that is drawn: in between, an ensemble says more than a label."""
+    """Mixup: each image mixed with a random one by a random share; in between, an ensemble is better than a label."""
     share = torch.rand((len(images), 1, 1, 1), generator=rng)
     others = images[torch.randperm(len(images), generator=rng)]
     return (share * images + (1 - share) * others).round().to(images.dtype)
@@ -413,8 +415,8 @@ def blended(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 def _as_before(kept: Payload, left_out: Sequence[ClientId]) -> Payload:
     """What a client had before this encounter, and whom it could not use."""
-    facts = {name: value for name, value in kept.facts.items() if name != "told"}
-    return Payload(kept.tensors, {**facts, "told": {"left_out": list(left_out)}})
+    facts = {name: value for name, value in kept.facts.items() if name != "notes"}
+    return Payload(kept.tensors, {**facts, "notes": {"left_out": list(left_out)}})
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -115,7 +115,7 @@ def penalties(model: nn.Module, own: nn.Module, settings: Alignment) -> After:
 
 
 def aligned(neighbor: ClientId, given: Payload, own: Payload, shard: Shard, settings: Any, task: Task, ctx: Context) -> Payload:
-    """A neighbor's model after alignment, as `given` was; `pruned` in the facts says how much. Kept by all that names it."""
+    """A neighbor's model after alignment, as `given` was; `pruned` in the facts is the share. Kept by all that names it."""
     recipe = {name: getattr(settings, name) for name in (*_TUNING, *(field.name for field in fields(Alignment)))}
 
     def work() -> Payload:

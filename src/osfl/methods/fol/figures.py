@@ -11,10 +11,10 @@ _BINS = 10
 
 
 def exchange_figures(notes: Mapping[ClientId, Mapping[str, Json]], own_weight: Mapping[ClientId, float]) -> dict[str, Json]:
-    """`told`: by client, what it wrote down about its candidates, their pruning and the bounds."""
+    """`notes`: by client, what it wrote down about its candidates, their pruning and the bounds."""
     if not notes:
         return {}
-    learned = [entry for entry in notes.values() if "gap" in entry]  # the others could use nobody whom they heard
+    learned = [entry for entry in notes.values() if "gap" in entry]  # the others could use no upload that they received
     gaps = sorted((entry["gap"] for entry in learned), key=lambda gap: float(gap["bound"]))
     shares = [share for entry in learned for share in entry["pruned"].values()]
     figures = {
@@ -45,7 +45,7 @@ def exchange_figures(notes: Mapping[ClientId, Mapping[str, Json]], own_weight: M
 
 
 def _left_out(notes: Mapping[ClientId, Mapping[str, Json]]) -> str:
-    """Neighbors whose models could not be used, by who heard them."""
+    """Neighbors whose models could not be used, by client that received them."""
     found = [f"{name} (at {client})" for client, entry in notes.items() for name in entry.get("left_out", ())]
     return f"Left out, because they answer with no usable numbers: {', '.join(found)}." if found else ""
 
