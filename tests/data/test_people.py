@@ -17,7 +17,7 @@ from osfl.core.errors import DataError, UsageError
 from osfl.core.plan import plan_from
 from osfl.core.types import Plan, Task
 from osfl.data import assign, make_shard, open_dataset
-from osfl.data.layout import says_whom
+from osfl.data.layout import names_patient
 from osfl.data.site import open_site
 from osfl.data.source import Part, Source, part_of
 from osfl.data.split import hold_out_mask
@@ -79,13 +79,13 @@ def test_any_spelling_keeps_people_together(table: Table, column: str) -> None:
     assert not whom(source.train) & whom(source.test) and len(whom(source.train) | whom(source.test)) == PEOPLE
     assert shown(source.train.dataset.images) & shown(source.test.dataset.images) == set()
     assert [(p.path, p.what) for p in source.problems] == [
-        ("table.csv", f"the column '{column.lower()}' says whom an image shows: 30 in 120 rows")
+        ("table.csv", f"the column '{column.lower()}' names the patient of an image: 30 in 120 rows")
     ]
 
 
 @pytest.mark.parametrize("column", ["age", "cases_total", "patientage", "subjective", "showcase", "image_group_size"])
 def test_other_columns_are_named(table: Table, column: str) -> None:
-    assert not says_whom(column)
+    assert not names_patient(column)
     source = open_dataset(str(table(column)), size=8)
     assert source.train.groups is None
     (problem,) = source.problems
@@ -185,7 +185,7 @@ def test_domains_and_silos_follow_what_a_person_shows_most() -> None:
 
 
 def test_two_columns_that_disagree_are_for_the_user(table: Table) -> None:
-    with pytest.raises(DataError, match=r"two columns that say whom .*'patient_id' and 'group'") as no:
+    with pytest.raises(DataError, match=r"two columns that name the patient .*'patient_id' and 'group'") as no:
         open_dataset(str(table("patient_id,group", lambda i: f"p{i // EACH},{i % 3}")), size=8)
     assert no.value.fix and "Rename" in no.value.fix
     same = open_dataset(str(table("patient_id,case", lambda i: f"p{i // EACH},{i // EACH + 100}")), size=8)

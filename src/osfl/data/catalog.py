@@ -33,7 +33,7 @@ class Sheet:
     classes: tuple[str, ...]
     counts: Mapping[str, int]  # images in train, val, test; "all" where there is no split of its own
     native: tuple[int, int, int]  # (channels, height, width) in the files
-    size: int  # pixels used unless the plan says otherwise
+    size: int  # pixels used unless the plan sets others
     channels: int
     layout: str  # embedded, npz, zip, idx, cifar10, cifar100 or svhn
     files: tuple[File, ...] = ()
@@ -51,7 +51,7 @@ def sheets() -> Mapping[str, Sheet]:
     """Every named dataset, by name, in the order in which they are listed."""
     from osfl.data import catalog_classic, catalog_files, catalog_medmnist
 
-    found = {sheet.name: sheet for room in (catalog_files, catalog_classic) for sheet in room.SHEETS}
+    found = {sheet.name: sheet for module in (catalog_files, catalog_classic) for sheet in module.SHEETS}
     return found | {sheet.name: sheet for sheet in catalog_medmnist.SHEETS}
 
 

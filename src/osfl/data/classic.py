@@ -61,7 +61,7 @@ def read_idx(path: Path) -> Pixels:
     shape = [int.from_bytes(blob[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
     values = np.frombuffer(blob, dtype=np.uint8, offset=start)
     if values.size != int(np.prod(shape, dtype=object)):
-        raise ValueError(f"'{path.name}' says {shape} but holds {values.size} values")
+        raise ValueError(f"'{path.name}' declares shape {shape} but holds {values.size} values")
     return values.reshape(shape)
 
 

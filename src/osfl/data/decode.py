@@ -1,4 +1,4 @@
-"""One image file to pixels of one size. Whatever is in the file, the answer is pixels or a sentence."""
+"""Decode one image file to pixels of one size. Whatever is in the file, the result is pixels or an error message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUFFIXES = {
     ".pgm": "PPM",
 }
 
-# What Pillow's readers raise for damaged files; a decoder that meets garbage can fail in any of these ways.
+# What Pillow's readers raise for damaged files; a decoder can fail on garbage in any of these ways.
 BROKEN = (
     OSError,
     SyntaxError,

@@ -77,7 +77,7 @@ def _decode_all(
     outcomes = []
     Image.init()  # loads the readers once, before the threads would do so together
     with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
-        warnings.simplefilter("ignore")  # Pillow warns of what the report says anyway
+        warnings.simplefilter("ignore")  # Pillow warns of what the report contains anyway
         for outcome in pool.map(one, names):
             outcomes.append(outcome)
             progress("decode images", len(outcomes), len(names))

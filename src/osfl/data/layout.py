@@ -1,4 +1,4 @@
-"""What a file's place says about it: its class, its part, its domain, its patient. Pure functions of names.
+"""Class, split, domain and patient of an image file, from its path. Pure functions of names.
 
 class/*          train|val|test/class/*          domain/class/*          train|test/domain/class/*
 class/patient/*  (when the inner folders are different ones in each outer folder)
@@ -29,7 +29,7 @@ PARTS = {
     "testing": "test",
 }
 SKIPPED = "left out"
-COLUMNS = ("path", "label", "split", "domain")  # of a table; besides, one that says whom an image shows
+COLUMNS = ("path", "label", "split", "domain")  # of a table; besides, one for the patient of an image
 WHOM = ("patient", "subject", "case", "group", "person")
 _WHOM = re.compile(rf"(id)?({'|'.join(WHOM)})s?(id|ids|uid|no|nr|number|code|key|name|index)?")
 FEW_PEOPLE = 4  # a column with so few values is perhaps a diagnosis, an arm of a study or a yes and no
@@ -152,20 +152,20 @@ def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
     return _once(items, problems), problems
 
 
-def says_whom(column: str) -> bool:
-    """Whether a column says whom an image shows: patient, Patient ID, subject-no, case, group, ..."""
+def names_patient(column: str) -> bool:
+    """Whether a column holds the patient of an image: patient, Patient ID, subject-no, case, group, ..."""
     return _WHOM.fullmatch(re.sub(r"[^a-z0-9]", "", column.lower())) is not None
 
 
 def _whom(header: Sequence[str], rows: Sequence[Mapping[str, str]], where: str) -> str:
-    """The column that says whom an image shows; empty if there is none. Two that disagree are for the user to decide."""
-    found = [column for column in header if says_whom(column)]
+    """The column with the patient of an image; empty if there is none. Two that disagree are for the user to decide."""
+    found = [column for column in header if names_patient(column)]
     for other in found[1:]:
         values = [(row.get(found[0], ""), row.get(other, "")) for row in rows]
         sides = {len({value[side] for value in values}) for side in (0, 1)}
         if sides != {len(set(values))}:
             raise DataError(
-                f"'{where}' has two columns that say whom an image shows, and they group the images differently",
+                f"'{where}' has two columns that name the patient of an image, and they group the images differently",
                 field="header",
                 expected="one such column",
                 got=f"'{found[0]}' and '{other}'",
@@ -177,14 +177,14 @@ def _whom(header: Sequence[str], rows: Sequence[Mapping[str, str]], where: str) 
 
 def _columns(header: Sequence[str], rows: Sequence[Mapping[str, str]], whom: str, where: str) -> list[Problem]:
     """What is used of the columns, and what is not."""
-    done = f"not used; a column that says whom an image shows is called {', '.join(WHOM[:-1])} or {WHOM[-1]}"
-    unknown = [column for column in header if column and column not in COLUMNS and not says_whom(column)]
+    done = f"not used; a column that names the patient of an image is called {', '.join(WHOM[:-1])} or {WHOM[-1]}"
+    unknown = [column for column in header if column and column not in COLUMNS and not names_patient(column)]
     problems = [Problem(where, f"unknown column '{column}'", done) for column in unknown]
     if not whom:
         return problems
     values = [row.get(whom, "") for row in rows]
     people = len(set(values) - {""})
-    what = f"the column '{whom}' says whom an image shows: {people} in {len(rows)} rows"
+    what = f"the column '{whom}' names the patient of an image: {people} in {len(rows)} rows"
     what += ", which is few: is it a person?" if people <= FEW_PEOPLE else ""
     problems.append(Problem(where, what, "never split between training, validation and test, nor between sites"))
     if "" in values:

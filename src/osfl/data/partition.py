@@ -1,4 +1,4 @@
-"""Who holds which training images: pure functions of labels and a seed, so that every method meets the same clients.
+"""Partitions of a dataset among clients: pure functions of labels and a seed, the same for every method.
 
 iid                     equal shares, shuffled
 dirichlet:0.1           each class spread over the clients by Dir(0.1); the usual label skew

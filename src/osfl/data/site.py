@@ -21,7 +21,7 @@ from osfl.data.source import Part, Problem, together
 class SiteData:
     """A site's images. Without a test part of its own everything is for training: nothing is cut off behind its back."""
 
-    train: Part  # training and validation images; the walk holds out its share
+    train: Part  # training and validation images; the run holds out its share
     test: Part | None
     problems: Sequence[Problem]
     native: int = 0  # median side of the images as they were given, in pixels; 0: not known

@@ -70,7 +70,7 @@ def _zip(archive: zipfile.ZipFile) -> Tree:
     members = {name: member for name, member in named.items() if not name.endswith("/") and not hidden(name)}
 
     def read(name: str) -> bytes:
-        # The size in the directory can lie; reading stops at the limit whatever it says.
+        # The size in the directory can lie; reading stops at the limit whatever it is.
         with archive.open(members[name]) as handle:
             return _bounded(handle.read(LARGEST_FILE + 1))
 

@@ -1,4 +1,4 @@
-"""What each client and the evaluation get to see of an opened dataset."""
+"""Views of an opened dataset for each client and for evaluation."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LEAST = 3 * DIMENSIONS  # samples of each kind, below which no covariance is est
 
 
 def excess_risk_bound(weights: Sequence[float], errors: Sequence[float], loss: float = 1.0) -> float:
-    """2M √(½ Σ π ε). With the 0-1 loss M = 1, and from 1 on the bound says nothing. Unbiased estimates of ε may be
+    """2M √(½ Σ π ε). With the 0-1 loss M = 1, and from 1 on the bound is vacuous. Unbiased estimates of ε may be
     negative; only a negative sum counts as 0, or chance would always add up to some error."""
     total = sum(w * e for w, e in zip(weights, errors, strict=True))
     return 2 * loss * math.sqrt(max(0.0, total) / 2)

@@ -1,4 +1,4 @@
-"""How good the server's model was on its way: over server epochs, or over the rounds of a multi-round reference.
+"""Accuracy of intermediate models: over server epochs, or over the rounds of a multi-round reference.
 
 From these curves follows what the accuracy of a one-shot method would have cost by speaking many times.
 """

@@ -1,4 +1,4 @@
-"""Who gains by taking part, and who loses: each client's accuracy on its own distribution over training alone."""
+"""Gain of each client: its accuracy on its own distribution over that of local training."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 from osfl.core.result import Gains, Result
 
-ALONE = "local_only"  # what a client has without anybody else
-_STARTS = ("pretrained", "pretrained_sha256", "pretrained_pixels")  # settings that are said only where they are used
+LOCAL_ONLY = "local_only"  # what a client reaches by itself
+_STARTS = ("pretrained", "pretrained_sha256", "pretrained_pixels")  # settings that exist only where they are used
 _DATA = ("dataset", "digest", "partition", "samples", "test_samples", "evaluated_on", "groups")
 
 
-def gains_over(result: Result, alone: Result) -> Gains:
+def gains_over(result: Result, local: Result) -> Gains:
     """Differences client by client, on the same shards and test images."""
-    own, before = (run["scores"]["clients"]["own"]["values"] for run in (result, alone))
+    own, before = (run["scores"]["clients"]["own"]["values"] for run in (result, local))
     values = {client: own[client] - before[client] for client in own if client in before}
-    everyone, locally = (run["scores"]["clients"]["everyone"]["mean"] for run in (result, alone))
+    everyone, locally = (run["scores"]["clients"]["everyone"]["mean"] for run in (result, local))
     worst = min(values, key=lambda client: (values[client], client))
-    differs = training_differs(result, alone)
+    differs = training_differs(result, local)
     return {
-        "over": f"{alone['method']}, trained otherwise ({', '.join(differs)})" if differs else alone["method"],
+        "over": f"{local['method']}, trained otherwise ({', '.join(differs)})" if differs else local["method"],
         "mean": statistics.fmean(values.values()),
         "median": statistics.median(values.values()),
         "worst": values[worst],
@@ -41,17 +41,17 @@ def with_gains(results: Sequence[Result]) -> list[Result]:
 
 
 def _with_gains(result: Result, results: Sequence[Result]) -> Result:
-    if result["method"] == ALONE:
+    if result["method"] == LOCAL_ONLY:
         return result
-    found = [other for other in results if other["method"] == ALONE and same_shards(other, result)]
+    found = [other for other in results if other["method"] == LOCAL_ONLY and same_shards(other, result)]
     if not found:
         return result
-    return {**result, "gains": gains_over(result, min(found, key=lambda alone: len(training_differs(result, alone))))}
+    return {**result, "gains": gains_over(result, min(found, key=lambda local: len(training_differs(result, local))))}
 
 
-def training_differs(result: Result, alone: Result) -> list[str]:
+def training_differs(result: Result, local: Result) -> list[str]:
     """Settings of training that both have, and not alike."""
-    one, other = result["settings"], alone["settings"]
+    one, other = result["settings"], local["settings"]
     return sorted(name for name in {*(one.keys() & other.keys()), *_STARTS} if one.get(name) != other.get(name))
 
 

@@ -151,6 +151,6 @@ def _plane(found: Mapping[str, ByKind], space: Space, draw: Draw) -> Any:
     seed = int(torch.randint(2**31, (1,), generator=draw("judge", "t-sne")))
     note = (
         f"Up to {each} real training images and as many synthetic ones of each class, by {space.name}. Clouds that lie "
-        "over each other cannot be told apart there; distances between clouds and their sizes mean nothing."
+        "over each other cannot be distinguished there; distances between clouds and their sizes mean nothing."
     )
     return plane(parts, seed, note)

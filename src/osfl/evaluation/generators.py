@@ -1,4 +1,4 @@
-"""How good synthetic images are, how varied, and whether they are copies: everything `results.json` says of generators.
+"""How good synthetic images are, how varied, and whether they are copies: the generator figures of `results.json`.
 
 The pool of synthetic images is compared with the clients' training images, and so is an equal number of held-out real
 images: what the held-out images get is what a perfect generator could get. Distances and t-SNE look at a sample of every
@@ -33,7 +33,7 @@ def judge(
     run_map: Map,
     space: Space | None = None,
 ) -> Generators:
-    """All that is said of the generators behind `pool`; `draw(*labels)` gives the random numbers for samples."""
+    """All figures about the generators behind `pool`; `draw(*labels)` gives the random numbers for samples."""
     space = space or available_space()
     found = collect(pool, shards, held_out, classes, space, draw=draw, device=device, run_map=run_map)
     verdicts = dict(zip(found, run_map(_verdict, list(found.values())), strict=True))

@@ -43,7 +43,7 @@ def features_by_kind(
 
 
 def judge_tokens(kinds: Mapping[str, Features], classes: Sequence[str], *, draw: Draw) -> Tokens | None:
-    """All that is said of a pool of synthetic features; nothing where there is none."""
+    """All figures about a pool of synthetic features; nothing where there is none."""
     synthetic = kinds["synthetic"]
     if not len(synthetic.labels):
         return None

@@ -124,7 +124,7 @@ def locked(lock: Path, wait: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What the file system refuses is told of the file that was asked for: nobody knows the temporary one."""
+    """Report errors of the file system with the name of the file that was asked for, not of the temporary one."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """What a phase costs: seconds, FLOPs, peak memory.
 
-The walk opens a meter around each phase; whoever computes says `spend(flops)`. FLOPs are counted by torch's own counter
+A run opens a meter around each phase; code that computes calls `spend(flops)`. FLOPs are counted by torch's own counter
 on one step and multiplied by the number of steps, because counting every operation would slow training by tens of per cent.
 """
 

@@ -1,4 +1,4 @@
-"""Attacks on a finished simulated round: what could somebody learn from what clients sent? Off the walk, because it costs.
+"""Privacy attacks on the uploads of a finished simulated round. Not part of a run, because they take long.
 
 The round folder keeps the uploads and its plan names the data, so a round can be audited at any time after it. What is found
 goes into its results.json, its report and its model card.
@@ -26,7 +26,7 @@ from osfl.simulate.simulation import Federation
 def audit(
     folder: Path, federation: Federation, *, effort: Effort = Effort(), machine: Machine = Machine(), progress: Progress = quiet
 ) -> Result:
-    """Attack the features that the clients of this finished round sent; a round that was attacked as hard is left alone.
+    """Attack the features that the clients of this finished round sent; one that was attacked as hard is not attacked again.
 
     Its page is drawn without the runs that a comparison showed beside it; `osfl report` on the comparison shows them again.
     """

@@ -1,7 +1,7 @@
-"""What every method must pass, as a public list: `for check in CHECKS.values(): check("my_method", tmp_path)`.
+"""Checks that every method must pass, as a public list: `for check in CHECKS.values(): check("my_method", tmp_path)`.
 
 A new file in osfl/methods is checked at once by our tests; a method outside the package calls `check_method`. Each check
-runs the whole walk on three small clients in seconds, and says in an AssertionError what does not hold.
+runs a whole round on three small clients in seconds, and raises an AssertionError that names what does not hold.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _digests(result: Result) -> tuple[str, str]:
 
 
 def runs_and_scores(method: str, folder: Path) -> None:
-    """The walk ends with finite scores, the bytes it counts are those of the files, and the finished model answers with one
+    """A run ends with finite scores, the bytes it counts are those of the files, and the finished model answers with one
     logit a class."""
     result = _run(small_federation(method), folder)
     files = {path.stem: path.stat().st_size for path in (folder / "inbox").glob("*.safetensors")}
@@ -82,7 +82,7 @@ def order_and_workers_do_not_matter(method: str, folder: Path) -> None:
 
 
 class Interrupted(Exception):
-    """Raised by the checks to stop a walk at a chosen point."""
+    """Raised by the checks to stop a run at a chosen point."""
 
 
 def resumes(method: str, folder: Path) -> None:
@@ -131,7 +131,7 @@ def _forgets_one(federation: Federation, client: str, folder: Path) -> None:
     shutil.copytree(folder / "round", forgotten)
     windows = windows_of(client, forgotten)
     certificate = forget(forgotten, clients=[client])
-    if not certificate["release"]["after"]:  # a reference learns from images: the same words make its release again
+    if not certificate["release"]["after"]:  # a reference learns from images: the same command makes its release again
         _run(federation, forgotten)
     else:
         never = never_joined(federation, forgotten / "inbox", folder / f"never-{client}")
@@ -239,7 +239,7 @@ def send_without(
 
 
 def _never_had_it(instance: Any, federation: Federation, client: str, label: int, folder: Path) -> None:
-    """What is left of an upload is what a client without these images says."""
+    """What is left of an upload is what a client without these images uploads."""
     shard = next(shard for shard in federation.shards if shard.client == client)
     poorer = replace(shard, train=_subset(shard.train, label), val=_subset(shard.val, label), digest=f"{shard.digest} without")
     with compute_threads(1):
@@ -253,7 +253,7 @@ def _subset(data: Dataset, label: int) -> Dataset:
 
 
 def server_sees_uploads_only(method: str, folder: Path) -> None:
-    """What a client sends is named tensors that follow the contract; no raw sample is among them (the walk refuses those)."""
+    """What a client sends is named tensors that follow the contract; no raw sample is among them (the egress check)."""
     federation = small_federation(method)
     instance = _instance(federation)
     if is_reference(instance):

@@ -11,7 +11,7 @@ _OF_THE_LAST = ("inference_bytes",)  # paid once, when the last models answer
 
 
 def after_encounters(result: Result, before: Sequence[Result]) -> Result:
-    """The result of the last encounter, told with those before it; a round that stands alone stays as it is."""
+    """The result of the last encounter, with those before it; a single round stays as it is."""
     if not before:
         return result
     rounds = [*before, result]

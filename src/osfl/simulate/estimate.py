@@ -1,9 +1,9 @@
-"""Megabytes, minutes and memory before anything runs.
+"""Estimate traffic, time and memory of a run before it starts.
 
-Bytes are measured: the walk is rehearsed on a handful of images with short training, and once more on fewer where uploads may
+Bytes are measured: the run is rehearsed on a few images with short training, and once more on fewer where uploads may
 grow with the images (a reference that pools them), to continue along that line. Minutes are rough: operations of the training,
-by torch's formulas, over the speed that this machine shows in a second of it. The server's work is told by methods that know
-it (`Foretelling`); that of the others is left out, and said to be.
+by torch's formulas, over the speed that this machine shows in a second of it. The server's work is known for methods that
+provide `server_flops`; for the others it is left out, and the output notes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SECOND = 1.0  # how long the speed of training is measured
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will cost. None: this method does not say enough in its settings to tell."""
+    """What a run will cost. None: not known from the settings of this method."""
 
     method: str
     upload_bytes: Mapping[ClientId, int]
@@ -52,13 +52,13 @@ class Estimate:
     flops: float | None  # of local training, all clients
     client_seconds: float | None  # summed over clients
     wall_seconds: float | None  # with the workers of this machine; with what the server learns, where that is known
-    server_flops: float | None  # of the server phase; None: the settings do not tell
+    server_flops: float | None  # of the server phase; None: not known from the settings
     server_seconds: float | None  # with one worker
     server_learns: bool  # True: the server trains too, for nobody knows how long, which is not in the seconds
     sites_learn_again: bool  # True: sites train on what they are given, too, which is not in the seconds either
     memory_bytes: int
     passes: Sequence[Pass] = ()  # with a contact schedule: what each window carries, each way
-    done: Sequence[Done] = ()  # and when each site has heard everybody whom it meets
+    done: Sequence[Done] = ()  # and when each site has received the uploads of all its neighbors
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -69,7 +69,7 @@ class Estimate:
 
 
 def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bool = False) -> Estimate:
-    """What `osfl run` with the same words will send, take and need. `sealed`: windows carry sealed copies, which are longer."""
+    """Estimate what `osfl run` with the same options will send and need. `sealed`: windows carry sealed copies."""
     if sealed and not (simulation.topology and simulation.topology.contacts):
         raise UsageError(
             "sealed bundles are planned for contact windows, and there are none",
@@ -126,7 +126,7 @@ def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dic
 
 
 def planned_exchanges(plan: Plan, *, sealed: bool = False) -> tuple[list[Pass], list[Done]]:
-    """The same for a real plan, without anybody's images: bundles have the size that their contract says."""
+    """The same for a real plan, without anybody's images: bundles have the size that their contract gives."""
     if plan.topology is None or not plan.topology.contacts:
         raise UsageError("this plan has no contact schedule", field="plan", fix="Write one with `osfl new --contacts FILE`.")
     if not _fixed(plan):
@@ -153,7 +153,7 @@ def _contracts(plan: Plan) -> dict[str, Contract]:
 
 
 def rehearse(federation: Federation, images: int) -> Result:
-    """The whole walk with so many images a client and the smoke preset's short training; structure stays as it is."""
+    """A whole run with so many images a client and the smoke preset's short training; structure stays as it is."""
     plan = replace(federation.plan, settings=_short(federation.plan), topology=_wide(federation.plan.topology))
     shards = [replace(shard, train=_first(shard.train, images), val=_first(shard.val, 1)) for shard in federation.shards]
     small = replace(federation, plan=plan, shards=shards, test=_first(federation.test, 32), domains=None)
@@ -173,7 +173,7 @@ def _first(data: Dataset, count: int) -> Dataset:
 
 
 def _short(plan: Plan) -> Any:
-    """Numbers of the smoke preset (epochs, rounds, batches); words, such as the architecture, are the user's."""
+    """Numbers of the smoke preset (epochs, rounds, batches); text values, such as the architecture, are the user's."""
     smoke = load(plan.method).PRESETS.get("smoke", {})
     return replace(plan.settings, **{key: value for key, value in smoke.items() if not isinstance(value, str)})
 

@@ -30,7 +30,7 @@ from osfl.wire.bundle import size_of
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that traveled, by client, and how often each client spoke."""
+    """Bytes sent and received, by client, and the number of uploads of each client."""
 
     up: Mapping[ClientId, int]
     down: Mapping[ClientId, int]
@@ -45,7 +45,7 @@ def outcome(
     fl_round: Round,
     ctx: Context,
 ) -> Result:
-    """The result of a round, but for the words that asked for it and the time that it took."""
+    """The result of a round, without its command and its wall-clock time."""
     joint = method.after_round(payloads)
     exchanged = {} if joint is None else {"inference_bytes": _exchanged(payloads, fl_round)}
     payloads = payloads if joint is None else dict.fromkeys(payloads, joint)
@@ -111,7 +111,7 @@ def outcome(
 
 
 def _course(method: Method, federation: Federation, fl_round: Round, ctx: Context) -> Course:
-    """The server's models on the way, scored when everything else is done: nothing is chosen by them."""
+    """The server's intermediate models, scored when everything else is done: nothing is chosen by them."""
     models = {done: method.build(payload) for done, payload in fl_round.milestones().items()}
     unit = "round" if is_reference(method) else "server epoch"
     return course_of(models, unit, federation.test, device=ctx.device, run_map=ctx.map)

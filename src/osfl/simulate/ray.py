@@ -1,11 +1,11 @@
 """Simulated clients on Ray: the phases of many clients at once, on the machines of a cluster. `pip install 'osfl[ray]'`.
 
 An option next to the embedded default, which starts in milliseconds while Ray needs seconds and hundreds of megabytes. Each
-client trains with one compute thread in a process of its own, and what it says comes back as the signed bytes that a
+client trains with one compute thread in a process of its own, and its upload comes back as the signed bytes that a
 site would send; they pass the same gate. So every digest is that of the embedded default.
 
 RAY_ADDRESS names a running cluster, as for any program that uses Ray; without it Ray is started here. The machines of the
-cluster need osfl installed. Ray ships the images with pickle: use your own cluster, never a stranger's.
+cluster need osfl installed. Ray ships the images with pickle: use a cluster that you trust.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def require_ray() -> None:
 def run_client_phases_on_ray(
     plan: Plan, shards: Sequence[Shard], *, workers: int | None = None
 ) -> Iterator[tuple[ClientId, bytes, Meter]]:
-    """What each client says and what that cost, in the order in which they finish."""
+    """The upload of each client and what it cost, in the order in which they finish."""
     require_ray()
     ray: Any = importlib.import_module("ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

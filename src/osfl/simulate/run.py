@@ -3,7 +3,7 @@
     plan → shards → client phases → bytes → gate → inbox → server phase → personalization → build → evaluation
     → results.json → report
 
-The round folder is the state. Kill the process anywhere and call `run` again with the same words: it continues to the
+The round folder is the state. Kill the process anywhere and call `run` again with the same options: it continues to the
 same digest, and no finished client phase is repeated.
 """
 
@@ -62,7 +62,7 @@ def run_federation(
 ) -> Result:
     """From shards to a report. `about` goes into the result: preset and command.
 
-    Where clients meet several times, each encounter is a whole round, and what a client made of it is where it starts in
+    Where clients exchange several times, each encounter is a whole round, and what a client made of it is where it starts in
     the next one. The last is the round in `out` itself, those before it are in `out/encounters`.
     """
     *before, last = all_encounters(federation.plan)
@@ -142,7 +142,7 @@ def within(progress: Progress, where: str) -> Progress:
 
 
 def _without_forgotten(method: Method, federation: Federation, fl_round: Round, history: RunHistory) -> Federation:
-    """Clients that were forgotten (`osfl forget`) do not come back when the same words are said again, nor later on."""
+    """Clients that were forgotten (`osfl forget`) do not come back when the same command runs again, nor later."""
     present = set(fl_round.present).intersection(*({row["client"] for row in r["clients"]} for r in history.results))
     if len(present) == len(fl_round.plan.clients):
         return federation
@@ -175,7 +175,7 @@ def _completed(result: Result, fl_round: Round) -> Result:
 def _release(
     method: Method, federation: Federation, fl_round: Round, ctx: Context, history: RunHistory, machine: Machine
 ) -> Traffic:
-    """Everything up to release.safetensors, which is left alone if it is there."""
+    """Everything up to release.safetensors, which is kept if it is there."""
     if is_reference(method):
         return _reference(method, federation.shards, fl_round, ctx)
     speaks = any(fl_round.policy.contracts.values())
@@ -192,7 +192,7 @@ def _release(
 def _client_phases(
     method: Method, shards: Sequence[Shard], fl_round: Round, ctx: Context, history: RunHistory, machine: Machine
 ) -> None:
-    """Each client that has not spoken yet trains, checks what it would send, signs it and hands it over."""
+    """Run the client phase of each client without an upload: train, check the upload, sign it and deliver it."""
     delivered = fl_round.delivered()
     waiting = [shard for shard in shards if shard.client not in delivered]
     check_schedule(fl_round.plan, [shard.client for shard in waiting], fl_round.policy.contracts)
@@ -220,7 +220,7 @@ def _client_phases(
 
 
 def _reference(method: Method, shards: Sequence[Shard], fl_round: Round, ctx: Context) -> Traffic:
-    """References may pool data or speak often; what they would send is measured like an upload."""
+    """Run a reference, which may pool data or use many rounds; what it would send is measured like an upload."""
     note = fl_round.journal().get(("server", ""))
     if fl_round.release() is None or note is None:
         reset_peak_memory()

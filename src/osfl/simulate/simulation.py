@@ -1,4 +1,4 @@
-"""What `osfl run` is asked for, and the first steps of its walk: words → plan, dataset → shards and a test set."""
+"""`Simulation`: the options of a simulated run, and its preparation: options → plan, dataset → shards and a test set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from osfl.models.input_facts import encoder_side
 
 @dataclass(frozen=True)
 class Simulation:
-    """One simulated federation. The same words on the command line give the same digests."""
+    """One simulated federation. The same options on the command line give the same digests."""
 
     method: str
     dataset: str = "digits"
@@ -50,14 +50,14 @@ class Simulation:
     image_size: int | None = None
     channels: int | None = None
     evaluate_on: Literal["test", "val"] = "test"  # val: for choosing settings without touching the test set
-    limits: Limits = field(default_factory=Limits)  # no word for these: only a plan says others
+    limits: Limits = field(default_factory=Limits)  # no option for these: only a plan sets others
     plan: str = ""  # the file that this was read from
-    topology: Topology | None = None  # who meets whom
+    topology: Topology | None = None  # which clients exchange with which
     contacts: str = ""  # the file that its schedule was read from
     test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
 
     def command(self, out: str) -> str:
-        """The words that repeat this run."""
+        """The command that repeats this run."""
         if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts)):
             return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
         parts = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
@@ -83,11 +83,11 @@ class Federation:
     counts: Mapping[ClientId, Sequence[int]]  # class counts of each client, training and validation together
     domains: Mapping[ClientId, NDArray[np.bool_]] | None  # which test images are of a client's domain
     source: Source
-    data_facts: Mapping[str, Any] = field(default_factory=dict)  # about the data, where the plan says nothing
+    data_facts: Mapping[str, Any] = field(default_factory=dict)  # about the data, beyond what the plan holds
 
 
 def prepare(simulation: Simulation) -> Federation:
-    """From words to shards. Settings are checked first, so that a typing mistake costs no decoding of images."""
+    """Plan, shards and test set of a simulation. Settings are checked first, before any image is decoded."""
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
     partition = parse_partition(simulation.partition)
     source = _opened(simulation, settings)
@@ -215,7 +215,7 @@ def open_source(dataset: str, size: int | None, channels: int | None) -> Source:
 def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulation]:
     """The same federation for several methods; `name@key=value` is a variant. A setting goes to all that have it.
 
-    Who meets whom goes to all that pass things on; the others hear everybody through a server, or nobody.
+    The topology applies to methods without a server; in the others every client reaches a server, or nobody.
     """
     variants: list[Simulation] = []
     taken: set[str] = set()
@@ -233,9 +233,9 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
         raise UsageError([f"none of these methods has a setting {key!r}.{nearest(key, known)}" for key in unknown], field="set")
     if simulation.topology and not any(load(variant.method).provides("relay") for variant in variants):
         raise UsageError(
-            "none of these methods has neighbors that meet, so who meets whom would change nothing",
+            "none of these methods lets neighbors exchange directly, so a topology would change nothing",
             field="topology",
-            fix="Add one that has, such as fol, or leave these words out.",
+            fix="Add one that does, such as fol, or leave these options out.",
         )
     for variant in variants:  # all mistakes before the first method starts
         resolve_settings(load(variant.method), variant.preset, variant.changes)
@@ -243,14 +243,14 @@ def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulati
 
 
 def _topology_of(topology: Topology | None, extra: Mapping[str, str]) -> tuple[Topology | None, dict[str, str]]:
-    """`fol@topology=ring@encounters=2` is a variant, too: who meets whom, and the settings that are left."""
+    """`fol@topology=ring@encounters=2` is a variant, too: the topology, and the settings that are left."""
     rest = {key: value for key, value in extra.items() if key not in ("topology", "encounters")}
     if len(rest) == len(extra):
         return topology, rest
     before = topology_summary(topology or Topology())
     if before["topology"] == "contacts":
         raise UsageError(
-            "a contact schedule says itself who meets whom and how often",
+            "a contact schedule already defines the topology and the encounters",
             field="methods",
             fix="Leave topology and encounters out of the variant.",
         )
@@ -263,9 +263,9 @@ def _topology_of(topology: Topology | None, extra: Mapping[str, str]) -> tuple[T
 def _variant(label: str) -> tuple[str, dict[str, str]]:
     """`ensemble@ensemble=size` as the method and what is changed in it."""
     name, *parts = label.split("@")
-    pairs = [(key.strip(), equals, value.strip()) for key, equals, value in (word.partition("=") for word in parts)]
+    pairs = [(key.strip(), equals, value.strip()) for key, equals, value in (part.partition("=") for part in parts)]
     if not all(key and equals for key, equals, _ in pairs):
         raise UsageError(
-            f"method {label!r}: after '@' a variant says key=value", field="methods", fix="For example ensemble@ensemble=size."
+            f"method {label!r}: after '@' a variant needs key=value", field="methods", fix="For example ensemble@ensemble=size."
         )
     return name, {key: value for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""The air gap: bundles carried by hand, on media that are slow, read-only, without hard links, or pulled out too early.
+"""Bundles as files on removable media (air gap), which may be slow, read-only, without hard links, or unplugged early.
 
 Nothing here decides what is good: files that were picked up go through the gate, which names the client by the signed
 manifest. So a renamed file is fine, an incomplete copy is refused as such, and nobody's clock matters: a bundle holds no time.
@@ -27,10 +27,10 @@ def carry(source: Path, target: Path) -> str:
     The target appears whole or not at all. No hard links are needed, so exFAT will do.
     """
     sent = hashlib.sha256()
-    replace_in_pieces(target, _heard(source, sent))
+    replace_in_pieces(target, _hashed(source, sent))
     _forget_cached(target)
     came = hashlib.sha256()
-    for _ in _heard(target, came):
+    for _ in _hashed(target, came):
         pass
     if came.digest() != sent.digest():
         raise FilesError(
@@ -43,7 +43,7 @@ def carry(source: Path, target: Path) -> str:
     return sent.hexdigest()
 
 
-def _heard(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
+def _hashed(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
@@ -66,7 +66,7 @@ class Left:
 
 
 def pick_up(given: Sequence[Path]) -> tuple[list[Path], list[Left]]:
-    """The files to receive, and what was left alone: links and special files, and in folders what does not look finished.
+    """The files to receive, and what was not used: links and special files, and in folders what does not look finished.
 
     A file that is named itself is taken whatever it is called; of a folder, all `.safetensors` files are.
     """
@@ -96,7 +96,7 @@ def _unsuitable(path: Path, named: bool) -> str:
     try:
         mode = path.lstat().st_mode
     except OSError:
-        return ""  # the gate says what is wrong with it
+        return ""  # the gate reports what is wrong with it
     if stat.S_ISLNK(mode):
         return "a link, not a file: copy the file itself"
     if not stat.S_ISREG(mode):

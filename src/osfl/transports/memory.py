@@ -1,4 +1,4 @@
-"""Simulation: the bytes go straight from a client's hand into the inbox, through the same gate as a stranger's."""
+"""In-memory transport of simulations: bytes go straight to the inbox, through the same gate as in real rounds."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The distance is the root mean square difference of thumbnails (pixels from 0 to 1, at most 16 a side), to all training
 images of the class, turned and mirrored ones included: generators are often trained on such views.
 
-A small ratio alone convicts nobody: smooth, average-looking images are near to everything. So an image counts as a copy only if
+A small ratio is no proof: smooth, average-looking images are near to everything. So an image counts as a copy only if
 it is both less than half as far from a training image as held-out real images are, and less than half as far as from any
 held-out image: an average-looking image is equally near to both sets, a copy only to the one it was made from. By chance
 some honest images count, too, the more the fewer ways a class has to vary. How many, held-out images say, judged by the same

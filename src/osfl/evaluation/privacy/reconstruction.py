@@ -6,7 +6,7 @@ features (which they do). A reconstruction of real features is compared with its
 of their own, so the best match counts: the training image of the class with the least squared error. Real features are judged
 by that rule, too, and so is the mean image of the class among the attacker's images: what is found without any features.
 
-Two attackers: one has the clients' validation images, as a stranger with similar images would; the other has the very
+Two attackers: one has the clients' validation images, as an outsider with similar images would; the other has the very
 training images, so that its decoder may know them by heart: the worst case. Images are made small, at most `side` pixels.
 """
 
