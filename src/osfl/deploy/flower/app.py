@@ -83,7 +83,7 @@ def collect(grid: Any, config: Mapping[str, Any]) -> bool:
 
 
 def _waited_for_others(folder: Path, stack: contextlib.ExitStack) -> bool:
-    """Alone at this round, or everybody would be asked twice; True if another run was at work. The program of a run may outlive
+    """Lock the round, or every site would be asked twice; True if another run was at work. The program of a run may outlive
     its SuperLink, and it goes on when that is back: to start others all the time until it has ended would help nobody."""
     try:
         stack.enter_context(folder_lock(folder, ".flower.lock"))
@@ -142,7 +142,7 @@ def released(folder: Path, client: ClientId) -> dict[str, Path] | None:
     if not shared.exists() or pending_removal(folder) is not None:
         return None
     if read_policy(folder).withdrawn.of(read_manifest(shared)) is not None:
-        return None  # somebody put an old release back; the server phase says so
+        return None  # somebody put an old release back; the server phase reports it
     return {"release": shared, **({"personal": own} if client and own.exists() else {})}
 
 

@@ -1,4 +1,4 @@
-"""A file in pieces: announced once, asked for piece by piece, whole or not at all.
+"""Transfer a file in chunks: announced once, requested chunk by chunk, used only when it is complete.
 
 Memory is bounded by one piece, size by the disk. The receiver keeps a growing prefix of the file; a piece that is
 damaged, comes twice or comes too early is dropped and asked for again, and a crash costs at most one piece. Programs that

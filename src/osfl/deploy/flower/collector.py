@@ -1,8 +1,8 @@
-"""The coordinator at the network: asks every site for its upload, takes it piece by piece, and brings back the release.
+"""The coordinator on the network: collects the upload of every site in chunks, and sends the release back.
 
 What is on disk is the state. A program that was killed is started again, reads the round folder, and asks only for what is
 missing: pieces that arrived stay, uploads in the inbox stay, a release stays. An upload is acknowledged when it is in the
-inbox and not before. The network is handed in as a `Post`, so that tests can lose, repeat and reorder everything.
+inbox and not before. The network is passed in as a `Channel`, so that tests can lose, repeat and reorder everything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOK = 10.0  # seconds between two looks at the deadline
 class CollectorConfig:
     """How to ask, not what for. Times are in seconds, sizes in bytes."""
 
-    chunk: int = 16 << 20  # one message; it bounds the memory of every program on the way
+    chunk: int = 16 << 20  # one message; it bounds the memory of every program in between
     window: int = 2  # messages under way to one site
     wait: float = 7 * 86400.0  # for uploads; then the program ends, and can be started again
     linger: float = 86400.0  # offer the release to sites that are away
@@ -72,7 +72,7 @@ class NodeSession:
     client: ClientId = ""
     sent: dict[str, tuple[str, int]] = field(default_factory=dict)  # ticket -> (kind, offset)
     partial: Partial | None = None  # an upload under way
-    news: MessageBody | None = None  # what the site must hear: a receipt or a refusal
+    news: MessageBody | None = None  # what the site must receive: a receipt or a refusal
     parts: list[tuple[str, Path, Whole]] | None = None  # of the release, those not fetched yet
     have: int = 0  # bytes of the first of them that the site has
     took: bool = False
@@ -102,8 +102,8 @@ class Collector:
         self.log, self.clock, self.sleep = log, clock, sleep
         self.sessions: dict[int, NodeSession] = {}
         self.took: set[ClientId] = set()
-        self.noted: set[ClientId] = set()  # who heard from this program what became of its upload
-        self.refused: set[str] = set()  # hashes of uploads that the gate said no to
+        self.noted: set[ClientId] = set()  # who got from this program a receipt or a refusal
+        self.refused: set[str] = set()  # hashes of uploads that the gate rejected
         self.strangers: set[int] = set()
         self.looked: float | None = None  # when the round was last found not to be ready
         self.release: tuple[int, ...] = ()  # the file that is being brought
@@ -254,20 +254,20 @@ class Collector:
             self._failed(session, reply.error)
         elif "refused" in reply.body:
             self._start_over(session, kind)
-            self._failed(session, f"the site says no: {messages.text(reply.body, 'refused')}; its own log has the reason")
+            self._failed(session, f"the site refused: {messages.text(reply.body, 'refused')}; its own log has the reason")
         else:
             session.failures = 0
-            hear = {
+            handlers = {
                 messages.SPEAK: self._receive_upload,
                 messages.CHUNK: self._hear_piece,
                 messages.RECEIPT: self._hear_noted,
                 messages.PUT: self._hear_put,
                 messages.TAKE: self._hear_taken,
             }
-            hear[kind](session, reply.body)
+            handlers[kind](session, reply.body)
 
     def _start_over(self, session: NodeSession, kind: str) -> None:
-        """What a site says no to is begun again: its upload may be gone, or a file was damaged on the way."""
+        """Start again after a site refused: its upload may be gone, or a file was damaged in transit."""
         session.parts, session.have = None, 0
         if kind == messages.CHUNK:
             session.client, session.partial = "", None

@@ -175,7 +175,7 @@ build-backend = "hatchling.build"
 [project]
 name = "osfl-round"
 version = "1.0.0"
-description = "One-shot federated learning: each site speaks exactly once."
+description = "One-shot federated learning: each site uploads exactly once."
 license = "Apache-2.0"
 dependencies = ["osfl[flower]"]
 
@@ -199,7 +199,7 @@ _COMMENTS = {
     "again": "at most so long until a site that failed is asked once more",
     "poll": "seconds between two looks",
     "ttl": "a question not answered by then is asked again; learning may take longer",
-    "chunk": "bytes in one message; bounds the memory of every program on the way",
+    "chunk": "bytes in one message; bounds the memory of every program in between",
     "window": "messages under way to one site",
 }
 
@@ -229,7 +229,7 @@ _COORDINATOR = Template("""\
 # Shared by start.sh and run.sh: where things are, and how `flwr` reaches the SuperLink of this machine.
 export OSFL_COORDINATOR="$$PWD" FLWR_HOME="$$PWD/flwr"
 port="$${OSFL_PORT:-$port}"               # open to the sites
-inner="$${OSFL_INNER:-$$((port + 1))}"     # of this machine alone
+inner="$${OSFL_INNER:-$$((port + 1))}"     # on this machine only
 ${environment}mkdir -p flwr link
 cat > flwr/config.toml <<END
 [superlink]
@@ -243,7 +243,7 @@ END
 _START = Template("""\
 #!/bin/sh
 # The SuperLink of the round, always on: stop it and start it again whenever you like, nothing is lost.
-# It listens on this machine alone; sites come in through the door, which leads nowhere else (osfl.deploy.flower.gateway).
+# It listens on this machine only; sites connect through the gateway, which forwards nothing else (osfl.deploy.flower.gateway).
 # The programs of
 # runs are started by osfl.deploy.flower.tasks, which ends with the SuperLink, as the door does.
 cd "$$(dirname "$$0")" && . ./environment.sh || exit 1
@@ -258,7 +258,7 @@ _RUN = Template("""\
 #!/bin/sh
 # Runs the round until every site has the release. Stop it and start it again whenever you like, nothing is lost.
 cd "$$(dirname "$$0")" && . ./environment.sh || exit 1
-round="$${1:-$round}"                 # --register: only tell the SuperLink whose nodes may come in
+round="$${1:-$round}"                 # --register: only register the sites' nodes at the SuperLink
 if [ ! -d "rounds/$$round" ] && [ "$$round" != --register ]; then
     echo "There is no round $$round here. Rounds: $$(ls rounds | tr '\n' ' ')" >&2
     exit 2
@@ -269,7 +269,7 @@ for key in nodes/*.pub; do
         answer=$$(flwr supernode register "$$key" round 2>&1)
         case "$$answer" in
             *successfully*|*"already in use"*) touch "$$mark" ;;
-            *)  # told once, and again when it is another
+            *)  # printed once, and again when it is another
                 [ "$$answer" = "$$before" ] || echo "waiting for the SuperLink (./start.sh), which says: $$answer" >&2
                 before=$$answer
                 sleep 2 ;;
@@ -303,7 +303,7 @@ work = "$$PWD/work"
 plans = "$$PWD/plans"
 server = "$server"
 END
-port="$${OSFL_NODE_PORT:-9094}"            # of this machine alone
+port="$${OSFL_NODE_PORT:-9094}"            # on this machine only
 trap 'kill $$node 2> /dev/null; wait; exit 130' INT TERM
 while :; do
     flower-supernode --root-certificates ca.crt --superlink "$${OSFL_SUPERLINK:-$address}" --isolation process \\

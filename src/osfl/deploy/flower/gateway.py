@@ -1,7 +1,7 @@
-"""The only way in from outside: a SuperLink shows everything on one port, the door lets through what SuperNodes need.
+"""The gateway in front of a SuperLink: of all that it serves on one port, only what SuperNodes need is let through.
 
 A SuperLink's port also takes runs, which are programs that execute at the sites, and hands out tasks; without Flower's
-licensed edition anyone may ask for both. So the SuperLink listens on this machine alone, and this program, which knows the
+licensed edition anyone may ask for both. So the SuperLink listens on this machine only, and this program, which knows the
 way to the fleet and no other, listens to the world with the same certificate. Requests pass unchanged: SuperNodes sign them.
 
     python -m osfl.deploy.flower.gateway --host 0.0.0.0 --port 8000 --inner 8001 --tls tls        (coordinator/start.sh does it)

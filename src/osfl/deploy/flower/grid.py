@@ -1,4 +1,4 @@
-"""Flower carries the questions and answers: https://flower.ai, `pip install 'osfl[flower]'`.
+"""Send messages through a Flower grid: https://flower.ai, `pip install 'osfl[flower]'`.
 
     coordinator  SuperLink (always on) and, for each run, a ServerApp: the grid behind `GridPost`
     site         SuperNode (always on) and, for each message, a ClientApp: `answering_app`
@@ -31,13 +31,13 @@ KINDS = (messages.SPEAK, messages.CHUNK, messages.RECEIPT, messages.PUT, message
 
 
 def require_flower() -> None:
-    """Flower is an extra; without it a sentence says what to install."""
+    """Flower is an extra; without it an error names what to install."""
     if importlib.util.find_spec("flwr") is None:
         raise UsageError("Flower is not installed here", field="flower", fix="Install it with: pip install 'osfl[flower]'")
 
 
 class GridChannel:
-    """A Flower grid as a `Post`: every call is repeated while the SuperLink is busy or being restarted."""
+    """A Flower grid as a `Channel`: every call is repeated while the SuperLink is busy or being restarted."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class GridChannel:
 
 
 def _passes(error: Exception) -> bool:
-    """Trouble that goes away: no connection, HTTP 5xx (such as a locked database). A run that was stopped is told 4xx."""
+    """Trouble that goes away: no connection, HTTP 5xx (such as a locked database). A run that was stopped gets 4xx."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
@@ -103,7 +103,7 @@ def _reply(node: int, ticket: str, message: Message) -> Reply:
     if message.has_error():
         return Reply(node, ticket, None, f"no answer ({message.error.reason}, code {message.error.code})")
     record = message.content.config_records.get(RECORD)
-    return Reply(node, ticket, None, "an answer without words") if record is None else Reply(node, ticket, dict(record))  # type: ignore[arg-type]
+    return Reply(node, ticket, None, "an answer without content") if record is None else Reply(node, ticket, dict(record))  # type: ignore[arg-type]
 
 
 def site_node_app(open_site: Callable[[Any], SiteNode]) -> ClientApp:
@@ -127,7 +127,7 @@ def _handler(open_site: Callable[[Any], SiteNode], kind: str) -> Callable[[Messa
 
 
 def answer(open_site: Callable[[], SiteNode], kind: str, body: MessageBody) -> MessageBody:
-    """The site's answer. Whatever goes wrong is told in the site's log alone: a message may quote its data or paths."""
+    """The site's answer. Errors go to the site's log only: a message may quote its data or paths."""
     import traceback
 
     from osfl.core.errors import OsflError

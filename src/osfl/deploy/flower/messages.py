@@ -1,4 +1,4 @@
-"""What travels between the coordinator's program and a site's: five questions, asked by the coordinator alone.
+"""Messages between the coordinator's app and a site's: five requests, all sent by the coordinator.
 
     speak    round, plan, nonce, wanted      → client, proof; the upload's size, hash and first piece; or a refusal
     chunk    round, client, offset, length   → that piece of the upload
@@ -6,7 +6,7 @@
     put      round, client, part, offset ... → how much of the release the site has now
     take     round, client, plan             → the site verified the release and made its model of it
 
-A site never says where its data is, and the coordinator never asks: paths and keys are the site's own configuration.
+No message holds the location of a site's data: paths and keys are the site's own configuration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeAlias
 from osfl.core.types import ClientId, canonical
 from osfl.deploy.flower.chunks import Chunk
 
-MessageBody: TypeAlias = Mapping[str, str | int | bytes]  # what one message says; flat, so that any network can carry it
+MessageBody: TypeAlias = Mapping[str, str | int | bytes]  # the content of one message; flat, so that any network can carry it
 
 SPEAK, CHUNK, RECEIPT, PUT, TAKE = "speak", "chunk", "receipt", "put", "take"
 LONG = (SPEAK, TAKE)  # a site may learn before it answers
@@ -27,7 +27,7 @@ LONG = (SPEAK, TAKE)  # a site may learn before it answers
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, or the network's word that there will be none."""
+    """An answer, or the network's error that there will be none."""
 
     node: int
     ticket: str  # of the question

@@ -1,4 +1,4 @@
-"""A site at the network: it answers questions about one round, from its own disk.
+"""A site on the network: it answers the coordinator's requests about one round, from its own disk.
 
 The upload is made once and kept; asked again, the same bytes are sent. Nothing here looks inside a bundle or a plan:
 making the upload and taking the release are handed in.
@@ -42,7 +42,7 @@ class SiteNode:
     seal: str = ""
 
     def to(self, kind: str, body: MessageBody) -> MessageBody:
-        """The answer to one question; a refusal says little, because the details are the site's own affair."""
+        """The answer to one request; a refusal holds no details, because these belong to the site."""
         try:
             return self._answer(kind, body)
         except OsflError as no:
@@ -71,7 +71,7 @@ class SiteNode:
     # --- the upload ---
 
     def _make_upload(self, fl_round: str, body: MessageBody) -> MessageBody:
-        """Who this is, and what it says in the round: size, hash, and the first piece at once, which often is all."""
+        """Who this is, and its upload: size, hash, and the first chunk, which often is all."""
         proof = self.key.sign(messages.statement(fl_round, self.client, messages.text(body, "nonce")))
         about: dict[str, str | int | bytes] = {"client": self.client, "proof": proof}
         if not messages.number(body, "wanted"):
@@ -116,7 +116,7 @@ class SiteNode:
     # --- the release ---
 
     def _put(self, fl_round: str, body: MessageBody) -> MessageBody:
-        """Keep a piece of the release; says how much of this part is here now."""
+        """Keep a chunk of the release; returns how much of this part is here now."""
         part, chunk = messages.text(body, "part"), messages.chunk_in(body)
         whole = Whole.announced(body.get("bytes"), body.get("whole"))
         if part not in PARTS or whole is None or chunk is None:
@@ -137,7 +137,7 @@ class SiteNode:
         """Whoever operates the network may not fill this disk: a release follows an upload, and has to fit."""
         folder = self.folder(fl_round)
         if not (folder / "upload.safetensors").exists():
-            raise UsageError(f"a release of round {fl_round[:16]}, in which this site has not spoken", field="round")
+            raise UsageError(f"a release of round {fl_round[:16]}, in which this site has no upload", field="round")
         free = shutil.disk_usage(folder).free
         if whole.bytes > free:
             raise UsageError(

@@ -25,7 +25,7 @@ BEATS = 3  # heartbeats in the time that Flower allows for one
 
 
 class Spec(Protocol):
-    """What Flower says about a program to start (its ExecutionSpec); the part that is read here."""
+    """Flower's description of a program to start (its ExecutionSpec); the part that is read here."""
 
     task_type: Any
     runtime_api_address: str
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def keep_claims() -> bool:
-    """Put our executor in the place of Flower's. False, and a line that says so, if this version of Flower has none."""
+    """Put our executor in the place of Flower's. False, and a warning, if this version of Flower has none."""
     superexec = importlib.import_module(SUPEREXEC)
     if not hasattr(superexec, "get_executor"):
         print(

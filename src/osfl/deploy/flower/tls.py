@@ -1,6 +1,6 @@
 """Certificates and node keys of a deployment: one authority, one server certificate, one key pair a site.
 
-Made with `cryptography` alone, so that no machine needs an openssl binary. Private keys are readable by their owner only
+Made with `cryptography` only, so that no machine needs an openssl binary. Private keys are readable by their owner only
 and are never written over.
 """
 
