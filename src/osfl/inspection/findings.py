@@ -216,12 +216,12 @@ def _samples(m: Material) -> Iterator[Finding]:
             "and what they memorize can be extracted from them.",
             "Consider not to take part with so few.",
         )
-    room = _room_for_images(m, samples)
-    if room:
-        yield Finding("note", "Size", room)
+    capacity = _capacity(m, samples)
+    if capacity:
+        yield Finding("note", "Size", capacity)
 
 
-def _room_for_images(m: Material, samples: int) -> str:
+def _capacity(m: Material, samples: int) -> str:
     """A message smaller than a single image can hold none; a larger one than all of them could hold them all."""
     if not m.known.image or samples < 1 or m.seen.bundle.kind != "upload":
         return ""

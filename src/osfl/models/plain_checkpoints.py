@@ -210,7 +210,7 @@ def check_fits(
 
 
 def fitted(checkpoint: PlainCheckpoint, architecture: str, task: Task, pixels: Pixels = SYMMETRIC) -> nn.Module:
-    """The offer as a classifier of the task that takes pixels in [-1, 1]; `ModelError` with the tensor that is in the way, or
+    """The offer as a classifier of the task that takes pixels in [-1, 1]; `ModelError` with the tensor that does not fit, or
     with what it answers."""
     check_fits(checkpoint, blank(architecture, task), architecture, task, pixels)
     model, tensors = build_model(architecture, task), dict(checkpoint.tensors)

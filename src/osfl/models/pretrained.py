@@ -180,7 +180,7 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], known: Weights, whe
 def load_weights(model: nn.Module, path: Path, sha256: str | None = None, *, own_head: bool = False) -> None:
     """Load a safetensors file into a model, half precision widened to float32.
 
-    Every tensor must match. With `own_head` the classifier is left as it is, whatever the file holds for it: the way to
+    Every tensor must match. With `own_head` the classifier is left as it is, whatever the file holds for it: used to
     start from weights trained for other classes.
     """
     _load(model, read_weights(path, sha256), str(path), own_head)

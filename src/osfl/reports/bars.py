@@ -15,7 +15,7 @@ _BOLDER = 1.12  # how much wider bold text is
 
 @dataclass(frozen=True)
 class Rail:
-    """Where shares lie from left to right; without room at the left, names stand above their bars."""
+    """Where shares lie from left to right; without space at the left, names stand above their bars."""
 
     left: float
     span: float

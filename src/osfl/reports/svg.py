@@ -80,7 +80,7 @@ def _em(char: str) -> float:
 
 
 def fit(text: str, size: float, room: float) -> str:
-    """The text, cut with an ellipsis to the room there is."""
+    """The text, cut with an ellipsis to the given width."""
     if width_of(text, size) <= room:
         return text
     while text and width_of(text + "…", size) > room:

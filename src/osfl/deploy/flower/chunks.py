@@ -36,7 +36,7 @@ class Whole:
 
     @classmethod
     def announced(cls, size: Json, sha256: Json) -> Whole | None:
-        """A stranger's announcement, if it has the right form."""
+        """An untrusted announcement, if it has the right form."""
         right = isinstance(size, int) and not isinstance(size, bool) and size > 0 and is_digest(sha256)
         return cls(size, sha256) if right else None
 

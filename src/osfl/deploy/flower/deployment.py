@@ -245,7 +245,7 @@ _START = Template("""\
 # The SuperLink of the round, always on: stop it and start it again whenever you like, nothing is lost.
 # It listens on this machine only; sites connect through the gateway, which forwards nothing else (osfl.deploy.flower.gateway).
 # The programs of
-# runs are started by osfl.deploy.flower.tasks, which ends with the SuperLink, as the door does.
+# runs are started by osfl.deploy.flower.tasks, which ends with the SuperLink, as the gateway does.
 cd "$$(dirname "$$0")" && . ./environment.sh || exit 1
 "$$python" -m osfl.deploy.flower.gateway --host "$${OSFL_BIND:-$bind}" --port "$$port" --inner "$$inner" --tls tls &
 "$$python" -m osfl.deploy.flower.tasks --runtime-api-address "127.0.0.1:$$inner" \\

@@ -58,7 +58,7 @@ class Gateway:
     async def _let_in(self, scope: Scope, receive: Receive) -> Answer:
         path = scope.get("raw_path", b"")
         if scope["method"] != "POST" or not OPEN.fullmatch(path) or scope.get("query_string"):
-            return 403, _PLAIN, b"This door leads to the fleet only. Runs are started on the coordinator's own machine."
+            return 403, _PLAIN, b"Only SuperNodes are served here. Runs are started on the coordinator's own machine."
         body = await _read(receive)
         if body is None:
             return 413, _PLAIN, b"Too large."
@@ -113,14 +113,14 @@ def to_superlink(inner: int, authority: Path) -> Forward:
 
 
 async def _until_alone(server: Any, parent: int) -> None:
-    """The door closes when the SuperLink that it belongs to has gone."""
+    """Stop the gateway when its SuperLink has gone."""
     while os.getppid() == parent and not server.should_exit:
         await asyncio.sleep(0.5)
     server.should_exit = True
 
 
 async def listen(host: str, port: int, patience: float = 30.0) -> socket.socket:
-    """A socket of our own at this port. The door of a SuperLink that has just died may need a moment to leave it."""
+    """A socket of our own at this port. The gateway of a SuperLink that has just died may need a moment to leave it."""
     until = time.monotonic() + patience
     while True:
         try:

@@ -185,7 +185,7 @@ class PatchServer:
 
     def release(self) -> Payload:
         """The student as it is now, or a point on its straight way from where it began: synthetic images teach it things that
-        hold for them alone, and part of the way it has forgotten less of what real images taught the clients."""
+        hold for them only, and a partial update has forgotten less of what the clients learned from real images."""
         weights, share = named(self.student, "model"), self.settings.student_share
         if share < 1:
             weights = average([self.start, weights], [1 - share, share])
@@ -301,7 +301,9 @@ class PatchServer:
 
     def samples(self) -> Dataset:
         """The images that the student sees in the end, and what they were made for."""
-        images = torch.cat([to_images(pool.images.float()) for pool in self.pools])  # an epoch at a time: floats take much room
+        images = torch.cat(
+            [to_images(pool.images.float()) for pool in self.pools]
+        )  # an epoch at a time: floats take much memory
         return Dataset(images, torch.cat([pool.labels for pool in self.pools]))
 
     def show(self) -> None:

@@ -42,7 +42,7 @@ class SparseInversion:
     augment: bool = True  # shift by up to an eighth of the side and mirror, each step
     clamp: bool = False  # keep pixels in the valid range [-1, 1]
     scales: int = 1  # grids that a step moves the image on, each half as fine as the one before; 1 = pixels only
-    start: float = 1.0  # how loud the noise is that images start as
+    start: float = 1.0  # standard deviation of the noise that images start as
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class VitPixels:
     l2: float = 0.0  # weight of the images' norm; not published
     shifts: bool = True  # shift by up to an eighth of the side, and mirror, before each step
     scales: int = field(default=1, metadata=LATER)  # grids that images move on at once, each half as fine; 1 = pixels only
-    start: float = field(default=1.0, metadata=LATER)  # how loud the noise is that images start as; 1 = N(0, 1)
+    start: float = field(default=1.0, metadata=LATER)  # standard deviation of the noise that images start as
 
     def inversion(self, events: Events = ()) -> SparseInversion:
         return SparseInversion(

@@ -136,7 +136,7 @@ def record(
 
 @torch.no_grad()
 def adapted(model: nn.Module, trajectory: Trajectory, beta: float = 0.9) -> nn.Module:
-    """A copy whose BN statistics have walked the trajectory backwards: m ← β m + (1 - β) μ(x^(t)) for t = T…1.
+    """A copy whose BN statistics were updated backwards along the trajectory: m ← β m + (1 - β) μ(x^(t)) for t = T…1.
 
     The weight of x^(t) is (1 - β) β^(t-1): the earliest, noisiest images count most. As in torch, the variance is unbiased.
     """

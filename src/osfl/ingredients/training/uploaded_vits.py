@@ -27,7 +27,7 @@ class UploadedVits(Student, VitPixels, Training):
     schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
     init: Literal["random", "average", "client", "pretrained"] = "average"  # not published; its tables suggest one-round FedAvg
     ensemble: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
-    balance: float = 0.0  # how far a client's answers are freed of how often it saw each class; needs class counts
+    balance: float = 0.0  # strength of the correction of outputs for the client's class frequencies; needs class counts
     labels: Literal["uniform", "seen", "counts"] = "uniform"  # seen: classes the client has; counts: as often as it does
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
     pool_epochs: int = 0  # newest epochs whose images the student still sees; 0 = all
@@ -38,7 +38,7 @@ class UploadedVits(Student, VitPixels, Training):
     student_decay: float = 1e-4  # weight decay
     student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
-    student_share: float = field(default=1.0, metadata=LATER)  # of its way from its start that is released; 1 = where it ended
+    student_share: float = field(default=1.0, metadata=LATER)  # share of its update from the start that is released
     temperature: float = 1.0  # of distillation
     votes: float = field(default=1.0, metadata=LATER)  # class_count, odds, size: power of the counts; 0 = alike
 
