@@ -30,7 +30,7 @@ def test_two_encounters_by_hand(osfl) -> None:
         for name in ("north", "south"):
             said = client(osfl, name, plan)
             assert said.code == 0, said.err
-            assert f"give it to {'south' if name == 'north' else 'north'}, by any way" in " ".join(said.out.split())
+            assert f"give it to {'south' if name == 'north' else 'north'}, on any medium" in " ".join(said.out.split())
         for name in ("north", "south"):
             said = osfl(
                 f"exchange {plan} usb --client {name} --keys keys --data sites/{name} --out models/{name} --format json"
@@ -58,7 +58,7 @@ def test_who_is_missing_or_no_neighbor_is_named(osfl) -> None:
     said = osfl(f"{meet} suoth.safetensors --without-missing")
     assert said.code == 2 and "there is no suoth.safetensors" in said.err  # not a model that silently lacks it
     nobody = osfl("exchange plan.toml --client west --keys keys --data sites/west")  # it meets nobody, and keeps its own
-    assert nobody.code == 0 and "Heard    nobody" in nobody.out
+    assert nobody.code == 0 and "Received nobody" in nobody.out
 
 
 def test_waiting_judges_a_file_once_and_again_when_it_has_changed(osfl, monkeypatch: pytest.MonkeyPatch) -> None:

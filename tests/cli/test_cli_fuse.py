@@ -155,8 +155,8 @@ def test_what_is_refused_is_said_before_the_others_are_fused(osfl: Osfl, monkeyp
 def test_cautions_stand_on_stderr_and_what_was_assumed_is_said(osfl: Osfl) -> None:
     said = osfl(f"{WORDS} --method fedavg --smoke")
     assert said.code == 0 and "Caution: the weights are of 2 starts that have little in common" in " ".join(said.err.split())
-    assert "pixels in [-1, 1] go in (--pixels)" in " ".join(said.out.split())
+    assert "pixels in [-1, 1] are assumed (--pixels)" in " ".join(said.out.split())
     Path("preprocessor_config.json").write_text('{"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}')
     told = osfl(WORDS.replace("fused", "told") + " --method ensemble --smoke")
-    assert told.code == 0 and "Caution" not in told.err and told.out.count("as the files beside it tell: imagenet") == 2
+    assert told.code == 0 and "Caution" not in told.err and told.out.count("as given by the files beside it: imagenet") == 2
     assert "assumed" not in told.out

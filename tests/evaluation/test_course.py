@@ -92,7 +92,7 @@ def test_rounds_and_server_epochs_are_scored(tmp_path: Path) -> None:
     for found in (many, once):  # the last model on the way is the one that was released
         assert found["course"]["accuracy"][-1] == found["scores"]["global"]["accuracy"]
     assert {row["method"] for row in comparison["equal_accuracy"]} == {"dense", "ensemble"}
-    assert "The same accuracy by many rounds" in (tmp_path / "report" / "index.html").read_text()
+    assert "Bytes at equal accuracy, against many rounds" in (tmp_path / "report" / "index.html").read_text()
     assert "Accuracy over server epochs and rounds" in (tmp_path / "dense" / "seed0" / "report" / "index.html").read_text()
     assert not (tmp_path / "dense" / "seed0" / "scratch").exists()
 

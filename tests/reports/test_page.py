@@ -91,7 +91,7 @@ def test_personalized_methods_say_whose_accuracy_it_is(sample, tmp_path) -> None
 def test_messages_decide_how_the_run_is_called(sample, tmp_path) -> None:
     assert "uploaded exactly once" in page_of(sample(), tmp_path)
     assert "no message was sent" in page_of(sample("local_only", messages=0), tmp_path)
-    assert "brought together" in page_of(sample("centralized"), tmp_path)
+    assert "were pooled" in page_of(sample("centralized"), tmp_path)
     assert "not a one-shot method" in page_of(sample("fedavg_rounds", messages=20), tmp_path)
 
 

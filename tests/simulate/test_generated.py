@@ -55,7 +55,7 @@ def test_the_comparison_draws_accuracy_against_the_price_of_a_sample(tmp_path: P
     made = results[0]["costs"]["generated"]
     assert price["falcon"] == made["flops"] / made["samples"] and price["fedpft"] < price["falcon"] and price["fedavg"] is None
     page = write_comparison(comparison, results, tmp_path / "report").read_text(encoding="utf-8")
-    assert "What a synthetic sample costs" in page and "falcon: " in page
-    assert "What a synthetic sample costs" not in write_comparison(
+    assert "Cost of a synthetic sample" in page and "falcon: " in page
+    assert "Cost of a synthetic sample" not in write_comparison(
         summarize(results[2:]), results[2:], tmp_path / "none"
     ).read_text(encoding="utf-8")
