@@ -2,7 +2,7 @@
 
 Paper: Yin et al., "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020; here as a federated
 baseline. The server descends on pixels with CE + TV + BN statistics (`invert`), asks the clients about the finished images
-once, and distils (`distil`). With `adi` > 0, 1 - JS(student, teacher) is added (`disagreement`): new images are made where
+once, and distills (`distill`). With `adi` > 0, 1 - JS(student, teacher) is added (`disagreement`): new images are made where
 the student, as it is then, still disagrees, so `rounds` should be at least 2.
 """
 
@@ -192,7 +192,7 @@ class DeepInversion(ModelUpload):
             noise=settings.noise_std,
             mirror=settings.mirror,
             ask=frozen if settings.ask_again else None,
-            progress=lambda done, total: ctx.progress("distils", done, total),
+            progress=lambda done, total: ctx.progress("distills", done, total),
         )
         return Payload(named(student, "model"))
 

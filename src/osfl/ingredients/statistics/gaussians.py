@@ -118,7 +118,7 @@ def summed(parts: Iterable[Statistics]) -> Statistics:
 
 
 def shrunk_covariance(off: torch.Tensor) -> torch.Tensor:
-    """Covariance of centred rows (n, d), drawn to a multiple of the identity by as much as Ledoit and Wolf (2004) compute.
+    """Covariance of centered rows (n, d), drawn to a multiple of the identity by as much as Ledoit and Wolf (2004) compute.
 
     The weight is b^2 / d^2: how far single samples are from their mean covariance, over how far that is from the target.
     """
@@ -132,7 +132,7 @@ def shrunk_covariance(off: torch.Tensor) -> torch.Tensor:
 
 
 def whitening(off: torch.Tensor) -> torch.Tensor:
-    """M (d, d) such that centred rows times M^-1 have about the identity as covariance; float64.
+    """M (d, d) such that centered rows times M^-1 have about the identity as covariance; float64.
 
     M = S^1/2 diag(s): s are the deviations, S is the shrunk covariance of rows / s. The symmetric root is the one that
     turns nothing, so each coordinate stays what it was.
@@ -213,7 +213,7 @@ def _fitted(
     Shares lie by component, (K, n): products with so few rows are twice as fast as with so few columns.
     """
     center = x.double().mean(0)
-    x = x.double() - center  # products of centred numbers lose fewer digits
+    x = x.double() - center  # products of centered numbers lose fewer digits
     powers = _powers(x, shape)
     owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).T.double()
     before = -math.inf

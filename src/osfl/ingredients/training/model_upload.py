@@ -87,7 +87,7 @@ class ModelUpload(Method):
 
 @dataclass(frozen=True)
 class Student:
-    """Where the server's own model starts; mixed into the Settings of methods that distil one."""
+    """Where the server's own model starts; mixed into the Settings of methods that distill one."""
 
     student: str = ""  # architecture of the server's model; empty = the clients', where they share one
     # average: start from one-round FedAvg of the clients' weights; client: from the model of the client with most images, for
