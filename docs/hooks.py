@@ -1,7 +1,7 @@
 """MkDocs hooks: README.md and other pages of the repository become pages of the site, and links work there as they do on disk.
 
-A page links to files relative to its own place in the repository. Files outside docs/ (records, examples) are copied into the site
-under `outside/`; this rewrites the links to them.
+A page links to files relative to its own place in the repository. Files outside docs/ (records, examples) are copied into the
+site under `outside/`; this rewrites the links to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
@@ -25,7 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages of the repository's root, and every file outside docs/ that a page links to."""
     for source, target in PAGES.items():
         files.append(_added(config, target, ROOT / source))
-    waiting = [path for path in [*DOCS.rglob("*.md"), *(ROOT / name for name in PAGES)]]
+    waiting = [*DOCS.rglob("*.md"), *(ROOT / name for name in PAGES)]
     while waiting:
         page = waiting.pop()
         for target in _linked(page):

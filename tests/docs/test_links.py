@@ -1,0 +1,63 @@
+"""Relative links of all pages lead somewhere, and the README stays short."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "examples")
+PAGES = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+LINK = re.compile(r"\]\(([^)\s]*)\)")
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub and MkDocs name them in links."""
+    text = FENCE.sub("", page.read_text("utf-8"))
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def broken(page: Path) -> list[str]:
+    wrong = []
+    for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        found = target.exists() and target.is_relative_to(ROOT)
+        if not found or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not broken(page)
+
+
+def test_a_broken_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.docs.test_links.ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("# A title\n[a](page.md) [b](page.md#a-title) [c](#none) [d](missing.md) [e](https://example.org)\n")
+    assert broken(page) == ["#none", "missing.md"]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """MkDocs checks the same with --strict; this needs no MkDocs."""
+    listed = set(re.findall(r"[\w./-]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text("utf-8")))
+    docs = ROOT / "docs"
+    there = {str(path.relative_to(docs)) for end in ("md", "ipynb") for path in docs.rglob(f"*.{end}")}
+    assert there <= listed
+
+
+def test_the_readme_starts_with_install_commands_and_results() -> None:
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    first = "\n".join(lines[:60])
+    assert "pip install" in first and "osfl demo" in first and "osfl run" in first and "| FedAvg, one round |" in first
+
+
+def test_tables_of_the_readme_have_eight_rows_at_most() -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert tables and max(len(table.splitlines()) - 2 for table in tables) <= 8
