@@ -61,3 +61,19 @@ def test_the_readme_starts_with_install_commands_and_results() -> None:
 def test_tables_of_the_readme_have_eight_rows_at_most() -> None:
     tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "README.md").read_text("utf-8"), re.M)
     assert tables and max(len(table.splitlines()) - 2 for table in tables) <= 8
+
+
+NAMED = re.compile(r"`([a-z]\w*/[\w./]*\.py)(?:: ([\w., ]+))?`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_names_in_the_text_exist(page: Path) -> None:
+    """`methods/fol/pruning.py: slimmed` names a file of src/osfl or of the repository, and a name in it."""
+    wrong = []
+    for path, names in NAMED.findall(page.read_text("utf-8").replace("methods/x.py", "core/method.py")):
+        file = next((base / path for base in (ROOT / "src" / "osfl", ROOT / "src", ROOT) if (base / path).is_file()), None)
+        text = file.read_text("utf-8") if file else ""
+        wanted = [name.strip().rpartition(".")[2] for name in names.split(",") if name.strip()]
+        if file is None or not all(re.search(rf"\b{name}\b", text) for name in wanted):
+            wrong.append(f"{path}: {names}")
+    assert page.name == "CHANGELOG.md" or not wrong
