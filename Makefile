@@ -21,8 +21,8 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 
-docs: $(DOCS_READY)     ## the documentation as a site, in site/; a broken link or an unknown name stops it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(DOCS_READY)     ## the documentation as a site, in site/; a broken link stops it (with --quiet it would not)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 wheel-check:            ## what a user gets: the wheel in an empty environment, without constraints

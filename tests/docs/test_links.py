@@ -52,6 +52,13 @@ def test_every_page_is_in_the_navigation() -> None:
     assert there <= listed
 
 
+def test_the_site_is_built_strictly() -> None:
+    """`--quiet` hides warnings also from `--strict`: broken links would pass."""
+    command = re.search(r"mkdocs build.*", (ROOT / "Makefile").read_text("utf-8"))
+    assert command and "--strict" in command[0] and "--quiet" not in command[0] and "-q" not in command[0].split()
+    assert "make docs" in (ROOT / ".ci" / "run").read_text("utf-8")
+
+
 def test_the_readme_starts_with_install_commands_and_results() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     first = "\n".join(lines[:60])
