@@ -1,5 +1,6 @@
 """Relative links of all pages lead somewhere, and the README stays short."""
 
+import json
 import re
 from pathlib import Path
 
@@ -63,6 +64,28 @@ def test_the_readme_starts_with_install_commands_and_results() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     first = "\n".join(lines[:60])
     assert "pip install" in first and "osfl demo" in first and "osfl run" in first and "| FedAvg, one round |" in first
+
+
+ROWS = {  # as a page calls them -> as the record does
+    "each site alone": "local_only",
+    "FedAvg, one round": "fedavg",
+    "ensemble, weighted by class counts": "ensemble@ensemble=class_count",
+    "FederatedFactory": "federated_factory",
+    "FedAvg, ten rounds": "fedavg_rounds",
+    "all images in one place": "centralized",
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_figures_of_the_demo_are_those_of_the_record(page: str) -> None:
+    record = json.loads((ROOT / "benchmarks" / "records" / "demo.json").read_text("utf-8"))["methods"]
+    text = (ROOT / page).read_text("utf-8").replace("**", "")
+    for title, method in ROWS.items():
+        shown = re.search(rf"^\| {title}[^|]*\| (\d+) % \| (\d+) % \|", text, re.M)
+        keys = ("scores.global.accuracy", "scores.clients.own.mean")
+        assert shown and [int(figure) for figure in shown.groups()] == [
+            round(100 * record[method][key]["mean"]) for key in keys
+        ]
 
 
 def test_tables_of_the_readme_have_eight_rows_at_most() -> None:
