@@ -28,8 +28,8 @@ FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages of the repository's root, and every file outside docs/ that a page links to."""
-    for source, target in PAGES.items():
-        files.append(_added(config, target, ROOT / source))
+    for source, place in PAGES.items():
+        files.append(_added(config, place, ROOT / source))
     waiting = [*DOCS.rglob("*.md"), *(ROOT / name for name in PAGES)]
     while waiting:
         page = waiting.pop()
