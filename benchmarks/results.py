@@ -88,7 +88,7 @@ REGIMES = (
     Regime(
         "exchange.md",
         "Exchange between neighbors, without a server",
-        "FOL with 30 or 70 clients that exchange models with five neighbors several times.",
+        "FOL with 30 or 70 clients that exchange models with five neighbors in three encounters.",
         lambda cell: "-meet-" in cell,
     ),
     Regime(
