@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 # one more than there are cores: some tests mostly wait for programs that they started
 PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: demo test wheel-check setup lint bench clean
+.PHONY: demo test docs wheel-check setup lint bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)          ## the problem that one-shot methods solve, on embedded data, in two minutes
@@ -19,6 +20,10 @@ lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
+
+docs: $(DOCS_READY)     ## the documentation as a site, in site/; a broken link stops it (with --quiet it would not)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html"
 
 wheel-check:            ## what a user gets: the wheel in an empty environment, without constraints
 	PYTHON=$(PYTHON) .ci/wheel
@@ -34,5 +39,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,ray,diffusion]'
 	touch $(READY)
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $(DOCS_READY)
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

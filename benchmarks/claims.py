@@ -174,7 +174,7 @@ class Judged:
     reach: float  # of its 95 % interval, to both sides
     cells: int
     below: tuple[str, ...]  # cells whose mean is not above
-    holds: Literal["yes", "no", "not told apart"]
+    holds: Literal["yes", "no", "inconclusive"]
 
     @property
     def words(self) -> tuple[str, str]:
@@ -188,7 +188,7 @@ def judged(method: str, claim: Claim, gaps: Mapping[str, Sequence[float]]) -> Ju
     above, reach = _center([gap for found in gaps.values() for gap in found])
     below = tuple(cell for cell, found in gaps.items() if statistics.fmean(found) <= 0)
     held = above > 0 and not (claim.everywhere and below)
-    holds: Literal["yes", "no", "not told apart"] = "not told apart" if abs(above) < reach else "yes" if held else "no"
+    holds: Literal["yes", "no", "inconclusive"] = "inconclusive" if abs(above) < reach else "yes" if held else "no"
     return Judged(method, claim, 100 * above, 100 * reach, len(gaps), below, holds)
 
 
@@ -205,31 +205,46 @@ def judge(records: Sequence[Record]) -> list[Judged]:
     return [judged(method, claim, gaps) for method, claim, gaps in asked if gaps]
 
 
-HEAD = """## What holds
+HEAD = """# All claims
 
-What the papers say of their methods, and what we ask besides, of the records below. *Above by* is the mean difference over
-all cells and seeds in points, with its 95 % interval; one that holds zero is not told apart. Why a claim fails is in the
-method's card.
+Claims of the papers about their methods, and further questions, tested on our records. *Difference*: mean over all cells and
+seeds, in points, with its 95 % interval. *Cells*: in how many cells the mean difference is above zero. Why a claim fails is in
+the method's card. [Results](../results.md) has the summary.
 
-![The same as a picture: differences with their 95 % intervals](claims.svg)
+![The same as a picture: differences with their 95 % intervals](../claims.svg)
 
-| method | claim | above by | cells | holds |
+| method | claim | difference | cells | holds |
 |---|---|---|---|---|"""
 
 
 def table(claims: Sequence[Judged]) -> list[str]:
-    """The section of docs/results.md."""
+    """docs/results/claims.md: a line a claim."""
     lines = [HEAD]
     for one in claims:
         where, held = one.words
         failing = f"**no**: {', '.join(one.below)}" if one.claim.everywhere else "**no**"
-        reach = f"± {one.reach:.1f}" if math.isfinite(one.reach) else "(one seed)"
         cells = [
-            f"[{one.method}](methods/{one.method}.md)",
+            f"[{one.method}](../methods/{one.method}.md)",
             one.claim.says,
-            f"{one.above:+.1f} {reach} {where}",
+            f"{_difference(one)} {where}",
             held,
             failing if one.holds == "no" else one.holds,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def condensed(claims: Sequence[Judged]) -> list[str]:
+    """For docs/results.md: a line a method, how many of its claims hold, and its first claim."""
+    lines = ["| method | hold | inconclusive | do not hold | first claim: difference in points |", "|---|---|---|---|---|"]
+    for method in dict.fromkeys(one.method for one in claims):
+        of_it = [one for one in claims if one.method == method]
+        counts = [str(sum(one.holds == verdict for one in of_it)) for verdict in ("yes", "inconclusive", "no")]
+        first = of_it[0]
+        found = f"{first.claim.says}: {_difference(first)} {first.words[0]}, {first.words[1]} cells"
+        lines.append(f"| {' | '.join([f'[{method}](methods/{method}.md)', *counts, found])} |")
+    return [*lines, ""]
+
+
+def _difference(one: Judged) -> str:
+    return f"{one.above:+.1f} " + (f"± {one.reach:.1f}" if math.isfinite(one.reach) else "(one seed)")

@@ -10,7 +10,7 @@ from osfl.reports.svg import Attribute, label, tag
 
 WIDTH, TEXT, RIGHT, ROW, TOP = 960, 400, 228, 22, 64  # TEXT and RIGHT are the room for words beside the dots
 TICKS = (-50, -20, -5, -1, 0, 1, 5, 20, 50)
-INKS = {"yes": "#228833", "no": "#cc3311", "not told apart": "#777777"}
+INKS = {"yes": "#228833", "no": "#cc3311", "inconclusive": "#777777"}
 STYLE: dict[str, Attribute] = {
     "xmlns": "http://www.w3.org/2000/svg",
     "color": "#222222",
@@ -45,7 +45,7 @@ def picture(judged: Sequence[Judged]) -> str:
 
     height = TOP + ROW * len(judged) + 12
     parts = [
-        label(16, 26, "What the papers say of their methods, and what our records say", size=15),
+        label(16, 26, "Claims of the papers, and the differences in our records", size=15),
         label(WIDTH - 16, 26, "accuracy, points above", size=11, anchor="end"),
     ]
     for tick in (tick for tick in TICKS if low <= _bent(tick) <= high):

@@ -1,4 +1,4 @@
-"""Write docs/results.md from the committed records; nothing in it is typed by hand.
+"""Write docs/results.md and docs/results/*.md from the committed records; nothing in them is typed by hand.
 
 python -m benchmarks.results
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,90 @@ from osfl.reports.curves import lines as curve
 from osfl.reports.svg import tag
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
-HEAD = """# What we measured
+FOLDER = PAGE.with_suffix("")  # the pages that docs/results.md links to
+HEAD = """# Results
 
-Written by `python -m benchmarks.results` from `benchmarks/records/`. Mean ± standard deviation over seeds, in per cent.
-*own* is the accuracy on the clients' own class distributions, averaged; *global* is the accuracy on the whole test set.
-*gain over local* is *own* minus that of training alone, in points; *clients that gain* is the share of clients above it.
-*published* is what the paper prints for its nearest cell: own accuracy for FedBiCross (ResNet-18), global accuracy for
-FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON (DINOv2-base at 448 px; its FedAvg trains for
-many rounds). Read it beside ours, not against it: our cells use networks of 30 k to 200 k
-parameters or features of frozen encoders (EfficientNet-Lite0; a ViT-S in `brain-vit-*`, random ones in `digits-tokens`), few
-images and splits of our own. *Fréchet distance* and *excess-risk estimate* are of generators, on features that
-[each run names](generators.md); an estimate above 1 bounds nothing.
-
-Each row has its date in the record. Rows of FederatedFactory's mixtures were made again on 2026-11-18, when no part of a
-generator could rest on fewer than ten images any more. Other rows are older, and differ from what the same command gives today
-in three ways: no site's weight by claimed counts was capped (`limits.share`, 0.4 now), FALCON, FedPFT and FedCGS used classes
-of one and two images at a site (`least`, 3 now), and the sites of `xray*` shared patients.
+Do the claims of the papers hold in our records? Each claim is a difference between two methods in the same cells (dataset,
+partition, number of clients), seed by seed. *Inconclusive*: the 95 % interval of the mean difference includes zero. The last
+column shows the first claim of each method; [all claims](results/claims.md) are on a page of their own.
 """
+READ = """## How to read the tables
+
+These pages are written by `python -m benchmarks.results` from `benchmarks/records/`. Figures are mean ± standard deviation over
+seeds, in percent.
+
+- *own*: accuracy on the clients' own class distributions, averaged. *global*: accuracy on the whole test set.
+- *gain over local*: *own* minus *own* of training alone, in points. *clients that gain*: share of clients above training alone.
+- *published*: what the paper reports for its nearest cell. It is own accuracy for FedBiCross (ResNet-18), global accuracy for
+  FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON (DINOv2-base at 448 px; its FedAvg trains for
+  many rounds). Do not compare it with our figures directly: our cells use networks of 30 k to 200 k parameters or features of
+  frozen encoders (EfficientNet-Lite0; a ViT-S in `brain-vit-*`, random ones in `digits-tokens`), few images and our own splits.
+- *Fréchet distance* and *excess-risk estimate* describe generators, on features that [each run names](generators.md). An
+  estimate above 1 bounds nothing.
+
+## Which code made which rows
+
+Each row has its date in the record. Rows of FederatedFactory's mixtures were made again on 2026-11-18, with the rule that each
+part of a generator needs at least ten images. Other rows are older, and differ from what the same command gives today in three
+ways: no site's weight by claimed counts was capped (`limits.share`, 0.4 now), FALCON, FedPFT and FedCGS used classes of one and
+two images at a site (`least`, 3 now), and the sites of `xray*` shared patients.
+"""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Cells that belong on one page: one kind of model, data and partition."""
+
+    file: str
+    title: str
+    setup: str
+    has: Callable[[str], bool]
+
+
+REGIMES = (
+    Regime(
+        "medical-dirichlet.md",
+        "Medical images, Dirichlet label skew",
+        "FedBiCross and other data-free methods. Clients upload a CNN; 5 or 10 clients; blood cells, skin lesions, pneumonia.",
+        lambda cell: cell.startswith(("blood-n", "skin-n", "pneumonia-n")),
+    ),
+    Regime(
+        "silos.md",
+        "Silos: each client holds classes of its own",
+        "FederatedFactory. Clients upload generators; multi-round methods are the references.",
+        lambda cell: cell.endswith("-silos"),
+    ),
+    Regime(
+        "generators-dirichlet.md",
+        "Generators, Dirichlet label skew",
+        "FederatedFactory with 5 clients at Dirichlet 0.1.",
+        lambda cell: cell.startswith("factory-"),
+    ),
+    Regime(
+        "tokens.md",
+        "Features of frozen encoders",
+        "FALCON, FedPFT and FedCGS. Clients upload synthetic token sequences or statistics of features.",
+        lambda cell: CELLS[cell].method == "falcon",
+    ),
+    Regime(
+        "exchange.md",
+        "Exchange between neighbors, without a server",
+        "FOL with 30 or 70 clients that exchange models with five neighbors in three encounters.",
+        lambda cell: "-meet-" in cell,
+    ),
+    Regime(
+        "vision-transformers.md",
+        "Vision transformers",
+        "FedMITR and DeepInversion. Clients fine-tune a ViT from the same weights and upload it.",
+        lambda cell: "-vit-n" in cell,
+    ),
+)
+OTHERS = {  # pages beside the regimes -> title and what they answer
+    "claims.md": ("All claims", "every claim with its difference, interval, and the cells where it fails"),
+    "clients.md": ("More clients", "the same images, shared among more clients"),
+    "speed.md": ("Speed", "how much faster than a straightforward version, at equal results"),
+}
+UP = "[How to read the tables](../results.md#how-to-read-the-tables)."
 
 
 def percent(row: dict[str, Any] | None) -> str:
@@ -129,7 +197,7 @@ def _spelled(value: float | None, factor: float, form: str) -> str:
 def speeds() -> list[str]:
     """Every ratio that a benchmark measured in one run, ours against the straightforward version."""
     lines = [
-        "## Speed",
+        "# Speed",
         "",
         "Ratios to a straightforward version at equal results, each of one run of `make bench`.",
         "",
@@ -165,12 +233,16 @@ LINES = ("local_only", "fedavg", "dense", "coboosting", "fedbicross", "deepinver
 
 def over_clients(records: Sequence[dict[str, Any]]) -> list[str]:
     """Cells that differ in the number of clients alone, side by side; from three on with a picture."""
-    lines = ["## More clients", "", "Cells that differ in the number of clients N alone: the same images, shared among more."]
+    lines = [
+        "# More clients",
+        "",
+        f"Cells that differ only in the number of clients N: the same images, shared among more. {UP}",
+    ]
     for (of, share), cells in families(records).items():
         numbers, judged = sorted(cells), cells[min(cells)]["published_is"]
         both = [label for label in cells[numbers[0]]["methods"] if all(label in cells[n]["methods"] for n in numbers)]
         if len(numbers) > 2:
-            path = PAGE.with_name(f"clients-{of}-{share}.svg")
+            path = FOLDER / f"clients-{of}-{share}.svg"
             drawn = [label for label in LINES if label in both]
             path.write_text(_curve(cells, numbers, drawn, METRICS[judged]), encoding="utf-8")
             lines += ["", f"![{of}, {share}: accuracy over the number of clients]({path.name})"]
@@ -227,20 +299,44 @@ def _drawn(row: dict[str, Any], source: str) -> str:
     return "–" if None in found else f"{found[0]:.1f} dB / {found[1]:.2f}"
 
 
+def regime_page(regime: Regime, records: Sequence[dict[str, Any]]) -> list[str]:
+    """One page: what the cells have in common, then a table a cell."""
+    shown = [record for record in records if regime.has(record["cell"])]
+    links = ", ".join(f"[{one['cell']}](#{anchor(one['cell'])})" for one in shown)
+    lines = [f"# {regime.title}", "", f"{regime.setup} {UP}", "", f"Cells: {links}.", ""]
+    for record in shown:
+        lines += table(record)
+    if empty := [cell for cell in CELLS if regime.has(cell) and cell not in {one["cell"] for one in shown}]:
+        lines += [f"Cells still empty: {', '.join(empty)}. `python -m benchmarks.grid CELL` fills one.", ""]
+    return lines
+
+
+def anchor(heading: str) -> str:
+    """The name of a heading in a link, as GitHub and MkDocs write it: without dots."""
+    return heading.lower().replace(".", "").replace(" ", "-")
+
+
+def summary(judged: Sequence[claims.Judged]) -> list[str]:
+    """The first screen: claims condensed, the picture, and where the tables are."""
+    lines = [HEAD, *claims.condensed(judged), "## Which page has which results", "", "| page | what it shows |", "|---|---|"]
+    lines += [f"| [{one.title}]({FOLDER.name}/{one.file}) | {one.setup} |" for one in REGIMES]
+    lines += [f"| [{title}]({FOLDER.name}/{file}) | {answer} |" for file, (title, answer) in OTHERS.items()]
+    pictured = "![Claims of the papers with the differences in our records and their 95 % intervals](claims.svg)"
+    return [*lines, "", "## All claims in one picture", "", pictured, "", READ]
+
+
 def main() -> None:
     there = [cell for cell in CELLS if (RECORDS / f"{cell}.json").exists()]
     records = [json.loads((RECORDS / f"{cell}.json").read_text(encoding="utf-8")) for cell in there]
     judged = claims.judge(records)
+    FOLDER.mkdir(exist_ok=True)
     PAGE.with_name("claims.svg").write_text(picture(judged), encoding="utf-8")
-    lines = [HEAD, *claims.table(judged)]
-    lines += over_clients(records)
-    for record in records:
-        lines += table(record)
-    if empty := [cell for cell in CELLS if cell not in there]:
-        lines += [f"Cells still empty: {', '.join(empty)}. `python -m benchmarks.grid CELL` fills one.", ""]
-    lines += speeds()
-    PAGE.write_text("\n".join(lines), encoding="utf-8")
-    print(PAGE)
+    pages = {FOLDER / regime.file: regime_page(regime, records) for regime in REGIMES}
+    pages |= {FOLDER / "claims.md": claims.table(judged), FOLDER / "clients.md": over_clients(records)}
+    pages |= {FOLDER / "speed.md": speeds(), PAGE: summary(judged)}
+    for path, lines in pages.items():
+        path.write_text("\n".join(lines), encoding="utf-8")
+        print(path)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,10 @@ def test_every_import_is_declared(file: str) -> None:
 
 
 def test_everything_declared_is_imported() -> None:
-    """A dependency that nobody imports is paid for by every user."""
+    """A dependency that nobody imports is paid for by every user. Tools of tests and documentation are not imported."""
     used = set().union(*(foreign(SOURCE / file) for file in FILES))
-    extras = {name for extra, lines in PROJECT["optional-dependencies"].items() if extra != "dev" for name in names(lines)}
+    tools = ("dev", "docs")
+    extras = {name for extra, lines in PROJECT["optional-dependencies"].items() if extra not in tools for name in names(lines)}
     assert not (CORE | extras) - used
 
 

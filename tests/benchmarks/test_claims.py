@@ -34,8 +34,8 @@ def verdict(*records: dict[str, Any], **changes: Any) -> tuple[str, tuple[str, .
     [
         ([0.8, 0.9, 0.7], [0.6, 0.7, 0.4], "yes"),
         ([0.6, 0.7, 0.4], [0.8, 0.9, 0.7], "no"),
-        ([0.8, 0.5, 0.7], [0.6, 0.7, 0.6], "not told apart"),
-        ([0.8], [0.1], "not told apart"),  # one seed says nothing about its spread
+        ([0.8, 0.5, 0.7], [0.6, 0.7, 0.6], "inconclusive"),
+        ([0.8], [0.1], "inconclusive"),  # one seed says nothing about its spread
     ],
 )
 def test_a_claim_holds_where_the_difference_is_larger_than_its_noise(a: list[float], b: list[float], says: str) -> None:
@@ -57,7 +57,7 @@ def test_everywhere_names_the_cells_that_fail() -> None:
     good, bad = record("x", a=[0.9] * 9, b=[0.1] * 9), record("y", a=[0.4, 0.5], b=[0.5, 0.5])
     assert verdict(good, bad, everywhere=True) == ("no", ("y",)) and verdict(good, bad) == ("yes", ("y",))
     assert verdict(good, everywhere=True) == ("yes", ())
-    assert verdict(record("z", a=[0.9, 0.5], b=[0.4, 0.6]), everywhere=True) == ("not told apart", ())
+    assert verdict(record("z", a=[0.9, 0.5], b=[0.4, 0.6]), everywhere=True) == ("inconclusive", ())
 
 
 def test_a_share_a_number_and_an_encounter() -> None:
@@ -78,11 +78,11 @@ def test_table_and_picture_say_the_same() -> None:
     rows = {"fedbicross": [0.9, 0.8], "dense": [0.5, 0.5], "coboosting": [0.5, 0.4], "fedisca": [0.91, 0.81]}
     found = judge([record("blood-n5-a0.1", **rows)])
     lines, drawn = "\n".join(table(found)), picture(found)
-    assert "| above DENSE in every cell | +35.0 ± 63.5 own | 1 of 1 | not told apart |" in lines
+    assert "| above DENSE in every cell | +35.0 ± 63.5 own | 1 of 1 | inconclusive |" in lines
     assert "| above Co-Boosting in every cell | +40.0 ± 0.0 own | 1 of 1 | yes |" in lines
     assert "| above FedISCA in every cell | -1.0 ± 0.0 own | 0 of 1 | **no**: blood-n5-a0.1 |" in lines
     alone = judge([record("blood-n5-a0.1", fedbicross=[0.9], dense=[0.5])])[0]
-    assert "| +40.0 (one seed) own | 1 of 1 | not told apart |" in table([alone])[1]
+    assert "| +40.0 (one seed) own | 1 of 1 | inconclusive |" in table([alone])[1]
     for one in found:
         assert one.claim.says in drawn and f"{one.above:+.1f}" in drawn
     ElementTree.fromstring(drawn)  # a file of its own, so it has to be XML

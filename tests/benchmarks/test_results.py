@@ -1,4 +1,4 @@
-"""The page of results: what it says of cells that belong together."""
+"""The pages of results: one screen first, one page a regime, cells that belong together side by side."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def record(cell: str, **reached: float) -> dict[str, Any]:
 
 
 def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
     cells = [record("x-n20-a0.1", fedmitr=0.4, fedavg=0.2), record("x-n5-a0.1", fedmitr=0.6, fedavg=0.3, centralized=0.9)]
     page = "\n".join(results.over_clients([*cells, record("x-n5-a0.3", fedmitr=0.7), record("x-silos", fedmitr=0.1)]))
     assert "| x, a0.1: global | N = 5 | N = 20 |" in page and "| fedmitr | 60.0 ± 1.0 | 40.0 ± 1.0 |" in page
@@ -35,3 +35,27 @@ def test_a_cell_says_which_bytes_its_clients_started_from() -> None:
     }
     assert results.started_from(rows) == ["`vit_signs`", "`w.safetensors` (abababababab…)"]
     assert results.started_from({"local_only": rows["local_only"]}) == []
+
+
+def test_every_cell_is_on_one_page() -> None:
+    for cell in results.CELLS:
+        assert sum(one.has(cell) for one in results.REGIMES) == 1, cell
+
+
+def test_results_open_with_one_screen_and_link_to_every_page() -> None:
+    written = results.PAGE.read_text("utf-8").splitlines()
+    head = written[: written.index("## All claims in one picture")]
+    assert len(head) <= 40 and "| method | hold | inconclusive | do not hold |" in "\n".join(head)
+    pages = {path.name for path in results.FOLDER.glob("*.md")}
+    assert pages == {one.file for one in results.REGIMES} | set(results.OTHERS)
+    assert all(f"(results/{name})" in "\n".join(head) for name in pages)
+
+
+def test_committed_pages_are_what_the_records_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, folder = results.PAGE, results.FOLDER
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
+    results.main()
+    for path in (page, page.with_name("claims.svg"), *sorted(folder.iterdir())):
+        made = tmp_path / path.relative_to(page.parent)
+        assert made.read_text("utf-8") == path.read_text("utf-8"), f"{path.name}: run python -m benchmarks.results"
