@@ -50,6 +50,13 @@ REFERENCES = (
     "fedavg",
     "centralized",
 )
+# ours: sums of features, one release for all, each site's prior, and what mirrored images add; and the controls of everything that
+# personalizes: one classifier, corrected by how often a site has each class
+ONESUM = ("onesum", "onesum@prior=site", "onesum@symmetry=flip", "onesum@symmetry=flip@prior=site", "onesum@head=ridge")
+ROUND_CELLS = ("onesum@symmetry=square", "onesum@symmetry=square@prior=site")  # cells and lesions have no upright
+WITH_PRIOR = ("ensemble@ensemble=odds@personalize=prior",)
+FACTORY_PRIOR = ("federated_factory@personalize=prior",)
+ENCODED = ("onesum@features=encoder", "onesum@features=encoder@prior=site", "onesum")
 DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
 ABLATIONS = (
     "local_only@epochs=40",  # controls of personalized methods: their clients train 20 + 20 epochs,
@@ -479,7 +486,17 @@ def methods_of(cell: str) -> tuple[str, ...]:
         factory += ("federated_factory@augment=flip+crop", "federated_factory@mode=peer@augment=flip+crop")
     tables = {"federated_factory": factory, "falcon": tokens, "fol": meetings, "fedmitr": vits}
     ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:4]
-    return tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations))
+    return (*tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations)), *ours_of(cell))
+
+
+def ours_of(cell: str) -> tuple[str, ...]:
+    """Rows of the project's own method, and the controls with the site's prior."""
+    if CELLS[cell].method == "falcon":
+        return ENCODED
+    round_cells = ROUND_CELLS if CELLS[cell].dataset in ("bloodcells-28", "skinlesions-28") else ()
+    upright = tuple(label for label in ONESUM if "flip" not in label) if CELLS[cell].dataset == "digits" else ONESUM
+    controls = {"federated_factory": FACTORY_PRIOR, "fedavg": WITH_PRIOR, "fol": WITH_PRIOR}
+    return (*upright, *round_cells, *controls.get(CELLS[cell].method, ()))
 
 
 def attacked(cell: str) -> None:

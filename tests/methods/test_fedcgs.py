@@ -10,7 +10,9 @@ import torch
 
 from osfl.core.method import Context
 from osfl.core.plan import resolve_settings
-from osfl.core.types import Payload, Release, Task, Upload
+from osfl.core.types import Limits, Payload, Release, Task, Upload, settings_as_json
+from osfl.ingredients.statistics.gaussians import summed, unpacked
+from osfl.ingredients.statistics.shrinkage import gcv_ridge
 from osfl.methods.fedcgs import FedCGS, Settings
 from osfl.simulate.checks import small_federation
 from osfl.simulate.simulation import Federation, Simulation, prepare
@@ -92,6 +94,24 @@ def test_the_personal_map_starts_as_nothing_and_fits_the_client() -> None:
     own = longer.build(longer.personalize(release, shard, ctx(federation)))(x)
     loss = torch.nn.functional.cross_entropy
     assert loss(own, shard.train.labels).item() < loss(shared, shard.train.labels).item()
+
+
+def test_the_cpu_preset_is_within_classes_with_shrinkage_from_the_sums_and_the_paper_is_unchanged() -> None:
+    cpu, paper = (resolve_settings(FedCGS, preset) for preset in ("cpu", "paper"))
+    assert (cpu.covariance, cpu.shrinkage) == ("within", "gcv")
+    assert (paper.covariance, paper.shrinkage, paper.ridge) == ("total", "ridge", 1e-4)
+    assert "shrinkage" not in settings_as_json(paper)
+
+
+def test_automatic_shrinkage_is_the_classifier_with_the_ridge_that_gcv_finds() -> None:
+    federation = small_federation("fedcgs")
+    one = method(federation, covariance="within", shrinkage="gcv")
+    sent = uploads(one, federation)
+    total = summed(one._statistics(upload) for upload in sent)
+    ridge = gcv_ridge(replace(total, gram=unpacked(total.gram)), "within")
+    fixed = method(federation, covariance="within", ridge=ridge)
+    capless = Context(replace(federation.plan, limits=Limits(share=1.0)), torch.device("cpu"))
+    assert torch.equal(weights(one.server_phase(sent, capless)), weights(fixed.server_phase(sent, capless)))
 
 
 def test_wrong_settings_are_named() -> None:

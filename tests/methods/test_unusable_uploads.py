@@ -34,6 +34,7 @@ SETTINGS: Mapping[str, list[Mapping[str, Any]]] = {
     "falcon": [{"send": "sequences"}, {"send": "generator"}, {"server": "average"}],
     "fedcgs": [{}, {"by_class": True}],
     "fedpft": [{}, {"shape": "full"}],
+    "onesum": [{}, {"by_class": True}, {"send": "smaller", "filters": 24}],
     "federated_factory": [{}, {"mode": "peer"}, {"factory": "vae"}],
     "ensemble": [{"ensemble": "size"}, {"ensemble": "odds"}],
     "fedftg": [{}],

@@ -87,6 +87,7 @@ class Method:
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "cpu": {}, "smoke": {}}  # what smaller budgets change
     DEVIATIONS: ClassVar[Sequence[str]] = ()  # where we depart from the paper whatever the settings, a sentence each
     NEEDS: ClassVar[Sequence[str]] = ()  # facts without which an upload cannot be used
+    STRUCTURE: ClassVar[Sequence[str]] = ()  # numbers of the smoke preset that change an upload's size: no rehearsal takes them
 
     def __init__(self, task: Task, settings: Any) -> None:
         self.task = task

@@ -34,7 +34,9 @@ def role_of(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -
         return Role("labels", f"a class for each of {_many(shape[0], 'item')}")
     if dtype in FLOATS and len(shape) == 3 and ("token" in name.lower() or last == "sequences"):
         return Role("tokens", f"{_many(shape[0], 'sequence')} of {_many(shape[1], 'token')} of {shape[2]} numbers")
-    if dtype in FLOATS and last in ("sums", "gram"):
+    if name == "counts":
+        return Role("features", "number of training images of each class")
+    if last in ("sums", "gram"):
         return Role("features", "sums of what a frozen network sees in the training images")
     if dtype in FLOATS and _OF_CLASS.match(name):
         return Role("weights", "parameters of a generator, which makes images of this class, or features of such images")

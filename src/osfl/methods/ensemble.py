@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from torch import nn
 
 from osfl.core.method import Context
-from osfl.core.types import Limits, Payload, Release, Upload
+from osfl.core.types import Limits, Payload, Release, Shard, Upload
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.ensembles.gathering import gather, members
+from osfl.ingredients.statistics.site_prior import (
+    SitePrior,
+    corrected,
+    site_prior_problems,
+    with_site_prior,
+    without_site_prior,
+)
 from osfl.ingredients.training.local import Training
 from osfl.ingredients.training.model_upload import Combine, ModelUpload, teacher_ensemble
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Settings(SitePrior, Training):
     # Under label skew the choice matters more than anything else: averaging probabilities beats logits by several points,
     # weighting each client per class by how much of that class it has seen by tens of points; comparing only the classes
     # that a client knows (`odds`) is as good or better where some have little but one class.
@@ -29,6 +36,9 @@ class Settings(Training):
 class EnsembleOfClients(ModelUpload):
     Settings = Settings
 
+    def problems(self, clients: int) -> list[str]:
+        return super().problems(clients) + site_prior_problems(self.settings)
+
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED)
 
@@ -37,7 +47,13 @@ class EnsembleOfClients(ModelUpload):
         cap = {} if share == Limits().share else {"share": share}  # who builds the ensemble has no plan
         return Release(Payload(gathered.tensors, {**gathered.facts, **cap}))
 
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        return with_site_prior(release, shard, len(self.task.classes), self.settings)
+
     def build(self, payload: Payload) -> nn.Module:
+        return corrected(self._together(without_site_prior(payload)), payload)
+
+    def _together(self, payload: Payload) -> nn.Module:
         share = float(payload.facts.get("share", Limits().share))
         uploads = [Upload(client, "", part) for client, part in members(payload).items()]
         models = [super(EnsembleOfClients, self).build(upload.payload) for upload in uploads]

@@ -9,7 +9,7 @@ classifier. Personalized (`personal`): a client also fits a map of its features,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.types import ClientId, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
+from osfl.core.types import LATER, ClientId, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import (
@@ -29,6 +29,7 @@ from osfl.ingredients.statistics.gaussians import (
     summed,
     unpacked,
 )
+from osfl.ingredients.statistics.shrinkage import gcv_ridge
 from osfl.ingredients.tokens.encoding import (
     Encoding,
     OnTokens,
@@ -50,6 +51,9 @@ class Settings(Encoding):
     tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
     covariance: Covariance = "total"  # of all samples (public code), or within classes (linear discriminant analysis)
     ridge: float = 1e-4  # on the covariance's diagonal, times its mean variance; the public code has none and may be singular
+    shrinkage: Literal["ridge", "gcv"] = field(
+        default="ridge", metadata=LATER
+    )  # gcv: cross-validated from the sums, not `ridge`
     least: int = 3  # images that a class needs to be in the sums; the sum over one image is that image's features
     by_class: bool = False  # send B class by class: then a class can be forgotten, and the upload grows with the classes
     precision: Literal["float32", "float64"] = "float32"  # on the wire; sums are taken in float64
@@ -71,7 +75,8 @@ class FedCGS(TokenMethod):
             "stride": 112,
             "tokens": "concat",
             "precision": "float64",
-            "ridge": 1e-2,
+            "covariance": "within",
+            "shrinkage": "gcv",
         },
         "smoke": {"encoder": "random", "window": 8, "resolution": 8, "stride": 8},
     }
@@ -131,7 +136,9 @@ class FedCGS(TokenMethod):
         total = summed(each())
         same_encoders(facts, self.settings)
         total = replace(total, gram=unpacked(total.gram))
-        weight, bias = linear_classifier(total, self.settings.covariance, self.settings.ridge)
+        s = self.settings
+        ridge = s.ridge if s.shrinkage == "ridge" else gcv_ridge(total, s.covariance)
+        weight, bias = linear_classifier(total, s.covariance, ridge)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}
         means = total.means().float()
         return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))

@@ -22,6 +22,8 @@ def encoder_side(settings: Any) -> int:
     """The largest side at which a method's frozen encoder looks at an image; 0 for methods without one."""
     if not (hasattr(settings, "encoder") and hasattr(settings, "resolution") and hasattr(settings, "window")):
         return 0
+    if getattr(settings, "features", "encoder") != "encoder":  # it may have an encoder, and does not use it
+        return 0
     return max(int(settings.resolution), int(settings.window))  # regions are cut at the one, the whole is resized to the other
 
 

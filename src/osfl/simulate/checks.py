@@ -32,7 +32,11 @@ from osfl.simulate.simulation import Federation, Simulation, prepare
 from osfl.wire.bundle import pack
 
 Check = Callable[[str, Path], None]
-APART: Mapping[str, Mapping[str, Any]] = {"fedcgs": {"by_class": True}, "falcon": {"send": "sequences"}}  # classes apart
+APART: Mapping[str, Mapping[str, Any]] = {  # classes apart
+    "fedcgs": {"by_class": True},
+    "onesum": {"by_class": True},
+    "falcon": {"send": "sequences"},
+}
 
 
 @lru_cache(maxsize=64)

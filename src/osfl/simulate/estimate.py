@@ -174,7 +174,8 @@ def _first(data: Dataset, count: int) -> Dataset:
 
 def _short(plan: Plan) -> Any:
     """Numbers of the smoke preset (epochs, rounds, batches); text values, such as the architecture, are the user's."""
-    smoke = load(plan.method).PRESETS.get("smoke", {})
+    method = load(plan.method)
+    smoke = {key: value for key, value in method.PRESETS.get("smoke", {}).items() if key not in method.STRUCTURE}
     return replace(plan.settings, **{key: value for key, value in smoke.items() if not isinstance(value, str)})
 
 

@@ -21,6 +21,13 @@ from osfl.core.method import Context, Method
 from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Release, Shard, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.statistics.class_counts import facts_without
+from osfl.ingredients.statistics.site_prior import (
+    SitePrior,
+    corrected,
+    site_prior_problems,
+    with_site_prior,
+    without_site_prior,
+)
 from osfl.ingredients.training.local import (
     CPU_TRAINING,
     SMOKE_TRAINING,
@@ -48,7 +55,7 @@ from osfl.models.naming import named
 
 
 @dataclass(frozen=True)
-class Settings(FactorySettings, Training):
+class Settings(SitePrior, FactorySettings, Training):
     architecture: str = "resnet50"  # of the classifier, or of each expert
     epochs: int = 300  # of the classifier, over the synthetic images
     batch_size: int = 128
@@ -124,6 +131,11 @@ class FederatedFactory(Method):
             found.append(f"setting 'images_per_class': expected at least 1, got {s.images_per_class}")
         if s.mode == "peer" and s.prior == "empirical":
             found.append("setting 'prior': 'empirical' needs mode=central: peers know only the classes they were sent")
+        if s.personalize == "prior" and (s.mode, s.prior) != ("central", "balanced"):
+            found.append(
+                "setting 'personalize': 'prior' corrects a classifier of balanced classes: set mode=central, prior=balanced"
+            )
+        found += site_prior_problems(s)
         if not s.noise_std >= 0:
             found.append(f"setting 'noise_std': expected at least 0, got {s.noise_std}")
         if not 0 < s.floor < 1:
@@ -248,9 +260,9 @@ class FederatedFactory(Method):
         return Release(Payload({}, {"classes": sorted({cell.label for cell in cells})}), personal)
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
-        given = release.for_client(shard.client)
         if self.settings.mode == "central":
-            return given
+            return with_site_prior(release, shard, len(self.task.classes), self.settings)
+        given = release.for_client(shard.client)
         cells = self._received(given, shard, ctx)
         real = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
         asked = self._wanted(cells, real, ctx.plan.limits.share)
@@ -300,7 +312,7 @@ class FederatedFactory(Method):
     def build(self, payload: Payload) -> nn.Module:
         experts = payload.facts.get("experts")
         if experts is None:
-            return classifier(payload, self.task)
+            return corrected(classifier(without_site_prior(payload), self.task), payload)
         members = [
             classifier(Payload(payload.tensors, {"architecture": architecture}), self.task, f"{client}/model")
             for client, architecture in sorted(experts.items())

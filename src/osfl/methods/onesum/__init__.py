@@ -1,0 +1,448 @@
+"""OneSum — each site sends sums of features that need no weights; their total is a Gaussian classifier, without training.
+
+A method of this project; relatives are FedCGS and analytic federated learning (`head=ridge`). A site sends class sums A_c,
+counts n_c and second moments G of features that all sites compute alike: random convolutions drawn from the plan's seed, or a
+frozen encoder. The server adds them; `methods/onesum/head.py` has the equations. Features lie on a grid (`on_grid`), so that
+sums are exact: the release does not depend on who holds what, to the last bit, and without a site it is that of a round which
+the site never joined.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from osfl.core.errors import RoundError, TrainingError, go_on_without
+from osfl.core.method import Context
+from osfl.core.types import Contract, Dataset, Exposed, Field, Json, Payload, Release, Shard, Upload, digest_of
+from osfl.ingredients.statistics.claimed_counts import capped
+from osfl.ingredients.statistics.gaussians import Statistics, packed, statistics, summed, unpacked
+from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
+from osfl.ingredients.tokens.encoding import (
+    Encoding,
+    OnTokens,
+    Pooled,
+    Pooling,
+    TokenMethod,
+    pooled,
+    tokens_digest,
+)
+from osfl.ingredients.training.local import not_positive, too_low
+from osfl.ingredients.training.one_upload import working_on
+from osfl.methods.onesum.features import LEVELS, RandomConvolutions, RandomMap, draw_filters, on_grid
+from osfl.methods.onesum.figures import preview_figures, server_figures
+from osfl.methods.onesum.head import Classifier, head_of, lda, moments, qda, ridge
+from osfl.models.flops import forward_flops
+from osfl.models.inputs import to_input
+from osfl.runtime.meter import spend
+
+_TOGETHER = 1024  # images whose features are in memory at once
+
+
+@dataclass(frozen=True)
+class Settings(RandomMap, Encoding):
+    encoder: str = "efficientnet_lite0_320"  # of features=encoder; `osfl ls encoders`, or an architecture with a file
+    resolution: int = 224
+    window: int = 112
+    stride: int = 112
+    features: Literal["random", "encoder"] = "random"  # random convolutions, or the tokens of `encoder`
+    tokens: Pooling = "concat"  # encoder: the whole image's vector, the mean of all views, or all side by side
+    bound: float = 0.0  # features are clipped here and rounded to 2^-15 of it; 0: 8 for random, 64 for encoder
+    # sums run over mirrored images, too (flip), or over all eight symmetries of a square; answers are for their mean features
+    symmetry: Literal["none", "flip", "square"] = "none"  # what an image may look like without being another one
+    head: Literal["lda", "ridge", "qda"] = "lda"  # one covariance, regression of one-hot labels (AFL), one covariance a class
+    shrinkage: str = "gcv"  # lambda: a number, or by generalized cross-validation
+    least: int = 3  # images that a class needs to be in the sums; the sum over one image is that image's features
+    by_class: bool = False  # send G class by class: a class can be forgotten, and head=qda needs it
+    send: Literal["triangle", "smaller"] = "triangle"  # smaller: where images are few, a factor of G (see Privacy in the card)
+    prior: Literal["global", "site"] = "global"  # site: each site weighs classes as it has them
+    temperature: float = 0.5  # tau, on the scores beside a site's prior: Gaussian scores are too confident
+
+    def reach(self) -> float:
+        """The bound of features."""
+        return self.bound or (8.0 if self.features == "random" else 64.0)
+
+    def copies(self) -> int:
+        return {"none": 1, "flip": 2, "square": 8}[self.symmetry]
+
+
+class OneSum(TokenMethod):
+    Settings = Settings
+    STRUCTURE = ("filters",)
+    PRESETS = {"paper": {}, "cpu": {}, "smoke": {"filters": 4}}  # noqa: RUF012
+    DEVIATIONS = (
+        "a method of this project: there is no paper, and `paper` are its defaults",
+        "classes with fewer than `least` images are in no sum",
+    )
+
+    def problems(self, clients: int) -> list[str]:
+        s = self.settings
+        found = super().problems(clients) if s.features == "encoder" else []
+        found += too_low(s, {"filters": 1, "scales": 1, "side": 8, "thumbnail": 0, "least": 1, "bound": 0})
+        found += not_positive(s, "temperature")
+        if not _is_shrinkage(s.shrinkage):
+            found.append(f"setting 'shrinkage': expected gcv or a number of at least 0, got {s.shrinkage!r}")
+        if s.head == "qda" and not s.by_class:
+            found.append("setting 'head': qda needs the second moments of each class; set by_class=true")
+        if s.head == "ridge" and s.prior == "site":
+            found.append("setting 'prior': the scores of head=ridge are no likelihoods; set prior=global or head=lda")
+        if s.by_class and s.send == "smaller":
+            found.append("setting 'send': by_class=true sends triangles; set send=triangle")
+        if s.symmetry == "square" and self.task.image[1] != self.task.image[2]:
+            found.append(
+                f"setting 'symmetry': square needs images of equal sides, got {self.task.image[1:]}; set symmetry=flip"
+            )
+        return found
+
+    def width(self) -> int:
+        """d of what is summed."""
+        s = self.settings
+        return int(s.width_for(self.task.image[0]) if s.features == "random" else s.width(s.tokens))
+
+    def contract(self, architecture: str) -> Contract:
+        d, classes = self.width(), len(self.task.classes)
+        triangle, by_class, smaller = (d * (d + 1) // 2,), self.settings.by_class, self.settings.send == "smaller"
+        gram = {f"class-{c}/gram": Field("I64", triangle, required=False, choice="gram") for c in range(classes)}
+        if not by_class:
+            gram = {"gram": Field("I64", triangle, required=not smaller, choice="gram" if smaller else "")}
+        factor = {"factor": Field("F64", ("rows", d), required=False, choice="gram")} if smaller else {}
+        return {"counts": Field("I64", (classes,), below=1 << 40), "sums": Field("I64", (classes, d)), **gram, **factor}
+
+    # --- a site --------------------------------------------------------------------------------------------------------------
+
+    def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        """n_c, A_c and G in whole steps of the grid, which are exact; zeros from a site without a class of `least` images."""
+        classes, data = len(self.task.classes), self._enough(shard, ctx)
+        if self.settings.by_class:
+            held = sorted(set(data.labels.tolist())) or [0]
+            found = {c: self._summed(data.subset(data.labels == c), shard, ctx) for c in held}
+            tensors = {f"class-{c}/gram": _whole(packed(one.gram)) for c, one in found.items()}
+            total = summed(found.values())
+        elif self.settings.send == "smaller" and 0 < 2 * len(data) * self.settings.copies() < self.width():
+            rows = self._features(data, shard, ctx) / self._step()
+            total = statistics(rows, data.labels.repeat(self.settings.copies()), classes)
+            tensors = {"factor": torch.linalg.qr(rows, mode="r").R}
+        else:
+            total = self._summed(data, shard, ctx)
+            tensors = {"gram": _whole(packed(total.gram))}
+        counts = torch.bincount(data.labels, minlength=classes)
+        return Payload({"counts": counts, "sums": _whole(total.sums), **tensors}, {"features": self._digest(ctx)})
+
+    def _enough(self, shard: Shard, ctx: Context) -> Dataset:
+        """Training images of classes that have enough: a sum over few shows each of them. The site is told which stay at home."""
+        counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes))
+        few = [self.task.classes[c] for c, count in enumerate(counts.tolist()) if 0 < count < self.settings.least]
+        if few:
+            ctx.progress(f"{shard.client} keeps {', '.join(few)}: fewer than {self.settings.least} images", len(few), len(few))
+        return shard.train.subset(counts[shard.train.labels] >= self.settings.least)
+
+    def _summed(self, data: Dataset, shard: Shard, ctx: Context) -> Statistics:
+        """The sums over a site's images and their mirrors, in steps of the grid."""
+        parts, classes = torch.split(torch.arange(len(data)), _TOGETHER), len(self.task.classes)
+
+        def sums(part: torch.Tensor) -> Statistics:
+            some = data.subset(part)
+            features = self._features(some, shard, ctx) / self._step()
+            return statistics(features, some.labels.repeat(self.settings.copies()), classes)
+
+        return summed(ctx.map(sums, parts)) if len(data) else _nothing(classes, self.width())
+
+    def _features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
+        """Features of images and then of their mirrors, (copies * n, d) on the grid."""
+        images = torch.cat(list(mirrored(data.images, self.settings.symmetry)))
+        if self.settings.features == "encoder":
+            tokens = self.encoded(Dataset(images, data.labels), shard, ctx)
+            return self._checked(on_grid(pooled(tokens, self.settings.tokens), self.settings.reach()), shard)
+        network = self._random_map(self._filters(ctx))
+        spend(forward_flops(network, self.task.image) * len(images))
+        device = torch.device("cpu") if ctx.device.type == "mps" else ctx.device  # which has no float64
+        with torch.inference_mode():
+            features: torch.Tensor = network.to(device)(to_input(images, device))
+            return features.cpu()
+
+    def _checked(self, features: torch.Tensor, shard: Shard) -> torch.Tensor:
+        """Clipping is for outliers: an encoder whose features are mostly beyond the bound would lose what they say."""
+        reach = self.settings.reach()
+        beyond = float((features.abs() >= reach).double().mean())
+        if beyond > 0.001:
+            raise TrainingError(
+                "the encoder's features are beyond the bound that the plan agrees on",
+                client=shard.client,
+                field="bound",
+                expected=f"within {reach:g}",
+                got=f"{beyond:.1%} beyond it",
+                fix=f"Agree on a larger bound in the plan (`--set bound={4 * reach:g}`).",
+            )
+        return features
+
+    def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """Features of any images, the mean over their mirrors, (n, d)."""
+        shard = Shard("", Dataset(images, torch.zeros(len(images), dtype=torch.int64)), Dataset(images[:0], torch.zeros(0)))
+        return self._features(shard.train, shard, ctx).reshape(self.settings.copies(), len(images), -1).mean(0)
+
+    def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
+        """The mean features of each class and the thumbnail among them, beside those of the site's images."""
+        means, pixels, of_class = self._means(payload), self._pixels(), self.features_of(shard, ctx)
+        for c, count in enumerate(payload.tensors["counts"].tolist()):
+            if count:
+                train, held_out = (rows.float() for rows in of_class(c))
+                yield Exposed(c, {"mean": means[c : c + 1].float()}, train, held_out)
+                if pixels:
+                    yield Exposed(
+                        c, {"thumbnail": means[c : c + 1, -pixels:].float()}, train[:, -pixels:], held_out[:, -pixels:]
+                    )
+
+    def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
+        """The mean thumbnail of each class, and how the second moments fall off."""
+        if "sums" not in payload.tensors:
+            return {}
+        gram = unpacked(self._term(Upload("preview", "", payload)).gram)
+        return preview_figures(self._thumbnails(self._means(payload)), payload.tensors["counts"], self.task.classes, gram)
+
+    def _means(self, payload: Payload) -> torch.Tensor:
+        """Mean features of each class, (classes, d); zeros where there are none."""
+        counts = payload.tensors["counts"].double() * self.settings.copies()
+        return torch.div(payload.tensors["sums"].double() * self._step(), counts.clamp_min(1)[:, None])
+
+    def _pixels(self) -> int:
+        """How many of the features are a thumbnail; they come last."""
+        return self.settings.thumbnail**2 * self.task.image[0] if self.settings.features == "random" else 0
+
+    def _thumbnails(self, means: torch.Tensor) -> torch.Tensor | None:
+        side, pixels = self.settings.thumbnail, self._pixels()
+        return means[:, -pixels:].reshape(-1, self.task.image[0], side, side) if pixels else None
+
+    # --- the server ----------------------------------------------------------------------------------------------------------
+
+    def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
+        """Terms are added one at a time: memory does not grow with the sites."""
+        total, grams = self._total(uploads, ctx)
+        found, s = moments(total), self.settings
+        curve = found.curve() if s.shrinkage == "gcv" else None
+        shrinkage = float(s.shrinkage) if curve is None else curve.best
+        if s.head == "qda":
+            assert grams is not None
+            head = qda(found, grams, total, shrinkage)
+        else:
+            head = lda(found, shrinkage) if s.head == "lda" else ridge(found, shrinkage)
+        means = self._thumbnails(total.means())
+        for title, figure in server_figures(found, head, curve, shrinkage, means, self.task.classes, s.filters, self._maps()):
+            ctx.show(title, figure)
+        return Release(Payload({**self._map_tensors(ctx), **head.tensors()}, {"shrinkage": shrinkage}))
+
+    def _maps(self) -> int:
+        """How many features come from filters."""
+        return self.width() - self._pixels() if self.settings.features == "random" else 0
+
+    def _total(self, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
+        """The sums of all sites in units of the features, and G of each class where it was sent. Mirrored images are images.
+
+        A site that claims more than the plan's share of all images has its whole term scaled down: its means stay.
+        """
+        expected = self._digest(ctx)
+        claims = [float(self._claimed(upload, ctx).sum()) for upload in uploads]
+        believed = capped(torch.tensor(claims, dtype=torch.float64), ctx.plan.limits.share).tolist()
+        d, classes = self.width(), len(self.task.classes)
+        by_class = torch.zeros(classes, d * (d + 1) // 2, dtype=torch.float64) if self.settings.head == "qda" else None
+        total: Statistics | None = None
+        for upload, claim, belief in zip(uploads, claims, believed, strict=True):
+            _same_features(upload, expected)
+            if not claim:  # nothing to add
+                self._term(upload)
+                continue
+            term = self._term(upload) * (belief / claim)
+            total = term if total is None else total + term
+            if by_class is not None:
+                for c, gram in self._grams(upload.payload).items():
+                    by_class[c] += gram * (belief / claim)
+        if total is None:
+            raise TrainingError(
+                "no site has a class of enough images",
+                field="least",
+                expected=f"a class of at least {self.settings.least} images at some site",
+                fix="Add images, or agree on a smaller `least`.",
+            )
+        step = self._step()
+        total = Statistics(total.sums * step, unpacked(total.gram) * step**2, total.counts * self.settings.copies())
+        return total, None if by_class is None else unpacked(by_class) * step**2
+
+    def _claimed(self, upload: Upload, ctx: Context) -> torch.Tensor:
+        """n_c of a site, within what the plan lets a site claim."""
+        counts, limits = upload.payload.tensors["counts"].double(), ctx.plan.limits
+        for name, images in (("samples", float(counts.sum())), ("class_samples", float(counts.max()))):
+            if images > getattr(limits, name):
+                raise RoundError(
+                    "it claims more images than the plan allows a site",
+                    client=upload.client,
+                    field="counts",
+                    expected=f"at most {getattr(limits, name)} (limits.{name})",
+                    got=int(images),
+                    fix=go_on_without(upload.client),
+                )
+        return counts
+
+    def _grams(self, payload: Payload) -> dict[int, torch.Tensor]:
+        """Second moments by class, folded."""
+        named = {name: value for name, value in payload.tensors.items() if name.endswith("/gram")}
+        return {int(name.split("/")[0].removeprefix("class-")): value.double() for name, value in named.items()}
+
+    def _term(self, upload: Upload) -> Statistics:
+        """What an upload says, in steps of the grid; G stays folded. A term that no images can have is refused by name."""
+        payload = upload.payload
+        with working_on(upload.client):
+            if "factor" in payload.tensors:
+                rows = payload.tensors["factor"].double()
+                gram = packed((rows.T @ rows).round())  # G is whole numbers, which rounding finds again
+            elif "gram" in payload.tensors:
+                gram = payload.tensors["gram"].double()
+            else:
+                gram = torch.stack(list(self._grams(payload).values())).sum(0)
+            term = Statistics(payload.tensors["sums"].double(), gram, payload.tensors["counts"].double())
+            self._check_term(term)
+        return term
+
+    def _check_term(self, term: Statistics) -> None:
+        """|A_c| <= n_c b, |G_ij| <= n b^2, and G - sum_c A_c A_c^T / n_c is positive semidefinite, as sums of images are."""
+        counts = term.counts * self.settings.copies()
+        if bool((term.sums.abs() > counts[:, None] * LEVELS).any()):
+            raise RoundError("its class sums do not fit its counts", field="sums", expected="at most count times bound")
+        if bool((term.gram.abs() > counts.sum() * LEVELS**2).any()):
+            raise RoundError(
+                "its second moments do not fit its counts", field="gram", expected="at most count times bound squared"
+            )
+        scatter = unpacked(term.gram) - (term.sums / counts.clamp_min(1)[:, None]).T @ term.sums
+        slack = 1e-8 * float(term.gram.abs().max()) + 1e-3
+        if int(torch.linalg.cholesky_ex(scatter + slack * torch.eye(len(scatter), dtype=torch.float64)).info):
+            raise RoundError(
+                "its second moments are not those of any images with its class sums and counts",
+                field="gram",
+                expected="a positive semidefinite scatter within classes",
+            )
+
+    # --- the release ---------------------------------------------------------------------------------------------------------
+
+    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
+        """tau l_c + ln(n_kc + 0.01): the scores of all sites' images, weighed by how often the site has each class."""
+        if self.settings.prior == "global":
+            return release.shared
+        head = head_of(release.shared.tensors)
+        prior = corrected_prior(site_log_prior(shard.train.labels, len(self.task.classes)), head.prior)
+        own = replace(head, prior=prior, temperature=torch.tensor([self.settings.temperature], dtype=torch.float64))
+        return Payload({**release.shared.tensors, **own.tensors()}, release.shared.facts)
+
+    def build(self, payload: Payload) -> nn.Module:
+        classifier = Classifier(head_of(payload.tensors))
+        if self.settings.features == "random":
+            features: nn.Module = self._random_map(payload.tensors["map/filters"])
+        else:
+            features = OnTokens(self.tokenizer(), Pooled(_OnGrid(self.settings.reach()), self.settings.tokens))
+        return nn.Sequential(_Mirrored(features, self.settings.symmetry), classifier).eval()
+
+    def without_class(self, payload: Payload, label: int) -> Payload:
+        """The same upload had its site no image of the class; possible where G was sent class by class."""
+        counts, sums = (payload.tensors[name].clone() for name in ("counts", "sums"))
+        counts[label], sums[label] = 0, 0
+        kept = {name: value for name, value in payload.tensors.items() if name != f"class-{label}/gram"}
+        facts = payload.facts if counts.any() else {**payload.facts, "samples": 0}
+        return Payload({**kept, "counts": counts, "sums": sums}, facts)
+
+    def separable(self) -> bool:
+        """Whether one class can be taken out of an upload."""
+        return bool(self.settings.by_class)
+
+    @property
+    def inseparable(self) -> str:
+        """What has seen a class and stays when it is forgotten."""
+        text = "sites go on weighing classes by how many images of them they have"
+        return text if self.settings.prior == "site" else ""
+
+    # --- the feature map -----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> float:
+        return float(self.settings.reach() / LEVELS)
+
+    def _filters(self, ctx: Context) -> torch.Tensor:
+        s = self.settings
+        return draw_filters(s.filters * s.scales, self.task.image[0], ctx.generator("onesum", "filters"))
+
+    def _random_map(self, filters: torch.Tensor) -> RandomConvolutions:
+        return RandomConvolutions(filters, self.settings, self.settings.reach())
+
+    def _map_tensors(self, ctx: Context) -> dict[str, torch.Tensor]:
+        return {"map/filters": self._filters(ctx)} if self.settings.features == "random" else {}
+
+    def _digest(self, ctx: Context) -> str:
+        """Names everything that features depend on besides the images."""
+        s = self.settings
+        if s.features == "encoder":
+            return digest_of(["osfl onesum", tokens_digest(s), s.tokens, s.reach(), s.symmetry])
+        filters = hashlib.sha256(self._filters(ctx).numpy().tobytes()).hexdigest()
+        return digest_of(["osfl onesum", s.described(self.task.image), filters, s.reach(), s.symmetry])
+
+
+class _OnGrid(nn.Module):
+    """Features as they were summed."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return on_grid(x, self.bound)
+
+
+class _Mirrored(nn.Module):
+    """The mean features of an image and of what the symmetry makes of it."""
+
+    def __init__(self, features: nn.Module, symmetry: str) -> None:
+        super().__init__()
+        self.features, self.symmetry = features, symmetry
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [self.features(copy) for copy in mirrored(x, self.symmetry)]
+        return torch.stack(found).mean(0) if len(found) > 1 else found[0]
+
+
+def mirrored(images: torch.Tensor, symmetry: str) -> Iterator[torch.Tensor]:
+    """The images, and what a symmetry makes of them: mirrored left to right, or also turned by quarters."""
+    for turned in [images.rot90(k, (-2, -1)) for k in range(4)] if symmetry == "square" else [images]:
+        yield turned
+        if symmetry != "none":
+            yield turned.flip(-1)
+
+
+def _nothing(classes: int, d: int) -> Statistics:
+    sums, gram, counts = (torch.zeros(shape, dtype=torch.float64) for shape in ((classes, d), (d, d), (classes,)))
+    return Statistics(sums, gram, counts)
+
+
+def _whole(values: torch.Tensor) -> torch.Tensor:
+    return values.round().to(torch.int64)
+
+
+def _is_shrinkage(text: str) -> bool:
+    if text == "gcv":
+        return True
+    try:
+        return 0 <= float(text) < 1e30
+    except ValueError:
+        return False
+
+
+def _same_features(upload: Upload, expected: str) -> None:
+    """Sums of other features than the plan's mean something else; who has them is named."""
+    if upload.payload.facts.get("features") != expected:
+        raise RoundError(
+            "this upload was made with other features than the plan's",
+            client=upload.client,
+            field="facts.features",
+            expected=expected,
+            got=str(upload.payload.facts.get("features", "nothing")),
+            fix="The site needs the plan's encoder file or seed, and this version of osfl; or go on without it: "
+            f"`osfl server ROUND --without {upload.client}`.",
+        )

@@ -1,0 +1,122 @@
+"""OneSum's feature map without weights: fixed random convolutions drawn from the plan's seed, on a fixed grid of numbers.
+
+h = (W * x) / sqrt(var_patch(x) + 0.1^2); the features are averages of relu(h - 1/2) and relu(-h - 1/2) over 3 x 3 cells, and a
+7 x 7 thumbnail of x. Everything is computed in float64 and then rounded (`on_grid`), so that sums of features and of their
+products are sums of whole numbers: exact in float64, in any order and however the images are divided among sites.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from osfl.core.types import Json
+
+SIDE = 5  # of a filter
+CELLS = 3  # each map is averaged over 3 x 3 cells
+LEVELS = 2**15  # whole numbers on each side of zero; products of 2^23 images at the bound add up to 2^53 at most
+_CONTRAST = 0.1  # deviation of a patch below which contrast is not stretched any further
+_THRESHOLD = 0.5  # of both rectified maps
+_TOGETHER = 16  # images at a time: their maps stay in the processor's cache, which is six times as fast as 256 at a time
+_FILTER_LEVELS = 2.0**20
+_CHROMA = 2.0  # how much more filters weigh color than brightness
+
+
+@dataclass(frozen=True)
+class RandomMap:
+    """How images become features where no encoder is used; mixed into Settings."""
+
+    filters: int = 64  # F, random filters of 5 x 5 pixels at each scale
+    scales: int = 1  # image sides that filters look at: `side`, twice that, and so on
+    side: int = 32  # larger images are reduced to this side (the largest scale: side * 2^(scales - 1)); smaller ones stay
+    thumbnail: int = 7  # side of the thumbnail among the features; 0: none
+
+    def width_for(self, channels: int) -> int:
+        """d, the number of features of an image."""
+        return self.scales * 2 * self.filters * CELLS**2 + self.thumbnail**2 * channels
+
+    def sides(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The sizes at which filters look at an image, smallest first; no image is enlarged."""
+        longest = max(height, width)
+        wanted = [min(1.0, self.side * 2**k / longest) for k in range(self.scales)]
+        return [(max(SIDE, round(height * share)), max(SIDE, round(width * share))) for share in wanted]
+
+    def described(self, image: tuple[int, int, int]) -> Json:
+        """All that the features depend on besides the images and the filters."""
+        names = (self.filters, self.scales, self.side, self.thumbnail, SIDE, CELLS, _CONTRAST, _THRESHOLD, _CHROMA)
+        return ["osfl random convolutions", 1, list(image), *names]
+
+
+def draw_filters(count: int, channels: int, rng: torch.Generator) -> torch.Tensor:
+    """W (count, channels, 5, 5) in float64: standard normal in DCT and opponent-color coordinates, without the mean of the
+    patch, each of unit norm."""
+    coefficients = torch.randn(count, channels, SIDE, SIDE, generator=rng, dtype=torch.float64)
+    coefficients[:, 1:] *= _CHROMA
+    coefficients[:, 0, 0, 0] = 0
+    coefficients /= coefficients.flatten(1).norm(dim=1)[:, None, None, None]
+    dct, colors = cosine_basis(SIDE), color_basis(channels)
+    filters = torch.einsum("fkuv,kc,uy,vx->fcyx", coefficients, colors, dct, dct)
+    return (filters * _FILTER_LEVELS).round() / _FILTER_LEVELS  # the last bits of a logarithm differ between processors
+
+
+def cosine_basis(side: int) -> torch.Tensor:
+    """The orthonormal DCT-II: row u is the cosine of frequency u."""
+    place, frequency = torch.arange(side, dtype=torch.float64), torch.arange(side, dtype=torch.float64)[:, None]
+    rows = torch.cos(math.pi * (place + 0.5) * frequency / side) * math.sqrt(2 / side)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+def color_basis(channels: int) -> torch.Tensor:
+    """Orthonormal rows: brightness, red against green, yellow against blue. Other numbers of channels: a cosine basis."""
+    if channels != 3:
+        return cosine_basis(channels)
+    rows = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]], dtype=torch.float64)
+    return torch.div(rows, rows.norm(dim=1, keepdim=True))
+
+
+class RandomConvolutions(nn.Module):
+    """Images in [-1, 1], (n, channels, height, width) -> features (n, d) in float64, on the grid."""
+
+    def __init__(self, filters: torch.Tensor, settings: RandomMap, bound: float) -> None:
+        super().__init__()
+        self.settings, self.bound = settings, bound
+        self.register_buffer("filters", filters.double())  # (scales * F, channels, 5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_meta or len(x) <= _TOGETHER:
+            return self._features(x)
+        return torch.cat([self._features(part) for part in torch.split(x, _TOGETHER)])
+
+    def _features(self, x: torch.Tensor) -> torch.Tensor:
+        scales = torch.split(self.get_buffer("filters"), self.settings.filters)
+        found = []
+        for filters, size in zip(scales, self.settings.sides(*x.shape[-2:]), strict=True):
+            found += self._maps(_reduced(x, size).double(), filters)
+        if self.settings.thumbnail:
+            found.append(functional.adaptive_avg_pool2d(x.double(), self.settings.thumbnail))
+        return on_grid(torch.cat([part.flatten(1) for part in found], 1), self.bound)
+
+    def _maps(self, x: torch.Tensor, filters: torch.Tensor) -> list[torch.Tensor]:
+        """Both rectified maps of every filter, averaged over the cells: two of (n, F, 3, 3)."""
+        brightness, squares = x.mean(1, keepdim=True), x.square().mean(1, keepdim=True)
+        mean = functional.avg_pool2d(brightness, SIDE, stride=1)
+        variance = (functional.avg_pool2d(squares, SIDE, stride=1) - mean.square()).clamp_min(0)
+        h = functional.conv2d(x.contiguous(), filters).div_((variance + _CONTRAST**2).sqrt())
+        return [functional.adaptive_avg_pool2d((sign * h - _THRESHOLD).relu_(), CELLS) for sign in (1, -1)]
+
+
+def _reduced(x: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    if tuple(x.shape[-2:]) == size:
+        return x
+    return functional.interpolate(x, size, mode="bilinear", align_corners=False, antialias=x.device.type != "meta")
+
+
+def on_grid(features: torch.Tensor, bound: float) -> torch.Tensor:
+    """Features rounded to multiples of bound / 2^15 and clipped to [-bound, bound], in float64."""
+    step = bound / LEVELS
+    return (features.double() / step).round_().clamp_(-LEVELS, LEVELS).mul_(step)
