@@ -50,8 +50,8 @@ REFERENCES = (
     "fedavg",
     "centralized",
 )
-# ours: sums of features, one release for all, each site's prior, and what mirrored images add; and the controls of everything that
-# personalizes: one classifier, corrected by how often a site has each class
+# ours: sums of features, one release for all, each site's prior, and what mirrored images add; and the controls of everything
+# that personalizes: one classifier, corrected by how often a site has each class
 ONESUM = ("onesum", "onesum@prior=site", "onesum@symmetry=flip", "onesum@symmetry=flip@prior=site", "onesum@head=ridge")
 ROUND_CELLS = ("onesum@symmetry=square", "onesum@symmetry=square@prior=site")  # cells and lesions have no upright
 WITH_PRIOR = ("ensemble@ensemble=odds@personalize=prior",)

@@ -134,7 +134,7 @@ class OneSum(TokenMethod):
         return Payload({"counts": counts, "sums": _whole(total.sums), **tensors}, {"features": self._digest(ctx)})
 
     def _enough(self, shard: Shard, ctx: Context) -> Dataset:
-        """Training images of classes that have enough: a sum over few shows each of them. The site is told which stay at home."""
+        """Training images of classes that have enough: a sum over few shows each. The site learns which stay at home."""
         counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes))
         few = [self.task.classes[c] for c, count in enumerate(counts.tolist()) if 0 < count < self.settings.least]
         if few:
