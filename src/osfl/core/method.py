@@ -138,6 +138,10 @@ class Method:
         """The client's own model after the round. Default: the release as it is."""
         return release.for_client(shard.client)
 
+    def needs_images_after_round(self) -> bool:
+        """Whether `personalize` reads the client's images with these settings. Default: if the class defines it."""
+        return self.provides("personalize")
+
     def build(self, payload: Payload) -> nn.Module:
         """The classifier that a payload of `server_phase`, `personalize` or `simulate` describes."""
         raise NotImplementedError

@@ -50,6 +50,9 @@ class EnsembleOfClients(ModelUpload):
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         return with_site_prior(release, shard, len(self.task.classes), self.settings)
 
+    def needs_images_after_round(self) -> bool:
+        return bool(self.settings.personalize == "prior")
+
     def build(self, payload: Payload) -> nn.Module:
         return corrected(self._together(without_site_prior(payload)), payload)
 

@@ -253,7 +253,7 @@ def _shard_for(method: Method, plan: Plan, client: ClientId, data: Path | None, 
     """The images, if this method learns from them after the round; else a shard that only has a name."""
     if data is not None:
         return open_shard(plan, client, data, progress)
-    if method.provides("personalize"):
+    if method.needs_images_after_round():
         raise UsageError(
             f"{plan.method} learns from the site's images once more",
             field="data",

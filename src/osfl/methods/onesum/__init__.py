@@ -335,6 +335,9 @@ class OneSum(TokenMethod):
         own = replace(head, prior=prior, temperature=torch.tensor([self.settings.temperature], dtype=torch.float64))
         return Payload({**release.shared.tensors, **own.tensors()}, release.shared.facts)
 
+    def needs_images_after_round(self) -> bool:
+        return bool(self.settings.prior == "site")
+
     def build(self, payload: Payload) -> nn.Module:
         classifier = Classifier(head_of(payload.tensors))
         if self.settings.features == "random":
