@@ -14,7 +14,8 @@ demo: $(READY)          ## the problem that one-shot methods solve, on embedded 
 	$(BIN)/osfl demo --out runs/demo
 
 test: $(READY) lint     ## what CI runs, with wheel-check
-	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal
+	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal --cov=osfl --cov-report=json:.coverage.json
+	$(BIN)/python -m tests.coverage_floors .coverage.json
 
 lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks
