@@ -22,7 +22,11 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE|FOLDER...", help="Bun
 Key = Annotated[
     Path | None,
     typer.Option(
-        "--key", "-k", metavar="server.key", show_default=False, help="The server's private key; only sealed bundles need it."
+        "--key",
+        "-k",
+        metavar="server.key",
+        show_default=False,
+        help="The server's private key, for sealed bundles; and for the next release, where the plan lets sites join late.",
     ),
 ]
 
@@ -31,10 +35,11 @@ def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output
     """Check bundles and keep them; each is safe on disk before its line is printed. Exit code 1 if any was refused.
 
     What was received once may be received again: it counts once, and the first stands. Any number of processes may receive.
+    After the release, where the plan says `late = true`, an upload makes the next release; that needs --key.
     """
     from osfl.core.errors import Rejected
     from osfl.roles.coordinator import receive as through_the_gate
-    from osfl.roles.coordinator import too_late
+    from osfl.roles.coordinator import run_server_phase, status, too_late
     from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
 
@@ -54,9 +59,16 @@ def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output
         if output_format == "text":
             echo(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
     late = too_late(fl_round, list(dict.fromkeys(str(one["client"]) for one in accepted)))
+    joining = status(fl_round).joining if late else []
+    release = run_server_phase(fl_round, opens) if joining and opens is not None else None
     if output_format == "json":
         unused = [{"path": str(file.path), "why": file.why} for file in left]
-        put_json({"accepted": accepted, "refused": refused, "left": unused, "late": late})
+        put_json({"accepted": accepted, "refused": refused, "left": unused, "late": late, "release": release})
+    elif release is not None:
+        echo(f"[green]released[/]  {release}  with {', '.join(joining)}; takes the place of {status(fl_round).supersedes}")
+    elif joining:
+        again = f"`osfl server {escape(str(fl_round))} --key server.key` makes the next release with it"
+        errors().print(f"[yellow]late[/]      {', '.join(joining)}: kept; {again}", soft_wrap=True)
     elif late:
         errors().print(
             f"[yellow]too late[/]  {', '.join(late)}: kept, but the release is made and has no part of it", soft_wrap=True

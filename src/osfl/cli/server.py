@@ -63,7 +63,8 @@ def server(
 ) -> None:
     """Make the release once all have delivered, or the plan's quorum has and its deadline, if any, is over (by this clock).
 
-    Otherwise say who is missing: exit code 1. Killed, the same command continues; a release that is there stands.
+    Otherwise say who is missing: exit code 1. Killed, the same command continues; a release that is there stands, unless the
+    plan says `late = true` and uploads came after it: then the next release takes its place.
     A server phase that fails names the upload that it failed at, where that is known: go on with --without.
     """
     from osfl.runtime.machine import Machine
@@ -91,6 +92,7 @@ def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], 
                 "personal": list(found.personal),
                 "late": list(found.late),
                 "left_out": list(found.left_out),
+                "supersedes": found.supersedes or None,
             }
         )
         return
@@ -98,6 +100,8 @@ def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], 
     made_from = len(found.delivered) - len(found.late) - len(found.left_out)
     left_out = f", without {', '.join(found.left_out)}" if found.left_out else ""
     echo(f"         made from {made_from} of {len(found.delivered) + len(found.missing)} uploads{left_out}")
+    if found.supersedes:
+        echo(f"         takes the place of {found.supersedes}")
     parts = f" and, to each site, its own file of {escape(str(fl_round / 'personal'))}" if found.personal else ""
     echo(f"Give {escape(str(fl_round / 'release.safetensors'))} to every site{parts}; they run `osfl personalize`.")
 

@@ -50,6 +50,8 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
         "ready": found.ready,
         "waits_for": found.waits_for,
         "release": found.release or None,
+        "supersedes": found.supersedes or None,
+        "joining": list(found.joining),
         "personal": list(found.personal),
     }
 
@@ -62,6 +64,7 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
     for client in sorted([] if no_uploads else clients):
         if client in found.delivered:
             late = "  [yellow]too late for the release[/]" if client in found.late else ""
+            late = "  [yellow]came after the release[/], joins the next one" if client in found.joining else late
             late = "  [yellow]left out of the release[/]" if client in found.left_out else late
             echo(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
         else:
@@ -80,8 +83,15 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
         echo(f"[red]Failed[/]     the server phase: {_failure(found.failed)}")
     if found.released:
         echo(f"Release    {found.release}  {escape(str(fl_round / 'release.safetensors'))}")
+        if found.supersedes:
+            echo(f"           takes the place of {found.supersedes}")
         if found.personal:
             echo(f"           and a part of its own for {', '.join(found.personal)} in {escape(str(fl_round / 'personal'))}")
+    if found.joining:
+        who = ", ".join(found.joining)
+        echo(f"Next       `osfl server {escape(str(fl_round))} --key server.key` makes the next release, with {who}.")
+    elif found.released:
+        return
     elif found.ready:
         echo(f"Next       `osfl server {escape(str(fl_round))} --key server.key` may begin.")
     else:

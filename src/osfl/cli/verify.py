@@ -17,6 +17,7 @@ from osfl.core.types import canonical
 
 if TYPE_CHECKING:
     from osfl.rounds.provenance import Known, Verdict
+    from osfl.wire.bundle import Bundle
     from osfl.wire.gate import AcceptancePolicy
 
 EXAMPLES = (
@@ -134,7 +135,8 @@ def _with_certificates(known: Known, files: Sequence[Path], fl_round: Path | Non
     kept = [entry for place in [*near, *filter(None, [copies])] for entry in certificates_at(place, known.server, known.plan)]
     if fl_round is not None:
         _check_complete(fl_round / CERTIFICATES, own, kept, known.plan)
-        known = replace(known, standing=_standing(fl_round, known))
+        last = _standing(fl_round, known)
+        known = replace(known, standing=last.made_from if last else {}, last=last.digest if last else "")
     every = {canonical(entry): entry for entry in [*own, *kept]}.values()
     if known.policy is not None and fl_round is not None and not every:
         return replace(known, withdrawn=known.policy.withdrawn)  # perhaps of the first encounter
@@ -170,17 +172,15 @@ def _check_complete(place: Path, own: Sequence[Mapping[str, Any]], kept: Sequenc
         )
 
 
-def _standing(fl_round: Path, known: Known) -> Mapping[str, str]:
-    """What the round's own release names, if there is one that is valid."""
+def _standing(fl_round: Path, known: Known) -> Bundle | None:
+    """The round's own release, if there is one that is valid."""
     from osfl.wire.gate import verify_release
 
     assert known.policy is not None
     try:
-        return verify_release(
-            fl_round / "release.safetensors", known.server, known.plan, withdrawn=known.policy.withdrawn
-        ).made_from
+        return verify_release(fl_round / "release.safetensors", known.server, known.plan, withdrawn=known.policy.withdrawn)
     except Rejected:  # it is judged as a file, if somebody asks for it
-        return {}
+        return None
 
 
 def _policy(plan: Path, keys: Path | None) -> AcceptancePolicy:

@@ -166,6 +166,17 @@ class Method:
         """One model of all clients' models, as `build` understands it. Default: None, clients predict one by one."""
         return None
 
+    # --- sums ----------------------------------------------------------------------------------------------------------------
+
+    def additive(self) -> bool:
+        """Whether the release follows from an exact sum over the uploads. A plan may then let an upload join a finished round
+        (`late`); with it, or without it again, the release is what it would be had that been so from the start. Default: no."""
+        return False
+
+    def check_upload(self, upload: Upload, ctx: Context) -> None:
+        """Raise `RoundError` for an upload whose numbers no images can have. The server asks, and a site before it sends.
+        Default: nothing is refused."""
+
     # --- removal of single classes
     # ---------------------------------------------------------------------------------------------
 

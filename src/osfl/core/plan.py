@@ -236,6 +236,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
     "round": {
         "quorum": _Kind("a whole number, 0 for all clients", lambda value: _whole(value) and value >= 0),
         "deadline": _Kind('a time with its zone such as "2026-12-24T18:00:00Z", or ""', _moment),
+        "late": _Kind("true or false", lambda value: isinstance(value, bool)),
     },
     "topology": {
         "kind": _Kind(" or ".join(map(repr, KINDS)), lambda value: value in KINDS),
@@ -313,6 +314,11 @@ def check_plan(plan: Plan) -> None:
                 f"topology: in {plan.method} every client reaches a server or all other clients; a topology "
                 "matters only to methods in which neighbors exchange directly, such as fol"
             )
+    if plan.late and not method.additive():
+        fix = "Leave round.late out, or choose a method that only adds, such as onesum."
+        problems.append(
+            f"round.late: the release of {plan.method} is no function of a sum, to which a later upload can be added"
+        )
     try:
         problems += method.problems(len(plan.clients))
     except UsageError as error:  # a method that works with what it should have refused
@@ -368,6 +374,10 @@ def write_plan(plan: Plan) -> str:
         f"quorum = {plan.quorum}                       # so many uploads are needed; 0: one of each client",
         f'deadline = {_toml(plan.deadline)}                    # wait for the others until then, "2026-12-24T18:00:00Z"',
     ]
+    if load(plan.method)(plan.task, plan.settings).additive():
+        lines.append(
+            f"late = {_toml(plan.late)}                     # true: an upload that comes after the release makes the next one"
+        )
     lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:
         lines += ["", "[data]                           # simulation only: where the shards come from"]

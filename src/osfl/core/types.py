@@ -118,9 +118,10 @@ class Plan:
     quorum: int = 0  # the server phase needs so many uploads; 0: one of each client
     deadline: str = ""  # until when to wait for the others once the quorum is there, "2026-12-24T18:00:00Z"
     topology: Topology | None = None  # neighbors, for methods without a server; None: everybody
+    late: bool = False  # an upload that comes after the release makes the next release; for methods that only add
 
     def as_json(self) -> dict[str, Json]:
-        waiting = {"quorum": self.quorum, "deadline": self.deadline}
+        waiting = {"quorum": self.quorum, "deadline": self.deadline, **({"late": True} if self.late else {})}
         return {
             "version": 1,
             "task": {"name": self.task.name, "classes": list(self.task.classes), "image": list(self.task.image)},

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from osfl.wire.bundle import Bundle
     from osfl.wire.signing import SigningKey
 
-FAILED, LEFT_OUT = "server failed", "left out"  # notes in journal.jsonl
+FAILED, LEFT_OUT, SUPERSEDED = "server failed", "left out", "superseded"  # notes in journal.jsonl
 
 
 def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
@@ -104,6 +104,8 @@ class Status:
     forgotten: Sequence[ClientId] = ()  # nobody waits for them
     left_out: Sequence[ClientId] = ()  # delivered, but the coordinator made the release without them
     failed: Mapping[str, Json] | None = None  # the last server phase, if it failed: time, client, reason, fix
+    joining: Sequence[ClientId] = ()  # of those who are late, whom the next release will have: the plan allows it
+    supersedes: str = ""  # digest of the release that this one took the place of
 
 
 def status(folder: Path, now: datetime | None = None, without: Collection[ClientId] = ()) -> Status:
@@ -123,7 +125,10 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
     made_from = release.made_from if release else {}
     missed, notes = _without(release, delivered), list(_lines(folder / "journal.jsonl"))
     left_out = [client for client in missed if any(n.get("phase") == LEFT_OUT and n.get("client") == client for n in notes)]
-    failed = [note for note in notes if note.get("phase") == FAILED]
+    late = [client for client in missed if client not in left_out]
+    served = [note for note in notes if note.get("phase") in (FAILED, "server")]
+    failed = [note for note in served[-1:] if note.get("phase") == FAILED]
+    placed = [note for note in notes if note.get("phase") == SUPERSEDED and release and note.get("after") == release.digest]
     return Status(
         policy.plan,
         plan["method"],
@@ -135,13 +140,15 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
         not why,
         why,
         release is not None,
-        [client for client in missed if client not in left_out],
+        late,
         {client: inbox.digest(client) for client in delivered},
         release.digest if release else "",
         [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
         [client for client in plan["clients"] if client not in present],
         left_out,
-        failed[-1] if failed and release is None else None,
+        failed[-1] if failed and (release is None or late) else None,
+        [client for client in late if client not in without] if waiting.get("late") else [],
+        str(placed[-1].get("before", "")) if placed else "",
     )
 
 
@@ -196,7 +203,8 @@ def run_server_phase(
     now: datetime | None = None,
     without: Collection[ClientId] = (),
 ) -> str:
-    """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands.
+    """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands, unless
+    the plan lets sites join late and some have: then the next release takes its place.
 
     `without`: leave the uploads of these clients out, which stay in the inbox; the release does not name them.
     """
@@ -210,11 +218,11 @@ def run_server_phase(
     plan = standing_plan(folder)
     with standing_round(folder, plan, server_key) as fl_round:
         published = fl_round.release()
-        if published is not None:
-            return published[1]
         found = status(folder, now, without)
+        if published is not None and not found.joining:
+            return published[1]
         _check_without(without, found)
-        if not found.ready:
+        if not found.ready and published is None:
             raise RoundError(
                 f"the server phase cannot begin: {found.waits_for}",
                 field="round",
@@ -223,7 +231,7 @@ def run_server_phase(
                 fix="Receive what is missing with `osfl receive`; `osfl show` lists it.",
             )
         method = load(plan.method)(plan.task, plan.settings)
-        among = [client for client in found.delivered if client not in without]
+        among = [client for client in found.delivered if client not in (*without, *found.left_out)]
         _check_settings(method, len(among))
         with (
             _recorded(fl_round, among),
@@ -233,13 +241,22 @@ def run_server_phase(
         for client in sorted(without):
             fl_round.note(LEFT_OUT, {}, client)
         fl_round.tidy()
-        published = fl_round.release()
+        before, published = published, fl_round.release()
+        if before is not None and published is not None:
+            fl_round.supersede(before[1], published[1], found.joining)
     assert published is not None
     return published[1]
 
 
 def _check_without(without: Collection[ClientId], found: Status) -> None:
     strange = sorted(set(without) - set(found.delivered))
+    standing = sorted(set(without) - set(found.late)) if found.released else []
+    if standing:
+        raise UsageError(
+            [f"the release that stands has {client!r}" for client in standing],
+            field="without",
+            fix=f"Leave out those who joined late ({', '.join(found.late)}), or take a site out with `osfl forget`.",
+        )
     if strange:
         raise UsageError(
             [f"there is no upload of {client!r} to leave out" for client in strange],

@@ -10,9 +10,9 @@ import math
 
 import torch
 
-from osfl.core.errors import UploadBlocked
+from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context, Method
-from osfl.core.types import Contract, Field, Limits, Payload, Shard, Task, canonical
+from osfl.core.types import Contract, Field, Limits, Payload, Shard, Task, Upload, canonical
 from osfl.rounds.exposure import BOUND, attack
 from osfl.runtime.payloads import to_raw
 
@@ -53,6 +53,21 @@ def check_exposure(method: Method, payload: Payload, shard: Shard, task: Task, c
         fix=f"Agree on a larger {setting!r} in the plan (`--set {setting}=20`), or leave this class out at your site. "
         "Several images of one person or object in a class are a usual cause.",
     )
+
+
+def check_numbers(method: Method, payload: Payload, shard: Shard, ctx: Context) -> None:
+    """Raise UploadBlocked where the server would refuse the numbers: sums that no images have."""
+    try:
+        method.check_upload(Upload(shard.client, ctx.plan.digest, payload), ctx)
+    except RoundError as no:
+        raise UploadBlocked(
+            f"the server would refuse it: {no.reason}",
+            client=shard.client,
+            field=no.field,
+            expected=no.expected,
+            got=no.got,
+            fix=MODELS_ONLY,
+        ) from None
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, field: Field, shard: Shard) -> None:

@@ -90,6 +90,11 @@ class Round:
             origin[f"personal/{client}"] = self._verified(data).digest
         replace_atomically(self.folder / "release.safetensors", self._signed("release", "", release.shared, origin))
 
+    def supersede(self, before: str, after: str, joined: Sequence[ClientId]) -> None:
+        """Note which release took the place of which (digests), and that not everybody has it yet."""
+        (self.folder / "everyone-has-it").unlink(missing_ok=True)
+        self.note("superseded", {"before": before, "after": after, "joined": list(joined)})
+
     def _signed(self, kind: Any, client: str, payload: Payload, made_from: Mapping[str, str]) -> bytes:
         assert self.server_key is not None, "a round that is only read cannot publish"
         return pack(

@@ -19,7 +19,7 @@ from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
 from osfl.core.types import ClientId, Contract, Payload, Plan, Progress, Release, Shard
 from osfl.models.architectures import architecture_for
 from osfl.rounds.contacts import check_windows, least_bytes, windows
-from osfl.rounds.egress import check_exposure, check_outgoing
+from osfl.rounds.egress import check_exposure, check_numbers, check_outgoing
 from osfl.rounds.folder import Round
 from osfl.runtime.environment import device_named
 from osfl.runtime.machine import Machine
@@ -72,7 +72,8 @@ def run_client_phase(
         payload = method.client_phase(shard, ctx)
     contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
     check_outgoing(payload, contract, shard, plan.task, plan.limits)
-    with measure():  # what the check computes is no cost of the method
+    with measure():  # what the checks compute is no cost of the method
+        check_numbers(method, payload, shard, ctx)
         check_exposure(method, payload, shard, plan.task, ctx)
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
     check_windows(plan, shard.client, len(bundle), contract)

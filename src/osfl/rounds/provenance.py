@@ -59,6 +59,7 @@ class Known:
     others: Mapping[str, str] = field(default_factory=dict)  # "upload/north" -> digest, from a round folder
     withdrawn: Withdrawn | None = None  # what certificates of forgetting took back; None: nobody knows of any certificates
     standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
+    last: str = ""  # digest of that release
 
 
 def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
@@ -69,6 +70,10 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
     valid = [bundle for path, bundle in believed.items() if path not in gone]
     digests = {**known.others, **{_name(bundle): bundle.digest for bundle in valid if bundle.kind != "release"}}
     releases = [bundle for bundle in valid if bundle.kind == "release"]
+    later = {
+        **{release.digest: release.made_from for release in releases},
+        **({known.last: known.standing} if known.last else {}),
+    }
     named = {*known.standing.values(), *(digest for release in releases for digest in release.made_from.values())}
     verdicts = []
     for path, check in single.items():
@@ -76,7 +81,10 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
         if bundle is None:
             verdicts.append(Verdict(path, checks=[check]))
             continue
-        origin = _traced(bundle, digests) if bundle.kind == "release" else _named(bundle, releases)
+        if bundle.kind == "release":
+            origin = [*_traced(bundle, digests), *_superseded(bundle, later)]
+        else:
+            origin = list(_named(bundle, releases))
         forgotten = _forgotten(bundle, gone.get(path), known, named)
         verdicts.append(Verdict(path, bundle.kind, bundle.client, bundle.digest, [check, *origin, forgotten]))
     return verdicts
@@ -148,6 +156,21 @@ def _traced(release: Bundle, digests: Mapping[str, str]) -> Iterator[Check]:
             yield Check(question, "yes", digest)
         else:
             yield Check(question, "no", f"the release names {digest}, the file is {digests[name]}")
+
+
+def _superseded(release: Bundle, later: Mapping[str, Mapping[str, str]]) -> Iterator[Check]:
+    """Whether another release took its place: one made from the same uploads and more, as where sites join late."""
+    own = _uploads_of(release.made_from)
+    more = {digest: _uploads_of(made_from) for digest, made_from in later.items()}
+    larger = {digest: uploads for digest, uploads in more.items() if own and own.items() < uploads.items()}
+    if larger:
+        last = max(larger, key=lambda digest: len(larger[digest]))
+        joined = ", ".join(sorted(larger[last].keys() - own.keys()))
+        yield Check("a release of this round", "yes", f"superseded by {last}, which is made from {joined}, too")
+
+
+def _uploads_of(made_from: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in made_from.items() if name.startswith("upload/")}
 
 
 def _named(bundle: Bundle, releases: Sequence[Bundle]) -> Iterator[Check]:

@@ -42,6 +42,7 @@ from osfl.models.inputs import to_input
 from osfl.runtime.meter import spend
 
 _TOGETHER = 1024  # images whose features are in memory at once
+_EXACT, _WHOLE = 2**53, 2**63  # whole numbers below are exact in float64, in which a site adds; and in int64, as all do
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,18 @@ class OneSum(TokenMethod):
         few = [self.task.classes[c] for c, count in enumerate(counts.tolist()) if 0 < count < self.settings.least]
         if few:
             ctx.progress(f"{shard.client} keeps {', '.join(few)}: fewer than {self.settings.least} images", len(few), len(few))
-        return shard.train.subset(counts[shard.train.labels] >= self.settings.least)
+        kept = shard.train.subset(counts[shard.train.labels] >= self.settings.least)
+        most = _EXACT // (LEVELS**2 * self.settings.copies())
+        if len(kept) > most:
+            raise TrainingError(
+                "it has more images than its sums can hold exactly",
+                client=shard.client,
+                field="limits.samples",
+                expected=f"at most {most}",
+                got=len(kept),
+                fix="Learn from fewer images, or divide them between two clients.",
+            )
+        return kept
 
     def _summed(self, data: Dataset, shard: Shard, ctx: Context) -> Statistics:
         """The sums over a site's images and their mirrors, in steps of the grid."""
@@ -166,8 +178,17 @@ class OneSum(TokenMethod):
             return features.cpu()
 
     def _checked(self, features: torch.Tensor, shard: Shard) -> torch.Tensor:
-        """Clipping is for outliers: an encoder whose features are mostly beyond the bound would lose what they say."""
+        """Finite features, most within the bound: clipping is for outliers, and beyond it features would lose what they say."""
         reach = self.settings.reach()
+        if not bool(features.isfinite().all()):
+            raise TrainingError(
+                "the encoder gives features that are not numbers",
+                client=shard.client,
+                field="encoder",
+                expected="finite features",
+                got=f"{int((~features.isfinite()).any(1).sum())} of {len(features)} images with NaN",
+                fix="Look at these images and the encoder's file; `osfl ls encoders` lists others.",
+            )
         beyond = float((features.abs() >= reach).double().mean())
         if beyond > 0.001:
             raise TrainingError(
@@ -217,6 +238,15 @@ class OneSum(TokenMethod):
         side, pixels = self.settings.thumbnail, self._pixels()
         return means[:, -pixels:].reshape(-1, self.task.image[0], side, side) if pixels else None
 
+    def additive(self) -> bool:
+        return True
+
+    def check_upload(self, upload: Upload, ctx: Context) -> None:
+        """Of the plan's features, within its limits, and what some images add up to."""
+        _same_features(upload, self._digest(ctx))
+        self._claimed(upload, ctx)
+        self._term(upload)
+
     # --- the server ----------------------------------------------------------------------------------------------------------
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
@@ -242,34 +272,55 @@ class OneSum(TokenMethod):
     def _total(self, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
         """The sums of all sites in units of the features, and G of each class where it was sent. Mirrored images are images.
 
-        A site that claims more than the plan's share of all images has its whole term scaled down: its means stay.
+        Terms are whole numbers, so their sum is exact. A site that claims more than the plan's share of all images then has
+        its whole term scaled down: its means stay.
         """
-        expected = self._digest(ctx)
-        claims = [float(self._claimed(upload, ctx).sum()) for upload in uploads]
+        exact, claims = self._exact_total(uploads, ctx)
+        total = {name: value.double() for name, value in exact.items()}
         believed = capped(torch.tensor(claims, dtype=torch.float64), ctx.plan.limits.share).tolist()
-        d, classes = self.width(), len(self.task.classes)
-        by_class = torch.zeros(classes, d * (d + 1) // 2, dtype=torch.float64) if self.settings.head == "qda" else None
-        total: Statistics | None = None
-        for upload, claim, belief in zip(uploads, claims, believed, strict=True):
+        for place, (claim, belief) in enumerate(zip(claims, believed, strict=True)):
+            if belief < claim:
+                for name, value in self._whole_term(uploads[place]).items():
+                    total[name] -= value.double() * (1 - belief / claim)
+        step = self._step()
+        sums, gram, counts = total["sums"] * step, unpacked(total["gram"]) * step**2, total["counts"] * self.settings.copies()
+        return Statistics(sums, gram, counts), unpacked(total["grams"]) * step**2 if "grams" in total else None
+
+    def _exact_total(self, uploads: Sequence[Upload], ctx: Context) -> tuple[dict[str, torch.Tensor], list[float]]:
+        """The sum of all terms in int64, one upload in memory at a time, and how many images each site claims."""
+        expected, total, claims = self._digest(ctx), dict[str, torch.Tensor](), list[float]()
+        for upload in uploads:
             _same_features(upload, expected)
-            if not claim:  # nothing to add
-                self._term(upload)
-                continue
-            term = self._term(upload) * (belief / claim)
-            total = term if total is None else total + term
-            if by_class is not None:
-                for c, gram in self._grams(upload.payload).items():
-                    by_class[c] += gram * (belief / claim)
-        if total is None:
+            claims.append(float(self._claimed(upload, ctx).sum()))
+            self._check_room(sum(claims))
+            for name, value in self._whole_term(upload).items():
+                total[name] = total[name].add_(value) if name in total else value
+        if not sum(claims):
             raise TrainingError(
                 "no site has a class of enough images",
                 field="least",
                 expected=f"a class of at least {self.settings.least} images at some site",
                 fix="Add images, or agree on a smaller `least`.",
             )
-        step = self._step()
-        total = Statistics(total.sums * step, unpacked(total.gram) * step**2, total.counts * self.settings.copies())
-        return total, None if by_class is None else unpacked(by_class) * step**2
+        return total, claims
+
+    def _whole_term(self, upload: Upload) -> dict[str, torch.Tensor]:
+        """What an upload adds, in whole steps; G of each class only where the head needs it."""
+        term = self._term(upload)
+        whole = {name: _whole(getattr(term, name)) for name in ("counts", "sums", "gram")}
+        if self.settings.head == "qda":
+            whole["grams"] = torch.zeros(len(whole["counts"]), len(whole["gram"]), dtype=torch.int64)
+            for c, gram in self._grams(upload.payload).items():
+                whole["grams"][c] = _whole(gram)
+        return whole
+
+    def _check_room(self, images: float) -> None:
+        """No sum over so many images leaves int64, whatever they show: each adds at most bound^2."""
+        most = (_WHOLE - 1) // (LEVELS**2 * self.settings.copies())
+        if images > most:
+            raise RoundError(
+                "all sites together claim more images than sums can hold", field="counts", expected=f"at most {most}"
+            )
 
     def _claimed(self, upload: Upload, ctx: Context) -> torch.Tensor:
         """n_c of a site, within what the plan lets a site claim."""

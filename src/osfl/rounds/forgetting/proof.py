@@ -76,7 +76,7 @@ def _chain(plan: Plan, known: Sequence[Mapping[str, Any]]) -> str:
                 f"number {certificate['number']} of {certificate['plan']}",
             )
         ended = before["release"]["after"] if before else ""
-        if ended and certificate["release"]["before"] != ended:
+        if ended and certificate["release"]["before"] != ended and not plan.late:  # else sites may have joined between
             raise _wrong(
                 "certificate",
                 f"certificate {number} does not go on from the one before",
@@ -110,7 +110,7 @@ def _release(fl_round: Round, last: Mapping[str, Any], machine: Machine, progres
             raise _wrong("release", "the certified release is missing", certified, "nothing")
         return "there is none, as certified"
     shared = verify_release(path, fl_round.server, fl_round.plan.digest)
-    if certified and shared.digest != certified:
+    if certified and shared.digest != certified and not fl_round.plan.late:
         raise _wrong("release", "it is not the release that was certified", certified, shared.digest)
     method = load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings)
     if is_reference(method):
@@ -119,7 +119,8 @@ def _release(fl_round: Round, last: Mapping[str, Any], machine: Machine, progres
     repeated = _repeated(fl_round, method, made_from, machine, progress)
     if repeated != shared.digest:
         raise _wrong("release", "the server phase on what is left gives another release", repeated, shared.digest)
-    return f"{shared.digest}, again from {len(made_from)} uploads"
+    later = f"; sites joined after the certified {certified}" if certified and shared.digest != certified else ""
+    return f"{shared.digest}, again from {len(made_from)} uploads{later}"
 
 
 def _repeated(fl_round: Round, method: Method, among: Sequence[ClientId], machine: Machine, progress: Progress) -> str:
