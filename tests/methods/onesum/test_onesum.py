@@ -143,7 +143,7 @@ def test_a_mirrored_image_gets_the_same_answer(symmetry: str) -> None:
 
 def test_the_site_prior_is_that_of_its_images() -> None:
     federation, shard = small_federation("onesum"), small_federation("onesum").shards[0]
-    one = method(federation, prior="site", temperature=0.25)
+    one = method(federation, prior="site", temperature=0.25, blend="0")
     release = one.server_phase(uploads(one, federation), ctx(federation))
     own, x = one.personalize(release, shard, ctx(federation)), federation.test.images[:20].float() / 127.5 - 1
     head, counts = head_of(release.shared.tensors), torch.bincount(shard.train.labels, minlength=10).double()
@@ -156,7 +156,7 @@ def test_the_site_prior_is_that_of_its_images() -> None:
 def test_a_class_that_no_site_has_stays_out_at_every_site() -> None:
     federation = small_federation("onesum")
     bare = [replace(s, train=s.train.subset(s.train.labels != 3)) for s in federation.shards]
-    one = method(federation, prior="site")
+    one = method(federation, prior="site", blend="0")
     release = one.server_phase(uploads(one, replace(federation, shards=bare)), ctx(federation))
     own = one.personalize(release, federation.shards[0], ctx(federation))
     assert own.tensors["head/prior"][3].item() == NEVER

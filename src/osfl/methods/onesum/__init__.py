@@ -10,16 +10,18 @@ the site never joined.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, go_on_without
-from osfl.core.method import Context
-from osfl.core.types import Contract, Dataset, Exposed, Field, Json, Payload, Release, Shard, Upload, digest_of
+from osfl.core.method import Context, ignore_figure, relayed
+from osfl.core.types import ClientId, Contract, Dataset, Exposed, Field, Json, Payload, Release, Shard, Upload, digest_of
+from osfl.ingredients.ensembles.ensemble import fast_logits
+from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.gaussians import Statistics, packed, statistics, summed, unpacked
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
@@ -32,11 +34,20 @@ from osfl.ingredients.tokens.encoding import (
     pooled,
     tokens_digest,
 )
-from osfl.ingredients.training.local import not_positive, too_low
+from osfl.ingredients.training.local import (
+    SMOKE_TRAINING,
+    Training,
+    classifier,
+    local_model,
+    not_positive,
+    too_low,
+    training_problems,
+)
 from osfl.ingredients.training.one_upload import working_on
 from osfl.methods.onesum.features import LEVELS, RandomConvolutions, RandomMap, draw_filters, on_grid
 from osfl.methods.onesum.figures import preview_figures, server_figures
-from osfl.methods.onesum.head import Classifier, head_of, lda, moments, qda, ridge
+from osfl.methods.onesum.head import Classifier, Head, head_of, lda, moments, qda, ridge
+from osfl.methods.onesum.personal import NETWORK, Blended, Choice, choose, default_choice, heads_for_sites, is_blend, offered
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_input
 from osfl.runtime.meter import spend
@@ -46,7 +57,7 @@ _EXACT, _WHOLE = 2**53, 2**63  # whole numbers below are exact in float64, in wh
 
 
 @dataclass(frozen=True)
-class Settings(RandomMap, Encoding):
+class Settings(RandomMap, Encoding, Training):
     encoder: str = "efficientnet_lite0_320"  # of features=encoder; `osfl ls encoders`, or an architecture with a file
     resolution: int = 224
     window: int = 112
@@ -63,6 +74,14 @@ class Settings(RandomMap, Encoding):
     send: Literal["triangle", "smaller"] = "triangle"  # smaller: where images are few, a factor of G (see Privacy in the card)
     prior: Literal["global", "site"] = "global"  # site: each site weighs classes as it has them
     temperature: float = 0.5  # tau, on the scores beside a site's prior: Gaussian scores are too confident
+    # auto: the site chooses the share, lambda and tau on its held-out images (features=encoder: no network); 0: no network
+    blend: str = "auto"  # beside a site's prior: share of its answers that its own network gives
+    architecture: str = "cnn-w16"  # of the site's own network, which never leaves it; how it is trained follows
+    epochs: int = 20
+    batch_size: int = 64
+    lr: float = 0.05
+    schedule: Literal["steps", "cosine", "constant"] = "cosine"
+    clip: float = 5.0
 
     def reach(self) -> float:
         """The bound of features."""
@@ -75,7 +94,7 @@ class Settings(RandomMap, Encoding):
 class OneSum(TokenMethod):
     Settings = Settings
     STRUCTURE = ("filters",)
-    PRESETS = {"paper": {}, "cpu": {}, "smoke": {"filters": 4}}  # noqa: RUF012
+    PRESETS = {"paper": {}, "cpu": {}, "smoke": {**SMOKE_TRAINING, "filters": 4}}  # noqa: RUF012
     DEVIATIONS = (
         "a method of this project: there is no paper, and `paper` are its defaults",
         "classes with fewer than `least` images are in no sum",
@@ -92,6 +111,10 @@ class OneSum(TokenMethod):
             found.append("setting 'head': qda needs the second moments of each class; set by_class=true")
         if s.head == "ridge" and s.prior == "site":
             found.append("setting 'prior': the scores of head=ridge are no likelihoods; set prior=global or head=lda")
+        if not is_blend(s.blend):
+            found.append(f"setting 'blend': expected auto or a number from 0 to 1, got {s.blend!r}")
+        elif self._has_network():
+            found += training_problems(s, self.task)
         if s.by_class and s.send == "smaller":
             found.append("setting 'send': by_class=true sends triangles; set send=triangle")
         if s.symmetry == "square" and self.task.image[1] != self.task.image[2]:
@@ -250,8 +273,14 @@ class OneSum(TokenMethod):
     # --- the server ----------------------------------------------------------------------------------------------------------
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        """Terms are added one at a time: memory does not grow with the sites."""
+        """Terms are added one at a time: memory does not grow with the sites. Between peers they are passed on as they are."""
+        if ctx.plan.topology is not None:
+            return relayed(self, uploads, ctx)
         total, grams = self._total(uploads, ctx)
+        return Release(self._model(total, grams, ctx))
+
+    def _model(self, total: Statistics, grams: torch.Tensor | None, ctx: Context) -> Payload:
+        """The classifier of these sums."""
         found, s = moments(total), self.settings
         curve = found.curve() if s.shrinkage == "gcv" else None
         shrinkage = float(s.shrinkage) if curve is None else curve.best
@@ -263,7 +292,8 @@ class OneSum(TokenMethod):
         means = self._thumbnails(total.means())
         for title, figure in server_figures(found, head, curve, shrinkage, means, self.task.classes, s.filters, self._maps()):
             ctx.show(title, figure)
-        return Release(Payload({**self._map_tensors(ctx), **head.tensors()}, {"shrinkage": shrinkage}))
+        more = heads_for_sites(found, shrinkage) if s.head == "lda" and s.prior == "site" and s.blend == "auto" else {}
+        return Payload({**self._map_tensors(ctx), **head.tensors(), **more}, {"shrinkage": shrinkage})
 
     def _maps(self) -> int:
         """How many features come from filters."""
@@ -378,24 +408,114 @@ class OneSum(TokenMethod):
     # --- the release ---------------------------------------------------------------------------------------------------------
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
-        """tau l_c + ln(n_kc + 0.01): the scores of all sites' images, weighed by how often the site has each class."""
+        """The scores of all sites' images, weighed by how often the site has each class (`methods/onesum/personal.py`)."""
+        if ctx.plan.topology is not None:
+            return self._with_prior(self._met(release.for_client(shard.client), shard, ctx), shard, ctx)
+        return self._with_prior(release.shared, shard, ctx)
+
+    def _with_prior(self, shared: Payload, shard: Shard, ctx: Context) -> Payload:
+        """tau l_c + ln(n_kc + 0.01), and beside it the site's own network."""
         if self.settings.prior == "global":
-            return release.shared
-        head = head_of(release.shared.tensors)
+            return shared
+        head = head_of(shared.tensors)
         prior = corrected_prior(site_log_prior(shard.train.labels, len(self.task.classes)), head.prior)
-        own = replace(head, prior=prior, temperature=torch.tensor([self.settings.temperature], dtype=torch.float64))
-        return Payload({**release.shared.tensors, **own.tensors()}, release.shared.facts)
+        network = self._network(shard, ctx)
+        heads = offered(shared.tensors, head)
+        choice = self._chosen(heads, prior, network, shard, ctx)
+        softness = torch.tensor([choice.softness * self.settings.temperature], dtype=torch.float64)
+        own = replace(heads[choice.factor], prior=prior, temperature=softness)
+        kept = {name: value for name, value in shared.tensors.items() if not name.startswith("sites/")}
+        facts = {**shared.facts, "site": asdict(choice)}
+        if network is None or not choice.blend:
+            return Payload({**kept, **own.tensors()}, facts)
+        weights = {NETWORK + name: value for name, value in network.tensors.items()}
+        return Payload({**kept, **own.tensors(), **weights}, {**facts, "network": dict(network.facts)})
+
+    def _has_network(self) -> bool:
+        s = self.settings
+        return bool(s.prior == "site" and (s.features == "random" if s.blend == "auto" else float(s.blend) > 0))
+
+    def _network(self, shard: Shard, ctx: Context) -> Payload | None:
+        """The site's own network; none where the site has one class, of which a network learns nothing."""
+        if not self._has_network() or len(set(shard.train.labels.tolist())) < 2:
+            return None
+        return local_model(shard, self.task, self.settings, ctx)
+
+    def _chosen(
+        self, heads: Mapping[float, Head], prior: torch.Tensor, network: Payload | None, shard: Shard, ctx: Context
+    ) -> Choice:
+        """By the site's held-out images where it has any and the plan leaves it to them."""
+        if self.settings.blend != "auto":
+            return Choice(1.0, 1.0, float(self.settings.blend) if network is not None else 0.0)
+        if not len(shard.val):
+            start = default_choice(network is not None)
+            return start if start.factor in heads else replace(start, factor=1.0)
+        features, tau = self.encode(shard.val.images, ctx), self.settings.temperature
+        plain = {f: replace(h, prior=torch.zeros_like(prior), temperature=torch.ones(1)) for f, h in heads.items()}
+        scores = {f: tau * Classifier(one)(features).double() for f, one in plain.items()}
+        said = None
+        if network is not None:
+            said = (
+                fast_logits([classifier(network, self.task)], shard.val.images, run_map=_one_by_one)[0].double().log_softmax(1)
+            )
+        return choose({0: prior, **scores}, said, shard.val.labels)
 
     def needs_images_after_round(self) -> bool:
         return bool(self.settings.prior == "site")
 
     def build(self, payload: Payload) -> nn.Module:
-        classifier = Classifier(head_of(payload.tensors))
+        answers = Classifier(head_of(payload.tensors))
         if self.settings.features == "random":
             features: nn.Module = self._random_map(payload.tensors["map/filters"])
         else:
             features = OnTokens(self.tokenizer(), Pooled(_OnGrid(self.settings.reach()), self.settings.tokens))
-        return nn.Sequential(_Mirrored(features, self.settings.symmetry), classifier).eval()
+        summed = nn.Sequential(_Mirrored(features, self.settings.symmetry), answers)
+        if "network" not in payload.facts:
+            return summed.eval()
+        weights = {name.removeprefix(NETWORK): value for name, value in payload.tensors.items() if name.startswith(NETWORK)}
+        network = classifier(Payload(weights, payload.facts["network"]), self.task)
+        return Blended(summed, network, float(payload.facts["site"]["blend"])).eval()
+
+    # --- peers ---------------------------------------------------------------------------------------------------------------
+
+    def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
+        """The neighbors' terms, one by one: who adds them up knows whose they are, and counts nobody twice."""
+        return gather({upload.client: upload.payload for upload in uploads})
+
+    def _met(self, received: Payload, shard: Shard, ctx: Context) -> Payload:
+        """The classifier of the site's own term and of everybody's that it has met, each once; what it keeps says whose."""
+        if self.settings.head == "qda":
+            raise TrainingError(
+                "peers keep one second moment for all classes", field="head", expected="lda or ridge", fix="Set head=lda."
+            )
+        total, met = self._so_far(shard, ctx)
+        for name, payload in members(received).items():
+            upload = Upload(name, "", payload)
+            self._claimed(upload, ctx)
+            _same_features(upload, self._digest(ctx))
+            if name not in met:
+                total, met = total + self._term(upload), [*met, name]
+        step, copies = self._step(), self.settings.copies()
+        if not float(total.counts.sum()):
+            raise TrainingError(
+                "neither this site nor a neighbor has a class of enough images",
+                client=shard.client,
+                field="least",
+                expected=f"a class of at least {self.settings.least} images",
+                fix="Meet more neighbors, or agree on a smaller `least`.",
+            )
+        sums = Statistics(total.sums * step, unpacked(total.gram) * step**2, total.counts * copies)
+        made = self._model(sums, None, replace(ctx, show=ignore_figure))
+        kept = {"met/sums": total.sums, "met/gram": total.gram, "met/counts": total.counts}
+        return Payload({**made.tensors, **kept}, {**made.facts, "met": met})
+
+    def _so_far(self, shard: Shard, ctx: Context) -> tuple[Statistics, list[ClientId]]:
+        """The sum after the encounter before, and whose terms are in it; at first the site's own."""
+        if ctx.previous is None:
+            own = Upload(shard.client, "", self.client_phase(shard, ctx))
+            return self._term(own), [shard.client]
+        t = ctx.previous.tensors
+        return Statistics(t["met/sums"], t["met/gram"], t["met/counts"]), list(ctx.previous.facts["met"])
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its site no image of the class; possible where G was sent class by class."""
@@ -468,6 +588,10 @@ def mirrored(images: torch.Tensor, symmetry: str) -> Iterator[torch.Tensor]:
         yield turned
         if symmetry != "none":
             yield turned.flip(-1)
+
+
+def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]
 
 
 def _nothing(classes: int, d: int) -> Statistics:
