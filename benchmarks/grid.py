@@ -52,7 +52,15 @@ REFERENCES = (
 )
 # ours: sums of features, one release for all, each site's prior, and what mirrored images add; and the controls of everything
 # that personalizes: one classifier, corrected by how often a site has each class
-ONESUM = ("onesum", "onesum@prior=site", "onesum@symmetry=flip", "onesum@symmetry=flip@prior=site", "onesum@head=ridge")
+ONESUM = (
+    "onesum",
+    "onesum@prior=site",
+    "onesum@prior=site@blend=0",
+    "onesum@symmetry=flip",
+    "onesum@symmetry=flip@prior=site",
+    "onesum@head=ridge",
+)
+PEERS = tuple(f"onesum@prior=site@topology=random:5@encounters={times}" for times in (1, 3))  # terms instead of models
 ROUND_CELLS = ("onesum@symmetry=square", "onesum@symmetry=square@prior=site")  # cells and lesions have no upright
 WITH_PRIOR = ("ensemble@ensemble=odds@personalize=prior",)
 FACTORY_PRIOR = ("federated_factory@personalize=prior",)
@@ -496,7 +504,8 @@ def ours_of(cell: str) -> tuple[str, ...]:
     round_cells = ROUND_CELLS if CELLS[cell].dataset in ("bloodcells-28", "skinlesions-28") else ()
     upright = tuple(label for label in ONESUM if "flip" not in label) if CELLS[cell].dataset == "digits" else ONESUM
     controls = {"federated_factory": FACTORY_PRIOR, "fedavg": WITH_PRIOR, "fol": WITH_PRIOR}
-    return (*upright, *round_cells, *controls.get(CELLS[cell].method, ()))
+    peers = PEERS if CELLS[cell].method == "fol" else ()
+    return (*upright, *round_cells, *peers, *controls.get(CELLS[cell].method, ()))
 
 
 def attacked(cell: str) -> None:
@@ -534,9 +543,12 @@ def main(names: list[str]) -> None:
         if "--collect" not in names:
             wanted = [label for label in methods_of(cell) if not any(text in label for text in skipped)]
             wanted = [label for label in wanted if not only or any(text in label for text in only)]
-            meets = any(label.startswith("fol") for label in wanted)
-            simulation = CELLS[cell] if meets else replace(CELLS[cell], topology=None)
-            compare(simulation, wanted, seeds, Path("runs/grid") / cell, machine=Machine(workers=workers), progress=_line)
+            alone = replace(CELLS[cell], topology=None)
+            for simulation, meets in ((CELLS[cell], True), (alone, False)):  # other methods have a server, or say how they meet
+                some = [label for label in wanted if label.startswith("fol") == meets]
+                folder = Path("runs/grid") / cell
+                if some:
+                    compare(simulation, some, seeds, folder, machine=Machine(workers=workers), progress=_line)
         if "--audit" in names and CELLS[cell].method == "falcon":
             attacked(cell)
         print(cell, record(cell, "--replace" in names) or "has no finished run", flush=True)
