@@ -300,7 +300,7 @@ def _wide(folder: Path, bundles: int, size: int) -> Callable[[], tuple[int, int]
     net.nodes = lambda: set(sorted(present())[len(story.receipts) :][:1]) or present()  # type: ignore[method-assign]
 
     def collect() -> tuple[int, int]:
-        assert story.tell(network=net, collector_config=replace(network.QUICK, chunk=16 << 20, window=2))
+        assert story.log(network=net, collector_config=replace(network.QUICK, chunk=16 << 20, window=2))
         sizes = story.inbox.delivered()
         return max(sizes.values()), len(sizes)
 

@@ -15,19 +15,20 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
-from osfl.core.errors import OsflError, Rejected
+from osfl.core.errors import OsflError
 from osfl.core.tensors import RawTensor
-from osfl.deploy.flower import messages
-from osfl.deploy.flower.collector import Collector, CollectorConfig, CoordinatorCalls
+from osfl.deploy.flower import collector, messages
+from osfl.deploy.flower.collector import Collector, CollectorConfig
 from osfl.deploy.flower.grid import answer as answer_as_flower
 from osfl.deploy.flower.messages import MessageBody, Reply
 from osfl.deploy.flower.site_node import SiteNode
-from osfl.runtime.atomic import append_line
+from osfl.roles import coordinator
 from osfl.wire.bundle import pack
 from osfl.wire.gate import AcceptancePolicy
-from osfl.wire.inbox import JOURNAL, Inbox, Receipt
-from osfl.wire.sealing import sealed_size
+from osfl.wire.inbox import Inbox, Receipt
 from osfl.wire.signing import SigningKey
 from tests.faults.kills import CONTEXT
 from tests.faults.story import _KEYS, CLIENTS, POLICY, upload
@@ -175,40 +176,50 @@ class Story:
     def inbox(self) -> Inbox:
         return Inbox(self.folder / "round" / "inbox", self.policy)
 
-    def calls(self) -> CoordinatorCalls:
+    @contextlib.contextmanager
+    def role(self, policy: AcceptancePolicy | None = None, **changed: object) -> Iterator[None]:
+        """The coordinator's role without torch: its real inbox, and a release of fixed bytes; some of it `changed`."""
         fl_round = self.folder / "round"
 
-        def receive(path: Path) -> Receipt:
+        def receive(folder: Path, path: Path, key: SigningKey) -> Receipt:
             self.step()
             receipt = self.inbox.receive(self.inbox.unsealed(path, self.server))
             self.step()
             return receipt
 
-        def serve() -> None:
+        def run_server_phase(folder: Path, key: SigningKey, *, progress: object) -> None:
             self.step()
             (fl_round / "release.tmp").write_bytes(RELEASE)
             (fl_round / "release.tmp").replace(fl_round / "release.safetensors")
             self.step()
 
-        def parts(client: str) -> dict[str, Path] | None:
+        def release_files(folder: Path, client: str) -> dict[str, Path] | None:
             path = fl_round / "release.safetensors"
             return {"release": path} if path.exists() else None
 
-        def refuse(no: Rejected) -> None:
-            append_line(fl_round / JOURNAL, b"{}")
+        def status(folder: Path) -> SimpleNamespace:
+            return SimpleNamespace(ready=len(self.inbox.delivered()) == len(self.clients))
 
-        return CoordinatorCalls(
-            round=POLICY.plan,
-            plan="{}",
-            enrolled=self.policy.enrolled,
-            limit=sealed_size(POLICY.limits.upload_bytes),
-            folder=fl_round / "partial",
-            standing=lambda client: self.inbox.path(client),
-            receive=receive,
-            refuse=refuse,
-            ready=lambda: len(self.inbox.delivered()) == len(self.clients),
-            serve=serve,
-            parts=parts,
+        calls = {"receive": receive, "run_server_phase": run_server_phase, "release_files": release_files, "status": status}
+        rules = mock.patch.object(collector, "read_policy", lambda folder: policy or self.policy)
+        with rules, mock.patch.multiple(coordinator, **{**calls, **changed}):
+            yield
+
+    def collector(
+        self,
+        network: Network,
+        collector_config: CollectorConfig = QUICK,
+        sleep: Callable[[float], None] | None = None,
+    ) -> Collector:
+        """The coordinator's program on this round; it runs inside `role`."""
+        fl_round, key = self.folder / "round", self.folder / "server.key"
+        fl_round.mkdir(parents=True, exist_ok=True)
+        (fl_round / "plan.json").write_text("{}")
+        if not key.exists():
+            SERVER.save(key)
+        clock = network.clock
+        return Collector(
+            fl_round, key, network, collector_config, log=lambda body: None, clock=clock, sleep=sleep or clock.sleep
         )
 
     def network(self, clock: Clock, faults: Faults) -> Network:
@@ -220,7 +231,8 @@ class Story:
         """One run of the coordinator's program; True when everybody has the release."""
         clock = network.clock if network else Clock()
         channel = network or self.network(clock, faults or Faults())
-        return Collector(self.calls(), channel, collector_config, log=lambda body: None, clock=clock, sleep=clock.sleep).run()
+        with self.role():
+            return self.collector(channel, collector_config).run()
 
 
 def judge(story: Story) -> dict[str, int]:

@@ -148,9 +148,10 @@ def test_two_encounters_over_the_network_give_the_same_models(sites: Path, tmp_p
         fl_round, clock = tmp_path / f"round{number}", Clock()
         coordinator.open_new(fl_round, plan, public, SERVER.public_hex)
         nodes = at_the_network(plan, sites, tmp_path / "network")
-        calls = app.coordinator_calls(fl_round, tmp_path / "server.key")
         channel = Network({node: answers.to for node, answers in nodes.items()}, clock)
-        assert Collector(calls, channel, QUICK, log=lambda body: None, clock=clock, sleep=clock.sleep).run()
+        assert Collector(
+            fl_round, tmp_path / "server.key", channel, QUICK, log=lambda body: None, clock=clock, sleep=clock.sleep
+        ).run()
         for client in CLIENTS:
             work = site.work_folder(plan, client, tmp_path / "network" / client / "work")
             given = load_model_of(work / "model.safetensors")

@@ -194,6 +194,18 @@ def _release(folder: Path) -> Bundle | None:
     return verify_release(path, policy.server, policy.plan, withdrawn=policy.withdrawn)
 
 
+def release_files(folder: Path, client: ClientId) -> dict[str, Path] | None:
+    """The files of the release that a client fetches; None before there is one, and while something is being forgotten."""
+    from osfl.wire.gate import read_manifest
+
+    shared, own = folder / "release.safetensors", folder / "personal" / f"{client}.safetensors"
+    if not shared.exists() or pending_removal(folder) is not None:
+        return None
+    if read_policy(folder).withdrawn.of(read_manifest(shared)) is not None:
+        return None  # somebody put an old release back; the server phase reports it
+    return {"release": shared, **({"personal": own} if client and own.exists() else {})}
+
+
 def run_server_phase(
     folder: Path,
     server_key: SigningKey,

@@ -11,7 +11,6 @@ import pytest
 
 from osfl.core.errors import RoundError
 from osfl.deploy.flower import messages
-from osfl.deploy.flower.collector import Collector
 from osfl.deploy.flower.messages import MessageBody
 from osfl.wire.inbox import JOURNAL
 from osfl.wire.sealing import sealed_size
@@ -117,8 +116,9 @@ def test_a_late_site_delivers_hours_later(tmp_path: Path) -> None:
             network.dead = set()
 
     collector_config = replace(QUICK, wait=86400.0, linger=86400.0)
-    collector = Collector(story.calls(), network, collector_config, log=lambda body: None, clock=clock, sleep=hours)
-    assert collector.run() and clock.now > 5 * 3600 and judge(story) == CLEAN
+    with story.role():
+        assert story.collector(network, collector_config, hours).run()
+    assert clock.now > 5 * 3600 and judge(story) == CLEAN
 
 
 def test_nobody_waits_for_the_forgotten(tmp_path: Path) -> None:
@@ -128,8 +128,9 @@ def test_nobody_waits_for_the_forgotten(tmp_path: Path) -> None:
     network.dead = {12}  # it took its upload back, and left
 
     def run(gone: list[str]) -> bool:
-        calls = replace(story.calls(), forgotten=lambda: gone)
-        return Collector(calls, network, QUICK, log=lambda body: None, clock=network.clock, sleep=network.clock.sleep).run()
+        policy = replace(story.policy, forgotten=dict.fromkeys(gone, ""))
+        with story.role(policy):
+            return story.collector(network).run()
 
     assert not run([]) and run([CLIENTS[2]])
     network.dead, network.tally = set(), type(network.tally)()
@@ -151,8 +152,9 @@ def test_a_release_that_is_made_again_is_brought_to_all(tmp_path: Path, monkeypa
             path.write_bytes(net.RELEASE)
             network.dead = {99}
 
-    collector = Collector(story.calls(), network, QUICK, log=lambda body: None, clock=network.clock, sleep=pass_time)
-    assert collector.run()
+    with story.role():
+        collector = story.collector(network, sleep=pass_time)
+        assert collector.run()
     for client in story.clients:
         assert (story.site(client).folder(net.POLICY.plan) / "release.safetensors").read_bytes() == net.RELEASE
     assert net.RELEASE[:3] == b"new"
@@ -227,8 +229,9 @@ def test_a_second_different_upload_is_refused_and_the_first_stands(tmp_path: Pat
 def test_too_large_is_refused_before_a_piece_is_asked_for(tmp_path: Path) -> None:
     story = Story(tmp_path, CLIENTS[:1])
     network = story.network(Clock(), Faults())
-    small = replace(story.calls(), limit=100)
-    Collector(small, network, SHORT, log=lambda body: None, clock=network.clock, sleep=network.clock.sleep).run()
+    small = replace(story.policy, limits=replace(story.policy.limits, upload_bytes=100))
+    with story.role(small):
+        story.collector(network, SHORT).run()
     assert not network.tally[messages.CHUNK] and not story.inbox.delivered()
 
 
@@ -248,13 +251,12 @@ def test_a_site_that_lost_its_upload_is_asked_from_the_beginning(tmp_path: Path)
 def test_a_full_disk_ends_the_run_and_nothing_is_acknowledged(tmp_path: Path) -> None:
     story = Story(tmp_path)
 
-    def full(path: Path) -> object:
+    def full(folder: Path, path: Path, key: SigningKey) -> object:
         raise RoundError("the disk failed", field="inbox")
 
     network = story.network(Clock(), Faults())
-    broken = replace(story.calls(), receive=full)  # type: ignore[arg-type]
-    with pytest.raises(RoundError):
-        Collector(broken, network, QUICK, log=lambda body: None, clock=network.clock, sleep=network.clock.sleep).run()
+    with story.role(receive=full), pytest.raises(RoundError):
+        story.collector(network).run()
     assert not story.receipts and not story.inbox.delivered()
     assert story.log() and judge(story) == CLEAN
 
@@ -279,8 +281,9 @@ def test_a_node_that_was_away_is_asked_again(tmp_path: Path) -> None:
         sleep(seconds)
         silent[0] = network.clock() < 6
 
-    collector = Collector(story.calls(), network, QUICK, log=lambda body: None, clock=network.clock, sleep=pass_time)
-    assert collector.run() and network.clock() < 100
+    with story.role():
+        assert story.collector(network, sleep=pass_time).run()
+    assert network.clock() < 100
 
 
 def test_a_site_answers_only_for_itself_and_says_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

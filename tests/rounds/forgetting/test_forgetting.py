@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from osfl.core.errors import OsflError, Rejected, RoundError, UsageError
-from osfl.deploy.flower.app import DONE, coordinator_calls
+from osfl.deploy.flower.app import DONE
 from osfl.roles import coordinator
 from osfl.rounds.folder import simulated_key, standing_round
 from osfl.rounds.forgetting import forget, verify
@@ -195,10 +195,9 @@ def test_a_real_round_wants_its_servers_key_and_keeps_the_forgotten_out(tmp_path
     with pytest.raises(UsageError, match="not the server's"):
         forget(fl_round, known["north"], clients=["south"])
     (fl_round / DONE).touch()
-    counter = coordinator_calls(fl_round, tmp_path / "unused.key")
-    assert not counter.forgotten()
+    assert not read_policy(fl_round).gone
     certificate = forget(fl_round, known["server"], clients=["south"], machine=ONE)
-    assert counter.forgotten() == ["south"] and not (fl_round / DONE).exists()  # nobody has the new release yet
+    assert read_policy(fl_round).gone == ["south"] and not (fl_round / DONE).exists()  # nobody has the new release yet
     with pytest.raises(Rejected, match="this client was forgotten in this round"):
         coordinator.receive(fl_round, bundles["south"])
     assert not (fl_round / "inbox" / "south.safetensors").exists()

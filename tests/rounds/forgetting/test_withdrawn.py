@@ -16,7 +16,6 @@ from osfl.core.errors import Rejected, RoundError
 from osfl.core.plan import write_plan
 from osfl.core.topology import Topology
 from osfl.core.types import canonical
-from osfl.deploy.flower.app import released
 from osfl.inspection.known import gather
 from osfl.inspection.look import look, worst
 from osfl.roles import coordinator
@@ -156,7 +155,7 @@ def test_a_certificate_of_another_round_withdraws_nothing(rounds: Any, tmp_path:
 
 def test_every_other_reader_of_the_folder_refuses(rounds: Any, tmp_path: Path) -> None:
     folder, old, _ = after_forgetting(rounds, tmp_path)
-    assert released(folder, "client-01") is not None
+    assert coordinator.release_files(folder, "client-01") is not None
     new = (folder / RELEASE).read_bytes()
     put_back(old, folder, RELEASE, UPLOAD)
     for work in (
@@ -168,7 +167,7 @@ def test_every_other_reader_of_the_folder_refuses(rounds: Any, tmp_path: Path) -
     ):
         with pytest.raises((RoundError, Rejected), match=r"withdrawn by forgotten/0001\.json"):
             work()
-    assert released(folder, "client-01") is None  # over Flower nobody fetches it
+    assert coordinator.release_files(folder, "client-01") is None  # over Flower nobody fetches it
     for name in (RELEASE, UPLOAD):
         seen = look(folder / name, gather(folder / name), name=name, draw=False)
         assert worst(seen) == "serious"

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from osfl.core.errors import RoundError, UsageError
 from osfl.core.names import check_client_id
-from osfl.core.types import ClientId, Plan
-from osfl.deploy.flower.collector import Collector, CollectorConfig, CoordinatorCalls
+from osfl.core.types import Plan
+from osfl.deploy.flower.collector import Collector, CollectorConfig
 from osfl.deploy.flower.grid import GridChannel, require_flower, site_node_app
 from osfl.deploy.flower.site_node import SiteNode
 from osfl.rounds.lock import folder_lock
-from osfl.rounds.state import pending_removal, read_json, read_policy
+from osfl.rounds.state import read_policy
 from osfl.runtime.atomic import locked
-from osfl.wire.gate import read_manifest
 from osfl.wire.inbox import Inbox
-from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ def collect(grid: Any, config: Mapping[str, Any]) -> bool:
             "has delivered so far"
         )
         channel = GridChannel(grid, long_ttl=float(config["ttl"]))
-        everyone = Collector(coordinator_calls(folder, home / SERVER_KEY), channel, collector_config(config), log=log).run()
+        everyone = Collector(folder, home / SERVER_KEY, channel, collector_config(config), log=log).run()
         if everyone:
             (folder / DONE).touch()
         return everyone
@@ -109,41 +107,6 @@ def collector_config(config: Mapping[str, Any]) -> CollectorConfig:
     times = {name: float(config[name]) for name in SECONDS if name in config}
     sizes = {name: max(1, int(config[name])) for name in SIZES if name in config}
     return CollectorConfig(**times, **sizes)  # type: ignore[arg-type]
-
-
-def coordinator_calls(folder: Path, key: Path) -> CoordinatorCalls:
-    """A round folder as the network's program uses it."""
-    from osfl.roles.coordinator import receive, run_server_phase, status
-
-    policy = read_policy(folder)
-
-    def serve() -> None:
-        run_server_phase(folder, SigningKey.load(key), progress=lambda what, done, total: log(f"{what} {done}/{total}"))
-
-    return CoordinatorCalls(
-        round=policy.plan,
-        plan=json.dumps(read_json(folder / "plan.json"), sort_keys=True),
-        enrolled=policy.enrolled,
-        limit=sealed_size(policy.limits.upload_bytes),
-        folder=folder / "partial",
-        standing=lambda client: Inbox(folder / "inbox", policy).path(client),
-        receive=lambda path: receive(folder, path, SigningKey.load(key)),
-        refuse=Inbox(folder / "inbox", policy).note,
-        ready=lambda: status(folder).ready,
-        serve=serve,
-        parts=lambda client: released(folder, client),
-        forgotten=lambda: read_policy(folder).gone,
-    )
-
-
-def released(folder: Path, client: ClientId) -> dict[str, Path] | None:
-    """The files that a client fetches; None before the server phase has finished, and while something is being forgotten."""
-    shared, own = folder / "release.safetensors", folder / "personal" / f"{client}.safetensors"
-    if not shared.exists() or pending_removal(folder) is not None:
-        return None
-    if read_policy(folder).withdrawn.of(read_manifest(shared)) is not None:
-        return None  # somebody put an old release back; the server phase reports it
-    return {"release": shared, **({"personal": own} if client and own.exists() else {})}
 
 
 def log(body: str) -> None:

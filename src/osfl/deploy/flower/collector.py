@@ -19,9 +19,12 @@ from osfl.core.types import ClientId
 from osfl.deploy.flower import messages
 from osfl.deploy.flower.chunks import Damaged, Partial, Whole, announce, read_chunk
 from osfl.deploy.flower.messages import MessageBody, Reply
+from osfl.roles import coordinator
+from osfl.rounds.state import read_json, read_policy
 from osfl.runtime.atomic import replace_atomically
-from osfl.wire.inbox import Receipt
-from osfl.wire.signing import VerifyKey
+from osfl.wire.inbox import Inbox
+from osfl.wire.sealing import sealed_size
+from osfl.wire.signing import SigningKey, VerifyKey
 
 LOOK = 10.0  # seconds between two looks at the deadline
 
@@ -46,24 +49,6 @@ class Channel(Protocol):
     def replies(self) -> Iterator[Reply]: ...
 
 
-@dataclass(frozen=True)
-class CoordinatorCalls:
-    """What the coordinator can do with files; osfl.roles.coordinator behind plain functions."""
-
-    round: str  # the plan's digest
-    plan: str  # the plan itself, as text for the sites
-    enrolled: Mapping[ClientId, str]
-    limit: int  # bytes of an upload
-    folder: Path  # for pieces
-    standing: Callable[[ClientId], Path]  # where the upload of a client is in the inbox
-    receive: Callable[[Path], Receipt]
-    refuse: Callable[[Rejected], None]  # remembered for `osfl show`
-    ready: Callable[[], bool]
-    serve: Callable[[], None]
-    parts: Callable[[ClientId], Mapping[str, Path] | None]  # what a client fetches; None before the release
-    forgotten: Callable[[], Collection[ClientId]] = tuple  # nobody waits for them, and nothing is brought to them
-
-
 @dataclass
 class NodeSession:
     """One node: who it showed itself to be, what was asked and not answered, and how far the files are."""
@@ -86,11 +71,15 @@ class NodeSession:
 
 
 class Collector:
-    """Runs one round over a network, until everybody has the release or time is up."""
+    """Runs one round over a network, until everybody has the release or time is up.
+
+    What it does with files is what `osfl receive` and `osfl server` do: the functions of osfl.roles.coordinator.
+    """
 
     def __init__(
         self,
-        calls: CoordinatorCalls,
+        folder: Path,  # of the round
+        server_key: Path,  # the server's private key: it opens sealed uploads and signs the release
         channel: Channel,
         collector_config: CollectorConfig = CollectorConfig(),
         *,
@@ -98,8 +87,10 @@ class Collector:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.calls, self.channel, self.collector_config = calls, channel, collector_config
+        self.folder, self.server_key, self.channel, self.collector_config = folder, server_key, channel, collector_config
         self.log, self.clock, self.sleep = log, clock, sleep
+        self.policy, self.plan = read_policy(folder), messages.plan_text(read_json(folder / "plan.json"))
+        self.inbox, self.partial = Inbox(folder / "inbox", self.policy), folder / "partial"
         self.sessions: dict[int, NodeSession] = {}
         self.took: set[ClientId] = set()
         self.noted: set[ClientId] = set()  # who got from this program a receipt or a refusal
@@ -125,7 +116,7 @@ class Collector:
 
     def _without(self) -> list[ClientId]:
         """Who has no release yet."""
-        return sorted(set(self.calls.enrolled) - self.forgotten - self.took)
+        return sorted(set(self.policy.enrolled) - self.forgotten - self.took)
 
     def _gather(self) -> None:
         until = self.clock() + self.collector_config.wait
@@ -133,7 +124,10 @@ class Collector:
             self._step()
             if self._may_begin():
                 self.log("the server phase begins")
-                self.calls.serve()
+                key = SigningKey.load(self.server_key)
+                coordinator.run_server_phase(
+                    self.folder, key, progress=lambda what, done, all_: self.log(f"{what} {done}/{all_}")
+                )
                 self.log("the release is published")
 
     def _may_begin(self) -> bool:
@@ -141,15 +135,15 @@ class Collector:
         if self.looked is not None and self.clock() < self.looked + LOOK:
             return False
         self.looked = self.clock()
-        return self.calls.ready()
+        return coordinator.status(self.folder).ready
 
     def _released(self) -> bool:
-        return self.calls.parts("") is not None
+        return coordinator.release_files(self.folder, "") is not None
 
     def _look_at_round(self) -> None:
         """Something may have been forgotten meanwhile: then there is another release, which nobody has yet."""
-        self.forgotten = set(self.calls.forgotten())
-        found = _mark(self.calls.parts(""))
+        self.forgotten = set(read_policy(self.folder).gone)
+        found = _mark(coordinator.release_files(self.folder, ""))
         if not found or found == self.release:
             return
         if self.release:
@@ -190,7 +184,7 @@ class Collector:
         elif (
             not session.took
             and session.client not in self.forgotten
-            and (files := self.calls.parts(session.client)) is not None
+            and (files := coordinator.release_files(self.folder, session.client)) is not None
         ):
             self._bring(session, files)
 
@@ -201,19 +195,19 @@ class Collector:
             session.nonce = secrets.token_hex(16)
             wanted = int(not self._released())
             body: MessageBody = {
-                "plan": self.calls.plan,
+                "plan": self.plan,
                 "nonce": session.nonce,
                 "wanted": wanted,
                 "length": self.collector_config.chunk,
             }
         elif kind == messages.TAKE:
-            body = {"plan": self.calls.plan}
+            body = {"plan": self.plan}
         else:
             body = session.news or {}
         self._send(session, kind, 0, body)
 
     def _send(self, session: NodeSession, kind: str, offset: int, body: MessageBody) -> None:
-        ticket = self.channel.send(session.node, kind, {"round": self.calls.round, "client": session.client, **body})
+        ticket = self.channel.send(session.node, kind, {"round": self.policy.plan, "client": session.client, **body})
         session.sent[ticket] = (kind, offset)
 
     def _ask_for_pieces(self, session: NodeSession, partial: Partial) -> None:
@@ -280,16 +274,16 @@ class Collector:
 
     def _receive_upload(self, session: NodeSession, body: MessageBody) -> None:
         client, proof = messages.text(body, "client"), messages.text(body, "proof")
-        key = self.calls.enrolled.get(client)
-        if key is None or not VerifyKey(key).verify(messages.statement(self.calls.round, client, session.nonce), proof):
+        key = self.policy.enrolled.get(client)
+        if key is None or not VerifyKey(key).verify(messages.statement(self.policy.plan, client, session.nonce), proof):
             self._turn_away(session, client)
             return
         session.client, session.parts, session.have, session.took = client, None, 0, client in self.took
         whole = Whole.announced(body.get("bytes"), body.get("whole"))
         if whole is not None:
             self._begin(session, whole, body)
-        elif self._released() and client not in self.noted and self.calls.standing(client).exists():
-            self._deliver(session, self.calls.standing(client))  # the program before may have died with the receipt
+        elif self._released() and client not in self.noted and self.inbox.path(client).exists():
+            self._deliver(session, self.inbox.path(client))  # the program before may have died with the receipt
 
     def _turn_away(self, session: NodeSession, client: str) -> None:
         no = Rejected(
@@ -302,32 +296,30 @@ class Collector:
         )
         if session.node not in self.strangers:
             self.strangers.add(session.node)
-            self.calls.refuse(no)
+            self.inbox.note(no)
         self._failed(session, no.reason)
         session.rests_until = self.clock() + self.collector_config.again
 
     def _begin(self, session: NodeSession, whole: Whole, body: MessageBody) -> None:
         """An announced upload: it is here already, it is too large, or its pieces are asked for."""
-        standing = self.calls.standing(session.client)
+        standing, limit = self.inbox.path(session.client), sealed_size(self.policy.limits.upload_bytes)
         if whole.sha256 in self.refused:
             self._forget(session)
         elif standing.exists() and (self._came(session.client) == whole.sha256 or announce(standing) == whole):
             self._deliver(session, standing)
-            Partial(
-                self.calls.folder, session.client, whole, self.collector_config.chunk
-            ).remove()  # of a program that died here
-        elif whole.bytes > self.calls.limit:
+            Partial(self.partial, session.client, whole, self.collector_config.chunk).remove()  # of a program that died here
+        elif whole.bytes > limit:
             no = Rejected(
                 "the upload is larger than the plan allows",
                 client=session.client,
                 field="size",
-                expected=f"at most {self.calls.limit} bytes",
+                expected=f"at most {limit} bytes",
                 got=whole.bytes,
             )
-            self.calls.refuse(no)
+            self.inbox.note(no)
             self._say_no(session, whole, no)
         else:
-            session.partial = Partial(self.calls.folder, session.client, whole, self.collector_config.chunk)
+            session.partial = Partial(self.partial, session.client, whole, self.collector_config.chunk)
             self._hear_piece(session, body)
 
     def _hear_piece(self, session: NodeSession, body: MessageBody) -> None:
@@ -345,20 +337,20 @@ class Collector:
             return
         self._deliver(session, path)
         if session.news and "digest" in session.news:
-            replace_atomically(came_as(self.calls.folder, session.client), partial.whole.sha256.encode())
+            replace_atomically(came_as(self.partial, session.client), partial.whole.sha256.encode())
         partial.remove()
         session.partial = None
 
     def _came(self, client: ClientId) -> str:
         """The hash of the file that a client's upload came as: a sealed one has other bytes than what stands in the inbox."""
-        path = came_as(self.calls.folder, client)
+        path = came_as(self.partial, client)
         return path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
 
     def _deliver(self, session: NodeSession, path: Path) -> None:
         """Through the gate; the receipt is written for a file that is in the inbox, and only then."""
         whole = announce(path)
         try:
-            receipt = self.calls.receive(path)
+            receipt = coordinator.receive(self.folder, path, SigningKey.load(self.server_key))
         except Rejected as no:
             self._say_no(session, whole, no)
             return
