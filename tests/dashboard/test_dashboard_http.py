@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from osfl.core.errors import RoundError
 from osfl.dashboard import intake
+from osfl.dashboard.connection import TimedReads
 from osfl.dashboard.guard import HEADER
 from osfl.dashboard.handler import GETS, POSTS
+from osfl.dashboard.server import MOST_CONNECTIONS
 from tests.dashboard.conftest import OpenDashboard, Visitor, World
 from tests.roles.test_roles import CLIENTS
 
@@ -221,8 +225,44 @@ def test_only_a_piece_is_in_memory_while_it_is_streamed(tmp_path: Path, world: W
 
     monkeypatch.setattr(intake, "receive", lambda fl_round, path, key: path.stat().st_size)
     size = 5 * intake.CHUNK + 7
-    assert intake.take_in(tmp_path, tmp_path, Stream(), size) == size  # type: ignore[arg-type, comparison-overlap]
-    assert max(asked) == intake.CHUNK and sum(asked) == size and list(tmp_path.iterdir()) == []
+    assert intake.take_in(tmp_path, tmp_path, b"start", Stream(), size) == size  # type: ignore[arg-type, comparison-overlap]
+    assert max(asked) == intake.CHUNK and sum(asked) == size - len(b"start") and list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_is_refused_by_its_header_before_the_rest_has_come(open_desk: OpenDashboard, world: World) -> None:
+    dashboard, data = open_desk(), world.bundles["foreign"].read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+        wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {len(data)}") + data[:header])
+        assert b" 422 " in wire.recv(4096)
+    assert spool(dashboard) == [] and "another round" in dashboard.state()["refused"][0]["reason"]
+
+
+# --- slow senders ------------------------------------------------------------------------------------------------------
+
+
+def test_connections_with_half_a_request_do_not_close_the_page(open_desk: OpenDashboard) -> None:
+    dashboard = open_desk(token=TOKEN)
+    with ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS + 5):
+            wire = stack.enter_context(socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600))
+            wire.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert dashboard.get("/").status == 401
+
+
+def test_bytes_now_and_then_do_not_keep_a_connection_open() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        reads = TimedReads(here)
+        reads.allow(0.2)
+        started, seen = time.monotonic(), bytearray(1)
+        with pytest.raises(TimeoutError):
+            while time.monotonic() < started + 60:
+                there.sendall(b"x")  # always something to read
+                reads.readinto(seen)
+        reads.allow(60)
+        there.sendall(b"y")
+        assert reads.readinto(seen) == 1
 
 
 def test_leftovers_of_a_killed_desk_are_swept(open_desk: OpenDashboard, world: World, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -27,12 +28,12 @@ from osfl.core.errors import OsflError, Rejected, RoundError
 from osfl.core.names import is_client_id
 from osfl.core.types import Json
 from osfl.dashboard import pages
+from osfl.dashboard.connection import HEAD_SECONDS, QUIET_SECONDS, SLOWEST, Places, TimedReads
 from osfl.dashboard.guard import No
-from osfl.dashboard.intake import CutOff, take_in
+from osfl.dashboard.intake import CutOff, take_in, take_start
 from osfl.dashboard.keeper import Keeper
 
 MOST_BODY = 1024  # bytes of a request that is not a bundle
-QUIET_SECONDS = 30.0  # an idle connection is closed after so long
 LINGER_SECONDS = 2.0
 _CLIENT = r"([a-z0-9][a-z0-9._-]{0,63})"
 OURS = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'"
@@ -55,6 +56,26 @@ class Handler(BaseHTTPRequestHandler):
     @property
     def dashboard(self) -> Keeper:
         return cast("Any", self.server).keeper  # type: ignore[no-any-return]
+
+    @property
+    def places(self) -> Places:
+        return cast("Any", self.server).places  # type: ignore[no-any-return]
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._timed = TimedReads(self.connection)
+        self.rfile = io.BufferedReader(self._timed)
+
+    def handle_one_request(self) -> None:
+        self._timed.allow(HEAD_SECONDS)
+        self.places.waits(self.connection)
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        whole = super().parse_request()  # reads the rest of the head
+        self.places.works(self.connection)
+        return whole
 
     def do_GET(self) -> None:
         self._answer("GET", GETS)
@@ -153,9 +174,15 @@ class Handler(BaseHTTPRequestHandler):
         length = self._length(self.dashboard.most_bytes)
         if length is None:
             return
-        receipt = take_in(
-            self.dashboard.round, self.dashboard.folder, cast("BinaryIO", self.rfile), length, self.dashboard.phase.key
-        )
+        stream, dashboard = cast("BinaryIO", self.rfile), self.dashboard
+        try:
+            start = take_start(dashboard.round, stream, length)
+        except Rejected as no:
+            self.close_connection = True  # the rest need not come
+            self._json(422, {**no.as_json(), "message": str(no)})
+            self._drain()
+            return
+        receipt = take_in(dashboard.round, dashboard.folder, start, stream, length, dashboard.phase.key)
         self._json(200, {"client": receipt.client, "bytes": receipt.bytes, "digest": receipt.digest})
 
     def start(self) -> None:
@@ -188,6 +215,7 @@ class Handler(BaseHTTPRequestHandler):
         elif int(declared) > most:
             self._refuse(No(413, f"it is too large: expected at most {most} bytes, got {declared}"))
         else:
+            self._timed.allow(HEAD_SECONDS + int(declared) / SLOWEST)
             return int(declared)
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from osfl.core.errors import RoundError
 from osfl.dashboard.board import Board
+from osfl.dashboard.connection import Places
 from osfl.dashboard.guard import Guard
 from osfl.dashboard.handler import Handler
 from osfl.dashboard.intake import sweep
@@ -29,7 +29,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, keeper: Callable[[int], Keeper]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.places = Places(MOST_CONNECTIONS)
         super().__init__((host, port), Handler)
         self.keeper = keeper(self.server_address[1])
 
@@ -40,7 +40,7 @@ class Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self.places.take(request):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self.places.leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # somebody went away

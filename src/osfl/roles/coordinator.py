@@ -16,11 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osfl.core.errors import UNUSABLE, OsflError, RoundError, UsageError, go_on_without
+from osfl.core.errors import UNUSABLE, OsflError, Rejected, RoundError, UsageError, go_on_without
 from osfl.core.method import Method
 from osfl.core.types import ClientId, Json, Plan, Progress, Upload
 from osfl.rounds.state import check_key, pending_removal, read_json, read_policy
 from osfl.wire.inbox import JOURNAL, Inbox, Receipt
+from osfl.wire.sealing import MAGIC
 from osfl.wire.source import BytesLike
 
 if TYPE_CHECKING:
@@ -81,6 +82,20 @@ def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = Non
         receipt.path.unlink(missing_ok=True)
         return Inbox(folder / "inbox", read_policy(folder)).receive(source)  # refused, with the reason
     return receipt
+
+
+def check_start(folder: Path, start: bytes, size: int) -> None:
+    """Refuse a bundle of `size` bytes by its header alone, before the rest is fetched; a sealed one has to be here whole."""
+    from osfl.wire.gate import check_head
+
+    if start == MAGIC[:8]:
+        return
+    inbox = Inbox(folder / "inbox", read_policy(folder))
+    try:
+        check_head(start, size, inbox.policy)
+    except Rejected as no:
+        inbox.note(no)
+        raise
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from osfl.wire.contract import REPACK, check_contract, read_entries
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
 from osfl.wire.facts import architecture_of, check_facts, check_needed, check_well_known
 from osfl.wire.signing import VerifyKey
-from osfl.wire.source import BytesLike, opened
+from osfl.wire.source import BytesLike, Memory, Source, opened
 from osfl.wire.values import check_hashes, check_values
 from osfl.wire.withdrawn import NOTHING, Withdrawn
 
@@ -75,22 +75,46 @@ def accept(source: BytesLike | Path, policy: AcceptancePolicy) -> Bundle:
 def open_upload(source: BytesLike | Path, policy: AcceptancePolicy, signer: str = "") -> tuple[Bundle, memoryview]:
     """The same, with the file's bytes as they were checked; `signer` is a key to expect instead of the client's."""
     with _blaming(UNKNOWN), opened(source) as file:
-        envelope = read_envelope(file, policy.limits)
-        client = _enrolled(envelope.manifest, policy)
-        with _blaming(client):
-            _check_signature(envelope, VerifyKey(signer or policy.enrolled[client]))
-            manifest = check_round(envelope.manifest, {"upload"}, policy.plan)
-            contract = policy.contracts[architecture_of(manifest["facts"], policy.contracts)]
-            entries = read_entries(manifest["tensors"])
-            check_contract(entries, contract)
-            check_needed(manifest["facts"], entries, contract)
-            check_layout(envelope, entries)
+        head = _read_head(file, policy, signer)
+        with _blaming(head.client):
+            check_layout(head.envelope, head.entries)
             data = file.whole()
-            tensors = _check_tensors(data, envelope, entries, contract)
-            check_facts(manifest["facts"], policy.limits.facts_bytes)
-            check_well_known(manifest["facts"], policy.classes, policy.limits)
-            check_canonical(envelope, entries)
-            return bundle_of(envelope, tensors), data
+            tensors = _check_tensors(data, head.envelope, head.entries, head.contract)
+            facts = head.envelope.manifest["facts"]
+            check_facts(facts, policy.limits.facts_bytes)
+            check_well_known(facts, policy.classes, policy.limits)
+            check_canonical(head.envelope, head.entries)
+            return bundle_of(head.envelope, tensors), data
+
+
+def check_head(start: BytesLike, size: int, policy: AcceptancePolicy) -> None:
+    """Raise `Rejected` for an upload of `size` bytes of which only the start, with its header, has arrived: another sender's,
+    another round's, or not what the contract announces."""
+    with _blaming(UNKNOWN):
+        _read_head(Memory(memoryview(start), size), policy, "")
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a header says that an enrolled client has signed."""
+
+    envelope: Envelope
+    client: ClientId
+    contract: Contract
+    entries: Mapping[str, TensorEntry]
+
+
+def _read_head(file: Source, policy: AcceptancePolicy, signer: str) -> _Head:
+    envelope = read_envelope(file, policy.limits)
+    client = _enrolled(envelope.manifest, policy)
+    with _blaming(client):
+        _check_signature(envelope, VerifyKey(signer or policy.enrolled[client]))
+        manifest = check_round(envelope.manifest, {"upload"}, policy.plan)
+        contract = policy.contracts[architecture_of(manifest["facts"], policy.contracts)]
+        entries = read_entries(manifest["tensors"])
+        check_contract(entries, contract)
+        check_needed(manifest["facts"], entries, contract)
+        return _Head(envelope, client, contract, entries)
 
 
 def open_standing(source: BytesLike | Path, policy: AcceptancePolicy, client: ClientId) -> tuple[Bundle, memoryview]:

@@ -24,7 +24,9 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class _Memory:
+class Memory:
+    """Bytes that are here, of a bundle of `size`: all of it, or as much as has arrived."""
+
     data: memoryview
     size: int
 
@@ -75,7 +77,7 @@ def opened(source: BytesLike | Path) -> Iterator[Source]:
     """Bytes as they are, or a regular file; nothing that blocks or never ends."""
     if not isinstance(source, Path):
         data = memoryview(source).toreadonly().cast("B")
-        yield _Memory(data, data.nbytes)
+        yield Memory(data, data.nbytes)
         return
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not make us wait
