@@ -13,7 +13,8 @@ from osfl.core.tensors import RawTensor
 from osfl.core.types import Field
 from osfl.wire.bundle import pack
 from osfl.wire.gate import AcceptancePolicy
-from osfl.wire.inbox import JOURNAL, Inbox
+from osfl.wire.inbox import Inbox
+from osfl.wire.refusals import JOURNAL
 from osfl.wire.signing import SigningKey
 from tests.wire.forge import PLAN
 

@@ -8,8 +8,9 @@ import stat
 import pytest
 
 from osfl.core.errors import Rejected, RoundError, UsageError
-from osfl.wire import inbox as inbox_module
-from osfl.wire.inbox import JOURNAL, Inbox
+from osfl.wire import refusals
+from osfl.wire.inbox import Inbox
+from osfl.wire.refusals import JOURNAL
 from tests.faults.traps import fail, trapped
 from tests.wire.forge import CLIENT, OTHER, OTHER_KEY, POLICY, upload
 
@@ -76,12 +77,32 @@ def test_a_torn_line_spoils_no_other(inbox):
     assert torn == '{"torn' and json.loads(whole)["field"] == "size"
 
 
-def test_the_journal_cannot_fill_the_disk(inbox, monkeypatch):
-    monkeypatch.setattr(inbox_module, "_JOURNAL_BYTES", 100)
-    for _ in range(5):
+def test_the_log_cannot_be_filled_and_forged_names_hide_nobody(inbox, monkeypatch):
+    """Many refusals of one kind are counted; those of others, and of forged signatures, stay."""
+    monkeypatch.setattr(refusals, "MOST_BYTES", 20_000)
+    with pytest.raises(Rejected):  # by an enrolled client, signed well
+        inbox.receive(upload(say={"samples": 0}))
+    forged = bytearray(upload())
+    place = forged.index(b'"signature":"') + len(b'"signature":"')
+    forged[place : place + 4] = b"0000"
+    with pytest.raises(Rejected, match="signature"):
+        inbox.receive(bytes(forged))
+    for _ in range(500):
         with pytest.raises(Rejected):
             inbox.receive(b"")
-    assert len(journal(inbox)) == 1
+    kept = journal(inbox)
+    assert sum(map(refusals.times, kept)) == 502 and len(kept) < 200
+    assert (inbox.folder.parent / JOURNAL).stat().st_size < 20_000
+    assert [entry["field"] for entry in kept if entry["client"] == CLIENT] == ["facts.samples", "signature"]
+
+
+def test_lines_that_count_others_are_counted_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(refusals, "MOST_BYTES", 1)
+    for number in range(refusals.KEPT + 30):
+        refusals.note(tmp_path / JOURNAL, Rejected(f"reason {number}", client=CLIENT, field="size"), {CLIENT})
+    counting, *single = refusals.entries(tmp_path / JOURNAL)
+    assert counting["count"] == 30 and counting["client"] == CLIENT
+    assert [entry["reason"] for entry in single] == [f"reason {number}" for number in range(30, 30 + refusals.KEPT)]
 
 
 def test_a_journal_that_fails_does_not_hide_the_refusal(inbox):

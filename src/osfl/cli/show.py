@@ -20,6 +20,9 @@ EXAMPLES = (
 )
 
 
+MOST_REFUSALS = 20  # shown; the log has more
+
+
 def show(fl_round: options.RoundFolder, output_format: options.Format = "text") -> None:
     """Who has delivered, who is missing, what was refused and why, and what comes next. Works for simulated rounds, too."""
     from osfl.roles.coordinator import status
@@ -44,6 +47,7 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
         "forgotten": list(found.forgotten),
         "failed": dict(found.failed) if found.failed else None,
         "refused": [dict(entry) for entry in found.refused],
+        "refusals": found.refusals,
         "quorum": found.quorum,
         "deadline": found.deadline.isoformat() if found.deadline else None,
         "now": now.isoformat(timespec="seconds"),
@@ -72,9 +76,7 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
     for client in found.forgotten:
         echo(f"  forgotten  {client}")
     if found.refused:
-        echo(f"Refused, {len(found.refused)} times:")
-        for entry in found.refused:
-            echo(f"  {_refusal(entry)}")
+        _show_refused(fl_round, found)
     if not no_uploads:
         echo(f"Needed     {found.quorum} uploads")
     if found.deadline:
@@ -98,6 +100,17 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
         echo(f"Next       waiting: {escape(found.waits_for)}.")
 
 
+def _show_refused(fl_round: Path, found: Status) -> None:
+    """The last refusals, and how many there were."""
+    from osfl.wire.refusals import JOURNAL
+
+    total, last = found.refusals, found.refused[-MOST_REFUSALS:]
+    more = f"; the last of them, the others are in {escape(str(fl_round / JOURNAL))}" if len(last) < len(found.refused) else ""
+    echo(f"Refused, {total:,} times{more}:")
+    for entry in last:
+        echo(f"  {_refusal(entry)}")
+
+
 def _failure(note: Mapping[str, Any]) -> str:
     """Why the last server phase failed, and how to go on."""
     who = f"{note['client']}: " if note.get("client") else ""
@@ -113,5 +126,6 @@ def _refusal(entry: Mapping[str, Any]) -> str:
     """One line of rejected.jsonl; untrusted text in it is escaped."""
     against = f" (expected {entry['expected']}, got {entry.get('got', '')})" if "expected" in entry else ""
     texts = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}
-    text = f"{_stamp(entry)}  {texts['client']}  {texts['field']}: {texts['reason']}{against}. {texts['fix']}"
+    counted = f" ({entry['count']} times)" if "count" in entry else ""
+    text = f"{_stamp(entry)}  {texts['client']}  {texts['field']}: {texts['reason']}{counted}{against}. {texts['fix']}"
     return escape(text.replace("\n", " "))

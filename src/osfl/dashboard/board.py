@@ -77,7 +77,7 @@ def _facts(fl_round: Path, found: Status) -> dict[str, Json]:
         "ready": found.ready,
         "waits_for": found.waits_for,
         "released": found.released,
-        "refusals": len(found.refused),
+        "refusals": found.refusals,
         "refused": [_refusal(entry) for entry in reversed(list(found.refused)[-MOST_REFUSALS:])],
         "downloads": _downloads(fl_round, found),
         "most_bytes": read_policy(fl_round).limits.upload_bytes,

@@ -6,7 +6,6 @@ the state (see osfl.rounds.folder).
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ from osfl.core.errors import UNUSABLE, OsflError, Rejected, RoundError, UsageErr
 from osfl.core.method import Method
 from osfl.core.types import ClientId, Json, Plan, Progress, Upload
 from osfl.rounds.state import check_key, pending_removal, read_json, read_policy
-from osfl.wire.inbox import JOURNAL, Inbox, Receipt
+from osfl.wire.inbox import Inbox, Receipt
+from osfl.wire.refusals import JOURNAL, entries, times
 from osfl.wire.sealing import MAGIC
 from osfl.wire.source import BytesLike
 
@@ -106,7 +106,7 @@ class Status:
     method: str
     delivered: Mapping[ClientId, int]  # bytes of each upload in the inbox
     missing: Sequence[ClientId]
-    refused: Sequence[Mapping[str, Json]]  # as rejected.jsonl has them: time, client, field, reason, fix
+    refused: Sequence[Mapping[str, Json]]  # as rejected.jsonl has them: time, client, field, reason, fix; some count others
     quorum: int
     deadline: datetime | None
     ready: bool  # the server phase may begin
@@ -121,6 +121,11 @@ class Status:
     failed: Mapping[str, Json] | None = None  # the last server phase, if it failed: time, client, reason, fix
     joining: Sequence[ClientId] = ()  # of those who are late, whom the next release will have: the plan allows it
     supersedes: str = ""  # digest of the release that this one took the place of
+
+    @property
+    def refusals(self) -> int:
+        """How many bundles were refused; a line of the log may count several."""
+        return sum(map(times, self.refused))
 
 
 def status(folder: Path, now: datetime | None = None, without: Collection[ClientId] = ()) -> Status:
@@ -138,7 +143,7 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
     why = "a forgetting has begun and not ended: repeat that command" if half else why
     release = None if half else _release(folder)
     made_from = release.made_from if release else {}
-    missed, notes = _without(release, delivered), list(_lines(folder / "journal.jsonl"))
+    missed, notes = _without(release, delivered), list(entries(folder / "journal.jsonl"))
     left_out = [client for client in missed if any(n.get("phase") == LEFT_OUT and n.get("client") == client for n in notes)]
     late = [client for client in missed if client not in left_out]
     served = [note for note in notes if note.get("phase") in (FAILED, "server")]
@@ -187,15 +192,7 @@ def _waits_for(delivered: int, clients: int, quorum: int, deadline: datetime | N
 
 def refusals(folder: Path) -> Iterator[Mapping[str, Json]]:
     """What was refused and why, oldest first; a line torn by a crash is passed over."""
-    return _lines(folder / JOURNAL)
-
-
-def _lines(path: Path) -> Iterator[Mapping[str, Json]]:
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError, UnicodeDecodeError):
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                yield entry
+    return entries(folder / JOURNAL)
 
 
 def _release(folder: Path) -> Bundle | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +11,13 @@ from osfl.core.errors import Rejected, RoundError
 from osfl.core.names import check_client_id
 from osfl.core.types import ClientId, digest_of
 from osfl.runtime import atomic
+from osfl.wire import refusals
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
 from osfl.wire.gate import AcceptancePolicy, open_standing, open_upload
 from osfl.wire.sealing import is_sealed, unseal
 from osfl.wire.signing import SigningKey
 from osfl.wire.source import BytesLike, opened
-
-JOURNAL = "rejected.jsonl"
-_JOURNAL_BYTES = 16 << 20  # bounds what rejected senders can write to the disk
 
 
 @dataclass(frozen=True)
@@ -161,12 +157,8 @@ class Inbox:
 
     def note(self, no: Rejected) -> None:
         """Remember a refusal beside the inbox; trouble here must not hide the refusal itself."""
-        path = self.folder.parent / JOURNAL
         with contextlib.suppress(OSError):
-            if path.exists() and path.stat().st_size > _JOURNAL_BYTES:
-                return
-            entry = {"time": round(time.time(), 3), **no.as_json()}
-            atomic.append_line(path, json.dumps(entry, ensure_ascii=True).encode())
+            refusals.note(self.folder.parent / refusals.JOURNAL, no, self.policy.enrolled)
 
 
 @contextlib.contextmanager

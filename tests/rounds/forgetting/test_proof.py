@@ -22,7 +22,8 @@ from osfl.runtime.machine import Machine
 from osfl.simulate.checks import small_federation
 from osfl.simulate.run import run_federation
 from osfl.wire.gate import verify_release
-from osfl.wire.inbox import JOURNAL, Inbox
+from osfl.wire.inbox import Inbox
+from osfl.wire.refusals import JOURNAL
 from tests.roles.test_roles import make_plan
 from tests.rounds.forgetting.conftest import ABOUT, ONE, failed, real_round
 

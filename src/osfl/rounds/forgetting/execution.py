@@ -44,7 +44,7 @@ from osfl.runtime.environment import describe_environment
 from osfl.runtime.machine import Machine
 from osfl.runtime.workers import default_workers
 from osfl.wire.gate import verify_release
-from osfl.wire.inbox import JOURNAL
+from osfl.wire.refusals import JOURNAL
 from osfl.wire.signing import SigningKey
 from osfl.wire.withdrawn import withdrawn_by
 

@@ -26,7 +26,7 @@ from osfl.runtime.atomic import TEMPORARY
 from osfl.runtime.payloads import to_raw
 from osfl.wire.bundle import pack
 from osfl.wire.gate import open_upload, verify_release
-from osfl.wire.inbox import JOURNAL
+from osfl.wire.refusals import JOURNAL
 
 FORMAT = 1
 RELEASE = "release.safetensors"
