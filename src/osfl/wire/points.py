@@ -7,6 +7,7 @@ compared as text, and one key in two encodings would be two clients.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 PRIME = 2**255 - 19
@@ -16,8 +17,9 @@ _ROOT_OF_MINUS_ONE = pow(2, (PRIME - 1) // 4, PRIME)
 Point: TypeAlias = tuple[int, int]  # affine x, y
 
 
+@lru_cache(maxsize=4096)
 def weakness(public: bytes) -> str:
-    """Why these 32 bytes are not accepted as a public key; empty if they are."""
+    """Why these 32 bytes are not accepted as a public key; empty if they are. Kept, for a round asks again at each upload."""
     number = int.from_bytes(public, "little")
     y, sign = number & (2**255 - 1), number >> 255
     if y >= PRIME:
