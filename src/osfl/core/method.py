@@ -21,6 +21,7 @@ from osfl.core.types import (
     Shard,
     Simulated,
     Task,
+    Total,
     Upload,
 )
 
@@ -173,6 +174,14 @@ class Method:
         (`late`); with it, or without it again, the release is what it would be had that been so from the start. Default: no."""
         return False
 
+    def term(self, upload: Upload) -> Total:
+        """What an upload adds to the sum of an additive method; `check_upload` has let it through."""
+        raise NotImplementedError
+
+    def release_of(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> Release:
+        """The release of a sum over these uploads, in this order; they are opened only where the sum does not say enough."""
+        raise NotImplementedError
+
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         """Raise `RoundError` for an upload whose numbers no images can have. The server asks, and a site before it sends.
         Default: nothing is refused."""
@@ -224,6 +233,17 @@ class Method:
     def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
         """The same features of real images, uint8 (n, channels, height, width)."""
         raise NotImplementedError
+
+
+def add_up(method: Method, uploads: Iterable[Upload], ctx: Context, start: Total | None = None) -> Total:
+    """The sum of the uploads' terms (and of `start`), each checked first; one upload is in memory at a time."""
+    total = start
+    for upload in uploads:
+        method.check_upload(upload, ctx)
+        term = method.term(upload)
+        total = term if total is None else total + term
+    assert total is not None
+    return total
 
 
 def relayed(method: Method, uploads: Sequence[Upload], ctx: Context) -> Release:

@@ -188,6 +188,24 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Total:
+    """An exact sum over uploads, where a release follows from nothing else; of one upload it is that upload's term.
+
+    Whole numbers: adding and subtracting terms gives the same bits in any order.
+    """
+
+    tensors: Tensors  # int64, by name
+    images: Mapping[ClientId, int]  # how many each client in it claims
+
+    def __add__(self, other: Total) -> Total:
+        return Total({n: t + other.tensors[n] for n, t in self.tensors.items()}, {**self.images, **other.images})
+
+    def __sub__(self, other: Total) -> Total:
+        left = {client: n for client, n in self.images.items() if client not in other.images}
+        return Total({n: t - other.tensors[n] for n, t in self.tensors.items()}, left)
+
+
+@dataclass(frozen=True)
 class Release:
     """What the server gives back: a shared part, and a part of its own for each client that has one."""
 

@@ -4,6 +4,7 @@ plan.json  contract.json  enrolled.json   agreed when the round opened
 inbox/  rejected.jsonl                    uploads that passed the gate; refusals and why
 journal.jsonl                             what each finished phase cost
 release.safetensors  personal/            what the server gave back, signed
+total.safetensors                         where a release follows from a sum: the sum of the uploads (osfl.rounds.total)
 models/                                   what clients made of it (in a simulation)
 figures/                                  pictures that the method wants in the report
 scratch/                                  checkpoints of unfinished phases
@@ -40,6 +41,7 @@ from osfl.wire.gate import AcceptancePolicy, verify_release
 from osfl.wire.inbox import Inbox
 from osfl.wire.signing import SigningKey
 
+TOTAL = "total.safetensors"
 MILESTONES = 20  # models on the server's way that are kept for a curve
 
 

@@ -21,6 +21,7 @@ from osfl.models.architectures import architecture_for
 from osfl.rounds.contacts import check_windows, least_bytes, windows
 from osfl.rounds.egress import check_exposure, check_numbers, check_outgoing
 from osfl.rounds.folder import Round
+from osfl.rounds.total import keep_total, total_of
 from osfl.runtime.environment import device_named
 from osfl.runtime.machine import Machine
 from osfl.runtime.meter import Meter, measure, reset_peak_memory
@@ -134,7 +135,13 @@ def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Colle
     reset_peak_memory()
     ctx.progress("server", 0, 1)
     with measure() as meter:
-        release = method.server_phase(uploads, ctx)
+        if method.additive() and ctx.plan.topology is None:
+            kept = total_of(method, fl_round, uploads, made_from, ctx)
+            release = method.release_of(kept.total, uploads, ctx)
+        else:
+            kept, release = None, method.server_phase(uploads, ctx)
+    if kept is not None:
+        keep_total(fl_round, kept)
     fl_round.note("server", meter.as_json())
     fl_round.publish(release, made_from)
     ctx.progress("server", 1, 1)

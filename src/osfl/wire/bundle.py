@@ -20,7 +20,7 @@ from osfl.wire.signing import SIGNATURE_DIGITS, SigningKey
 
 FORMAT = 1
 FACTS_DEPTH = 4
-Kind: TypeAlias = Literal["upload", "release", "personal"]
+Kind: TypeAlias = Literal["upload", "release", "personal", "total"]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -29,11 +29,11 @@ class Bundle:
     """The contents of a file that passed its checks."""
 
     kind: Kind
-    client: ClientId  # the sender of an upload, the receiver of a personal part, "" for a release to all
+    client: ClientId  # the sender of an upload, the receiver of a personal part, "" for a release to all and for a total
     plan: str  # digest: the round
     tensors: Mapping[str, RawTensor]
     facts: Facts
-    made_from: Mapping[str, str]  # digests of what a release was made from, by client; empty for uploads
+    made_from: Mapping[str, str]  # digests of what a release or a total was made from, by client; empty for uploads
     digest: str  # sha256 of the manifest: equal digests mean equal contents
 
 

@@ -142,22 +142,41 @@ def verify_release(
     `withdrawn`: what certificates of forgetting took back, where they are at hand.
     """
     try:
-        with _blaming("server"), opened(source) as file:
-            envelope = read_envelope(file, limits)
-            _check_signature(envelope, VerifyKey(server_public_hex))
-            manifest = check_round(envelope.manifest, {"release", "personal"}, plan)
-            check_receiver(manifest, client)
-            entries = read_entries(manifest["tensors"])
-            check_layout(envelope, entries)
-            tensors = _check_tensors(file.whole(), envelope, entries, {})
-            check_facts(manifest["facts"], limits.facts_bytes)
-            check_canonical(envelope, entries)
-            withdrawn.check(manifest)
-            return bundle_of(envelope, tensors)
+        with _blaming("server"):
+            return _signed_by_server(source, server_public_hex, plan, {"release", "personal"}, client, limits, withdrawn)
     except Rejected as no:
         raise ReleaseRejected(
             no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=release_fix(no)
         ) from None
+
+
+def verify_total(source: BytesLike | Path, server_public_hex: str, plan: str) -> Bundle:
+    """A sum of uploads that the server keeps for itself, if it signed it for this round; `Rejected` otherwise."""
+    with _blaming("server"):
+        return _signed_by_server(source, server_public_hex, plan, {"total"})
+
+
+def _signed_by_server(
+    source: BytesLike | Path,
+    server_public_hex: str,
+    plan: str,
+    kinds: Collection[str],
+    client: ClientId | None = None,
+    limits: Limits = RELEASE_LIMITS,
+    withdrawn: Withdrawn = NOTHING,
+) -> Bundle:
+    with opened(source) as file:
+        envelope = read_envelope(file, limits)
+        _check_signature(envelope, VerifyKey(server_public_hex))
+        manifest = check_round(envelope.manifest, kinds, plan)
+        check_receiver(manifest, client)
+        entries = read_entries(manifest["tensors"])
+        check_layout(envelope, entries)
+        tensors = _check_tensors(file.whole(), envelope, entries, {})
+        check_facts(manifest["facts"], limits.facts_bytes)
+        check_canonical(envelope, entries)
+        withdrawn.check(manifest)
+        return bundle_of(envelope, tensors)
 
 
 def read_manifest(source: BytesLike | Path, limits: Limits = RELEASE_LIMITS) -> Json:
@@ -225,11 +244,11 @@ def _check_made_from(value: Json, empty: bool) -> None:
 
 
 def check_receiver(manifest: dict[str, Json], client: ClientId | None) -> None:
-    """A release is for all; a personal part names its one receiver."""
-    receiver = manifest["client"]
-    right = receiver == "" if manifest["kind"] == "release" else is_client_id(receiver) and client in (None, receiver)
+    """A release is for all, a total for nobody; a personal part names its one receiver."""
+    receiver, nameless = manifest["client"], manifest["kind"] != "personal"
+    right = receiver == "" if nameless else is_client_id(receiver) and client in (None, receiver)
     if not right:
-        expected = "''" if manifest["kind"] == "release" else client or "a client's name"
+        expected = "''" if nameless else client or "a client's name"
         fix = "Ask the server for the part that was made for this client."
         raise _no("client", "it was made for another receiver", expected, receiver, fix)
 

@@ -11,7 +11,7 @@ import torch
 
 import osfl.methods.onesum as onesum
 from osfl.core.errors import RoundError, TrainingError, UploadBlocked
-from osfl.core.method import Context
+from osfl.core.method import Context, add_up
 from osfl.core.types import Limits, Payload, Shard, Upload
 from osfl.data.source import together
 from osfl.methods.onesum import OneSum
@@ -99,11 +99,11 @@ def test_sums_at_the_bound_do_not_overflow(symmetry: str) -> None:
     federation, most = small_federation("onesum"), Limits().samples
     one = method(federation, symmetry=symmetry)
     full = [at_the_bound(one, f"s{i}", most - i, ctx(federation)) for i in range(30)]
-    total, claims = one._exact_total(full, ctx(federation))
+    total, back = (add_up(one, some, ctx(federation)) for some in (full, full[::-1]))
     images = sum(most - i for i in range(30)) * one.settings.copies()
-    assert sum(claims) * one.settings.copies() == images
-    assert set(total["gram"].tolist()) == {images * LEVELS**2} and images * LEVELS**2 > 2**53
-    assert all(torch.equal(value, one._exact_total(full[::-1], ctx(federation))[0][name]) for name, value in total.items())
+    assert sum(total.images.values()) * one.settings.copies() == images
+    assert set(total.tensors["gram"].tolist()) == {images * LEVELS**2} and images * LEVELS**2 > 2**53
+    assert all(torch.equal(value, back.tensors[name]) for name, value in total.tensors.items())
     with pytest.raises(RoundError, match="more images than the plan allows"):
         one.server_phase([at_the_bound(one, "s", most + 1, ctx(federation))], ctx(federation))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from osfl.core.errors import RoundError, TrainingError, UploadBlocked
-from osfl.core.method import Context
+from osfl.core.method import Context, add_up
 from osfl.core.plan import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload
 from osfl.data.source import together
@@ -102,11 +102,10 @@ def test_forgetting_is_a_subtraction() -> None:
     federation = whole("dirichlet:0.5", 4, 0)
     one = method(federation)
     sent = uploads(one, federation)
-    terms = [one._term(upload) for upload in sent]
-    total = terms[0] + terms[1] + terms[2] + terms[3]
-    less, never = total - terms[1], terms[3] + terms[0] + terms[2]
-    for name in ("sums", "gram", "counts"):
-        assert torch.equal(getattr(less, name), getattr(never, name))
+    less = add_up(one, sent, ctx(federation)) - one.term(sent[1])
+    never = add_up(one, [sent[3], sent[0], sent[2]], ctx(federation))
+    assert less.images == never.images and set(less.tensors) == {"counts", "sums", "gram"}
+    assert all(torch.equal(value, never.tensors[name]) for name, value in less.tensors.items())
     without = [upload for upload in sent if upload is not sent[1]]
     found = {payload_digest(one.server_phase(order, ctx(federation)).shared) for order in (without, without[::-1])}
     assert len(found) == 1
@@ -304,8 +303,9 @@ def test_a_site_that_claims_too_much_counts_for_its_share() -> None:
     large = [replace(s, train=together([s.train] * 40)) if i == 0 else s for i, s in enumerate(federation.shards)]
     sent = uploads(one, replace(federation, shards=large))
     capped = Context(replace(federation.plan, seed=0), torch.device("cpu"))
-    total, _ = one._total(sent, capped)
-    free, _ = one._total(sent, ctx(federation))
+    exact = add_up(one, sent, capped)
+    total, _ = one._believed(exact, sent, capped)
+    free, _ = one._believed(exact, sent, ctx(federation))
     assert float(total.counts.max() / total.counts.sum()) == pytest.approx(0.4)
     assert float(free.counts.max() / free.counts.sum()) > 0.7
     assert torch.allclose(total.means(), free.means())

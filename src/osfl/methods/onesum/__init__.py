@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, go_on_without
-from osfl.core.method import Context, ignore_figure, relayed
-from osfl.core.types import ClientId, Contract, Dataset, Exposed, Field, Json, Payload, Release, Shard, Upload, digest_of
+from osfl.core.method import Context, add_up, ignore_figure, relayed
+from osfl.core.types import ClientId, Contract, Dataset, Exposed, Field, Json, Payload, Release, Shard, Total, Upload, digest_of
 from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
@@ -276,8 +276,11 @@ class OneSum(TokenMethod):
         """Terms are added one at a time: memory does not grow with the sites. Between peers they are passed on as they are."""
         if ctx.plan.topology is not None:
             return relayed(self, uploads, ctx)
-        total, grams = self._total(uploads, ctx)
-        return Release(self._model(total, grams, ctx))
+        return self.release_of(add_up(self, uploads, ctx), uploads, ctx)
+
+    def release_of(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> Release:
+        sums, grams = self._believed(total, uploads, ctx)
+        return Release(self._model(sums, grams, ctx))
 
     def _model(self, total: Statistics, grams: torch.Tensor | None, ctx: Context) -> Payload:
         """The classifier of these sums."""
@@ -299,57 +302,45 @@ class OneSum(TokenMethod):
         """How many features come from filters."""
         return self.width() - self._pixels() if self.settings.features == "random" else 0
 
-    def _total(self, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
-        """The sums of all sites in units of the features, and G of each class where it was sent. Mirrored images are images.
+    def _believed(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
+        """The sums in units of the features, and G of each class where it was sent. Mirrored images are images.
 
-        Terms are whole numbers, so their sum is exact. A site that claims more than the plan's share of all images then has
-        its whole term scaled down: its means stay.
+        A site that claims more than the plan's share of all images has its whole term scaled down: its means stay.
         """
-        exact, claims = self._exact_total(uploads, ctx)
-        total = {name: value.double() for name, value in exact.items()}
-        believed = capped(torch.tensor(claims, dtype=torch.float64), ctx.plan.limits.share).tolist()
-        for place, (claim, belief) in enumerate(zip(claims, believed, strict=True)):
+        self._check_room(sum(total.images.values()))
+        sums = {name: value.double() for name, value in total.tensors.items()}
+        claims = torch.tensor(list(total.images.values()), dtype=torch.float64)
+        for place, (claim, belief) in enumerate(zip(claims, capped(claims, ctx.plan.limits.share), strict=True)):
             if belief < claim:
-                for name, value in self._whole_term(uploads[place]).items():
-                    total[name] -= value.double() * (1 - belief / claim)
-        step = self._step()
-        sums, gram, counts = total["sums"] * step, unpacked(total["gram"]) * step**2, total["counts"] * self.settings.copies()
-        return Statistics(sums, gram, counts), unpacked(total["grams"]) * step**2 if "grams" in total else None
+                for name, value in self.term(uploads[place]).tensors.items():
+                    sums[name] -= value.double() * (1 - float(belief / claim))
+        step, counts = self._step(), sums["counts"] * self.settings.copies()
+        whole = Statistics(sums["sums"] * step, unpacked(sums["gram"]) * step**2, counts)
+        return whole, unpacked(sums["grams"]) * step**2 if "grams" in sums else None
 
-    def _exact_total(self, uploads: Sequence[Upload], ctx: Context) -> tuple[dict[str, torch.Tensor], list[float]]:
-        """The sum of all terms in int64, one upload in memory at a time, and how many images each site claims."""
-        expected, total, claims = self._digest(ctx), dict[str, torch.Tensor](), list[float]()
-        for upload in uploads:
-            _same_features(upload, expected)
-            claims.append(float(self._claimed(upload, ctx).sum()))
-            self._check_room(sum(claims))
-            for name, value in self._whole_term(upload).items():
-                total[name] = total[name].add_(value) if name in total else value
-        if not sum(claims):
+    def term(self, upload: Upload) -> Total:
+        """Counts, A_c and G in whole steps; G of each class only where the head needs it."""
+        tensors = upload.payload.tensors
+        found = {"counts": tensors["counts"], "sums": tensors["sums"], "gram": _whole(self._gram(upload.payload))}
+        if self.settings.head == "qda":
+            found["grams"] = torch.zeros(len(found["counts"]), len(found["gram"]), dtype=torch.int64)
+            for c, gram in self._grams(upload.payload).items():
+                found["grams"][c] = gram
+        return Total(found, {upload.client: int(found["counts"].sum())})
+
+    def _check_room(self, images: int) -> None:
+        """Some images, and not so many that sums could leave int64, whatever they show: each adds at most bound^2."""
+        most = (_WHOLE - 1) // (LEVELS**2 * self.settings.copies())
+        if images > most:
+            raise RoundError(
+                "all sites together claim more images than sums can hold", field="counts", expected=f"at most {most}"
+            )
+        if not images:
             raise TrainingError(
                 "no site has a class of enough images",
                 field="least",
                 expected=f"a class of at least {self.settings.least} images at some site",
                 fix="Add images, or agree on a smaller `least`.",
-            )
-        return total, claims
-
-    def _whole_term(self, upload: Upload) -> dict[str, torch.Tensor]:
-        """What an upload adds, in whole steps; G of each class only where the head needs it."""
-        term = self._term(upload)
-        whole = {name: _whole(getattr(term, name)) for name in ("counts", "sums", "gram")}
-        if self.settings.head == "qda":
-            whole["grams"] = torch.zeros(len(whole["counts"]), len(whole["gram"]), dtype=torch.int64)
-            for c, gram in self._grams(upload.payload).items():
-                whole["grams"][c] = _whole(gram)
-        return whole
-
-    def _check_room(self, images: float) -> None:
-        """No sum over so many images leaves int64, whatever they show: each adds at most bound^2."""
-        most = (_WHOLE - 1) // (LEVELS**2 * self.settings.copies())
-        if images > most:
-            raise RoundError(
-                "all sites together claim more images than sums can hold", field="counts", expected=f"at most {most}"
             )
 
     def _claimed(self, upload: Upload, ctx: Context) -> torch.Tensor:
@@ -370,20 +361,22 @@ class OneSum(TokenMethod):
     def _grams(self, payload: Payload) -> dict[int, torch.Tensor]:
         """Second moments by class, folded."""
         named = {name: value for name, value in payload.tensors.items() if name.endswith("/gram")}
-        return {int(name.split("/")[0].removeprefix("class-")): value.double() for name, value in named.items()}
+        return {int(name.split("/")[0].removeprefix("class-")): value for name, value in named.items()}
+
+    def _gram(self, payload: Payload) -> torch.Tensor:
+        """Second moments of all classes in steps of the grid, folded, in float64, which holds those of one site exactly."""
+        if "factor" in payload.tensors:
+            rows = payload.tensors["factor"].double()
+            return packed((rows.T @ rows).round())  # G is whole numbers, which rounding finds again
+        if "gram" in payload.tensors:
+            return payload.tensors["gram"].double()
+        return torch.stack(list(self._grams(payload).values())).double().sum(0)
 
     def _term(self, upload: Upload) -> Statistics:
         """What an upload says, in steps of the grid; G stays folded. A term that no images can have is refused by name."""
-        payload = upload.payload
+        tensors = upload.payload.tensors
         with working_on(upload.client):
-            if "factor" in payload.tensors:
-                rows = payload.tensors["factor"].double()
-                gram = packed((rows.T @ rows).round())  # G is whole numbers, which rounding finds again
-            elif "gram" in payload.tensors:
-                gram = payload.tensors["gram"].double()
-            else:
-                gram = torch.stack(list(self._grams(payload).values())).sum(0)
-            term = Statistics(payload.tensors["sums"].double(), gram, payload.tensors["counts"].double())
+            term = Statistics(tensors["sums"].double(), self._gram(upload.payload), tensors["counts"].double())
             self._check_term(term)
         return term
 

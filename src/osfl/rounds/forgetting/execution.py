@@ -23,8 +23,8 @@ from osfl.core.errors import OsflError, RoundError, TrainingError, UsageError
 from osfl.core.method import quiet
 from osfl.core.plan import plan_from
 from osfl.core.registry import load
-from osfl.core.types import ClientId, Plan, Progress, canonical
-from osfl.rounds.folder import Round, check_server_key, first_encounter, simulated_key
+from osfl.core.types import ClientId, Plan, Progress, Upload, canonical
+from osfl.rounds.folder import TOTAL, Round, check_server_key, first_encounter, simulated_key
 from osfl.rounds.forgetting.request import RELEASE, doomed, intend, later, reduced
 from osfl.rounds.forgetting.traces import search
 from osfl.rounds.lock import folder_lock
@@ -39,6 +39,8 @@ from osfl.rounds.state import (
     read_policy,
     removed_uploads,
 )
+from osfl.rounds.storage import payload_of
+from osfl.rounds.total import drop_total, keep_total, read_total
 from osfl.runtime.atomic import make_folder, replace_atomically, sync_folder
 from osfl.runtime.environment import describe_environment
 from osfl.runtime.machine import Machine
@@ -154,6 +156,7 @@ def _clear_later(
 def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
     """Remove uploads and what was made from them. Whatever is gone already was removed before an interruption."""
     folder, uploads = fl_round.folder, intent["uploads"]
+    _subtract(fl_round, intent)
     gone = {client for client, upload in uploads.items() if not upload["after"]}
     for path in doomed(folder, uploads):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -164,6 +167,38 @@ def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
     for client, upload in uploads.items():
         if upload["after"]:
             _reduce(fl_round, client, upload["after"], intent["label"])
+
+
+def _subtract(fl_round: Round, intent: Mapping[str, Any]) -> None:
+    """Take what goes out of the sum that is kept, while its uploads can still be read. A sum that cannot be corrected goes as
+    a whole: the server phase adds up what is left."""
+    kept = read_total(fl_round)
+    if kept is None:
+        drop_total(fl_round)
+        return
+    method, before = load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings), _before(fl_round)
+    for client, change in intent["uploads"].items():
+        if kept.made_from.get(client) in (None, change["after"]):
+            continue  # it was not in the sum, or an interrupted forgetting came that far
+        bundle = None
+        with suppress(RoundError):
+            bundle = before.inbox.bundle(client)
+        if bundle is None or bundle.digest != kept.made_from[client]:
+            drop_total(fl_round)
+            return
+        upload = Upload(client, bundle.plan, payload_of(bundle))
+        kept = kept.without(method.term(upload))
+        if change["after"]:
+            rest = method.without_class(upload.payload, intent["label"])
+            kept = kept.with_upload(method.term(replace(upload, payload=rest)), change["after"])
+    keep_total(fl_round, kept)
+
+
+def _before(fl_round: Round) -> Round:
+    """The round as its certificates have it, without the forgetting that has begun: uploads are what they were."""
+    known = certificates(fl_round.folder, fl_round.server)
+    policy = replace(fl_round.policy, forgotten=removed_uploads(known), withdrawn=withdrawn_by(known))
+    return replace(fl_round, policy=policy)
 
 
 def _rewrite(path: Path, keeps: Callable[[Any], bool]) -> None:
@@ -184,11 +219,7 @@ def _reduce(fl_round: Round, client: ClientId, after: str, label: int) -> None:
     """Put what is left of an upload in its place: one atomic step, after which the class is not on the disk."""
     path = fl_round.inbox.path(client)
     if fl_round.inbox.digest(client) != after:
-        known = certificates(fl_round.folder, fl_round.server)  # how the upload that stands was signed
-        before = replace(
-            fl_round, policy=replace(fl_round.policy, forgotten=removed_uploads(known), withdrawn=withdrawn_by(known))
-        )
-        rest = reduced(before, load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings), client, label)
+        rest = reduced(_before(fl_round), load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings), client, label)
         assert rest is not None
         replace_atomically(path, rest)
     path.chmod(0o600)
@@ -242,7 +273,7 @@ def left_over(fl_round: Round, traces: Sequence[str]) -> list[str]:
 
 
 def _of_others(fl_round: Round) -> list[Path]:
-    """Files that are known to be made without what was forgotten: signed uploads, and a release of nothing but those."""
+    """Files that are known to be made without what was forgotten: signed uploads, and a release and a sum of nothing else."""
     known: list[Path] = []
     uploads: dict[str, str] = {}
     for client in fl_round.delivered():
@@ -259,6 +290,9 @@ def _of_others(fl_round: Round) -> list[Path]:
                 fl_round.folder / RELEASE,
                 *(fl_round.folder / "personal" / f"{c}.safetensors" for c in published[0].personal),
             ]
+    kept = read_total(fl_round)
+    if kept and all(uploads.get(f"upload/{client}") == digest for client, digest in kept.made_from.items()):
+        known.append(fl_round.folder / TOTAL)
     return known
 
 

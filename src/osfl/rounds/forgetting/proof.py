@@ -8,16 +8,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from osfl.core.errors import OsflError, RoundError
-from osfl.core.method import Method, quiet
+from osfl.core.method import Context, Method, add_up, quiet
 from osfl.core.plan import plan_from
 from osfl.core.registry import is_reference, load
 from osfl.core.types import ClientId, Plan, Progress
-from osfl.rounds.folder import Round, first_encounter
+from osfl.rounds.folder import TOTAL, Round, first_encounter
 from osfl.rounds.forgetting.execution import left_over
 from osfl.rounds.forgetting.request import RELEASE
 from osfl.rounds.phases import computing
 from osfl.rounds.state import CERTIFICATES, certificates, check_whole, read_json, read_policy
+from osfl.rounds.total import read_total
 from osfl.runtime.machine import Machine
 from osfl.wire.gate import verify_release
 from osfl.wire.signing import SigningKey
@@ -52,6 +55,7 @@ def verify(folder: Path, *, workers: int | None = None, progress: Progress = qui
         _looked("certificates", lambda: _chain(plan, known)),
         _looked("uploads", lambda: _uploads(fl_round)),
         _looked("release", lambda: _release(fl_round, known[-1], machine, progress)),
+        *([_looked("total", lambda: _total(fl_round))] if (folder / TOTAL).exists() else []),
         _looked("parts", lambda: _parts(fl_round)),
         _looked("bytes", lambda: _bytes(fl_round, known)),
     ]
@@ -134,6 +138,23 @@ def _repeated(fl_round: Round, method: Method, among: Sequence[ClientId], machin
         published = aside.release()
     assert published is not None
     return published[1]
+
+
+def _total(fl_round: Round) -> str:
+    """The kept sum is that of the uploads which it names, all of them left."""
+    kept = read_total(fl_round)
+    if kept is None:
+        raise _wrong("total", "it is not what the server signed", f"a signature by {fl_round.server}", "another, or damage")
+    uploads, made_from = fl_round.uploads(kept.made_from)
+    method = load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings)
+    if made_from != kept.made_from:
+        raise _wrong("total", "it is the sum of other uploads than are left", sorted(made_from), sorted(kept.made_from))
+    again = add_up(method, uploads, Context(fl_round.plan, torch.device("cpu")))
+    if again.images != kept.total.images or any(
+        not torch.equal(value, kept.total.tensors[name]) for name, value in again.tensors.items()
+    ):
+        raise _wrong("total", "it is not the sum of the uploads that it names", "their sum", "another")
+    return f"the sum of {len(made_from)} uploads, added up again"
 
 
 def _parts(fl_round: Round) -> str:

@@ -18,10 +18,11 @@ from osfl.core.method import Method
 from osfl.core.registry import is_reference, load, names
 from osfl.core.tensors import RawTensor
 from osfl.core.types import ClientId, Payload, Plan
-from osfl.rounds.folder import Round
+from osfl.rounds.folder import TOTAL, Round
 from osfl.rounds.forgetting.traces import sample
 from osfl.rounds.state import CERTIFICATES, INTENT, certificates
 from osfl.rounds.storage import payload_of
+from osfl.rounds.total import read_total
 from osfl.runtime.atomic import TEMPORARY
 from osfl.runtime.payloads import to_raw
 from osfl.wire.bundle import pack
@@ -44,6 +45,7 @@ MADE_OF_IT = (
 )
 ROUND = (
     RELEASE,
+    TOTAL,
     *MADE_OF_IT,
     "inbox",
     "partial",
@@ -73,6 +75,8 @@ def intend(fl_round: Round, clients: Sequence[ClientId], class_name: str, withdr
     published = fl_round.release()
     shared = verify_release(fl_round.folder / RELEASE, fl_round.server, fl_round.plan.digest) if published else None
     made_from, known = shared.made_from if shared else {}, certificates(fl_round.folder, fl_round.server)
+    kept = read_total(fl_round)
+    made_of_it = [*(shared.tensors.values() if shared else ()), *to_raw(kept.total.tensors if kept else {}).values()]
     return {
         "format": FORMAT,
         "number": len(known) + 1,  # of the certificate
@@ -86,7 +90,7 @@ def intend(fl_round: Round, clients: Sequence[ClientId], class_name: str, withdr
         "stays": method.inseparable if label is not None else "",
         "again": _command(fl_round.folder) or next((c["again"] for c in reversed(known) if c["again"]), ""),
         "withdraw": withdraw,
-        "traces": sample([tensor.data for tensor in [*gone, *(shared.tensors.values() if shared else ())]]),
+        "traces": sample([tensor.data for tensor in [*gone, *made_of_it]]),
         "cleared": False,
     }
 
