@@ -1,6 +1,6 @@
 """Three sites, one message each, from Python:  python examples/quickstart.py
 
-Runs one-round FedAvg on the embedded digits, looks at the scores, and uses the finished model.
+Runs OneSum on the embedded digits, looks at the scores, and uses the finished model.
 """
 
 import tempfile
@@ -12,7 +12,7 @@ import osfl
 
 
 def main(out: Path) -> float:
-    simulation = osfl.Simulation("ensemble", dataset="digits", clients=3, partition="dirichlet:0.5", preset="smoke")
+    simulation = osfl.Simulation("onesum", dataset="digits", clients=3, partition="dirichlet:0.5", preset="smoke")
     result = osfl.run(simulation, out)
     accuracy, sent = result["scores"]["global"]["accuracy"], result["costs"]["upload_bytes"]
     print(f"accuracy on everybody's images: {accuracy:.1%}, after one message a site, {sent / 1e3:.0f} kB in all")

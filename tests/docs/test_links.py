@@ -67,6 +67,7 @@ def test_the_readme_starts_with_install_commands_and_results() -> None:
 
 
 ROWS = {  # as a page calls them -> as the record does
+    "OneSum: sums of features": "onesum",
     "each site alone": "local_only",
     "FedAvg, one round": "fedavg",
     "ensemble, weighted by class counts": "ensemble@ensemble=class_count",

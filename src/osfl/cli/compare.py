@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import Mistakes, RunOptions, names, numbers, parse_options, rehearse, with_smoke
+from osfl.cli.arguments import SENSIBLE, Mistakes, RunOptions, names, numbers, parse_options, rehearse, with_smoke
 from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
 
 EXAMPLES = (
-    "osfl compare --methods local_only,fedavg,ensemble --smoke",
+    "osfl compare --smoke",
+    "osfl compare --methods onesum,fedavg,ensemble --smoke --out runs/three",
     "osfl compare --methods fedavg,ensemble --seeds 0,1 --smoke --out runs/two",
     "osfl compare --methods fedavg,ensemble@ensemble=size --smoke --out runs/size",
 )
@@ -26,7 +27,7 @@ Methods = Annotated[
         "-m",
         metavar="A,B,C",
         rich_help_panel=options.WHAT,
-        help="Names of `osfl ls methods`; ensemble@ensemble=size is a variant.",
+        help="Names of `osfl ls methods`; ensemble@ensemble=size is a variant. Default: six that show what is possible.",
     ),
 ]
 Seeds = Annotated[
@@ -41,7 +42,7 @@ Out = Annotated[
 
 
 def compare(
-    methods: Methods,
+    methods: Methods = ",".join(SENSIBLE),
     dataset: options.Dataset = "digits",
     clients: options.Clients = None,
     partition: options.Partition = "dirichlet:0.1",

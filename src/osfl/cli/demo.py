@@ -22,7 +22,8 @@ EXAMPLES = (
 ACCURACY = "scores.global.accuracy"
 INFORMED = "ensemble@ensemble=class_count"  # each site votes on a class with the weight of what it has seen of it
 FACTORY = "federated_factory"
-METHODS = ("local_only", "ensemble", INFORMED, "fedavg", FACTORY, "fedavg_rounds", "centralized")
+OURS = "onesum"
+METHODS = (OURS, "local_only", "ensemble", INFORMED, "fedavg", FACTORY, "fedavg_rounds", "centralized")
 # The same sites with vision transformers, which start from one file that is a part of this package: what a server can do with
 # models and class counts. Written digits are not mirrored.
 ODDS, VITS = "ensemble@ensemble=odds", {"architecture": "vit", "augment": "none", "pretrained": "vit_signs"}
@@ -37,7 +38,7 @@ def demo(
     workers: options.Workers = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Compare methods on five sites that hold different digits: local training, one round, many rounds, pooled images,
+    """Compare methods on five sites that hold different digits: OneSum, local training, one round, many rounds, pooled images,
     generators, and vision transformers that the server inverts."""
     from osfl.ingredients.training.uploaded_vits import tuned_alike
     from osfl.runtime.machine import Machine
@@ -76,13 +77,14 @@ def reading(methods: Mapping[str, Any]) -> str:
     verb = "collapses to" if once < 0.6 * rounds else "reaches"
     messages = int(value("fedavg_rounds", "costs.messages_per_client"))
     text = (
-        f"FedAvg in one round {verb} [bold]{percent(once)}[/]; in {messages} rounds it reaches {percent(rounds)}, and all "
-        f"images in one place give {percent(pooled)}. The models that it averages are not bad: each is right on "
+        f"OneSum reaches [bold]{percent(value(OURS))}[/]: its sites send sums of features, and nothing is trained. FedAvg in "
+        f"one round {verb} [bold]{percent(once)}[/]; in {messages} rounds it reaches {percent(rounds)}, and all "
+        f"images in one place give {percent(pooled)}. The models that FedAvg averages are not bad: each is right on "
         f"{percent(value('local_only', 'scores.clients.own.mean'))} of what its own site holds"
     )
     if together > 1.2 * once:
         text += f", and asked together (ensemble weighted by class counts) they reach {percent(together)}"
-    text += ". Closing this gap with one message a site is what one-shot methods are for: "
+    text += ". Closing this gap with one message a site is what one-shot methods are for. "
     return f"{text}FederatedFactory, whose sites send generators instead, reaches [bold]{percent(value(FACTORY))}[/]."
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import RunOptions, names, parse_options, with_smoke
+from osfl.cli.arguments import DEFAULT_METHOD, RunOptions, names, parse_options, with_smoke
 from osfl.cli.terminal import echo, errors, escape, output, put_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Methods = Annotated[
         metavar="A,B",
         autocompletion=options.complete_methods,
         rich_help_panel=options.WHAT,
-        help="One method or several; see `osfl ls methods`.",
+        help="One method or several of `osfl ls methods`; default onesum.",
     ),
 ]
 
@@ -74,7 +74,7 @@ def estimate(
     if plan is not None:
         _plan_ahead(plan, sealed, output_format)
         return
-    wanted = names(method or "", "--method")
+    wanted = names(method or DEFAULT_METHOD, "--method")
     args = RunOptions(
         wanted,
         dataset,

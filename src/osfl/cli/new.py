@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import Mistakes, RunOptions, names, parse_options, with_smoke
+from osfl.cli.arguments import DEFAULT_METHOD, Mistakes, RunOptions, names, parse_options, with_smoke
 from osfl.cli.terminal import echo, put_json
 from osfl.core.errors import UsageError
 
@@ -104,7 +104,7 @@ def new(
     after: After = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Write a plan.toml in which every setting of the method is explained."""
+    """Write a plan.toml in which every setting of the method is explained. Without --method it is one of OneSum."""
     from osfl.simulate.simulation import prepare
 
     if after is not None:
@@ -119,7 +119,7 @@ def new(
     with mistakes.noted():
         named, number = _clients(clients)
     args = RunOptions(
-        [method] if method else [],
+        [method or DEFAULT_METHOD],
         dataset or "digits",
         number,
         partition,

@@ -42,7 +42,7 @@ Method = Annotated[
         metavar="NAME",
         autocompletion=complete_methods,
         rich_help_panel=WHAT,
-        help="The federated learning method; see `osfl ls methods`.",
+        help="The federated learning method, of `osfl ls methods`; default onesum.",
     ),
 ]
 Dataset = Annotated[

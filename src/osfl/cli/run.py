@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import RunOptions, default_out, from_plan, parse_options, same_plan, with_smoke
+from osfl.cli.arguments import DEFAULT_METHOD, RunOptions, default_out, from_plan, parse_options, same_plan, with_smoke
 from osfl.cli.progress import progress_display
 from osfl.cli.summary import show_run
+from osfl.cli.terminal import errors
 from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from osfl.simulate.simulation import Simulation
 
 EXAMPLES = (
+    "osfl run --smoke",
     "osfl run --method ensemble --smoke",
     "osfl run --method fedavg --clients 3 --partition iid --smoke",
     "osfl run --method fedavg --smoke --set epochs=2 --out runs/trial",
@@ -79,6 +81,7 @@ def run(
 ) -> None:
     """Simulate one round: every client uploads once, models are evaluated, and a report is written.
 
+    Without --method it runs OneSum.
     The folder is the state: to continue after an interruption, run the same command again.
     """
     from osfl.runtime.machine import Machine
@@ -91,7 +94,7 @@ def run(
         simulation = _simulation(
             plan,
             RunOptions(
-                [method] if method else [],
+                [method or DEFAULT_METHOD],
                 dataset,
                 clients,
                 partition,
@@ -109,6 +112,8 @@ def run(
                 test_samples,
             ),
         )
+        if method is None and plan is None:
+            errors().print(f"No --method: this runs {DEFAULT_METHOD}.", style="dim")
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()
         with progress_display(output_format == "json") as progress:
