@@ -45,6 +45,13 @@ Keys = Annotated[
     Path | None, typer.Option("--keys", metavar="DIR", show_default=False, help="A folder of NAME.pub files, for uploads.")
 ]
 
+Head = Annotated[
+    Path | None,
+    typer.Option(
+        "--head", metavar="head.json", show_default=False, help="A copy that somebody kept: finds a folder that was put back."
+    ),
+]
+
 
 def verify(
     files: Files = None,
@@ -53,12 +60,15 @@ def verify(
     fl_round: Round = None,
     keys: Keys = None,
     certificates: options.Certificates = None,
+    head: Head = None,
     output_format: options.Format = "text",
 ) -> None:
     """Verify the signature and origin of each file, and list what could not be checked.
 
-    Exit code 1 unless every signature is good and nothing was withdrawn by a certificate of forgetting.
+    Exit code 1 unless every signature is good, nothing was withdrawn by a certificate of forgetting, and the folder of --round
+    holds what the server last signed.
     """
+    from osfl.rounds.head import examine_head
     from osfl.rounds.provenance import examine
 
     if plan is None and fl_round is None:
@@ -68,6 +78,10 @@ def verify(
     paths = files or _files_of(fl_round or Path())
     known = _with_certificates(_known(plan, server, fl_round, keys), paths, fl_round, certificates)
     verdicts = examine(paths, known)
+    if fl_round is not None:
+        verdicts.append(examine_head(fl_round, known.plan, known.server, known.last, head))
+    elif head is not None:
+        raise UsageError("a copy of a head is compared with a round's folder", field="head", fix="Give --round ROUND.")
     good = bool(verdicts) and all(verdict.good for verdict in verdicts)
     if output_format == "json":
         put_json({"round": known.plan, "good": good, "files": [_facts(verdict) for verdict in verdicts]})
@@ -78,8 +92,9 @@ def verify(
 
 
 def _known(plan: Path | None, server: Path | None, fl_round: Path | None, keys: Path | None) -> Known:
+    from osfl.rounds.head import check_agreed
     from osfl.rounds.provenance import Known
-    from osfl.rounds.state import check_whole, read_policy
+    from osfl.rounds.state import check_whole, read_json, read_policy
     from osfl.wire.inbox import Inbox
     from osfl.wire.signing import read_public
 
@@ -92,6 +107,15 @@ def _known(plan: Path | None, server: Path | None, fl_round: Path | None, keys: 
         return Known(policy.plan, public, policy if keys is not None else None)
     check_whole(fl_round)
     policy = read_policy(fl_round)
+    if public and public != policy.server:
+        raise RoundError(
+            f"{fl_round} names another key of the server than yours",
+            field="enrolled.server",
+            expected=public,
+            got=policy.server,
+            fix="Somebody may have opened a round in the server's name: ask it for its key on another way.",
+        )
+    check_agreed(fl_round, policy.server)
     if plan is not None and (asked := _policy(plan, None).plan) != policy.plan:
         raise RoundError(
             f"{fl_round} holds another round than {plan}",
@@ -114,7 +138,8 @@ def _known(plan: Path | None, server: Path | None, fl_round: Path | None, keys: 
     inbox = Inbox(fl_round / "inbox", policy)
     valid = [client for client in inbox.delivered() if inbox.digest(client) not in policy.withdrawn.digests]
     others = {f"upload/{client}": inbox.bundle(client).digest for client in valid}
-    return Known(policy.plan, public or policy.server, policy, others)
+    late = bool(read_json(fl_round / "plan.json").get("round", {}).get("late"))
+    return Known(policy.plan, public or policy.server, policy, others, late=late)
 
 
 def _with_certificates(known: Known, files: Sequence[Path], fl_round: Path | None, copies: Path | None) -> Known:

@@ -9,6 +9,7 @@ models/                                   what clients made of it (in a simulati
 figures/                                  pictures that the method wants in the report
 scratch/                                  checkpoints of unfinished phases
 forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
+head.json                                 what the folder held when the server last signed something
 results.json  report/  model_card.md
 encounters/1  encounters/2  ...           where clients exchange several times: the rounds before this last one
 """
@@ -30,6 +31,7 @@ from osfl.core.errors import Rejected, RoundError
 from osfl.core.method import Method
 from osfl.core.result import Result, read_result
 from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical, settings_as_json
+from osfl.rounds.head import sign_head
 from osfl.rounds.lock import folder_lock
 from osfl.rounds.state import check_key, check_whole, read_json, read_policy
 from osfl.rounds.storage import load_model_of, payload_of, save_model
@@ -90,7 +92,11 @@ class Round:
             data = self._signed("personal", client, release.personal[client], {})
             replace_atomically(self.folder / "personal" / f"{client}.safetensors", data)
             origin[f"personal/{client}"] = self._verified(data).digest
-        replace_atomically(self.folder / "release.safetensors", self._signed("release", "", release.shared, origin))
+        data = self._signed("release", "", release.shared, origin)
+        assert self.server_key is not None
+        # before the release: after a crash in between, the same command makes the release that the head names
+        sign_head(self.folder, self.plan.digest, self._verified(data).digest, self.server_key)
+        replace_atomically(self.folder / "release.safetensors", data)
 
     def supersede(self, before: str, after: str, joined: Sequence[ClientId]) -> None:
         """Note which release took the place of which (digests), and that not everybody has it yet."""

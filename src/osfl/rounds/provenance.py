@@ -60,6 +60,7 @@ class Known:
     withdrawn: Withdrawn | None = None  # what certificates of forgetting took back; None: nobody knows of any certificates
     standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
     last: str = ""  # digest of that release
+    late: bool = True  # whether uploads may join a finished round, so that a release of fewer is an earlier one
 
 
 def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
@@ -82,7 +83,10 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
             verdicts.append(Verdict(path, checks=[check]))
             continue
         if bundle.kind == "release":
-            origin = [*_traced(bundle, digests), *_superseded(bundle, later)]
+            origin = [
+                *_traced(bundle, digests),
+                *([] if path in gone else _in_place(bundle, later if known.late else {}, known.last)),
+            ]
         else:
             origin = list(_named(bundle, releases))
         forgotten = _forgotten(bundle, gone.get(path), known, named)
@@ -158,15 +162,19 @@ def _traced(release: Bundle, digests: Mapping[str, str]) -> Iterator[Check]:
             yield Check(question, "no", f"the release names {digest}, the file is {digests[name]}")
 
 
-def _superseded(release: Bundle, later: Mapping[str, Mapping[str, str]]) -> Iterator[Check]:
-    """Whether another release took its place: one made from the same uploads and more, as where sites join late."""
-    own = _uploads_of(release.made_from)
+def _in_place(release: Bundle, later: Mapping[str, Mapping[str, str]], last: str) -> Iterator[Check]:
+    """Whether it is the round's own release (`last`, where the folder is known), or another one took its place: one made from
+    the same uploads and more, as where sites join late."""
+    question, own = "a release of this round", _uploads_of(release.made_from)
     more = {digest: _uploads_of(made_from) for digest, made_from in later.items()}
     larger = {digest: uploads for digest, uploads in more.items() if own and own.items() < uploads.items()}
     if larger:
-        last = max(larger, key=lambda digest: len(larger[digest]))
-        joined = ", ".join(sorted(larger[last].keys() - own.keys()))
-        yield Check("a release of this round", "yes", f"superseded by {last}, which is made from {joined}, too")
+        final = max(larger, key=lambda digest: len(larger[digest]))
+        joined = ", ".join(sorted(larger[final].keys() - own.keys()))
+        yield Check(question, "yes", f"superseded by {final}, which is made from {joined}, too")
+    elif last and release.digest != last:
+        why = f"the round's folder has {last}, and no upload joined it: the folder was put back to an older state, or is a copy"
+        yield Check(question, "no", why)
 
 
 def _uploads_of(made_from: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,8 @@ from osfl.core.types import ClientId, Json
 from osfl.runtime import atomic
 
 JOURNAL = "rejected.jsonl"
-MOST_BYTES = 1 << 20  # of the log; a longer one is shortened
+HEAD = "head.json"  # what the server has signed of the round folder (osfl.rounds.head)
+MOST_BYTES = 1 << 20  # of the log, beyond what the server has signed; a longer one is shortened
 KEPT = 20  # newest lines of a sender that stay
 OTHERS = "other senders"
 
@@ -28,18 +29,32 @@ def note(path: Path, no: Rejected, enrolled: Collection[ClientId]) -> None:
     entry = {"time": round(time.time(), 3), **no.as_json()}
     with atomic.locked(path.with_name(f".{path.name}.lock")):
         atomic.append_line(path, json.dumps(entry, ensure_ascii=True).encode())
-        if path.stat().st_size > MOST_BYTES:
-            shorter = (json.dumps(line, ensure_ascii=True).encode() + b"\n" for line in _shortened(entries(path), enrolled))
-            atomic.replace_in_pieces(path, shorter)
+        signed = _signed_bytes(path)
+        if path.stat().st_size - signed > MOST_BYTES:
+            data = path.read_bytes()
+            lines = _shortened(_parsed(data[signed:].splitlines()), enrolled)
+            shorter = (json.dumps(line, ensure_ascii=True).encode() + b"\n" for line in lines)
+            atomic.replace_in_pieces(path, [data[:signed], *shorter])
 
 
 def entries(path: Path) -> Iterator[Mapping[str, Json]]:
     """The lines, oldest first; one that a crash tore is passed over."""
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    return _parsed(path.read_bytes().splitlines() if path.exists() else [])
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[Mapping[str, Json]]:
+    for line in lines:
         with suppress(ValueError):
             entry = json.loads(line)
             if isinstance(entry, dict):
                 yield entry
+
+
+def _signed_bytes(path: Path) -> int:
+    """How much of the log the server has signed, which stays as it is."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads((path.parent / HEAD).read_bytes())["head"]["logs"][path.name]["bytes"])
+    return 0
 
 
 def times(entry: Mapping[str, Json]) -> int:

@@ -134,6 +134,9 @@ def test_deleted_certificates_are_noticed_by_a_later_one_or_a_copy(rounds: Any, 
     assert code == 1 and "lacks certificates" in said and "number 1" in said
     shutil.rmtree(folder / "forgotten")
     put_back(old, folder, RELEASE, "inbox/client-01.safetensors", UPLOAD)
+    code, said = verify("--round", folder)
+    assert code == 1 and "certificates of forgetting are those that it names: it is not" in said
+    put_back(old, folder, "head.json", "journal.jsonl")
     assert verify("--round", folder)[0] == 0  # nothing inside the folder tells (docs/threat-model.md)
     code, said = verify("--round", folder, "--certificates", copies)
     assert code == 1 and "lacks certificates" in said and "number 1, 2" in said

@@ -27,6 +27,7 @@ from osfl.core.types import ClientId, Plan, Progress, Upload, canonical
 from osfl.rounds.folder import TOTAL, Round, check_server_key, first_encounter, simulated_key
 from osfl.rounds.forgetting.request import RELEASE, doomed, intend, later, reduced
 from osfl.rounds.forgetting.traces import search
+from osfl.rounds.head import sign_head
 from osfl.rounds.lock import folder_lock
 from osfl.rounds.phases import computing, run_server_phase
 from osfl.rounds.state import (
@@ -248,6 +249,8 @@ def _certify(fl_round: Round, intent: Mapping[str, Any], after: str, machine: Ma
         assert fl_round.server_key is not None
         signed = {"certificate": certificate, "signature": fl_round.server_key.sign(canonical(certificate))}
         replace_atomically(path, json.dumps(signed, indent=1, sort_keys=True).encode())
+    assert fl_round.server_key is not None
+    sign_head(fl_round.folder, fl_round.plan.digest, after, fl_round.server_key)
     (fl_round.folder / INTENT).unlink()
     sync_folder(fl_round.folder)
     return certificates(fl_round.folder, fl_round.server)[-1]

@@ -27,7 +27,7 @@ from osfl.runtime.atomic import TEMPORARY
 from osfl.runtime.payloads import to_raw
 from osfl.wire.bundle import pack
 from osfl.wire.gate import open_upload, verify_release
-from osfl.wire.refusals import JOURNAL
+from osfl.wire.refusals import HEAD, JOURNAL
 
 FORMAT = 1
 RELEASE = "release.safetensors"
@@ -52,6 +52,7 @@ ROUND = (
     ".dashboard",
     "journal.jsonl",
     JOURNAL,
+    HEAD,
     CERTIFICATES,
     INTENT,
     "contract.json",
