@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import claims
+from benchmarks import advice, claims
 from benchmarks.claims_picture import alone, picture
 from benchmarks.grid import CELLS, RECORDS, missing
 from osfl.reports.curves import lines as curve
@@ -328,6 +328,7 @@ def summary(judged: Sequence[claims.Judged]) -> list[str]:
 
 
 def main() -> None:
+    advice.main(["--judge"])  # the package has a table of the same records
     there = [cell for cell in CELLS if (RECORDS / f"{cell}.json").exists()]
     records = [json.loads((RECORDS / f"{cell}.json").read_text(encoding="utf-8")) for cell in there]
     judged = claims.judge(records)

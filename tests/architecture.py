@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "ingredients": {"core", "runtime", "models"},
     "methods": {"core", "runtime", "models", "ingredients"},
     "reports": {"core"},
+    "advice": {"core"},
     "evaluation": {"core", "runtime", "models", "data"},
     "transports": {"core", "runtime", "wire"},
     "rounds": {"core", "runtime", "wire", "models"},
@@ -43,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "dashboard": {"core", "runtime", "wire", "reports", "rounds", "roles", "inspection"},
     "cli": {
         "core",
+        "advice",
         "runtime",
         "wire",
         "models",

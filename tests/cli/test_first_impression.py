@@ -13,7 +13,7 @@ SMALL = "--smoke --samples 150 --clients 3 --partition iid"
 
 def test_a_run_without_a_method_is_onesum_and_says_so(osfl) -> None:
     said = osfl(f"run {SMALL}")
-    assert said.code == 0 and "No --method: this runs onesum." in said.err
+    assert said.code == 0 and "No --method: this runs onesum. `osfl advise` ranks others." in said.err
     assert "onesum on digits" in said.out and Path("runs/onesum-digits-iid-seed0/results.json").exists()
     assert "No --method" not in osfl(f"run {SMALL} --method onesum").err  # it is finished: nothing is computed again
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from osfl.cli import (
+    advise,
     audit,
     check,
     client,
@@ -44,7 +45,7 @@ from osfl.cli.options import Verb, examples
 from osfl.cli.terminal import INTERRUPTED, complain, wants_json
 from osfl.core.errors import FilesError, OsflError
 
-EXAMPLES = ("osfl demo", "osfl ls methods", "osfl run --method ensemble --smoke")
+EXAMPLES = ("osfl demo", "osfl advise --sites 5 --images 4000 --kind medical", "osfl run --smoke")
 
 app = typer.Typer(
     name="osfl",
@@ -75,6 +76,7 @@ def osfl(
 VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "demo": (demo.demo, demo.EXAMPLES),
     "run": (run.run, run.EXAMPLES),
+    "advise": (advise.advise, advise.EXAMPLES),
     "compare": (compare.compare, compare.EXAMPLES),
     "report": (report.report, report.EXAMPLES),
     "audit": (audit.audit, audit.EXAMPLES),
@@ -101,7 +103,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
 }
 # Who asks for it, in the order of a round; a verb that nobody claims is anybody's.
 PANELS = {
-    "Simulate": ("demo", "run", "compare", "report", "audit", "estimate"),
+    "Simulate": ("demo", "advise", "run", "compare", "report", "audit", "estimate"),
     "Coordinator of a real round": (
         "new",
         "keys",

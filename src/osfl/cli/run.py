@@ -81,7 +81,7 @@ def run(
 ) -> None:
     """Simulate one round: every client uploads once, models are evaluated, and a report is written.
 
-    Without --method it runs OneSum.
+    Without --method it runs OneSum; `osfl advise` ranks the methods for what you know of your sites.
     The folder is the state: to continue after an interruption, run the same command again.
     """
     from osfl.runtime.machine import Machine
@@ -113,7 +113,7 @@ def run(
             ),
         )
         if method is None and plan is None:
-            errors().print(f"No --method: this runs {DEFAULT_METHOD}.", style="dim")
+            errors().print(f"No --method: this runs {DEFAULT_METHOD}. `osfl advise` ranks others.", style="dim")
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()
         with progress_display(output_format == "json") as progress:

@@ -1,0 +1,77 @@
+"""What a consortium allows and wants, and why a method is out of the question; checked before anything is ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from osfl.core.method import Method
+from osfl.core.plan import resolve_settings
+from osfl.core.registry import load
+from osfl.core.types import Task
+
+TASK = Task("advice", ("a", "b"), (3, 32, 32))  # what a method can do does not depend on it
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a method must keep to. The defaults exclude nothing but what sends nothing."""
+
+    encoder: bool = True  # sites may use published weights: an encoder, or a network to start from
+    upload: float | None = None  # bytes that a site may send
+    server_seconds: float | None = None
+    server: bool = True  # there is one; without it neighbors exchange
+    personal: bool = False  # each site wants a model of its own, judged on its own distribution
+    forget_class: bool = False  # one class of one site can be removed later
+    secure_sum: bool = False  # the server may see the sum of the uploads only
+    epsilon: float | None = None  # differential privacy
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What the code of a method with these settings can do."""
+
+    sends: bool
+    personal: bool  # sites end with models of their own, made with their images
+    forgets_class: bool
+    adds: bool  # the release follows from a sum over the uploads
+    relays: bool  # without a server
+
+
+def settings_in(label: str) -> dict[str, str]:
+    """What a label changes: `fol@align=false` as {align: false}."""
+    return dict(part.split("=", 1) for part in label.split("@")[1:])
+
+
+@cache
+def abilities(label: str) -> Abilities:
+    changes = settings_in(label)
+    relays = "topology" in changes or label.startswith("fol")
+    changes = {key: value for key, value in changes.items() if key not in ("topology", "encounters")}
+    kind = load(label.partition("@")[0])
+    method: Method = kind(TASK, resolve_settings(kind, "cpu", changes))
+    return Abilities(
+        sends=label.partition("@")[0] != "local_only",
+        personal=method.needs_images_after_round(),
+        forgets_class=method.separable(),
+        adds=method.additive(),
+        relays=relays,
+    )
+
+
+def excluded(label: str, wants: Wants, weights: str, upload: float, server: float) -> str:
+    """Why a method is out of the question, from its code and from what it needed in its nearest cell; empty: it is not."""
+    can = abilities(label)
+    reasons: Mapping[str, bool] = {
+        "sends nothing: it is training alone": not can.sends and not wants.personal,
+        f"needs published weights ({weights})": bool(weights) and not wants.encoder,
+        "gives all sites one model": wants.personal and not can.personal,
+        "needs a server": not wants.server and not can.relays and can.sends,
+        "an upload has no part of its own for each class": wants.forget_class and not can.forgets_class and can.sends,
+        "the server needs every upload, not only their sum": wants.secure_sum and not can.adds,
+        "no committed record has it with differential privacy": wants.epsilon is not None,
+        f"sends more: {upload / 1e6:.1f} MB a site": wants.upload is not None and upload > wants.upload,
+        f"its server takes longer: {server:.0f} s": wants.server_seconds is not None and server > wants.server_seconds,
+    }
+    return "; ".join(reason for reason, holds in reasons.items() if holds)

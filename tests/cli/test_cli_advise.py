@@ -1,0 +1,85 @@
+"""`osfl advise`: a ranking from options, folders or a plan; what contradicts itself is one clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+CASE = "advise --sites 5 --images 4000 --classes 8 --classes-per-site 2 --image-size 28 --channels 3 --kind medical"
+
+
+def test_a_ranking_names_its_cells_and_a_command(osfl) -> None:
+    said = osfl(CASE)
+    text = " ".join(said.out.split())
+    assert said.code == 0 and "Your case: 5 sites, 4000 images, 8 classes" in text
+    assert "blood-n5-a0.1 (0.1)" in text and "Always the most frequent class would have 19.5" in text
+    assert "osfl run --method onesum" in text and "Not local_only: sends nothing" in text
+
+
+def test_scripts_get_all_evidence(osfl) -> None:
+    found = osfl(f"{CASE} --format json").json
+    first = found["ranked"][0]
+    assert found["known"] and found["case"]["share"] == 0.25 and found["constant_answer"] is None
+    assert first["label"].startswith("onesum") and first["low"] <= first["accuracy"] <= first["high"]
+    assert first["evidence"][0]["cell"] == "blood-n5-a0.1" and first["upload"] > 1e6
+    scores = [one["score"] for one in found["ranked"]]
+    assert scores == sorted(scores, reverse=True) and found["nearest"][0]["distance"] < 0.2
+
+
+def test_folders_are_counted(osfl, tmp_path: Path) -> None:
+    for site, counts in {"north": {"cat": 3, "dog": 1}, "south": {"cat": 2}}.items():
+        for label, number in counts.items():
+            folder = tmp_path / "all" / site / "train" / label
+            folder.mkdir(parents=True)
+            for one in range(number):
+                Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / f"{one}.png")
+        (tmp_path / "all" / site / "test" / "dog").mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "all" / site / "test" / "dog" / "t.png")
+    found = osfl(f"advise --folders {tmp_path / 'all'} --format json").json
+    assert [found["case"][key] for key in ("sites", "images", "classes")] == [2, 6, 2]
+    assert found["case"]["share"] == pytest.approx((16 / 20 + 4 / 8) / 2) and found["constant_answer"] == pytest.approx(5 / 6)
+    said = osfl(f"advise --folders {tmp_path / 'all'} --sites 3")
+    assert said.code == 2 and "sites: 3 was given, --folders has 2" in said.err
+    (tmp_path / "all" / "west").mkdir()
+    said = osfl(f"advise --folders {tmp_path / 'all'}")
+    assert said.code == 1 and "no images in class folders of west" in said.err
+
+
+def test_a_case_that_nothing_is_near_to_gets_no_ranking(osfl) -> None:
+    said = osfl("advise --sites 3 --images 9000000 --image-size 1024 --kind natural")
+    assert said.code == 0 and "Nothing near is known" in said.out and "Try the first" not in said.out
+    assert osfl("advise --sites 3 --images 9000000 --image-size 1024 --format json").json["ranked"] == []
+
+
+def test_limits_exclude_with_their_reason(osfl) -> None:
+    found = osfl(f"{CASE} --no-encoder --upload-limit 500kB --format json").json
+    assert "sends more: 6.8 MB a site" in found["excluded"]["onesum"]
+    assert "needs published weights" in found["excluded"]["fedmitr"]
+    assert all(one["upload"] <= 5e5 and not one["weights"] for one in found["ranked"])
+    said = osfl(f"{CASE} --epsilon 3")
+    assert "no committed record has it with differential privacy" in said.out and "No method of the records" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "pieces"),
+    [
+        ("", ("nothing is known of the sites", "osfl advise --sites")),
+        ("--sites 5 --images 3", ("--images 3", "at least one for each of 5 sites")),
+        ("--sites 5 --classes 3 --classes-per-site 4", ("--classes-per-site 4", "at most the 3 classes")),
+        ("--sites 5 --classes 1", ("--classes 1", "at least 2")),
+        ("--sites 5 --channels 2", ("--channels 2", "1 (gray) or 3 (RGB)")),
+        ("--sites 5 --secure-sum --no-server", ("--secure-sum and --no-server", "leave one of them out")),
+        ("--sites 5 --epsilon 0", ("--epsilon 0", "above 0")),
+        ("--sites 5 --upload-limit 3x", ("--upload-limit '3x'", "20MB")),
+        ("--sites 5 --images 3 --epsilon -1 --upload-limit x", ("--images 3", "--epsilon -1", "--upload-limit 'x'")),
+        ("--folders here --plan plan.toml", ("--folders and --plan", "Leave one of them out")),
+        ("--plan nowhere.toml", ("no plan at nowhere.toml",)),
+        ("--sites 5 --classes-per-site 2", ("--classes-per-site 2", "--classes")),
+    ],
+)
+def test_what_contradicts_itself_is_refused(osfl, words: str, pieces: tuple[str, ...]) -> None:
+    said = osfl(f"advise {words}")
+    assert said.code == 2 and all(piece in said.err for piece in pieces), said.err
