@@ -108,7 +108,7 @@ def judge(cells: Sequence[Cell], personal: bool, of_other_images: bool = False) 
             "within": reached[best] - reached[first.label] <= TOLERANCE,
         }
         inside += [one.low <= reached[one.label] <= one.high for one in there]
-    direct = [one for one in judged.values() if one["first"] == method_of(one["judged"])]
+    direct = [one for one in judged.values() if one["first"] == method_of(str(one["judged"]))]
     return {
         "cells": len(judged),
         "within": sum(one["within"] for one in judged.values()),

@@ -81,7 +81,7 @@ def lessons(pictures: torch.Tensor, side: int, patch: int, recipe: Distillation)
         parts = [crop(pictures, recipe.smallest, rng) for _ in range(min(64, recipe.crops - first))]
         images.append(_resized(parts, side))
         with torch.no_grad():
-            whole.append(teacher.features(to_input(_resized(parts, wide))).half())  # type: ignore[operator]
+            whole.append(teacher.features(to_input(_resized(parts, wide))).half())
     return Lessons(torch.cat(images), torch.cat(heard), torch.cat(whole))
 
 
@@ -110,7 +110,7 @@ def distilled(told: Lessons, recipe: Distillation, progress: Callable[[int, int]
             loss = functional.mse_loss(heads[0](tokens[:, 1:]), there.flatten(2).transpose(1, 2))
             loss = loss + functional.mse_loss(heads[1](tokens[:, 0]), all_of_it)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(learned, recipe.clip)
             optimizer.step()
             done += 1

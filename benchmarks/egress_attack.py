@@ -35,7 +35,10 @@ IMAGES = {
     "pneumoniamnist": None,
     "skinlesions-28": 4000,
 }  # dataset -> images, None: all
-OPEN = {"mixture": {"least": 2, "mixture_prior": 1.0}, "vae": {"least": 2}}  # without safeguards: the least that a plan allows
+OPEN: dict[str, dict[str, Any]] = {
+    "mixture": {"least": 2, "mixture_prior": 1.0},
+    "vae": {"least": 2},
+}  # without safeguards: the least that a plan allows
 
 
 def cases() -> Iterator[tuple[str, Simulation]]:

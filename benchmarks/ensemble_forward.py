@@ -72,7 +72,7 @@ def _case(architecture: str, count: int, image: tuple[int, int, int], aim: float
     }
 
 
-def _members(architecture: str, count: int, image: tuple[int, int, int]) -> list[nn.Module]:
+def _members(architecture: str, count: int, image: tuple[int, int, int]) -> Sequence[nn.Module]:
     """Models with batch-norm statistics that are not the initial ones, so that folding has something to do."""
     task = Task("bench", tuple("abcdefgh"), image)
     members = [build_model(architecture, task, torch_generator(0, "member", index)) for index in range(count)]

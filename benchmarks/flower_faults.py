@@ -43,6 +43,7 @@ from tests.faults import network
 from tests.faults.hosts import NotAllowed, round_between_hosts
 from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan, processes
 from tests.faults.misuse import misuses
+from tests.faults.story import POLICY
 from tests.faults.ways import by_memory, released
 
 PROGRAMS = {
@@ -317,11 +318,11 @@ class WideStory(network.Story):
         return replace(super().policy, contracts={"": {"w": Field("U8", (self.size,))}})
 
     def kept(self, client: str) -> Path:
-        return self.site(client).folder(network.POLICY.plan) / "upload.safetensors"
+        return self.site(client).folder(POLICY.plan) / "upload.safetensors"
 
     def said(self, client: str) -> bytes:
         tensor = RawTensor("U8", (self.size,), bytes(self.size))
-        return pack("upload", client, network.POLICY.plan, {"w": tensor}, {}, self.keys[client])
+        return pack("upload", client, POLICY.plan, {"w": tensor}, {}, self.keys[client])
 
     def answer(self, client: str) -> Callable[[str, MessageBody], MessageBody]:
         answers = super().answer(client)

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,22 +107,26 @@ def summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def kills(method: str, root: Path) -> dict[str, int]:
     """SIGKILL before every durable call of a forgetting; the same call again must end as if nothing had happened."""
-    made, words = federation(method, 3), {"clients": ["client-02"], "machine": Machine(workers=1)}
-    in_child(lambda: run_federation(made, root / "round", ABOUT) and None)
+    made = federation(method, 3)
+    in_child(lambda: run_federation(made, root / "round", ABOUT))
     whole = Path(shutil.copytree(root / "round", root / "whole"))
-    in_child(lambda: _dying(lambda: forget(whole, **words), 0, root / "count"))
+    in_child(partial(_dying, partial(_forget, whole), 0, root / "count"))
     points, expected = int((root / "count").read_text()), released(made, whole)
     total = {"points": points, "killed": 0, "not_resumed": 0, "other_release": 0, "not_verified": 0}
     for point in range(1, points + 1):
         folder = Path(shutil.copytree(root / "round", root / "killed"))
-        killed = in_child(lambda folder=folder, point=point: _dying(lambda: forget(folder, **words), point, root / "x"))
+        killed = in_child(partial(_dying, partial(_forget, folder), point, root / "x"))
         total["killed"] += killed == -signal.SIGKILL
         if (folder / INTENT).exists() or not (folder / "forgotten").exists():
-            total["not_resumed"] += in_child(lambda folder=folder: forget(folder, **words) and None) != 0
+            total["not_resumed"] += in_child(partial(_forget, folder)) != 0
         total["other_release"] += released(made, folder) != expected
-        total["not_verified"] += in_child(lambda folder=folder: _must_hold(folder)) != 0
+        total["not_verified"] += in_child(partial(_must_hold, folder)) != 0
         shutil.rmtree(folder)
     return total
+
+
+def _forget(folder: Path) -> None:
+    forget(folder, clients=["client-02"], machine=Machine(workers=1))
 
 
 def _must_hold(folder: Path) -> None:

@@ -481,15 +481,18 @@ def methods_of(cell: str) -> tuple[str, ...]:
     window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
-    vits = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
+    vits: tuple[str, ...] = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
     vits += BARE if cell in ("blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
     vits += (*SWEEP, *AS_PUBLISHED) if cell == "digits-vit-n5-a0.1" else ()
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
-    times = CELLS[cell].topology.encounters if CELLS[cell].topology else 1
+    topology = CELLS[cell].topology
+    times = topology.encounters if topology else 1
     meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbors meet
     meetings += CONTROLS if cell == "cifar-meet-n30-a0.3" else CONTROLS[:1] if cell.endswith("a0.3") else ()
     meetings += ("dense", "coboosting") if cell == "cifar-meet-n30-a0.1" else ()
-    factory = FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")
+    factory: tuple[str, ...] = (
+        FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")
+    )
     if cell == "blood-silos":  # the public code augments peers' images and not the server's
         factory += ("federated_factory@augment=flip+crop", "federated_factory@mode=peer@augment=flip+crop")
     tables = {"federated_factory": factory, "falcon": tokens, "fol": meetings, "fedmitr": vits}

@@ -79,7 +79,9 @@ PICTURES = 227  # side of PACS
 
 def pooled(names: Sequence[str], side: int) -> tuple[Dataset, list[str], dict[str, Any]]:
     """The training parts as one dataset of all classes, and what each of them is."""
-    images, labels, classes, said = [], [], [], {}
+    images, labels = [], []
+    classes: list[str] = []
+    said: dict[str, Any] = {}
     for name in names:
         source = open_dataset(name, size=side, channels=3)
         part = source.train.dataset

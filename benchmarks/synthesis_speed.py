@@ -154,7 +154,7 @@ class Ours:
     def step(self) -> None:
         loss = self.loss()
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
 
 

@@ -69,7 +69,8 @@ class PlainPool(AttentionPool):
     def pooled(self, tokens: torch.Tensor) -> torch.Tensor:
         keys, values = self.keys(tokens), self.values(tokens)
         score = (self.query @ keys.transpose(1, 2)) / DIM**0.5
-        return (score.softmax(-1) @ values).squeeze(1) + self.query[0, 0]
+        out: torch.Tensor = (score.softmax(-1) @ values).squeeze(1) + self.query[0, 0]
+        return out
 
 
 def _pooling() -> dict[str, object]:
@@ -112,7 +113,7 @@ class PlainGenerator(TokenGenerator):
         mean, log_variance = self.means(flat).view(each), self._clamped(self.variances(flat)).view(each)
         which = torch.multinomial((self.weights(flat) / temperature).softmax(-1), 1, generator=rng).squeeze(1)
         noise, row = torch.randn((len(flat), self.dim), generator=rng), torch.arange(len(flat))
-        drawn = mean[row, which] + (0.5 * log_variance[row, which]).exp() * noise
+        drawn: torch.Tensor = mean[row, which] + (0.5 * log_variance[row, which]).exp() * noise
         return drawn.view(h.shape[0], h.shape[1], self.dim)
 
 
@@ -180,7 +181,7 @@ def _ours(x: torch.Tensor, k: int, shape: Shape, iterations: int) -> FeatureMixt
     return fit_mixture(x, k, shape, torch_generator(0, "em"), tolerance=0, iterations=iterations)
 
 
-def _sklearn(x: np.ndarray, k: int, shape: str, iterations: int, **start: np.ndarray) -> GaussianMixture:  # type: ignore[type-arg]
+def _sklearn(x: np.ndarray, k: int, shape: str, iterations: int, **start: np.ndarray) -> GaussianMixture:
     model = GaussianMixture(
         k, covariance_type=shape, tol=0, max_iter=iterations, n_init=1, random_state=0, reg_covar=0 if start else 1e-6, **start
     )
@@ -292,13 +293,9 @@ def _memory() -> dict[str, object]:
     found: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
         rng, data = np.random.default_rng(0), Path(folder) / "noise.npz"
-        parts = {part: rng.integers(0, 256, (count, 8, 8), dtype=np.uint8) for part, count in (("train", 8000), ("test", 200))}
-        labels = {part: np.arange(len(images)) % 4 for part, images in parts.items()}
-        np.savez(
-            data,
-            **{f"{part}_images": images for part, images in parts.items()},
-            **{f"{part}_labels": found_ for part, found_ in labels.items()},
-        )
+        train, test = (rng.integers(0, 256, (count, 8, 8), dtype=np.uint8) for count in (8000, 200))
+        labels = np.arange(8000) % 4
+        np.savez(data, train_images=train, train_labels=labels, test_images=test, test_labels=labels[:200])
         peaks = {}
         for clients in (100, 1000):
             words = [sys.executable, "-c", _ROUND, str(data), str(clients), str(Path(folder) / str(clients))]

@@ -34,7 +34,7 @@ def federation(method: str) -> Federation:
     return prepare(Simulation(method, "digits", 3, "dirichlet:0.5", "smoke", samples=120, image_size=8))
 
 
-def in_child(work: Callable[[], None]) -> int:
+def in_child(work: Callable[[], object]) -> int:
     """Run in a forked child; its exit status, negative for a signal."""
     child = os.fork()
     if child == 0:

@@ -9,8 +9,8 @@ import torch
 
 torch.set_num_threads(1)
 
-WAITING = ("test_flower.py", "test_flower_deployment.py", "test_namespaces.py", "test_hospitals_airgapped.py")
-WAITING += ("test_ray.py",)
+WAITING = {"test_flower.py", "test_flower_deployment.py", "test_namespaces.py", "test_hospitals_airgapped.py"}
+WAITING |= {"test_ray.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

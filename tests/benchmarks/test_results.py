@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import results
+from benchmarks.grid import CELLS
 
 
 def record(cell: str, **reached: float) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def test_cells_that_differ_in_the_number_of_clients_stand_side_by_side(tmp_path:
 
 
 def test_a_cell_says_which_bytes_its_clients_started_from() -> None:
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         "fedavg": {"settings": {"pretrained": "vit_signs"}},
         "local_only": {"settings": {"epochs": 1}},
         "fedmitr": {"settings": {"pretrained": "w.safetensors", "pretrained_sha256": "ab" * 32}},
@@ -38,7 +39,7 @@ def test_a_cell_says_which_bytes_its_clients_started_from() -> None:
 
 
 def test_every_cell_is_on_one_page() -> None:
-    for cell in results.CELLS:
+    for cell in CELLS:
         assert sum(one.has(cell) for one in results.REGIMES) == 1, cell
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli.conftest import Osfl
+
 CASE = "advise --sites 5 --images 4000 --classes 8 --classes-per-site 2 --image-size 28 --channels 3 --kind medical"
 
 
-def test_a_ranking_names_its_cells_and_a_command(osfl) -> None:
+def test_a_ranking_names_its_cells_and_a_command(osfl: Osfl) -> None:
     said = osfl(CASE)
     text = " ".join(said.out.split())
     assert said.code == 0 and "Your case: 5 sites, 4000 images, 8 classes" in text
@@ -19,7 +21,7 @@ def test_a_ranking_names_its_cells_and_a_command(osfl) -> None:
     assert "osfl run --method onesum" in text and "Not local_only: sends nothing" in text
 
 
-def test_scripts_get_all_evidence(osfl) -> None:
+def test_scripts_get_all_evidence(osfl: Osfl) -> None:
     found = osfl(f"{CASE} --format json").json
     first = found["ranked"][0]
     assert found["known"] and found["case"]["share"] == 0.25 and found["constant_answer"] is None
@@ -29,7 +31,7 @@ def test_scripts_get_all_evidence(osfl) -> None:
     assert scores == sorted(scores, reverse=True) and found["nearest"][0]["distance"] < 0.2
 
 
-def test_folders_are_counted(osfl, tmp_path: Path) -> None:
+def test_folders_are_counted(osfl: Osfl, tmp_path: Path) -> None:
     for site, counts in {"north": {"cat": 3, "dog": 1}, "south": {"cat": 2}}.items():
         for label, number in counts.items():
             folder = tmp_path / "all" / site / "train" / label
@@ -48,13 +50,13 @@ def test_folders_are_counted(osfl, tmp_path: Path) -> None:
     assert said.code == 1 and "no images in class folders of west" in said.err
 
 
-def test_a_case_that_nothing_is_near_to_gets_no_ranking(osfl) -> None:
+def test_a_case_that_nothing_is_near_to_gets_no_ranking(osfl: Osfl) -> None:
     said = osfl("advise --sites 3 --images 9000000 --image-size 1024 --kind natural")
     assert said.code == 0 and "Nothing near is known" in said.out and "Try the first" not in said.out
     assert osfl("advise --sites 3 --images 9000000 --image-size 1024 --format json").json["ranked"] == []
 
 
-def test_limits_exclude_with_their_reason(osfl) -> None:
+def test_limits_exclude_with_their_reason(osfl: Osfl) -> None:
     found = osfl(f"{CASE} --no-encoder --upload-limit 500kB --format json").json
     assert "sends more: 6.8 MB a site" in found["excluded"]["onesum"]
     assert "needs published weights" in found["excluded"]["fedmitr"]
@@ -80,6 +82,6 @@ def test_limits_exclude_with_their_reason(osfl) -> None:
         ("--sites 5 --classes-per-site 2", ("--classes-per-site 2", "--classes")),
     ],
 )
-def test_what_contradicts_itself_is_refused(osfl, words: str, pieces: tuple[str, ...]) -> None:
+def test_what_contradicts_itself_is_refused(osfl: Osfl, words: str, pieces: tuple[str, ...]) -> None:
     said = osfl(f"advise {words}")
     assert said.code == 2 and all(piece in said.err for piece in pieces), said.err

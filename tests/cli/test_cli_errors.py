@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Osfl
+
 # name: (words, exit code, pieces of the message)
 MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "unknown verb": ("rum", 2, ("No such command 'rum'", "Did you mean", "'run'", "See `osfl --help`")),
@@ -88,7 +90,7 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_a_message(osfl, name: str) -> None:
+def test_a_mistake_is_a_message(osfl: Osfl, name: str) -> None:
     words, code, pieces = MISTAKES[name]
     Path("afile").touch()
     said = osfl(words)
@@ -100,7 +102,7 @@ def test_a_mistake_is_a_message(osfl, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_same_for_scripts(osfl, name: str) -> None:
+def test_the_same_for_scripts(osfl: Osfl, name: str) -> None:
     words, code, pieces = MISTAKES[name]
     if "--format" in words:
         pytest.skip("says another format itself")
@@ -111,7 +113,7 @@ def test_the_same_for_scripts(osfl, name: str) -> None:
     assert pieces[0] in " ".join(map(str, said.json.values()))
 
 
-def test_all_mistakes_at_once(osfl) -> None:
+def test_all_mistakes_at_once(osfl: Osfl) -> None:
     said = osfl("run --method fedavgg -p skewed --set epochs --preset fast --dataset digit --device tpu9 --channels 7")
     assert said.code == 2
     for piece in ("'fedavgg'", "'skewed'", "--set 'epochs'", "'fast'", "'digit'", "'tpu9'", "7 channels"):
@@ -119,7 +121,7 @@ def test_all_mistakes_at_once(osfl) -> None:
     assert said.err.count("\n  - ") == 7
 
 
-def test_all_mistakes_of_a_comparison_before_it_starts(osfl) -> None:
+def test_all_mistakes_of_a_comparison_before_it_starts(osfl: Osfl) -> None:
     said = osfl("compare --methods fedavg,fedavg_rounds --smoke --seeds x --set epochs=0 --out runs/c")
     assert said.code == 2 and "--seeds 'x'" in said.err
     said = osfl("compare --methods fedavg,fedavg_rounds --smoke --set epochs=0 --set rounds=0 --out runs/c")
@@ -127,7 +129,7 @@ def test_all_mistakes_of_a_comparison_before_it_starts(osfl) -> None:
     assert not Path("runs/c/fedavg").exists()
 
 
-def test_all_mistakes_of_a_plan(osfl) -> None:
+def test_all_mistakes_of_a_plan(osfl: Osfl) -> None:
     assert osfl("new --method fedavg --classes a,b --clients 2").code == 0
     plan = Path("plan.toml")
     broken = plan.read_text().replace("epochs = 20", 'epochs = "many"').replace("clip = ", "clop = ")
@@ -137,7 +139,7 @@ def test_all_mistakes_of_a_plan(osfl) -> None:
     assert "'many'" in said.err and "'clop'" in said.err and "'clip'" in said.err
 
 
-def test_a_plan_is_not_overwritten(osfl) -> None:
+def test_a_plan_is_not_overwritten(osfl: Osfl) -> None:
     assert osfl("new --method fedavg").code == 0
     said = osfl("new --method fedavg")
     assert said.code == 2 and "plan.toml exists" in said.err and "--force" in said.err
@@ -156,7 +158,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_file_system_that_says_no_is_a_message(osfl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_says_no_is_a_message(osfl: Osfl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     number, remedy = REFUSALS[name]
 
     def refuses(*_: object, **__: object) -> None:
@@ -168,7 +170,7 @@ def test_a_file_system_that_says_no_is_a_message(osfl, name: str, monkeypatch: p
     assert osfl("run --method fedavg --smoke --format json").json["error"] == "FilesError"
 
 
-def test_a_full_disk_need_not_name_a_file(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_need_not_name_a_file(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -177,7 +179,7 @@ def test_a_full_disk_need_not_name_a_file(osfl, monkeypatch: pytest.MonkeyPatch)
     assert said.code == 1 and "No space left" in said.err and "None" not in said.err
 
 
-def test_other_errors_of_the_system_are_ours(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_the_system_are_ours(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(*_: object, **__: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file", "a file of ours")
 
@@ -202,24 +204,24 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures_are_checked_before_training(osfl, name: str) -> None:
+def test_architectures_are_checked_before_training(osfl: Osfl, name: str) -> None:
     words, pieces = ARCHITECTURES[name]
     said = osfl(f"check --smoke --method {words}")
     assert said.code == 2 and [piece for piece in pieces if piece not in said.err] == [], said.err
 
 
-def test_clients_may_have_their_own_architectures(osfl) -> None:
+def test_clients_may_have_their_own_architectures(osfl: Osfl) -> None:
     assert osfl("check --smoke --method local_only --set 'architecture=client-01:cnn-w8,*:cnn-w4'").code == 0
 
 
-def test_settings_that_make_no_sense_for_a_method(osfl) -> None:
+def test_settings_that_make_no_sense_for_a_method(osfl: Osfl) -> None:
     assert "'mu': expected at least 0, got -1.0" in osfl("check --smoke --method fedprox --set mu=-1").err
     said = osfl("check --smoke --method scaffold --set lr_floor=0 --set optimizer=adam")
     assert "'lr_floor': expected above 0" in said.err and "assume 'sgd', got 'adam'" in said.err
     assert osfl("check --smoke --method scaffold --set momentum=0.9").code == 0
 
 
-def test_half_a_comparison_is_named(osfl) -> None:
+def test_half_a_comparison_is_named(osfl: Osfl) -> None:
     Path("c").mkdir()
     for text in ('{"runs": [{"pa', "{}", "[]", '{"runs": [{"path": "fedavg/seed0"}]}'):
         Path("c/comparison.json").write_text(text)
@@ -227,7 +229,7 @@ def test_half_a_comparison_is_named(osfl) -> None:
         assert said.code == 1 and "c/comparison.json is not a comparison" in said.err and "osfl compare" in said.err
 
 
-def test_our_own_mistakes_show_a_traceback(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_mistakes_show_a_traceback(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
@@ -236,7 +238,7 @@ def test_our_own_mistakes_show_a_traceback(osfl, monkeypatch: pytest.MonkeyPatch
         osfl("run --method fedavg --smoke")
 
 
-def test_ctrl_c_says_how_to_continue(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_continue(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -6,24 +6,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Osfl, Said
+
 SCHEDULE = "a,b,start,seconds,bytes_per_second,encounter\n"
 WIDE = SCHEDULE + "north,south,2026-12-24T18:00:00Z,60,1e6,1\nnorth,south,2026-12-24T20:00:00Z,60,1e6,2\n"
 NARROW = SCHEDULE + "north,south,2026-12-24T18:00:00Z,6,1000,1\n"
 NEW = "new --method fol --dataset digits --clients north,south,west --samples 150 --image-size 8 --smoke --force"
 
 
-def open_plan(osfl, schedule: str) -> None:
+def open_plan(osfl: Osfl, schedule: str) -> None:
     Path("contacts.csv").write_text(schedule)
     said = osfl(f"{NEW} --sites sites --contacts contacts.csv --out plan.toml")
     assert said.code == 0, said.err
     assert osfl("keys north south west --out keys").code == 0
 
 
-def client(osfl, name: str, plan: str = "plan.toml"):
+def client(osfl: Osfl, name: str, plan: str = "plan.toml") -> Said:
     return osfl(f"client {plan} --client {name} --data sites/{name} --key keys/{name}.key --out usb/{name}.safetensors")
 
 
-def test_two_encounters_by_hand(osfl) -> None:
+def test_two_encounters_by_hand(osfl: Osfl) -> None:
     open_plan(osfl, WIDE)
     assert osfl("new --after plan.toml --out second.toml").code == 0
     for plan in ("plan.toml", "second.toml"):
@@ -42,7 +44,7 @@ def test_two_encounters_by_hand(osfl) -> None:
     assert osfl("new --after plan.toml --method fol --out third.toml").code == 2
 
 
-def test_who_is_missing_or_no_neighbor_is_named(osfl) -> None:
+def test_who_is_missing_or_no_neighbor_is_named(osfl: Osfl) -> None:
     open_plan(osfl, WIDE)
     client(osfl, "north")
     meet = "exchange plan.toml usb --client north --keys keys --data sites/north"
@@ -61,7 +63,7 @@ def test_who_is_missing_or_no_neighbor_is_named(osfl) -> None:
     assert nobody.code == 0 and "Received nobody" in nobody.out
 
 
-def test_waiting_judges_a_file_once_and_again_when_it_has_changed(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_judges_a_file_once_and_again_when_it_has_changed(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     open_plan(osfl, WIDE)
     client(osfl, "north")
     client(osfl, "south")
@@ -81,7 +83,7 @@ def test_waiting_judges_a_file_once_and_again_when_it_has_changed(osfl, monkeypa
     assert [len(lines) for lines in noted] == [1]  # the half copy, once, and not the site's own bundle
 
 
-def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
+def test_a_schedule_is_planned_before_anybody_travels(osfl: Osfl) -> None:
     open_plan(osfl, NARROW)
     said = osfl("estimate --plan plan.toml --format json").json
     assert [way["sender"] for way in said["passes"]] == ["north", "south"] and not any(way["arrives"] for way in said["passes"])
@@ -99,7 +101,7 @@ def test_a_schedule_is_planned_before_anybody_travels(osfl) -> None:
     assert "at most 6,000 bytes" in refused.err and not Path("usb").exists()
 
 
-def test_a_sealed_copy_must_fit_as_well(osfl) -> None:
+def test_a_sealed_copy_must_fit_as_well(osfl: Osfl) -> None:
     open_plan(osfl, WIDE)
     assert client(osfl, "north").code == 0
     size = Path("usb/north.safetensors").stat().st_size
@@ -115,7 +117,7 @@ def test_a_sealed_copy_must_fit_as_well(osfl) -> None:
     assert plain["arrives"] and not sealed["arrives"] and sealed["bundle_bytes"] - plain["bundle_bytes"] == 80 + 16
 
 
-def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
+def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl: Osfl) -> None:
     Path("passes.csv").write_text("a,b,start,seconds,bytes_per_second\nclient-01,client-02,2026-12-24T18:00:00Z,60,100000\n")
     words = "--dataset digits --clients 3 --samples 120 --smoke --contacts passes.csv --out here --format json"
     said = osfl(f"run --method fol {words}").json
@@ -137,12 +139,12 @@ def test_a_simulation_takes_a_schedule_and_its_command_repeats_it(osfl) -> None:
         ("exchange plan.toml --client north --keys nowhere --wait --without-missing", "waits for everybody"),
     ],
 )
-def test_mistakes_are_told(osfl, words: str, said: str) -> None:
+def test_mistakes_are_told(osfl: Osfl, words: str, said: str) -> None:
     found = osfl(words)
     assert found.code == 2 and said in " ".join(found.err.split())
 
 
-def test_words_of_a_topology_reach_the_plan_and_its_command(osfl) -> None:
+def test_words_of_a_topology_reach_the_plan_and_its_command(osfl: Osfl) -> None:
     said = osfl("new --method fol --dataset digits --smoke --topology random:2 --encounters 3 --out ring.toml --format json")
     assert said.json["plan"]["topology"] | {"contacts": []} == {
         "kind": "random",
@@ -154,19 +156,19 @@ def test_words_of_a_topology_reach_the_plan_and_its_command(osfl) -> None:
     }
 
 
-def test_an_estimate_says_what_it_leaves_out_and_refuses_meetings_of_nobody(osfl) -> None:
+def test_an_estimate_says_what_it_leaves_out_and_refuses_meetings_of_nobody(osfl: Osfl) -> None:
     words = "estimate --dataset digits --samples 120 --image-size 8 --smoke --clients 3"
     said = osfl(f"{words} --method fol,fedavg --topology ring")
     assert said.code == 0 and "sites train again on what they are given" in said.out
     found = osfl(f"{words} --method fol,fedavg --topology ring --format json").json
     assert [(one["sites_learn_again"], one["server_learns"]) for one in found] == [(True, False), (False, False)]
-    said = " ".join(osfl("estimate --dataset digits --samples 120 --smoke --clients 2 --method fedmitr,dense").out.split())
-    assert "wait includes what the server does: fedmitr" in said and "+ the server trains too, which is not included" in said
+    text = " ".join(osfl("estimate --dataset digits --samples 120 --smoke --clients 2 --method fedmitr,dense").out.split())
+    assert "wait includes what the server does: fedmitr" in text and "+ the server trains too, which is not included" in text
     refused = osfl(f"{words} --method fedavg --topology ring")
     assert refused.code == 2 and "none of these methods lets neighbors exchange" in refused.err
 
 
-def test_other_images_than_those_of_the_upload_are_refused(osfl) -> None:
+def test_other_images_than_those_of_the_upload_are_refused(osfl: Osfl) -> None:
     open_plan(osfl, WIDE)
     client(osfl, "north")
     client(osfl, "south")
@@ -177,7 +179,7 @@ def test_other_images_than_those_of_the_upload_are_refused(osfl) -> None:
     assert osfl("exchange plan.toml usb --client north --keys keys --data sites/north").code == 0
 
 
-def test_advice_is_for_the_bundle_that_fits_worst(osfl) -> None:
+def test_advice_is_for_the_bundle_that_fits_worst(osfl: Osfl) -> None:
     """The smaller window may belong to the smaller model: what helps there does not help the other one."""
     Path("c.csv").write_text(
         "a,b,start,seconds,bytes_per_second\n"
@@ -191,7 +193,7 @@ def test_advice_is_for_the_bundle_that_fits_worst(osfl) -> None:
     assert "The tightest, client-02 to client-03" in " ".join(osfl(f"estimate {words}").out.split())
 
 
-def test_what_comes_late_does_not_change_what_was_spoken_of(osfl) -> None:
+def test_what_comes_late_does_not_change_what_was_spoken_of(osfl: Osfl) -> None:
     """North goes on without south and speaks in the second encounter; south's first bundle comes after that."""
     open_plan(osfl, WIDE)
     assert osfl("new --after plan.toml --out second.toml").code == 0
@@ -206,7 +208,7 @@ def test_what_comes_late_does_not_change_what_was_spoken_of(osfl) -> None:
     assert first.read_bytes() == before
 
 
-def test_a_neighbor_that_was_left_out_is_named(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_neighbor_that_was_left_out_is_named(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     open_plan(osfl, WIDE)
     client(osfl, "north")
     client(osfl, "south")
@@ -217,7 +219,7 @@ def test_a_neighbor_that_was_left_out_is_named(osfl, monkeypatch: pytest.MonkeyP
     assert osfl(f"{meet} --format json").json["left_out"] == ["south"]
 
 
-def test_everybody_whose_bundle_does_not_fit_is_named_before_anybody_trains(osfl) -> None:
+def test_everybody_whose_bundle_does_not_fit_is_named_before_anybody_trains(osfl: Osfl) -> None:
     open_plan(osfl, NARROW.replace(",6,1000", ",30,1000"))  # a model of 30.6 kB, of which 25.5 are weights
     said = osfl("run --plan plan.toml --sites sites --out rehearsed")
     text = " ".join(said.err.split())
@@ -227,7 +229,7 @@ def test_everybody_whose_bundle_does_not_fit_is_named_before_anybody_trains(osfl
     assert not list(Path("rehearsed/scratch").rglob("*.safetensors"))  # nobody trained
 
 
-def test_half_precision_is_promised_only_where_it_fits(osfl) -> None:
+def test_half_precision_is_promised_only_where_it_fits(osfl: Osfl) -> None:
     """12.8 kB of half-precision weights, 5.1 kB of names and hashes."""
     for seconds, words in ((17, "does not fit either"), (21, "which fits")):
         open_plan(osfl, NARROW.replace(",6,1000", f",{seconds},1000"))
@@ -237,7 +239,7 @@ def test_half_precision_is_promised_only_where_it_fits(osfl) -> None:
         assert client(osfl, "north", "half.toml").code == (0 if words == "which fits" else 1)
 
 
-def test_what_arrives_after_midnight_says_the_day(osfl) -> None:
+def test_what_arrives_after_midnight_says_the_day(osfl: Osfl) -> None:
     open_plan(osfl, SCHEDULE + "north,south,2026-12-24T23:59:50Z,60,1e3,1\n")
     lines = [line for line in osfl("estimate --plan plan.toml").out.splitlines() if "north → south" in line]
     assert len(lines) == 1 and "2026-12-24 23:59:50" in lines[0] and "2026-12-25 00:00:2" in lines[0]

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Osfl
+
 ROUND = "run --method ensemble --clients 3 --samples 120 --image-size 8 --smoke --out r"
 
 
 @pytest.fixture(autouse=True)
-def _finished(osfl) -> None:
+def _finished(osfl: Osfl) -> None:
     assert osfl(ROUND).code == 0
 
 
-def test_forget_then_verify_then_the_same_words(osfl) -> None:
+def test_forget_then_verify_then_the_same_words(osfl: Osfl) -> None:
     said = osfl("forget r --client client-02")
     assert said.code == 0, said.err
     for word in (
@@ -34,7 +36,7 @@ def test_forget_then_verify_then_the_same_words(osfl) -> None:
     assert len(result["clients"]) == 2 and osfl("verify --round r").code == 0
 
 
-def test_json_and_exit_codes(osfl) -> None:
+def test_json_and_exit_codes(osfl: Osfl) -> None:
     certificate = osfl("forget r --client client-01 --format json").json
     assert certificate["path"] == "r/forgotten/0001.json" and certificate["release"]["after"]
     assert osfl("forget r --verify --format json").json["good"] is True
@@ -55,6 +57,6 @@ def test_json_and_exit_codes(osfl) -> None:
         ("forget r --client client-01 --key no.key", 2, "no.key"),
     ],
 )
-def test_mistakes(osfl, words: str, code: int, says: str) -> None:
+def test_mistakes(osfl: Osfl, words: str, code: int, says: str) -> None:
     said = osfl(words)
     assert said.code == code and says in said.err, said.err

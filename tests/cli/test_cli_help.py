@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from osfl.cli.main import EXAMPLES, VERBS
+from tests.cli.conftest import Osfl
 
 HEAVY = ("torch", "numpy", "sklearn", "jinja2", "PIL", "scipy")
 
@@ -31,7 +32,7 @@ def test_python_m_osfl() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_ends_with_its_examples(osfl, verb: str) -> None:
+def test_help_ends_with_its_examples(osfl: Osfl, verb: str) -> None:
     said = osfl(f"{verb} --help")
     text = " ".join(said.out.split())
     assert said.code == 0
@@ -40,7 +41,7 @@ def test_help_ends_with_its_examples(osfl, verb: str) -> None:
     assert "--format" in text
 
 
-def test_the_first_page_lists_every_verb(osfl) -> None:
+def test_the_first_page_lists_every_verb(osfl: Osfl) -> None:
     text = osfl("--help").out
     assert all(f" {verb} " in text for verb in VERBS)
     assert all(example in text for example in EXAMPLES)
@@ -53,7 +54,7 @@ def test_the_page_about_the_command_line_lists_every_verb() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_examples_work(osfl, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_work(osfl: Osfl, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder; the demo only at its smallest, for its real size takes a minute."""
     monkeypatch.setattr("osfl.simulate.estimate.SECOND", 0.05)
     for example in VERBS[verb][1]:

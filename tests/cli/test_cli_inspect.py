@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from osfl.wire.signing import SigningKey
+from tests.cli.conftest import Osfl
 
 UPLOAD = "runs/seen/inbox/client-01.safetensors"
 
 
 @pytest.fixture
-def finished(osfl) -> None:
+def finished(osfl: Osfl) -> None:
     said = osfl("run --method fedavg --smoke --samples 120 --image-size 8 --clients 2 --out runs/seen")
     assert said.code == 0, said.err
 
 
-def test_inspect(osfl, finished, tmp_path: Path) -> None:
+def test_inspect(osfl: Osfl, finished: None, tmp_path: Path) -> None:
     said = osfl(f"inspect {UPLOAD}")
     assert said.code == 0
     for words in (
@@ -62,7 +63,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_mistakes(osfl, words: str) -> None:
+def test_mistakes(osfl: Osfl, words: str) -> None:
     Path("junk.bin").write_bytes(b"\x00" * 100)
     Path("text.toml").write_text("# A one-shot round of fedavg.")
     said = osfl(words)
@@ -71,7 +72,7 @@ def test_mistakes(osfl, words: str) -> None:
     assert osfl(f"{words} --format json").json["error"]
 
 
-def test_a_desk_wants_the_right_key_at_once(osfl, finished) -> None:
+def test_a_desk_wants_the_right_key_at_once(osfl: Osfl, finished: None) -> None:
     SigningKey.generate().save(Path("mine.key"))
     said = osfl("dashboard runs/seen --key mine.key")
     assert said.code == 2 and "not the server's" in said.err

@@ -85,13 +85,15 @@ def test_a_folder_is_no_file_and_the_file_is_suggested(osfl: Osfl, here: Path) -
     assert said.code == 2 and "usb/page.html" in said.err
 
 
-def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(osfl: Osfl, here: Path, monkeypatch) -> None:
+def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(
+    osfl: Osfl, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.open
 
-    def read_only(path, flags, *more, **named):
+    def read_only(path: str | Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if Path(path).parent.name == "stick" and flags & os.O_CREAT:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return real(path, flags, *more, **named)
+        return real(path, flags, mode, dir_fd=dir_fd)
 
     Path("stick").mkdir()
     monkeypatch.setattr(os, "open", read_only)

@@ -76,7 +76,7 @@ class Visitor:
             connection.close()
 
     def get(self, path: str, **headers: str) -> Answer:
-        return self.ask("GET", path, **headers)
+        return self.ask("GET", path, None, **headers)
 
     def post(self, path: str, body: bytes = b"", **headers: str) -> Answer:
         """As the page does it."""

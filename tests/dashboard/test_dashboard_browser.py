@@ -132,13 +132,14 @@ def dashboard_process(fl_round: Path, port: int) -> Iterator[tuple[subprocess.Po
     """The command itself, as a process that can be killed."""
     words = [sys.executable, "-m", "osfl", "dashboard", str(fl_round), "--port", str(port), "--format", "json"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    stdout = process.stdout
+    assert stdout is not None
     try:
-        yield process, json.loads("".join(iter(lambda: process.stdout.readline(), "}\n")) + "}")["address"]
+        yield process, json.loads("".join(iter(stdout.readline, "}\n")) + "}")["address"]
     finally:
         process.terminate()
         process.wait()
-        process.stdout.close()
+        stdout.close()
 
 
 def test_everything_can_be_reached_by_keyboard(open_desk: OpenDashboard, world: World, browser: Browser) -> None:

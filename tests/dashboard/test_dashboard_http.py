@@ -283,7 +283,7 @@ def test_a_full_disk_is_told_and_nothing_is_acknowledged(
             raise OSError(28, "No space left on device")
         return real(path, flags, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(intake.os, "open", full)
+    monkeypatch.setattr(os, "open", full)
     answer = dashboard.post("/bundles", world.bundles["north"].read_bytes())
     assert answer.status == 507 and "No space left" in answer.json["reason"]
     assert dashboard.state()["delivered"] == 0

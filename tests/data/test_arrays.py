@@ -82,7 +82,7 @@ def test_npz_by_name_under_osfl_data(tmp_path: Path) -> None:
     assert open_dataset("mine").name == "mine"
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, np.ndarray], str]] = {
     "float images": ({"train_images": np.zeros((4, 6, 6))}, "float64, expected uint8"),
     "flat images": ({"train_images": np.zeros((4, 36), np.uint8)}, r"shape \[4, 36\]"),
     "two channels": ({"train_images": np.zeros((4, 6, 6, 2), np.uint8)}, r"shape \[4, 6, 6, 2\]"),

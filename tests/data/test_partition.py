@@ -161,4 +161,4 @@ def test_a_number_of_clients_is_needed(clients: int | None) -> None:
     with pytest.raises(UsageError, match="number of clients"):
         assign("iid", LABELS, clients, 0)
     with pytest.raises(DataError, match="cannot be shared by 5 clients"):
-        assign("iid", np.zeros(3), 5, 0)
+        assign("iid", np.zeros(3, np.int64), 5, 0)

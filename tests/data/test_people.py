@@ -224,8 +224,8 @@ def test_a_site_validates_on_other_people_than_it_learns_from(table: Table) -> N
 
 
 def test_arrays_that_nobody_reads_are_named(tmp_path: Path) -> None:
-    arrays = {"train_images": np.zeros((8, 8, 8), np.uint8), "train_labels": np.arange(8) % 2, "train_patients": np.arange(8)}
-    np.savez(tmp_path / "a.npz", **arrays)
+    images, count = np.zeros((8, 8, 8), np.uint8), np.arange(8)
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=count % 2, train_patients=count)
     assert "unknown array 'train_patients'" in [p.what for p in open_dataset(str(tmp_path / "a.npz")).problems]
 
 

@@ -89,7 +89,7 @@ def test_work_and_bytes_are_those_of_making_the_models() -> None:
 
 
 def test_gaps_are_taken_seed_by_seed_and_for_generators_only() -> None:
-    made = {"generators": {"bound": {"value": 0.4, "error": 0.08}}}
+    made: dict[str, Any] = {"generators": {"bound": {"value": 0.4, "error": 0.08}}}
     results = [
         run("centralized", 0, 0.9),
         run("centralized", 1, 0.8),

@@ -19,7 +19,9 @@ def with_moments(mean: torch.Tensor, cov: torch.Tensor, samples: int) -> torch.T
     x = torch.randn(samples, len(mean), generator=rng, dtype=FLOAT)
     x = x - x.mean(0)
     root = torch.linalg.cholesky(x.T @ x / (samples - 1))
-    return torch.linalg.solve_triangular(root, x.T, upper=False).T @ torch.linalg.cholesky(cov).T + mean
+    white: torch.Tensor = torch.linalg.solve_triangular(root, x.T, upper=False).T
+    shape: torch.Tensor = torch.linalg.cholesky(cov)
+    return white @ shape.T + mean
 
 
 def covariance(seed: int, size: int) -> torch.Tensor:

@@ -71,9 +71,10 @@ def test_a_comparison_has_gains_and_medians() -> None:
 def test_other_images_or_another_task_are_other_shards() -> None:
     alone, fol = result("local_only", ALONE), result("fol", TOGETHER)
     for key in ("digest", "partition", "samples", "test_samples"):
-        other = {**fol, "data": {**fol["data"], key: "another"}}
+        other: Any = {**fol, "data": {**fol["data"], key: "another"}}
         assert "gains" not in with_gains([alone, other])[1]
-    assert "gains" not in with_gains([alone, {**fol, "task": {"classes": ["a", "c"]}}])[1]
+    other = {**fol, "task": {"classes": ["a", "c"]}}
+    assert "gains" not in with_gains([alone, other])[1]
 
 
 def test_the_worst_of_equals_is_the_first_by_name() -> None:

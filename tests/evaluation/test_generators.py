@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def honest() -> Any:
     return judged(dataset((70, 70, 70), 3))
 
 
-def test_a_good_pool_reaches_the_floor_and_a_bad_one_does_not(honest) -> None:
+def test_a_good_pool_reaches_the_floor_and_a_bad_one_does_not(honest: Any) -> None:
     for name in ("dark", "bright"):
         row = honest["classes"][name]
         assert row["verdict"] == "no sign of copying" and row["compared"] == 60
@@ -74,7 +75,7 @@ def test_a_good_pool_reaches_the_floor_and_a_bad_one_does_not(honest) -> None:
     assert wrong["bound"]["value"] > honest["bound"]["value"] >= 0
 
 
-def test_a_class_of_three_images_gets_no_verdict_and_is_left_out(honest) -> None:
+def test_a_class_of_three_images_gets_no_verdict_and_is_left_out(honest: Any) -> None:
     row = honest["classes"]["rare"]
     assert row["verdict"] == "too few to say" and row["training"] == 3 and row["error"] is None and row["compared"] == 3
     assert honest["bound"]["left_out"] == ["rare"]
@@ -88,7 +89,7 @@ def test_a_factory_that_copies_is_named() -> None:
     assert found["warnings"][0].startswith("Generators copy training images of dark, bright:")
 
 
-def test_the_pool_of_a_silo_has_the_error_of_its_client(honest) -> None:
+def test_the_pool_of_a_silo_has_the_error_of_its_client(honest: Any) -> None:
     assert honest["clients"]["a"] == pytest.approx(honest["classes"]["dark"]["error"])
     assert honest["clients"]["b"] is not None and honest["clients"]["c"] is not None
     weights = {"dark": 80 / 180, "bright": 100 / 180}
@@ -114,7 +115,7 @@ def test_an_empty_pool_and_a_constant_one_are_told() -> None:
     json.dumps(same, allow_nan=False)
 
 
-def test_figures_are_of_known_kinds_and_say_the_space(honest) -> None:
+def test_figures_are_of_known_kinds_and_say_the_space(honest: Any) -> None:
     kinds = {title: figure["kind"] for title, figure in honest["figures"].items()}
     assert kinds == {
         "Synthetic images and the nearest training images": "gallery",
@@ -133,7 +134,7 @@ def test_figures_are_of_known_kinds_and_say_the_space(honest) -> None:
     json.dumps(honest, allow_nan=False)
 
 
-def test_neither_workers_nor_the_order_of_clients_change_anything(honest) -> None:
+def test_neither_workers_nor_the_order_of_clients_change_anything(honest: Any) -> None:
     again = judged(dataset((70, 70, 70), 3), SHARDS[::-1], workers=2)
     assert {**again, "clients": dict(sorted(again["clients"].items()))} == honest
 
@@ -142,7 +143,7 @@ def test_the_number_of_images_is_limited() -> None:
     assert [per_class(classes) for classes in (2, 8, 16, 1000)] == [200, 200, 100, 10]
 
 
-def test_only_inception_may_be_called_fid(tmp_path, monkeypatch) -> None:
+def test_only_inception_may_be_called_fid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSFL_DATA", str(tmp_path))
     space = available_space()
     assert space.name.startswith("fixed random") and (space.frechet, space.kernel) == ("FD", "KD")
@@ -164,7 +165,7 @@ def test_a_client_s_error_is_that_of_its_classes_by_how_many_images_it_has() -> 
     assert found["clients"]["c"] == pytest.approx((40 * dark + 100 * bright) / 140) != pytest.approx((dark + bright) / 2)
 
 
-def test_the_prior_shift_is_what_the_pool_s_balance_adds(honest) -> None:
+def test_the_prior_shift_is_what_the_pool_s_balance_adds(honest: Any) -> None:
     shares = [80 / 183, 100 / 183, 3 / 183]
     assert honest["bound"]["prior_shift"] == pytest.approx(sum(p * math.log(3 * p) for p in shares))
 
@@ -198,7 +199,7 @@ def test_copies_are_looked_for_among_all_training_images() -> None:
     assert found["copied"] == 1 and found["nearest_ratio"] == 0
 
 
-def test_the_floor_knows_nothing_of_the_pool(honest) -> None:
+def test_the_floor_knows_nothing_of_the_pool(honest: Any) -> None:
     """It is held-out images against training images, whatever the generators make."""
     pool = dataset((70, 70, 70), 3)
     other = judged(Dataset(pool.images // 2, pool.labels))

@@ -1,5 +1,7 @@
 """Scores against hand-made numbers and against scikit-learn."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,7 @@ class Constant(nn.Module):
 TEST = Dataset(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 1, 2]))
 
 
-def scored(models: dict[str, nn.Module], **options: object) -> dict:
+def scored(models: dict[str, nn.Module], **options: object) -> dict[str, Any]:
     counts = {client: [4, 1, 0] for client in models}
     run = {"device": torch.device("cpu"), "run_map": lambda work, items: [work(i) for i in items], **options}
     return score(models, TEST, ("x", "y", "z"), counts, **run)  # type: ignore[arg-type, return-value]

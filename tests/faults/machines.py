@@ -47,7 +47,7 @@ def make_sites(folder: Path, clients: Sequence[str] = CLIENTS, images: int = 12)
 
 
 def make_plan(method: str, clients: Sequence[str] = CLIENTS, **changed: object) -> Plan:
-    settings = replace(resolve_settings(load(method), "smoke"), **changed)  # type: ignore[type-var]
+    settings = replace(resolve_settings(load(method), "smoke"), **changed)
     return Plan(Task("two", CLASSES, (1, 8, 8)), method, settings, tuple(clients), seed=5)
 
 

@@ -50,7 +50,7 @@ def try_node(address: str, authority: bytes | None, key: tuple[Any, Any], itself
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    named = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*key)]
+    named: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*key)]
     public = public_key_to_bytes(key[1])
     try:
         with FleetHttpClient.from_server_address(address, authority is None, authority, named) as client:
@@ -103,7 +103,7 @@ def _door(net: Machines, name: str) -> str:
     (tls / "server.pem").write_bytes(pem)
     (tls / "server.key").write_bytes(key)
     host, port = "127.0.0.2" if name == "elsewhere" else "127.0.0.1", free_ports(1)[0]
-    where = ["--host", host, "--port", str(port), "--inner", str(net.inner), "--tls", tls]
+    where = ["--host", host, "--port", str(port), "--inner", str(net.inner), "--tls", str(tls)]
     net.start(f"door-{name}", [sys.executable, "-m", "osfl.deploy.flower.gateway", *where])
     return f"{host}:{port}"
 

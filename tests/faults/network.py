@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 from osfl.core.errors import OsflError
@@ -115,7 +116,7 @@ class Network:
         return answer
 
     def _chance(self, what: str) -> bool:
-        happens = self.rng.random() < getattr(self.faults, what)
+        happens: bool = self.rng.random() < getattr(self.faults, what)
         self.tally[what] += happens
         return happens
 
@@ -200,7 +201,12 @@ class Story:
         def status(folder: Path) -> SimpleNamespace:
             return SimpleNamespace(ready=len(self.inbox.delivered()) == len(self.clients))
 
-        calls = {"receive": receive, "run_server_phase": run_server_phase, "release_files": release_files, "status": status}
+        calls: dict[str, Any] = {
+            "receive": receive,
+            "run_server_phase": run_server_phase,
+            "release_files": release_files,
+            "status": status,
+        }
         rules = mock.patch.object(collector, "read_policy", lambda folder: policy or self.policy)
         with rules, mock.patch.multiple(coordinator, **{**calls, **changed}):
             yield

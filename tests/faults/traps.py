@@ -14,8 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CALLS = ("open", "write", "fsync", "close", "link", "unlink", "rename", "replace", "mkdir", "stat", "fstat")
-CALLS += ("preadv", "pread", "scandir")
+CALLS = (
+    "open",
+    "write",
+    "fsync",
+    "close",
+    "link",
+    "unlink",
+    "rename",
+    "replace",
+    "mkdir",
+    "stat",
+    "fstat",
+    "preadv",
+    "pread",
+    "scandir",
+)
 Spring = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 
 

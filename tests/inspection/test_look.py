@@ -257,7 +257,7 @@ def test_numbers_at_the_edge() -> None:
     assert histogram([flat], [numbers_of(flat)]) is None
     some = floats(50)
     figure = histogram([some, some], [numbers_of(some)] * 2)
-    assert sum(figure["series"]["numbers"]) == 100
+    assert figure is not None and sum(figure["series"]["numbers"]) == 100
 
 
 def test_what_the_reader_names_must_fit(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_turn_is_one_step_of_adam_and_one_of_sgd_at_the_temperature() -> None:
     teacher, answer = torch.stack([method.build(upload.payload)(x) for upload in uploads]).mean(0), twin(x)
     answer.backward(4 * ((answer / 4).softmax(-1) - (teacher / 4).softmax(-1)).detach() / 8)
     for now, before in zip(game.student.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
+        assert before.grad is not None and torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ class Linear(torch.nn.Module):
             self.layer.bias.zero_()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x.flatten(1))
+        out: torch.Tensor = self.layer(x.flatten(1))
+        return out
 
 
 def test_one_full_batch_step_equals_one_centralized_step() -> None:

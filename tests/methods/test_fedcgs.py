@@ -10,7 +10,7 @@ import torch
 
 from osfl.core.method import Context
 from osfl.core.plan import resolve_settings
-from osfl.core.types import Limits, Payload, Release, Task, Upload, settings_as_json
+from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload, settings_as_json
 from osfl.ingredients.statistics.gaussians import summed, unpacked
 from osfl.ingredients.statistics.shrinkage import gcv_ridge
 from osfl.methods.fedcgs import FedCGS, Settings
@@ -52,10 +52,10 @@ def test_every_partition_gives_the_same_classifier() -> None:
         assert torch.allclose(found[0], other, rtol=1e-5, atol=1e-5)
 
 
-def _all(shard: object) -> object:
+def _all(shard: Shard) -> Dataset:
     from osfl.data.source import together
 
-    return together([shard.train, shard.val])  # type: ignore[attr-defined]
+    return together([shard.train, shard.val])
 
 
 def test_bytes_are_those_of_the_formula() -> None:

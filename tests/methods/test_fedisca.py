@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -59,9 +60,15 @@ def test_variants_run(change: dict[str, str]) -> None:
 @pytest.mark.parametrize(("invert", "images"), [("ensemble", [10]), ("clients", [4, 4, 4])])
 def test_clients_share_the_images_of_a_repetition(invert: str, images: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Time then grows with the clients, as it does for the ensemble: not with their square."""
-    settings, made = replace(SMOKE, repetitions=1, images=10, invert=invert), []  # type: ignore[arg-type]
+    settings = replace(SMOKE, repetitions=1, images=10, invert=invert)  # type: ignore[arg-type]
+    made: list[trajectories.Trajectory] = []
     inner = trajectories.record
-    monkeypatch.setattr(trajectories, "record", lambda *a, **k: made.append(inner(*a, **k)) or made[-1])
+
+    def record(*args: Any, **options: Any) -> trajectories.Trajectory:
+        made.append(inner(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(trajectories, "record", record)
     FedISCA(TASK, settings).server_phase(uploads(settings, "abc"), context(settings, "abc"))
     assert [one.images.shape[1] for one in made] == [len(one.labels) for one in made] == images
 
@@ -116,7 +123,7 @@ def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(passes
         said = twin(images[t - 1])
         loss = t / 3 * kd_loss(clean[t - 1], said, 4.0) + (1 - t / 3) * kd_loss(noisy[t - 1], said, 4.0)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     FedISCA(TASK, settings)._walk(Learner(learner, 4.0), [one], 0)
     walked = named(learner, "model")

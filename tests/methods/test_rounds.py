@@ -14,7 +14,14 @@ from osfl.methods.scaffold import Scaffold
 from tests.methods.conftest import TASK, context, shard
 
 SHARDS = [shard("a", 24, 1), shard("b", 16, 2), shard("c", 32, 3)]
-COMMON = {"architecture": "cnn-w4", "epochs": 1, "batch_size": 8, "lr": 0.05, "schedule": "constant", "momentum": 0.0}
+COMMON: dict[str, Any] = {
+    "architecture": "cnn-w4",
+    "epochs": 1,
+    "batch_size": 8,
+    "lr": 0.05,
+    "schedule": "constant",
+    "momentum": 0.0,
+}
 
 
 def states(method: type[MultiRound], rounds: int, **settings: Any) -> dict[str, torch.Tensor]:
@@ -59,7 +66,7 @@ def test_scaffold_controls_sum_to_the_servers() -> None:
     """Σ (c - c_i) = 0 at full participation, after any round."""
     state = states(Scaffold, 3)
     for name in part(state, "control"):
-        drift = sum(state[name].double() - state[f"{client}/{name}"].double() for client in "abc")
+        drift = torch.stack([state[name].double() - state[f"{client}/{name}"].double() for client in "abc"]).sum(0)
         assert float(drift.abs().max()) < 1e-5
 
 
@@ -94,7 +101,7 @@ def test_feddyn_keeps_the_mean_of_the_clients_h() -> None:
     """Server and clients update h by the same rule, so h stays the mean of h_k at full participation."""
     state = states(FedDyn, 3, alpha=0.1)
     for name in part(state, "h"):
-        mean = sum(state[f"{client}/{name}"].double() for client in "abc") / 3
+        mean = torch.stack([state[f"{client}/{name}"].double() for client in "abc"]).mean(0)
         assert torch.allclose(state[name].double(), mean, atol=1e-5)
 
 
@@ -104,6 +111,6 @@ def test_a_round_is_counted_in_bytes_both_ways() -> None:
     assert all(exchange[0].times == 4 for exchange in (*simulated.up.values(), *simulated.down.values()))
     scaffold = replace(Scaffold.Settings(**COMMON), rounds=1)
     twice = Scaffold(TASK, scaffold).simulate(SHARDS, context(scaffold, ["a", "b", "c"])).up["a"][0].payload.tensors
-    get_or_compute = simulated.up["a"][0].payload.tensors
-    parameters = [name for name in get_or_compute if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
-    assert len(twice) == len(get_or_compute) + len(parameters)
+    single = simulated.up["a"][0].payload.tensors
+    parameters = [name for name in single if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    assert len(twice) == len(single) + len(parameters)

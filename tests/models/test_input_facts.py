@@ -154,16 +154,16 @@ def xrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_encoder_gets_the_detail_that_the_files_have(xrays: Path) -> None:
     """Opened at its resolution; never above the files' own; and at what the user names, whatever it is."""
 
-    def opened(method: str, size: int | None = None, **changes: str) -> tuple[int, int]:
+    def opened(method: str, changes: dict[str, str], size: int | None = None) -> tuple[int, int]:
         found = prepare(Simulation(method, str(xrays), 2, "iid", "smoke", changes=changes, image_size=size))
         return found.plan.task.image[1], found.source.native
 
-    assert opened("falcon", **TOKENS) == (96, 120)
-    assert opened("fedcgs", **{**TOKENS, "resolution": "448", "window": "224", "stride": "224"}) == (120, 120)
-    assert opened("falcon", 16, **TOKENS) == (16, 120)
-    assert opened("falcon", **{**TOKENS, "resolution": "32", "window": "16", "stride": "16"}) == (64, 120)
-    assert opened("falcon", **{**TOKENS, "resolution": "32", "window": "104", "stride": "104"}) == (104, 120)  # the whole image
-    assert opened("local_only") == (64, 120)
+    assert opened("falcon", TOKENS) == (96, 120)
+    assert opened("fedcgs", {**TOKENS, "resolution": "448", "window": "224", "stride": "224"}) == (120, 120)
+    assert opened("falcon", TOKENS, 16) == (16, 120)
+    assert opened("falcon", {**TOKENS, "resolution": "32", "window": "16", "stride": "16"}) == (64, 120)
+    assert opened("falcon", {**TOKENS, "resolution": "32", "window": "104", "stride": "104"}) == (104, 120)  # the whole image
+    assert opened("local_only", {}) == (64, 120)
 
 
 def printed(capfd: pytest.CaptureFixture[str], *words: str) -> str:

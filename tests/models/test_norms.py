@@ -25,7 +25,7 @@ def test_settled_statistics_are_those_of_the_images() -> None:
     network.stages[0].bn.momentum = 0.3  # type: ignore[index, union-attr]
     before = [value.clone() for value in network.buffers()]
     norm = recalibrated_bn(network, some, batch=64).stages[0].bn  # type: ignore[index, union-attr]
-    seen = network.stages[0].conv(to_input(some))  # type: ignore[index, union-attr, operator]
+    seen = network.stages[0].conv(to_input(some))  # type: ignore[index, union-attr]
     assert torch.allclose(norm.running_mean, seen.mean((0, 2, 3)), atol=1e-5)
     assert torch.allclose(norm.running_var, seen.var((0, 2, 3)), rtol=1e-4)
     assert norm.momentum == 0.3 and all(torch.equal(*pair) for pair in zip(before, network.buffers(), strict=True))

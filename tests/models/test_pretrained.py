@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Task
 from osfl.data import open_dataset
-from osfl.models.build import build_model, to_input
+from osfl.models.build import Network, build_model, to_input
 from osfl.models.naming import ModelError
 from osfl.models.pretrained import expect_usual_range, load_pretrained, load_weights, start_from, weights_path
 from osfl.models.weights_table import KNOWN
@@ -50,7 +50,7 @@ def test_half_precision_is_widened_and_pinned(tmp_path: Path) -> None:
     assert "0" * 64 in str(caught.value) and pin in str(caught.value)
 
 
-def _told_apart(model: torch.nn.Module) -> float:
+def _told_apart(model: Network) -> float:
     """How many digits a ridge classifier on a ViT's features tells apart, learned from every other one."""
     data = open_dataset("digits").train.dataset
     with torch.no_grad():
@@ -108,7 +108,10 @@ def test_the_files_normalization_is_folded_into_the_patches() -> None:
     u = torch.rand(2, 3, 8, 8, generator=rng)
     mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in (known.mean, known.deviation))
     usual = torch.nn.functional.conv2d((u - mean) / deviation, weight, bias, stride=4)
-    torch.testing.assert_close(torch.nn.functional.conv2d(2 * u - 1, *tensors.values(), stride=4), usual)
+    folded = torch.nn.functional.conv2d(
+        2 * u - 1, tensors["patch_embed.proj.weight"], tensors["patch_embed.proj.bias"], stride=4
+    )
+    torch.testing.assert_close(folded, usual)
 
 
 def test_missing_files_say_where_they_belong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -165,7 +168,7 @@ def test_frozen_features_tell_photos_apart(name: str, test: int, floor: float) -
     model = build_model(KNOWN[name].architecture, task(7, side=98), torch_generator(0, "head")).eval()
     load_pretrained(model, name)
     with torch.no_grad():
-        known, new = model.features(to_input(images)), model.features(to_input(unseen))  # type: ignore[operator]
+        known, new = model.features(to_input(images)), model.features(to_input(unseen))
     assert ridge_accuracy(known, labels, new, truth) >= floor
 
 

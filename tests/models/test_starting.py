@@ -113,8 +113,8 @@ def test_imagenet_pixels_are_folded_into_the_first_layer(tmp_path: Path) -> None
     start_from(model, *saved(tmp_path / "w.safetensors", source), "imagenet")
     u = torch.rand(2, 3, 16, 16, generator=torch_generator(0, "x"))
     mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in IMAGENET)
-    expected = theirs.features((u - mean) / deviation)  # type: ignore[operator]
-    torch.testing.assert_close(model.features(2 * u - 1), expected, rtol=1e-4, atol=1e-4)  # type: ignore[operator]
+    expected = theirs.features((u - mean) / deviation)
+    torch.testing.assert_close(model.features(2 * u - 1), expected, rtol=1e-4, atol=1e-4)
 
 
 def with_nan(given: Tensors) -> Tensors:

@@ -114,7 +114,8 @@ def test_folded_pixels_come_back_in_place() -> None:
 
 def unit(weight: torch.Tensor) -> torch.Tensor:
     """Weights of length 1 for every output."""
-    return weight.detach() / weight.detach().flatten(1).norm(dim=1).reshape(-1, *[1] * (weight.ndim - 1))
+    length: torch.Tensor = weight.detach().flatten(1).norm(dim=1)
+    return weight.detach() / length.reshape(-1, *[1] * (weight.ndim - 1))
 
 
 def level(x: torch.Tensor, dim: int) -> torch.Tensor:

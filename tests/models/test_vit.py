@@ -91,7 +91,7 @@ def test_attention_of_the_class_token(model: Vit, x: torch.Tensor) -> None:
     tokens = model.embed(x, keep)
     for block in model.blocks[:-1]:
         tokens = block(tokens)
-    attn = model.blocks[-1].attn  # type: ignore[union-attr]
+    attn = model.blocks[-1].attn
     q, k, _ = attn.qkv(model.blocks[-1].norm1(tokens)).view(3, 7, 3, 4, 8).permute(2, 0, 3, 1, 4)  # type: ignore
     whole = (q @ k.transpose(-2, -1) / 8**0.5).softmax(-1).mean(1)  # (batch, tokens, tokens)
     torch.testing.assert_close(attention, whole[:, 0, 1:])

@@ -7,13 +7,14 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from osfl.core.result import Result
+from osfl.core.result import Encounter, Result
 
 Sampler = Callable[..., Result]
+Runs = Callable[..., list[Result]]
 
 HOSTILE = '<script>alert("x")</script>'
 BLOOD = [
@@ -257,7 +258,26 @@ def sample_result(
         result["figures"] = all_figures() if figures is True else figures
     if generators:
         result["generators"] = sample_generators(labels, names)
-    return {**result, **replaced}  # type: ignore[return-value]
+    return cast("Result", {**result, **replaced})
+
+
+def sample_encounters(result: Result, count: int = 3) -> list[Encounter]:
+    """As many encounters as asked for, each with the clients' scores of the run."""
+    scores = result["scores"]["clients"]
+    return [
+        {
+            "encounter": number,
+            "plan_digest": "",
+            "release_digest": "",
+            "models_digest": "",
+            "accuracy": 0.5,
+            "own": scores["own"],
+            "everyone": scores["everyone"],
+            "upload_bytes": 0,
+            "download_bytes": 0,
+        }
+        for number in range(1, count + 1)
+    ]
 
 
 def _row(truth: int, total: int, share: float, size: int) -> list[float]:
@@ -281,7 +301,7 @@ def sample() -> Sampler:
 
 
 @pytest.fixture(scope="session")
-def demo_runs() -> Callable[..., list[Result]]:
+def demo_runs() -> Runs:
     return sample_runs
 
 

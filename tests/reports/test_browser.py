@@ -16,6 +16,7 @@ from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import gains_over, with_gains
 from osfl.reports.comparison import write_comparison
 from osfl.reports.page import write_report
+from tests.reports.conftest import Runs, Sampler, sample_encounters
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WIDTHS = (1280, 760, 375, 360)
@@ -70,17 +71,20 @@ window.onload = () => {
 };
 """
 
+Measured = dict[str, dict[str, Any]]  # by page and width
+
 
 @pytest.fixture(scope="module")
-def pages(sample, demo_runs, tmp_path_factory) -> dict[str, str]:
+def pages(sample: Sampler, demo_runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder, written = tmp_path_factory.mktemp("pages"), {}
     references = demo_runs(5, seeds=1)
     for clients, classes, odd in ((2, 2, True), (5, 8, False), (20, 10, True), (20, 100, False)):
         shown = {"figures": classes == 8, "generators": clients > 2}
         result = sample(clients=clients, classes=classes, odd=odd, personalized=odd, **shown)
         alone = sample("local_only", clients=clients, classes=classes, odd=odd, accuracy=0.7)
-        met = [{"encounter": e, **result["scores"]["clients"], "accuracy": 0.5} for e in (1, 2, 3)] if odd else []
-        result = {**result, "gains": gains_over(result, alone), **({"encounters": met} if met else {})}
+        result["gains"] = gains_over(result, alone)
+        if odd:
+            result["encounters"] = sample_encounters(result)
         name = f"run of {clients} clients, {classes} classes"
         written[name] = write_report(result, folder / name, references if classes > 2 else ())
     for methods in (1, 5, 25):  # the last with generators
@@ -91,13 +95,14 @@ def pages(sample, demo_runs, tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def measured(pages, tmp_path_factory) -> dict[str, Any]:
+def measured(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """One browser for everything: starting it costs more than measuring."""
     folder = tmp_path_factory.mktemp("browser")
     frames = [_frame(f"{name} at {width}", width, text) for name, text in pages.items() for width in WIDTHS]
     wrapper = folder / "measure.html"
     wrapper.write_text(f"<!doctype html><meta charset=utf-8>{''.join(frames)}<pre id=out></pre><script>{MEASURE}</script>")
-    return json.loads(_dump(wrapper, folder))
+    found: Measured = json.loads(_dump(wrapper, folder))
+    return found
 
 
 def _frame(title: str, width: int, text: str) -> str:
@@ -115,7 +120,7 @@ def _dump(page: Path, folder: Path) -> str:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt install chromium)")
-def test_pages_fit_their_window_and_no_text_covers_another(measured) -> None:
+def test_pages_fit_their_window_and_no_text_covers_another(measured: Measured) -> None:
     assert len(measured) == 7 * len(WIDTHS)
     for name, found in measured.items():
         assert found["scroll"] <= found["window"], f"{name}: wider than its window"

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from osfl.core.result import Result
 from osfl.evaluation.comparison import summarize
 from osfl.reports.columns import is_pooled, shown_columns, table_rows
 from osfl.reports.comparison import reading_help, write_comparison
 from osfl.reports.markdown import comparison_markdown, safe
+from tests.reports.conftest import Runs, Sampler
 
 
-def page_of(results, folder, comparison=None) -> str:
+def page_of(results: list[Result], folder: Path, comparison: dict[str, Any] | None = None) -> str:
     comparison = comparison or summarize(results, command="osfl compare --methods <a>,b")
     return write_comparison(comparison, results, folder).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("methods", [1, 2, 5, 25])
-def test_the_page_holds_every_method_and_is_self_contained(demo_runs, tmp_path, methods) -> None:
+def test_the_page_holds_every_method_and_is_self_contained(demo_runs: Runs, tmp_path: Path, methods: int) -> None:
     results = demo_runs(methods, seeds=2)
     text = page_of(results, tmp_path)
     assert all(f">{result['method']}</th>" in text for result in results)
@@ -29,16 +33,16 @@ def test_the_page_holds_every_method_and_is_self_contained(demo_runs, tmp_path, 
         ElementTree.fromstring(svg)
 
 
-def test_one_seed_and_missing_values_are_no_problem(tmp_path) -> None:
+def test_one_seed_and_missing_values_are_no_problem(tmp_path: Path) -> None:
     accuracy = {"mean": 0.5, "std": None, "n": 1, "values": [0.5]}
-    auroc = {"mean": None, "std": None, "n": 0, "values": []}
+    auroc: dict[str, Any] = {"mean": None, "std": None, "n": 0, "values": []}
     methods = {"a": {"scores.global.accuracy": accuracy, "scores.global.auroc": auroc}, "b": {}}
     comparison = {"schema": 1, "command": "", "data": {}, "methods": methods, "runs": []}
     text = page_of([], tmp_path, comparison)
     assert "50.0\xa0%" in text and "±" not in text.replace("± is the", "")
 
 
-def test_the_best_is_marked_but_never_the_pooled_reference_nor_saying_nothing(demo_runs) -> None:
+def test_the_best_is_marked_but_never_the_pooled_reference_nor_saying_nothing(demo_runs: Runs) -> None:
     methods = summarize(demo_runs(5, seeds=3))["methods"]
     titles = [column.title for column in shown_columns(methods)]
     best = {
@@ -48,25 +52,25 @@ def test_the_best_is_marked_but_never_the_pooled_reference_nor_saying_nothing(de
     assert not any(method == "centralized" for method, _ in best) and ("local_only", "Up") not in best
 
 
-def test_reading_help_names_the_best_and_the_bar(demo_runs) -> None:
+def test_reading_help_names_the_best_and_the_bar(demo_runs: Runs) -> None:
     results = demo_runs(5, seeds=1)
     first = reading_help(summarize(results), results)[0]
     assert "fedavg_rounds has the highest" in first and "82.0\xa0%" in first and "90.0\xa0%" in first
 
 
-def test_ties_in_bytes_are_named_together(demo_runs) -> None:
+def test_ties_in_bytes_are_named_together(demo_runs: Runs) -> None:
     results = demo_runs(3, seeds=1)
     assert reading_help(summarize(results), results)[1].startswith("ensemble, fedavg upload least, 6.22\xa0MB")
 
 
-def test_the_label_map_says_which_seed_it_shows(demo_runs, sample, tmp_path) -> None:
+def test_the_label_map_says_which_seed_it_shows(demo_runs: Runs, sample: Sampler, tmp_path: Path) -> None:
     assert "the same in every run" in page_of(demo_runs(2), tmp_path)
     results = [*demo_runs(2, seeds=1), sample("ensemble", clients=20, seed=5)]
     assert "together, with seed 0" in page_of(results, tmp_path)
     assert "Labels of each client" not in page_of([sample(), sample("fedavg", clients=20)], tmp_path)
 
 
-def test_validation_is_not_called_test(demo_runs, tmp_path) -> None:
+def test_validation_is_not_called_test(demo_runs: Runs, tmp_path: Path) -> None:
     results = demo_runs(3, seeds=1)
     for result in results:
         result["data"]["evaluated_on"] = "val"
@@ -74,7 +78,7 @@ def test_validation_is_not_called_test(demo_runs, tmp_path) -> None:
     assert "global validation set" in text and "global test set" not in text
 
 
-def test_runs_on_different_data_are_not_compared_silently(sample) -> None:
+def test_runs_on_different_data_are_not_compared_silently(sample: Sampler) -> None:
     other = sample("fedavg")
     other["data"]["partition"] = "iid"
     results = [sample("fedavg"), other]
@@ -83,11 +87,11 @@ def test_runs_on_different_data_are_not_compared_silently(sample) -> None:
     assert any("not made on the same data" in sentence for sentence in reading_help(comparison, results))
 
 
-def test_output_is_the_same_every_time(demo_runs, tmp_path) -> None:
+def test_output_is_the_same_every_time(demo_runs: Runs, tmp_path: Path) -> None:
     assert page_of(demo_runs(), tmp_path / "a") == page_of(demo_runs(), tmp_path / "b")
 
 
-def test_markdown_has_a_row_a_method_and_escapes_names(demo_runs, sample) -> None:
+def test_markdown_has_a_row_a_method_and_escapes_names(demo_runs: Runs, sample: Sampler) -> None:
     table = comparison_markdown(summarize(demo_runs(5)))
     rows = table.splitlines()
     assert len(rows) == 2 + 5 and len({row.count(" | ") for row in rows}) == 1 and "**83.0\xa0%**" in table

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from osfl.core.result import Gains, Result
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
 from osfl.reports.comparison import write_comparison
 from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.page import write_report
 from osfl.reports.plots import differences, ranked
+from tests.reports.conftest import Sampler, sample_encounters
 
 
-def text_of(path) -> str:
+def text_of(path: Path) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", path.read_text(encoding="utf-8"))).replace("\xa0", " ")
 
 
-def told(sample):
-    own = {
+def told(sample: Sampler) -> Result:
+    own: Gains = {
         "mean": 0.1,
         "median": 0.2,
         "worst": -0.3,
@@ -31,7 +34,7 @@ def told(sample):
     return {**sample("fol"), "gains": own}
 
 
-def test_a_run_says_who_gains(sample, tmp_path) -> None:
+def test_a_run_says_who_gains(sample: Sampler, tmp_path: Path) -> None:
     assert gains_section(sample()) == {"gains": None}
     assert "Gain of each client" not in text_of(write_report(sample(), tmp_path / "without"))
     text = text_of(write_report(told(sample), tmp_path / "with"))
@@ -39,7 +42,7 @@ def test_a_run_says_who_gains(sample, tmp_path) -> None:
     assert "least: client-04, -30.0 points. On the images of everybody: -1.5 points." in text and "Compared with" not in text
 
 
-def test_a_page_says_when_others_train_otherwise(sample, tmp_path) -> None:
+def test_a_page_says_when_others_train_otherwise(sample: Sampler, tmp_path: Path) -> None:
     run = told(sample)
     text = text_of(write_report({**run, "gains": {**run["gains"], "over": "local_only, trained otherwise (lr)"}}, tmp_path))
     assert "everybody: -1.5 points. Compared with local_only, trained otherwise (lr)." in text
@@ -53,7 +56,7 @@ def test_bars_are_sorted_and_who_loses_is_below_the_line() -> None:
     assert ranked({f"client-{i}": 0.1 for i in range(70)}, what="w", y_label="y").count("<rect") == 70
 
 
-def test_a_comparison_shows_every_variant(sample, tmp_path) -> None:
+def test_a_comparison_shows_every_variant(sample: Sampler, tmp_path: Path) -> None:
     runs = with_gains([sample("local_only", accuracy=0.5), sample("fol", accuracy=0.6), sample("fol", accuracy=0.7)])
     comparison = summarize(runs, labels=["local_only", "fol", "fol@align=false"])
     text = text_of(write_comparison(comparison, runs, tmp_path))
@@ -61,7 +64,7 @@ def test_a_comparison_shows_every_variant(sample, tmp_path) -> None:
     assert "Clients that gain" in text
 
 
-def test_many_methods_share_one_table(sample, tmp_path) -> None:
+def test_many_methods_share_one_table(sample: Sampler, tmp_path: Path) -> None:
     names = ["local_only", "fol", "fedavg", "dense", "dafl"]
     runs = with_gains([sample(name, accuracy=0.5 + 0.1 * i) for i, name in enumerate(names)])
     few = text_of(write_comparison(summarize(runs[:4], labels=names[:4]), runs[:4], tmp_path / "few"))
@@ -79,11 +82,9 @@ def test_differences_have_a_color_above_zero_and_one_below() -> None:
     assert "loss" not in differences(["m"], ["a"], [[2.0]], what="w")  # nobody loses: no scale for it
 
 
-def test_encounters_are_drawn_one_below_the_other(sample, tmp_path) -> None:
+def test_encounters_are_drawn_one_below_the_other(sample: Sampler, tmp_path: Path) -> None:
     result = sample("fol")
-    spread = result["scores"]["clients"]["own"]
-    rows = [{"encounter": e, "own": spread, "everyone": spread, "accuracy": 0.5} for e in (1, 2, 3)]
     assert encounters_section(result) == {"encounters": ""}
-    text = text_of(write_report({**result, "encounters": rows}, tmp_path))
+    text = text_of(write_report({**result, "encounters": sample_encounters(result)}, tmp_path))
     assert "exchanged with their neighbors 3 times, with exactly one upload each in every encounter" in text
     assert "Accuracy by encounter" in text and "encounter 3" in text

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from osfl.evaluation.comparison import summarize
 from osfl.reports.comparison import write_comparison
 from osfl.reports.generators import bound_rows, generators_section
 from osfl.reports.page import write_report
+from tests.reports.conftest import Runs, Sampler
 
 
-def text_of(path) -> str:
+def text_of(path: Path) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", path.read_text(encoding="utf-8"))).replace("\xa0", " ")
 
 
-def test_a_run_without_generators_has_no_section(sample, tmp_path) -> None:
+def test_a_run_without_generators_has_no_section(sample: Sampler, tmp_path: Path) -> None:
     assert generators_section(sample()) == {"generators": None}
     assert "Synthetic images compared with real ones" not in text_of(write_report(sample(), tmp_path))
 
 
-def test_a_run_with_generators_names_the_space_the_floor_and_the_copies(sample, demo_runs, tmp_path) -> None:
+def test_a_run_with_generators_names_the_space_the_floor_and_the_copies(
+    sample: Sampler, demo_runs: Runs, tmp_path: Path
+) -> None:
     text = text_of(write_report(sample(generators=True), tmp_path, demo_runs(5, seeds=1)))
     assert "EfficientNet-Lite0 (ImageNet) features at 64 px" in text and "FD (floor)" in text and "FID" not in text
     assert "2853 (359)" in text and "37.0 (-0.05)" in text and "97 (0) %" in text
@@ -30,7 +34,7 @@ def test_a_run_with_generators_names_the_space_the_floor_and_the_copies(sample, 
     assert "This figure cannot be drawn" not in text
 
 
-def test_no_bound_is_said_not_drawn(sample) -> None:
+def test_no_bound_is_said_not_drawn(sample: Sampler) -> None:
     result = sample(generators=True)
     bound = result["generators"]["bound"]
     bound |= {"value": None, "error": None, "infinite": ["monocyte"]}
@@ -39,12 +43,12 @@ def test_no_bound_is_said_not_drawn(sample) -> None:
     assert "too few images" in generators_section(result)["generators"]["bound"][0]
 
 
-def test_hostile_names_stay_text(sample, tmp_path) -> None:
+def test_hostile_names_stay_text(sample: Sampler, tmp_path: Path) -> None:
     page = write_report(sample(generators=True, odd=True, clients=4), tmp_path).read_text(encoding="utf-8")
     assert "<script" not in page
 
 
-def test_a_comparison_shows_the_bound_beside_the_gap_and_work_beside_bytes(demo_runs, tmp_path) -> None:
+def test_a_comparison_shows_the_bound_beside_the_gap_and_work_beside_bytes(demo_runs: Runs, tmp_path: Path) -> None:
     results = demo_runs(10, seeds=2)
     comparison = summarize(results)
     assert list(comparison["gaps"]) == ["federated_factory"]
@@ -57,7 +61,7 @@ def test_a_comparison_shows_the_bound_beside_the_gap_and_work_beside_bytes(demo_
     assert "many rounds" in text and "TFLOP" in text
 
 
-def test_without_generators_or_operations_nothing_is_drawn(demo_runs, tmp_path) -> None:
+def test_without_generators_or_operations_nothing_is_drawn(demo_runs: Runs, tmp_path: Path) -> None:
     results = demo_runs(3, seeds=1)
     for result in results:
         for phase in result["costs"]["phases"].values():

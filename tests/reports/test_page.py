@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from osfl.core.result import Result
 from osfl.reports.page import write_report
+from tests.reports.conftest import Sampler
 
 SHAPES = [(2, 2), (5, 8), (20, 10), (20, 100), (1, 2)]
 SECTIONS = ["accuracy", "labels", "clients", "confusion", "costs", "deviations", "record", "repeat"]
@@ -35,13 +38,13 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def page_of(result, folder: Path, references=()) -> str:
+def page_of(result: Result, folder: Path, references: Sequence[Result] = ()) -> str:
     return write_report(result, folder, references).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("clients", "classes"), SHAPES)
 @pytest.mark.parametrize("odd", [False, True])
-def test_the_page_is_whole_and_self_contained(sample, tmp_path, clients, classes, odd) -> None:
+def test_the_page_is_whole_and_self_contained(sample: Sampler, tmp_path: Path, clients: int, classes: int, odd: bool) -> None:
     odd = odd and clients > 1
     text = page_of(sample(clients=clients, classes=classes, odd=odd, figures=True), tmp_path, [sample("centralized")])
     tags = Tags(text)
@@ -56,7 +59,7 @@ def test_the_page_is_whole_and_self_contained(sample, tmp_path, clients, classes
 
 
 @pytest.mark.parametrize(("clients", "classes"), SHAPES)
-def test_every_drawing_is_xml(sample, tmp_path, clients, classes) -> None:
+def test_every_drawing_is_xml(sample: Sampler, tmp_path: Path, clients: int, classes: int) -> None:
     text = page_of(sample(clients=clients, classes=classes, odd=clients > 1, figures=True), tmp_path)
     found = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(found) == 3 * 7  # three widths of bars, labels, confusion, and the figures heatmap, lines, histogram, scatter
@@ -64,17 +67,17 @@ def test_every_drawing_is_xml(sample, tmp_path, clients, classes) -> None:
         ElementTree.fromstring(svg)
 
 
-def test_hostile_names_stay_text(sample, tmp_path) -> None:
+def test_hostile_names_stay_text(sample: Sampler, tmp_path: Path) -> None:
     text = page_of(sample(odd=True, command="echo '<img src=x onerror=alert(1)>'"), tmp_path)
     assert {tag for tag, _ in Tags(text).seen}.isdisjoint({"script", "img"}) and "<b>&#39;" not in text
     assert "&lt;script&gt;" in text and "&lt;img src=x" in text
 
 
-def test_text_that_is_not_unicode_does_not_stop_the_report(sample, tmp_path) -> None:
+def test_text_that_is_not_unicode_does_not_stop_the_report(sample: Sampler, tmp_path: Path) -> None:
     assert "bad" in page_of(sample(deviations=["bad \ud800 surrogate"]), tmp_path)
 
 
-def test_headline_and_command_are_shown(sample, tmp_path) -> None:
+def test_headline_and_command_are_shown(sample: Sampler, tmp_path: Path) -> None:
     result = sample("fedavg", seed=7)
     text = page_of(result, tmp_path)
     assert "fedavg on bloodcells-28" in text and "dirichlet:0.1" in text and result["command"] in text
@@ -82,27 +85,27 @@ def test_headline_and_command_are_shown(sample, tmp_path) -> None:
         assert shown in text
 
 
-def test_personalized_methods_say_whose_accuracy_it_is(sample, tmp_path) -> None:
+def test_personalized_methods_say_whose_accuracy_it_is(sample: Sampler, tmp_path: Path) -> None:
     words = "mean over the clients&#39; own models"
     assert words in page_of(sample(personalized=True), tmp_path)
     assert words not in page_of(sample(personalized=False), tmp_path)
 
 
-def test_messages_decide_how_the_run_is_called(sample, tmp_path) -> None:
+def test_messages_decide_how_the_run_is_called(sample: Sampler, tmp_path: Path) -> None:
     assert "uploaded exactly once" in page_of(sample(), tmp_path)
     assert "no message was sent" in page_of(sample("local_only", messages=0), tmp_path)
     assert "were pooled" in page_of(sample("centralized"), tmp_path)
     assert "not a one-shot method" in page_of(sample("fedavg_rounds", messages=20), tmp_path)
 
 
-def test_validation_is_not_called_test(sample, tmp_path) -> None:
+def test_validation_is_not_called_test(sample: Sampler, tmp_path: Path) -> None:
     result = sample()
     result["data"]["evaluated_on"] = "val"
     text = page_of(result, tmp_path)
     assert "global validation set" in text and "global test set" not in text
 
 
-def test_references_appear_once_and_the_run_itself_only_as_itself(sample, tmp_path) -> None:
+def test_references_appear_once_and_the_run_itself_only_as_itself(sample: Sampler, tmp_path: Path) -> None:
     result = sample("ensemble")
     text = page_of(result, tmp_path, [result, sample("fedavg", seed=0), sample("fedavg", seed=1), sample("fedavg", seed=1)])
     assert "ensemble (this run)" in text and ">ensemble</text>" not in text
@@ -110,27 +113,27 @@ def test_references_appear_once_and_the_run_itself_only_as_itself(sample, tmp_pa
         assert f">{name}<" in text
 
 
-def test_missing_auroc_is_a_dash_with_a_reason(sample, tmp_path) -> None:
+def test_missing_auroc_is_a_dash_with_a_reason(sample: Sampler, tmp_path: Path) -> None:
     text = page_of(sample(auroc=None), tmp_path)
     assert "needs images of two classes" in text and "None" not in text
 
 
-def test_the_same_result_gives_the_same_bytes(sample, tmp_path) -> None:
+def test_the_same_result_gives_the_same_bytes(sample: Sampler, tmp_path: Path) -> None:
     first = page_of(sample(figures=True), tmp_path / "a", [sample("fedavg")])
     assert first == page_of(sample(figures=True), tmp_path / "b", [sample("fedavg")])
 
 
-def test_deviations_are_listed_or_their_absence_said(sample, tmp_path) -> None:
+def test_deviations_are_listed_or_their_absence_said(sample: Sampler, tmp_path: Path) -> None:
     assert "20 local epochs" in page_of(sample(), tmp_path)
     assert "None recorded" in page_of(sample(deviations=[]), tmp_path)
 
 
-def test_names_that_fit_are_not_cut(sample, tmp_path) -> None:
+def test_names_that_fit_are_not_cut(sample: Sampler, tmp_path: Path) -> None:
     text = page_of(sample(clients=20, classes=10), tmp_path)
     assert text.count(">site-19</text>") == 3  # the label map in three widths
 
 
-def test_a_best_and_a_worst_client_are_marked_unless_all_are_equal(sample, tmp_path) -> None:
+def test_a_best_and_a_worst_client_are_marked_unless_all_are_equal(sample: Sampler, tmp_path: Path) -> None:
     assert 'class="mark worst"' in page_of(sample(), tmp_path)
     assert 'class="mark' not in page_of(sample(clients=1, classes=2), tmp_path)
 
@@ -149,12 +152,12 @@ BAD_FIGURES = {
 
 
 @pytest.mark.parametrize("name", BAD_FIGURES)
-def test_a_bad_figure_costs_a_sentence_not_the_report(sample, tmp_path, name) -> None:
+def test_a_bad_figure_costs_a_sentence_not_the_report(sample: Sampler, tmp_path: Path, name: str) -> None:
     text = page_of(sample(figures={name: BAD_FIGURES[name]}), tmp_path)
     assert "This figure cannot be drawn" in text and "onerror=" not in text
 
 
-def test_groups_stand_beside_the_label_counts_that_a_simulation_knows(sample, tmp_path) -> None:
+def test_groups_stand_beside_the_label_counts_that_a_simulation_knows(sample: Sampler, tmp_path: Path) -> None:
     """A server that was told no class counts still knows who is in which group; the report of a simulation knows both."""
     clients = [row["client"] for row in sample()["clients"]]
     figure = {"kind": "groups", "groups": {"cluster 1": clients[1:], "cluster 2": clients[:1]}, "classes": ["x"]}

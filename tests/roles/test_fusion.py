@@ -304,7 +304,7 @@ def test_what_no_file_could_make_right_is_told_before_any_is_read(words: dict[st
 def test_what_depends_on_the_size_of_images_waits_for_the_files(tmp_path: Path) -> None:
     """Patches of 5 divide neither of the sizes that are tried before, but the one that the files tell."""
     files = [plain_models(tmp_path / f"{seed}.safetensors", tensors(seed, side=20)) for seed in (0, 1)]
-    words = {"method": "dense", "preset": "smoke"}
+    words: dict[str, Any] = {"method": "dense", "preset": "smoke"}
     check_request(FusionRequest(files, NAME, CLASSES, changes={"student": "vit-p5-w16-d1-h2"}, **words))
     with pytest.raises(UsageError, match="unknown architecture 'vitt'"):
         check_request(FusionRequest(files, NAME, CLASSES, changes={"student": "vitt"}, **words))

@@ -21,6 +21,7 @@ from osfl.core.registry import load, names
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Payload, Plan, Task, Upload
 from osfl.ingredients.training.model_upload import start_student
+from osfl.methods.fedmitr import FedMitr
 from osfl.models.build import build_model
 from osfl.models.kinship import cosines, families
 from osfl.models.naming import ModelError, named
@@ -90,8 +91,8 @@ def test_where_the_caution_can_appear_its_advice_is_taken(name: str) -> None:
 
 
 def test_a_server_may_begin_at_the_client_with_most_images() -> None:
-    task, method = Task("t", CLASSES, (3, 16, 16)), load("fedmitr")
-    settings = resolve_settings(method, "smoke", {"architecture": NAME, "init": "client"})
+    task = Task("t", CLASSES, (3, 16, 16))
+    settings = resolve_settings(FedMitr, "smoke", {"architecture": NAME, "init": "client"})
     plan = Plan(task, "fedmitr", settings, ("a", "b", "c"))
     uploads = [
         Upload(
@@ -104,7 +105,7 @@ def test_a_server_may_begin_at_the_client_with_most_images() -> None:
         for client, seed, samples in (("a", 1, 5), ("b", 2, 9), ("c", 3, 9))
     ]
     for order in (uploads, uploads[::-1]):
-        model, _ = start_student(order, method(task, settings), Context(plan, torch.device("cpu")))
+        model, _ = start_student(order, FedMitr(task, settings), Context(plan, torch.device("cpu")))
         began = named(model, "model")
         assert all(torch.equal(began[name], value) for name, value in uploads[1].payload.tensors.items())
 
@@ -164,9 +165,8 @@ def told(tmp_path: Path, name: str, said: dict[str, Any], **words: Any) -> Any:
             **words,
         )
     )
-    return next(
-        one for one in (*found.accepted, *found.refused) if "told" in str(getattr(one, "file", "") or one.checkpoint.file)
-    )
+    accepted: list[tuple[str, Any]] = [(one.checkpoint.file, one) for one in found.accepted]
+    return next(one for file, one in [*accepted, *((one.file, one) for one in found.refused)] if "told" in str(file))
 
 
 MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

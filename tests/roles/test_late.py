@@ -17,6 +17,7 @@ from osfl.rounds.state import read_policy
 from osfl.runtime.payloads import from_raw, to_raw
 from osfl.wire.bundle import pack
 from osfl.wire.gate import verify_release
+from osfl.wire.inbox import Inbox
 from osfl.wire.signing import SigningKey
 from tests.roles.test_roles import ONE, keys, make_sites, opened
 
@@ -141,8 +142,8 @@ def test_a_late_upload_that_is_refused_leaves_the_release_as_it_is(
 ) -> None:
     known, files = bundles
     fl_round, first = started(tmp_path / "round", bundles, "south")
-    good = coordinator.Inbox(tmp_path / "aside", read_policy(fl_round)).receive(files["west"])
-    bundle = coordinator.Inbox(tmp_path / "aside", read_policy(fl_round)).bundle(good.client)
+    good = Inbox(tmp_path / "aside", read_policy(fl_round)).receive(files["west"])
+    bundle = Inbox(tmp_path / "aside", read_policy(fl_round)).bundle(good.client)
     tensors = from_raw(bundle.tensors)
     bad = pack("upload", "west", bundle.plan, to_raw({**tensors, "gram": -tensors["gram"]}), dict(bundle.facts), known["west"])
     coordinator.receive(fl_round, bad)

@@ -17,7 +17,7 @@ from osfl.core.topology import neighbors, next_encounter
 from osfl.core.types import Contact, Limits, Payload, Plan, Release, Shard, Topology
 from osfl.deploy.flower import app
 from osfl.deploy.flower.collector import Collector
-from osfl.deploy.flower.messages import SPEAK
+from osfl.deploy.flower.messages import SPEAK, MessageBody
 from osfl.deploy.flower.site_node import SiteNode
 from osfl.roles import coordinator, peer, site
 from osfl.rounds.finished import load_model
@@ -81,9 +81,9 @@ def test_two_encounters_without_a_server_give_the_bits_of_the_simulation(sites: 
     assert load_model(model)[1] == first.task
     said = json.loads((model / "made_from.json").read_text())
     assert said["plan"] == second.digest and said["made_from"].keys() == {"upload/south", "upload/west", "previous"}
-    before, made = site.work_folder(first, "north", tmp_path / "north"), model / "model.safetensors"
-    kept = load_model_of(made)
-    shutil.copyfile(before / "upload.safetensors", before / made.name)  # as if nobody had been heard
+    before, file = site.work_folder(first, "north", tmp_path / "north"), model / "model.safetensors"
+    kept = load_model_of(file)
+    shutil.copyfile(before / "upload.safetensors", before / file.name)  # as if nobody had been heard
     again = load_model_of(hear_all(second, "north", sites, tmp_path))  # the model before is another one, so this one is, too
     assert kept and again and again[1] != kept[1]
     assert json.loads((model / "made_from.json").read_text())["made_from"]["previous"] != said["made_from"]["previous"]
@@ -164,7 +164,7 @@ def test_at_the_network_a_sealed_bundle_must_fit_into_its_window(sites: Path, tm
     size = messages(meeting_plan(), "north", sites, tmp_path).stat().st_size
     plan = meeting_plan(Topology("contacts", contacts=(Contact("north", "south", "2026-12-24T18:00:00Z", 1, size + 40),)))
     north = at_the_network(plan, sites, tmp_path / "network")[0]
-    asked = {"round": plan.digest, "nonce": "ab", "wanted": 1, "length": 10, "plan": json.dumps(plan.as_json())}
+    asked: MessageBody = {"round": plan.digest, "nonce": "ab", "wanted": 1, "length": 10, "plan": json.dumps(plan.as_json())}
     for _ in range(2):
         assert north.to(SPEAK, asked) == {"client": "north", "refused": "UploadBlocked (topology.contacts)"}
     assert not list(tmp_path.rglob("*.sealed"))

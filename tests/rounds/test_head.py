@@ -17,11 +17,11 @@ from osfl.core.types import canonical, digest_of
 from osfl.roles import coordinator
 from osfl.rounds.folder import simulated_key
 from osfl.rounds.forgetting import forget
-from osfl.rounds.head import HEAD, read_head
+from osfl.rounds.head import read_head
 from osfl.rounds.state import read_policy
 from osfl.runtime.machine import Machine
 from osfl.wire import refusals
-from osfl.wire.refusals import JOURNAL
+from osfl.wire.refusals import HEAD, JOURNAL
 from osfl.wire.signing import SigningKey, save_public
 from tests.rounds.forgetting.conftest import ONE, real_round, rounds
 

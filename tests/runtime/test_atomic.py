@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +13,12 @@ from osfl.runtime import atomic
 from tests.faults.traps import fail, trapped, without_links
 
 
-def names(folder):
+def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_created_once(tmp_path, links):
+def test_created_once(tmp_path: Path, links: bool) -> None:
     path = tmp_path / "file"
     with without_links(not links):
         assert atomic.create_once(path, b"first")
@@ -26,7 +28,7 @@ def test_created_once(tmp_path, links):
     assert set(names(tmp_path)) - {".lock"} == {"file"}
 
 
-def test_replaced_as_a_whole(tmp_path):
+def test_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     atomic.replace_atomically(path, b"old")
     atomic.replace_atomically(path, b"new")
@@ -35,7 +37,7 @@ def test_replaced_as_a_whole(tmp_path):
     assert path.read_bytes() == b"new" and names(tmp_path) == ["state.json"]
 
 
-def test_refusals_name_the_file_that_was_asked_for(tmp_path):
+def test_refusals_name_the_file_that_was_asked_for(tmp_path: Path) -> None:
     """Not the temporary one beside it: a folder that may not be written, a full disk, a name that is taken."""
     path = tmp_path / "file"
     (tmp_path / "taken" / "inside").mkdir(parents=True)
@@ -51,8 +53,8 @@ def test_refusals_name_the_file_that_was_asked_for(tmp_path):
     assert caught.value.filename == str(tmp_path / "nowhere" / "file")
 
 
-def test_other_files_keep_their_names_in_refusals(tmp_path):
-    def pieces():
+def test_other_files_keep_their_names_in_refusals(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
         yield b"begin"
         yield (tmp_path / "gone").read_bytes()
 
@@ -61,15 +63,15 @@ def test_other_files_keep_their_names_in_refusals(tmp_path):
     assert str(caught.value.filename) == str(tmp_path / "gone") and names(tmp_path) == []
 
 
-def test_short_writes_are_continued(tmp_path, monkeypatch):
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
     atomic.replace_atomically(tmp_path / "file", b"0123456789")
     assert (tmp_path / "file").read_bytes() == b"0123456789"
 
 
-def test_other_link_errors_are_errors(tmp_path, monkeypatch):
-    def refuse(*_):
+def test_other_link_errors_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -80,7 +82,7 @@ def test_other_link_errors_are_errors(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_only_old_leftovers_are_swept(tmp_path):
+def test_only_old_leftovers_are_swept(tmp_path: Path) -> None:
     young, old, other = (tmp_path / name for name in (".a.1.tmp", ".b.2.tmp", "c.tmp"))
     for path in (young, old, other):
         path.write_text("")
@@ -90,13 +92,13 @@ def test_only_old_leftovers_are_swept(tmp_path):
     assert names(tmp_path) == [".a.1.tmp", "c.tmp"]
 
 
-def test_folders_are_made_with_those_above(tmp_path):
+def test_folders_are_made_with_those_above(tmp_path: Path) -> None:
     atomic.make_folder(tmp_path / "a" / "b")
     atomic.make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_lines_are_added(tmp_path):
+def test_lines_are_added(tmp_path: Path) -> None:
     for line in (b"one", b"two"):
         atomic.append_line(tmp_path / "log", line)
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"

@@ -15,7 +15,8 @@ from osfl.core.registry import load
 from osfl.core.result import Result, read_result
 from osfl.core.types import Dataset, Upload
 from osfl.methods.federated_factory import FederatedFactory
-from osfl.simulate.run import Machine, run
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
 
 SMALL = Simulation("federated_factory", "digits", None, "silos", "smoke", samples=300, image_size=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_the_same_digests_as_the_embedded_default(tmp_path: Path, monkeypatch: p
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
         for method in METHODS:
             simulation = Simulation(method, preset="smoke", samples=120, image_size=8, clients=3, partition="iid")

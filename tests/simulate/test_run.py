@@ -122,7 +122,7 @@ def test_a_changed_release_is_refused(finished: Path, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(osfl.core.errors.OsflError):  # type: ignore[attr-defined]
+    with pytest.raises(osfl.core.errors.OsflError):
         load_model(tmp_path / "run")
 
 
@@ -201,7 +201,7 @@ def test_a_client_that_took_no_part_has_no_model(finished: Path) -> None:
 
 def test_diverged_training_is_a_sentence(tmp_path: Path) -> None:
     wild = Simulation("fedavg", "digits", 2, "iid", "smoke", changes={"lr": "1e30", "clip": "0"}, samples=60, image_size=8)
-    with pytest.raises(osfl.core.errors.OsflError, match=r"not finite"):  # type: ignore[attr-defined]
+    with pytest.raises(osfl.core.errors.OsflError, match=r"not finite"):
         run(wild, tmp_path / "run")
 
 
@@ -249,7 +249,7 @@ def test_a_domain_without_test_images_is_refused_before_training(tmp_path: Path)
         Image.new("L", (8, 8), i * 10).save(tmp_path / f"{i}.png")
         lines.append(f"{i}.png,{'xy'[i % 2]},{'train' if i < 18 else 'test'},{'north' if i % 4 < 2 or i >= 18 else 'south'}")
     (tmp_path / "table.csv").write_text("\n".join(lines))
-    with pytest.raises(osfl.core.errors.DataError, match="no test images of the domain"):  # type: ignore[attr-defined]
+    with pytest.raises(osfl.core.errors.DataError, match="no test images of the domain"):
         prepare(Simulation("fedavg", str(tmp_path / "table.csv"), None, "domains", "smoke", image_size=8))
 
 

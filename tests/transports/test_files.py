@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from osfl.core.errors import FilesError, Rejected
+from osfl.runtime.atomic import replace_in_pieces
 from osfl.transports.files import carry, pick_up
 from osfl.wire.inbox import Inbox
 from tests.faults.traps import fail, trapped, without_links
@@ -58,8 +59,9 @@ def test_a_medium_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.Mon
     from osfl.transports import files
 
     (tmp_path / "a").write_bytes(b"x" * 100)
-    honest = files.replace_in_pieces
-    monkeypatch.setattr(files, "replace_in_pieces", lambda path, pieces: honest(path, [b"".join(pieces)[:50] + b"\0" * 50]))
+    monkeypatch.setattr(
+        files, "replace_in_pieces", lambda path, pieces: replace_in_pieces(path, [b"".join(pieces)[:50] + b"\0" * 50])
+    )
     with pytest.raises(FilesError, match="differs") as caught:
         carry(tmp_path / "a", tmp_path / "b")
     assert caught.value.field == "out" and caught.value.fix

@@ -67,7 +67,7 @@ def says(**facts: Any) -> Maker:
     return lambda: upload(say=facts)
 
 
-def holds(**tensors: RawTensor) -> Maker:
+def holds(**tensors: Any) -> Maker:  # names that `upload` does not take for its own
     return lambda: upload(**tensors)
 
 

@@ -87,7 +87,7 @@ def signed(rng: random.Random) -> bytes:
     return change(made, rng)
 
 
-def _other_tensor(rng: random.Random) -> dict[str, RawTensor]:
+def _other_tensor(rng: random.Random) -> dict[str, Any]:
     """A tensor with other values, another shape, or another dtype; sometimes still a good one."""
     rows = rng.choice([0, 1, 3, 3, 3, 4])
     values = [rng.choice([0, 1, 2, 2, 3, -1, 2**62]) if rng.random() < 0.3 else rng.randrange(3) for _ in range(rows)]
@@ -149,18 +149,21 @@ def _mislead(made: Draft, rng: random.Random) -> bytes:
 
 def _respell(made: Draft, rng: random.Random) -> bytes:
     """The same meaning in another spelling, signed."""
-    options = rng.choice([{"indent": 1}, {"separators": (", ", ":")}, {"ensure_ascii": False}, {"sort_keys": False}])
-    text = json.dumps(made.manifest, **{"sort_keys": True, "separators": (",", ":"), **options})
+    other: dict[str, Any] = rng.choice(
+        [{"indent": 1}, {"separators": (", ", ":")}, {"ensure_ascii": False}, {"sort_keys": False}]
+    )
+    options = {"sort_keys": True, "separators": (",", ":"), **other}
+    text = json.dumps(made.manifest, **options)
     if rng.random() < 0.5:
         return made.build(text=text)
     header, _ = split(made.build())
-    return made.build(header=padded(json.dumps(header, **{"sort_keys": True, "separators": (",", ":"), **options})))
+    return made.build(header=padded(json.dumps(header, **options)))
 
 
 def _disorder(made: Draft, rng: random.Random) -> bytes:
     """Signatures by the wrong hand, in the wrong case, or around other words."""
     good = KEY.sign(json.dumps(made.manifest).encode())
     signature = rng.choice([good, good.upper(), "", "0" * 128, 7, None, CLIENT])
-    extra = rng.choice([{}, {"extra": "1"}, {"manifest": "{}"}, {"manifest": None}])
+    extra: dict[str, Any] = rng.choice([{}, {"extra": "1"}, {"manifest": "{}"}, {"manifest": None}])
     metadata = {"manifest": json.dumps(made.manifest, sort_keys=True, separators=(",", ":")), "signature": signature, **extra}
     return made.build(metadata=metadata)

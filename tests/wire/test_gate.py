@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from osfl.core.errors import Rejected, UsageError
 from osfl.core.names import check_client_id, shown
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Field, Limits, canonical
-from osfl.wire import source as source_module
-from osfl.wire.bundle import pack
+from osfl.wire.bundle import Bundle, Kind, pack
 from osfl.wire.gate import AcceptancePolicy, ReleaseRejected, accept, verify_release
+from osfl.wire.signing import SigningKey
+from osfl.wire.source import BytesLike
 from tests.wire.forge import (
     CLIENT,
     CONTRACTS,
@@ -35,14 +37,16 @@ from tests.wire.forge import (
 )
 from tests.wire.fuzz import campaign
 
+Source = BytesLike | Path
 
-def refused(data, policy=POLICY):
+
+def refused(data: Source, policy: AcceptancePolicy = POLICY) -> Rejected:
     with pytest.raises(Rejected) as caught:
         accept(data, policy)
     return caught.value
 
 
-def taken(data, policy=POLICY):
+def taken(data: Source, policy: AcceptancePolicy = POLICY) -> Bundle | None:
     """`refused` without the cost of pytest's."""
     try:
         return accept(data, policy)
@@ -50,7 +54,7 @@ def taken(data, policy=POLICY):
         return None
 
 
-def test_every_single_bit_flip_is_refused():
+def test_every_single_bit_flip_is_refused() -> None:
     data = upload()
     assert taken(data)
     for bit in range(len(data) * 8):
@@ -59,12 +63,12 @@ def test_every_single_bit_flip_is_refused():
         assert not taken(changed), f"bit {bit}"
 
 
-def test_every_truncation_is_refused():
+def test_every_truncation_is_refused() -> None:
     data = upload()
     assert not any(taken(data[:length]) for length in range(len(data)))
 
 
-def test_ten_thousand_fuzzed_bundles():
+def test_ten_thousand_fuzzed_bundles() -> None:
     found = campaign(10_000)
     assert found["signed"] == 5_000 and found["accepted"] > 100, "the fuzzer has to come close to good bundles"
     assert (found["unhandled"], found["wrong_accepts"], found["wrong_refusals"]) == (0, 0, 0)
@@ -72,7 +76,7 @@ def test_ten_thousand_fuzzed_bundles():
     assert found["slowest_ms"] < 1000, "100 ms on a quiet machine; see the benchmark"
 
 
-def test_the_message_says_who_what_expected_got_and_what_to_do():
+def test_the_message_says_who_what_expected_got_and_what_to_do() -> None:
     no = refused(upload(model__w=RawTensor("F32", (2, 4), bytes(32))))
     assert str(no) == (
         "Upload rejected from 'st-mary': tensor 'model/w' has the wrong shape (expected [2, 3], got [2, 4]).\n"
@@ -80,7 +84,7 @@ def test_the_message_says_who_what_expected_got_and_what_to_do():
     )
 
 
-def test_checks_stop_at_the_first_no_in_the_agreed_order():
+def test_checks_stop_at_the_first_no_in_the_agreed_order() -> None:
     """A file with every fault names the first; repaired one by one, the next comes up."""
     made = draft(upload("mallory", STRANGER, plan=OTHER_PLAN, drop="model/w", say={"samples": 0}))
     made.body += b"\0"
@@ -107,12 +111,12 @@ def test_checks_stop_at_the_first_no_in_the_agreed_order():
     assert refused(made.build()).field == "model/w.values"
 
 
-def test_limits_are_inclusive():
+def test_limits_are_inclusive() -> None:
     data = upload()
     header, size = struct.unpack("<Q", data[:8])[0], len(data)
     facts_size = len(canonical(facts()))
 
-    def field(**limits):
+    def field(**limits: int) -> str | None:
         policy = dataclasses.replace(POLICY, limits=dataclasses.replace(POLICY.limits, **limits))
         return None if taken(data, policy) else refused(data, policy).field
 
@@ -123,63 +127,64 @@ def test_limits_are_inclusive():
 
 
 @pytest.mark.parametrize("said", [{"samples": 1}, {"samples": 10**6}, {"class_counts": [0, 0, 10**6]}, {"note": [[[]]]}])
-def test_facts_at_their_bounds(said):
+def test_facts_at_their_bounds(said: dict[str, Any]) -> None:
     assert accept(upload(say=said), POLICY)
 
 
 class TestReading:
     @pytest.fixture
-    def reads(self, monkeypatch):
+    def reads(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """How far into the file each read goes."""
-        seen, real = [], os.preadv
+        seen: list[int] = []
+        real = os.preadv
 
-        def spy(descriptor, buffers, offset):
+        def spy(descriptor: int, buffers: list[memoryview], offset: int) -> int:
             seen.append(offset + sum(len(buffer) for buffer in buffers))
             return real(descriptor, buffers, offset)
 
-        monkeypatch.setattr(source_module.os, "preadv", spy)
+        monkeypatch.setattr(os, "preadv", spy)
         return seen
 
-    def test_the_body_is_not_read_before_the_signature_is_good(self, tmp_path, reads):
+    def test_the_body_is_not_read_before_the_signature_is_good(self, tmp_path: Path, reads: list[int]) -> None:
         path = tmp_path / "upload"
         path.write_bytes(upload(key=STRANGER))
         refused(path)
         body = len(draft().body)
         assert max(reads) == path.stat().st_size - body
 
-    def test_the_body_is_not_read_when_the_contract_is_broken(self, tmp_path, reads):
+    def test_the_body_is_not_read_when_the_contract_is_broken(self, tmp_path: Path, reads: list[int]) -> None:
         path = tmp_path / "upload"
         path.write_bytes(upload(model__w=RawTensor("F32", (2, 4), bytes(32))))
         refused(path)
         assert max(reads) < path.stat().st_size
 
-    def test_only_eight_bytes_of_a_file_with_a_huge_header(self, tmp_path, reads):
+    def test_only_eight_bytes_of_a_file_with_a_huge_header(self, tmp_path: Path, reads: list[int]) -> None:
         path = tmp_path / "upload"
         path.write_bytes(struct.pack("<Q", 40 << 10) + bytes(50 << 10))
         refused(path)
         assert max(reads) == 8
 
-    def test_nothing_of_a_file_that_is_too_large(self, tmp_path, reads):
+    def test_nothing_of_a_file_that_is_too_large(self, tmp_path: Path, reads: list[int]) -> None:
         path = tmp_path / "upload"
         with path.open("wb") as file:
             file.truncate(1 << 40)
         assert refused(path).field == "size" and reads == []
 
-    def test_short_reads_are_continued(self, tmp_path, monkeypatch):
+    def test_short_reads_are_continued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "upload"
         path.write_bytes(upload())
         real = os.preadv
-        monkeypatch.setattr(source_module.os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][:7]], at))
+        monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][:7]], at))
         assert accept(path, POLICY) == accept(upload(), POLICY)
 
-    def test_a_file_that_shrinks_while_it_is_read(self, tmp_path, monkeypatch):
+    def test_a_file_that_shrinks_while_it_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "upload"
         path.write_bytes(upload())
-        monkeypatch.setattr(source_module.os, "preadv", lambda *_: 0)
+        monkeypatch.setattr(os, "preadv", lambda *_: 0)
         assert refused(path).field == "size"
 
 
-def test_files_that_are_not_files(tmp_path):
+def test_files_that_are_not_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(tmp_path / "socket"))
@@ -188,15 +193,15 @@ def test_files_that_are_not_files(tmp_path):
     assert refused(Path("/dev/zero")).field == "file"
 
 
-def test_values_are_checked_beyond_the_first_chunk():
+def test_values_are_checked_beyond_the_first_chunk() -> None:
     count = (8 << 20) // 4 + 1
     policy = AcceptancePolicy(
         PLAN, {CLIENT: KEY.public_hex}, {"": {"x": Field("F32", ("n",)), "y": Field("I8", ("n",), below=5)}}, 3
     )
     floats, labels = np.zeros(count, "<f4"), np.zeros(count, "i1")
 
-    def send():
-        parts = {"x": RawTensor("F32", (count,), memoryview(floats)), "y": RawTensor("I8", (count,), memoryview(labels))}
+    def send() -> bytes:
+        parts = {"x": RawTensor("F32", (count,), floats.data), "y": RawTensor("I8", (count,), labels.data)}
         return pack("upload", CLIENT, PLAN, parts, {}, KEY)
 
     assert accept(send(), policy)
@@ -206,47 +211,55 @@ def test_values_are_checked_beyond_the_first_chunk():
     assert refused(send(), policy).field == "x.values"
 
 
-def test_optional_tensors_may_be_missing_and_other_architectures_differ():
+def test_optional_tensors_may_be_missing_and_other_architectures_differ() -> None:
     assert "tokens" not in accept(upload(drop="tokens"), POLICY).tensors
     small = pack("upload", OTHER, PLAN, {"model/v": RawTensor("F64", (2,), bytes(16))}, {"architecture": "mlp"}, OTHER_KEY)
     assert accept(small, POLICY).client == OTHER
 
 
-def test_a_desk_with_one_nameless_architecture_needs_no_fact():
+def test_a_desk_with_one_nameless_architecture_needs_no_fact() -> None:
     policy = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": CONTRACTS["cnn"]}, classes=3)
     assert accept(upload(say={"architecture": None}), policy)
     assert accept(upload(say={"architecture": "anything"}), policy)
     assert refused(upload(say={"architecture": 5}), policy).field == "facts.architecture"
 
 
-def test_integer_fields_without_a_bound_take_any_value():
+def test_integer_fields_without_a_bound_take_any_value() -> None:
     policy = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": {"n": Field("I32", (1,))}}, classes=3)
     assert accept(pack("upload", CLIENT, PLAN, {"n": RawTensor("I32", (1,), b"\xff" * 4)}, {}, KEY), policy)
 
 
 class TestReleases:
-    def release(self, kind="release", client="", key=SERVER, plan=PLAN, made_from=None, **say):
+    def release(
+        self,
+        kind: Kind = "release",
+        client: str = "",
+        key: SigningKey = SERVER,
+        plan: str = PLAN,
+        made_from: dict[str, str] | None = None,
+        **say: Any,
+    ) -> bytes:
         parts = {"model/w": RawTensor("F32", (1,), struct.pack("<f", say.pop("value", 1.0)))}
         return pack(kind, client, plan, parts, facts() | say, key, made_from={CLIENT: PLAN} if made_from is None else made_from)
 
-    def refused(self, data, **how):
+    def refused(self, data: Source, **how: Any) -> str | None:
         with pytest.raises(ReleaseRejected) as caught:
             verify_release(data, SERVER.public_hex, PLAN, **how)
         assert caught.value.client == "server" and str(caught.value).startswith("Release rejected from 'server'")
         return caught.value.field
 
-    def test_good_ones(self, tmp_path):
+    def test_good_ones(self, tmp_path: Path) -> None:
         path = tmp_path / "release.safetensors"
         path.write_bytes(self.release())
         assert verify_release(path, SERVER.public_hex, PLAN, client=CLIENT).made_from == {CLIENT: PLAN}
         assert verify_release(self.release("personal", CLIENT), SERVER.public_hex, PLAN, client=CLIENT).client == CLIENT
         assert verify_release(self.release("personal", OTHER), SERVER.public_hex, PLAN).client == OTHER
 
-    def test_sixteen_dimensions_are_fine(self):
+    def test_sixteen_dimensions_are_fine(self) -> None:
         data = pack("release", "", PLAN, {"w": RawTensor("U8", (1,) * 16, b"\0")}, {}, SERVER)
         assert verify_release(data, SERVER.public_hex, PLAN).tensors["w"].shape == (1,) * 16
 
-    def test_bad_ones(self):
+    def test_bad_ones(self) -> None:
         assert self.refused(self.release(key=KEY)) == "signature"
         assert self.refused(self.release(plan=OTHER_PLAN)) == "plan"
         assert self.refused(upload(key=SERVER)) == "kind"
@@ -262,10 +275,10 @@ class TestReleases:
         made.manifest["facts"] = []
         assert self.refused(made.build(SERVER)) == "facts"
 
-    def test_what_to_do_is_said_to_the_holder_of_a_release(self, tmp_path):
+    def test_what_to_do_is_said_to_the_holder_of_a_release(self, tmp_path: Path) -> None:
         """It comes from the coordinator; whoever holds it signs nothing and trains nothing."""
         damaged = self.release()[:-1] + b"\x07"
-        for given, piece in [
+        cases: list[tuple[Source, str]] = [
             (self.release(key=KEY), "server.pub is the public key of this round's coordinator"),
             (self.release(plan=OTHER_PLAN), "Ask the coordinator for the release of this round"),
             (damaged, "copy it again from the coordinator"),
@@ -273,12 +286,14 @@ class TestReleases:
             (tmp_path / "gone.safetensors", "the coordinator, who makes it with `osfl server`"),
             (b"osfl sealed 001\n" + b"\0" * 99, "a release is never sealed"),
             (self.release()[:50], "Copy it again from where it was made"),
-        ]:
+        ]
+        for given, piece in cases:
             with pytest.raises(ReleaseRejected) as caught:
                 verify_release(given, SERVER.public_hex, PLAN)
-            assert piece in caught.value.fix and "osfl client" not in caught.value.fix
+            fix = caught.value.fix or ""
+            assert piece in fix and "osfl client" not in fix
 
-    def test_every_single_bit_flip_is_refused(self):
+    def test_every_single_bit_flip_is_refused(self) -> None:
         data = self.release()
         for bit in range(0, len(data) * 8, 3):
             changed = bytearray(data)
@@ -288,18 +303,18 @@ class TestReleases:
 
 class TestDesk:
     @pytest.mark.parametrize("enrolled", [{"../x": KEY.public_hex}, {"a": "abc"}, {"a": KEY.public_hex, "b": KEY.public_hex}])
-    def test_enrollment_mistakes(self, enrolled):
+    def test_enrollment_mistakes(self, enrolled: dict[str, str]) -> None:
         with pytest.raises(UsageError) as caught:
             AcceptancePolicy(PLAN, enrolled, {"": {}}, classes=2)
         assert caught.value.fix
 
-    def test_a_contract_that_no_bundle_can_fulfill(self):
+    def test_a_contract_that_no_bundle_can_fulfill(self) -> None:
         with pytest.raises(UsageError, match="dtype of 'x'"):
             AcceptancePolicy(PLAN, {}, {"": {"x": Field("F8", (1,))}}, classes=2)
 
 
 @pytest.mark.parametrize("name", ["a", "st-mary", "site_01", "0.1", "x" * 64, "console", "com", "nul-1"])
-def test_good_client_ids(name):
+def test_good_client_ids(name: str) -> None:
     assert check_client_id(name) == name
 
 
@@ -331,12 +346,12 @@ def test_good_client_ids(name):
         "a\0",
     ],
 )
-def test_bad_client_ids(name):
+def test_bad_client_ids(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_client_id(name)
     assert caught.value.field == "client" and "st-mary" in str(caught.value)
 
 
-def test_strange_values_are_shown_short_and_harmless():
+def test_strange_values_are_shown_short_and_harmless() -> None:
     assert shown("\x1b[2J\u202e") == r"'\x1b[2J\u202e'"
     assert len(shown("x" * 10_000)) == 120

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from osfl.core.errors import Rejected
@@ -12,7 +14,7 @@ from tests.wire.oracle import acceptable
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_refused_with_the_right_field(name, tmp_path):
+def test_refused_with_the_right_field(name: str, tmp_path: Path) -> None:
     field, maker = CORPUS[name]
     data = maker()
     path = tmp_path / "upload.safetensors"
@@ -27,9 +29,9 @@ def test_refused_with_the_right_field(name, tmp_path):
         assert len(str(no)) < 1000 and "\x1b" not in str(no)
 
 
-def test_the_second_opinion_agrees():
+def test_the_second_opinion_agrees() -> None:
     assert [name for name, (_, maker) in CORPUS.items() if acceptable(maker(), POLICY)] == []
 
 
-def test_the_corpus_is_large():
+def test_the_corpus_is_large() -> None:
     assert len(CORPUS) >= 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -12,7 +13,7 @@ from osfl.core.errors import UsageError
 from osfl.wire.signing import SigningKey, VerifyKey
 
 
-def test_known_answer():
+def test_known_answer() -> None:
     """RFC 8032, section 7.1, test 1: the empty message."""
     key = SigningKey.from_seed(bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"))
     assert key.public_hex == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
@@ -21,7 +22,7 @@ def test_known_answer():
     )
 
 
-def test_only_the_right_key_words_and_spelling():
+def test_only_the_right_key_words_and_spelling() -> None:
     key = SigningKey.generate()
     signature = key.sign(b"words")
     assert key.verify_key.verify(b"words", signature)
@@ -31,7 +32,7 @@ def test_only_the_right_key_words_and_spelling():
     assert not SigningKey.generate().verify_key.verify(b"words", signature)
 
 
-def test_a_saved_key_is_private_and_comes_back(tmp_path):
+def test_a_saved_key_is_private_and_comes_back(tmp_path: Path) -> None:
     key, path = SigningKey.generate(), tmp_path / "client.key"
     key.save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -41,8 +42,8 @@ def test_a_saved_key_is_private_and_comes_back(tmp_path):
     assert SigningKey.load(path).public_hex == key.public_hex
 
 
-def test_key_files_that_cannot_be_used(tmp_path):
-    def problem(path):
+def test_key_files_that_cannot_be_used(tmp_path: Path) -> None:
+    def problem(path: Path) -> str:
         with pytest.raises(UsageError) as caught:
             SigningKey.load(path)
         assert caught.value.field == "key" and caught.value.fix
@@ -66,6 +67,6 @@ def test_key_files_that_cannot_be_used(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "abc", "G" * 64, "A" * 64, "a" * 63, "a" * 64 + "\n", None, 7])
-def test_public_keys_have_one_spelling(text):
+def test_public_keys_have_one_spelling(text: str) -> None:
     with pytest.raises(UsageError, match="is not a public key"):
         VerifyKey(text)

@@ -18,7 +18,7 @@ from osfl.wire.bundle import pack
 from osfl.wire.gate import AcceptancePolicy, accept
 from tests.wire.forge import CLIENT, KEY, OTHER_KEY, PLAN
 
-MAKER = {"required": False, "group": "maker", "choice": "images or maker"}
+MAKER: dict[str, Any] = {"required": False, "group": "maker", "choice": "images or maker"}
 CONTRACT: Contract = {
     "weights": Field("F32", ("k",), low=0.0, positive_sum=True, needs=("samples", "class_counts"), **MAKER),
     "means": Field("F32", ("k", 2), **MAKER),

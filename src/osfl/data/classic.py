@@ -128,8 +128,8 @@ def _open_svhn(sheet: Sheet, progress: Progress) -> tuple[dict[str, Array], list
 
 def read_svhn(path: Path) -> tuple[Array, Array]:
     """X is (32, 32, 3, n), y is 1..10 where 10 means the digit zero."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]
-    from scipy.io.matlab import MatReadError  # type: ignore[import-untyped]
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
     try:
         content = loadmat(path, variable_names=["X", "y"])

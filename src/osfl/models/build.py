@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
-from torch import nn
 
 from osfl.core.types import Task
 from osfl.models.architectures import Architecture, architecture_for, architectures, architectures_in, check_architecture
@@ -15,6 +16,7 @@ from osfl.models.resnet import ResNet
 from osfl.models.vit import Vit, VitShape
 
 __all__ = [
+    "Network",
     "architecture_for",
     "architectures",
     "architectures_in",
@@ -24,8 +26,10 @@ __all__ = [
     "to_input",
 ]
 
+Network: TypeAlias = Cnn | ResNet | Vit | EfficientNetLite
 
-def build_model(architecture: str, task: Task, rng: torch.Generator | None = None) -> nn.Module:
+
+def build_model(architecture: str, task: Task, rng: torch.Generator | None = None) -> Network:
     """A classifier for the task's images: `.features(x)` and logits by `.forward(x)`, x as `to_input` gives it.
 
     Every weight is drawn from `rng`; without it they are zeros and ones, to be loaded. Convolutional networks are
@@ -42,7 +46,7 @@ def build_model(architecture: str, task: Task, rng: torch.Generator | None = Non
     return model
 
 
-def _construct(entry: Architecture, options: dict[str, int], image: tuple[int, int, int], classes: int) -> nn.Module:
+def _construct(entry: Architecture, options: dict[str, int], image: tuple[int, int, int], classes: int) -> Network:
     if entry.family == "cnn":
         return Cnn(image, classes, options["w"])
     if entry.family == "resnet":

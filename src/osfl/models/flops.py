@@ -68,7 +68,7 @@ def _forward_backward_to_pixels(model: nn.Module, x: torch.Tensor) -> None:
     model.eval().requires_grad_(False)(x.requires_grad_()).sum().backward()
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(TorchDispatchMode):
     """Adds up what passes in this thread. torch's FlopCounterMode has hooks on the modules of all threads at once."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket is torch.ops.aten.convolution_backward:
             self.total += _convolution_backward(*args, **(kwargs or {}))
         elif (formula := flop_registry.get(func.overloadpacket)) is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=out)  # type: ignore[operator]
+            self.total += formula(*args, **(kwargs or {}), out_val=out)
         return out
 
 

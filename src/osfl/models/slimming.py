@@ -46,7 +46,7 @@ def links(model: nn.Module) -> dict[str, Link]:
         for conv, norm, reader in getattr(block, "reads", ()):
             parts = (block.get_submodule(conv), block.get_submodule(norm), block.get_submodule(reader))
             found[f"{prefix}.{conv}".lstrip(".")] = parts
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _silent(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> torch.Tensor:

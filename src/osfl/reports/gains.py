@@ -27,7 +27,7 @@ def gains_section(result: Result) -> dict[str, Any]:
 
 def gains_text(gains: Gains) -> str:
     clients = len(gains["values"])
-    winners, losers = (round(gains[key] * clients) for key in ("share", "share_that_loses"))  # type: ignore[literal-required]
+    winners, losers = (round(gains[key] * clients) for key in ("share", "share_that_loses"))
     other = "" if gains["over"] == _LOCAL_ONLY else f" Compared with {gains['over']}."
     return (
         f"{count(winners)} of {many(clients, 'client')} gain over local training ({percent(gains['share'], 0)}), "

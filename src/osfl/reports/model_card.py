@@ -147,7 +147,7 @@ def _deviations(result: Result) -> str:
 
 
 def _record(result: Result) -> str:
-    digests = [[key.replace("_", " "), code(result[key])] for key in ("plan_digest", "release_digest", "models_digest")]  # type: ignore[literal-required]
+    digests = [[key.replace("_", " "), code(result[key])] for key in ("plan_digest", "release_digest", "models_digest")]
     rows = [[safe(key), safe(value)] for key, value in fact_rows(result["environment"])]
     return (
         f"## Record\n\nEqual digests mean equal bytes.\n\n{table(['What', 'SHA-256'], digests)}\n"

@@ -60,7 +60,7 @@ def audit(
         if "tokens" not in result:  # made by an earlier version
             kinds = features_by_kind(method, uploads, present, federation.test, ctx)
             compared = judge_tokens(kinds, plan.task.classes, draw=ctx.generator)
-            result |= {"tokens": compared} if compared is not None else {}  # type: ignore[typeddict-item]
+            result |= {"tokens": compared} if compared is not None else {}
         fl_round.tidy()
     write_json(folder / "results.json", result)
     write_report(result, folder / "report")

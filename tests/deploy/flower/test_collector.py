@@ -17,7 +17,7 @@ from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
 from tests.faults import network as net
 from tests.faults.network import QUICK, Clock, Faults, Network, Story, judge
-from tests.faults.story import _KEYS, CLIENTS, upload
+from tests.faults.story import _KEYS, CLIENTS, POLICY, upload
 
 CLEAN = {"lost": 0, "missing": 0, "made_twice": 0, "pieces_left": 0}
 
@@ -27,7 +27,7 @@ def test_a_round(tmp_path: Path) -> None:
     network = story.network(Clock(), Faults())
     assert story.log(network=network) and judge(story) == CLEAN
     assert set(story.receipts) == set(story.clients)
-    first = story.site(CLIENTS[0]).folder(net.POLICY.plan)
+    first = story.site(CLIENTS[0]).folder(POLICY.plan)
     assert (first / "release.safetensors").read_bytes() == net.RELEASE
     assert json.loads((first / "receipt.json").read_text())["digest"] == story.receipts[CLIENTS[0]]
     pieces = -(-len(upload(CLIENTS[0])) // QUICK.chunk)
@@ -37,7 +37,9 @@ def test_a_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["lost", "repeated", "late", "damaged", "cut", "away"])
 def test_a_network_that_always_fails_in_one_way(tmp_path: Path, fault: str) -> None:
     story = Story(tmp_path)
-    network = story.network(Clock(), Faults(**{fault: 0.4}))
+    faults = Faults()
+    setattr(faults, fault, 0.4)
+    network = story.network(Clock(), faults)
     assert story.log(network=network) and judge(story) == CLEAN
     assert network.tally[fault] > 0
 
@@ -78,7 +80,7 @@ def test_a_receipt_that_was_lost_with_its_program_is_sent_by_the_next(tmp_path: 
     """The last upload starts the server phase: the program may die after the release and before that receipt."""
     story = Story(tmp_path)
     assert story.log()
-    receipts = [story.site(client).folder(net.POLICY.plan) / "receipt.json" for client in story.clients]
+    receipts = [story.site(client).folder(POLICY.plan) / "receipt.json" for client in story.clients]
     before = [path.read_bytes() for path in receipts]
     for path in receipts:
         path.unlink()
@@ -156,7 +158,7 @@ def test_a_release_that_is_made_again_is_brought_to_all(tmp_path: Path, monkeypa
         collector = story.collector(network, sleep=pass_time)
         assert collector.run()
     for client in story.clients:
-        assert (story.site(client).folder(net.POLICY.plan) / "release.safetensors").read_bytes() == net.RELEASE
+        assert (story.site(client).folder(POLICY.plan) / "release.safetensors").read_bytes() == net.RELEASE
     assert net.RELEASE[:3] == b"new"
 
 
@@ -203,7 +205,7 @@ def test_an_old_proof_is_not_good_again(tmp_path: Path) -> None:
 
 def test_an_upload_that_the_gate_refuses_is_answered_with_the_reason(tmp_path: Path) -> None:
     story = Story(tmp_path)
-    folder = story.site(CLIENTS[1]).folder(net.POLICY.plan)
+    folder = story.site(CLIENTS[1]).folder(POLICY.plan)
     folder.mkdir(parents=True)
     (folder / "upload.safetensors").write_bytes(upload(CLIENTS[5]))  # somebody else's
     network = story.network(Clock(), Faults())
@@ -218,7 +220,7 @@ def test_an_upload_that_the_gate_refuses_is_answered_with_the_reason(tmp_path: P
 def test_a_second_different_upload_is_refused_and_the_first_stands(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.inbox.receive(upload(CLIENTS[0]))
-    folder = story.site(CLIENTS[0]).folder(net.POLICY.plan)
+    folder = story.site(CLIENTS[0]).folder(POLICY.plan)
     folder.mkdir(parents=True)
     (folder / "upload.safetensors").write_bytes(upload(CLIENTS[0], version=1))
     story.log(collector_config=replace(SHORT, linger=60.0))
@@ -237,7 +239,7 @@ def test_too_large_is_refused_before_a_piece_is_asked_for(tmp_path: Path) -> Non
 
 def test_a_site_that_lost_its_upload_is_asked_from_the_beginning(tmp_path: Path) -> None:
     story = Story(tmp_path, CLIENTS[:1])
-    kept = story.site(CLIENTS[0]).folder(net.POLICY.plan) / "upload.safetensors"
+    kept = story.site(CLIENTS[0]).folder(POLICY.plan) / "upload.safetensors"
 
     def forgets(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
         if kind == messages.CHUNK and story.made[CLIENTS[0]] == 1:
@@ -288,7 +290,7 @@ def test_a_node_that_was_away_is_asked_again(tmp_path: Path) -> None:
 
 def test_a_site_answers_only_for_itself_and_says_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = Story(tmp_path).site(CLIENTS[0])
-    about = {"round": net.POLICY.plan, "client": CLIENTS[1], "offset": 0, "length": 10}
+    about: MessageBody = {"round": POLICY.plan, "client": CLIENTS[1], "offset": 0, "length": 10}
     assert site.to(messages.CHUNK, about) == {"client": CLIENTS[0], "refused": "UsageError (client)"}
     assert site.to(messages.SPEAK, {"round": "../../etc"})["refused"] == "UsageError (round)"
     assert site.to(messages.CHUNK, {**about, "client": CLIENTS[0]})["refused"] == "UsageError (upload)"

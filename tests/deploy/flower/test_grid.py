@@ -17,7 +17,8 @@ httpx = pytest.importorskip("httpx")
 
 def status(code: int) -> Exception:
     request = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
-    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(code, request=request))
+    error: Exception = httpx.HTTPStatusError("no", request=request, response=httpx.Response(code, request=request))
+    return error
 
 
 class Grid:

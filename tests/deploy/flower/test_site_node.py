@@ -71,7 +71,7 @@ def test_what_travels_is_sealed_once(site: SiteNode, tmp_path: Path) -> None:
     server = SigningKey.from_seed(bytes([7]) * 32)
     spoken(site)
     sealing = replace(site, seal=server.public_hex)
-    asked = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
+    asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
     said, again = sealing.to(messages.SPEAK, asked), sealing.to(messages.SPEAK, asked)
     assert said["data"] == again["data"] and b"said" not in bytes(said["data"])  # type: ignore[arg-type]
     (tmp_path / "came").write_bytes(said["data"])  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def test_what_travels_is_sealed_once(site: SiteNode, tmp_path: Path) -> None:
 def test_another_addressee_or_upload_is_sealed_anew(site: SiteNode, tmp_path: Path) -> None:
     old, new = (SigningKey.from_seed(bytes([number]) * 32) for number in (7, 8))
     spoken(site)
-    asked = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
+    asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
     came, upload = tmp_path / "came", site.folder(ROUND) / "upload.safetensors"
     for key, said in ((old, b"said"), (new, b"said"), (new, b"said again")):
         if upload.read_bytes() != said:
@@ -99,9 +99,16 @@ def test_two_programs_of_one_site_answer_at_once(site: SiteNode, tmp_path: Path)
     spoken(site)
     release = bytes(range(256)) * 64
     whole = hashlib.sha256(release).hexdigest()
-    body = {"round": ROUND, "client": "north", "part": "release", "bytes": len(release), "whole": whole, "chunk": 1024}
+    body: MessageBody = {
+        "round": ROUND,
+        "client": "north",
+        "part": "release",
+        "bytes": len(release),
+        "whole": whole,
+        "chunk": 1024,
+    }
     sealing = replace(site, seal=SigningKey.from_seed(bytes([7]) * 32).public_hex)
-    asked = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
+    asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
 
     def both() -> tuple[object, list[object]]:
         said = sealing.to(messages.SPEAK, asked)["whole"]

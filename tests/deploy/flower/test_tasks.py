@@ -36,7 +36,8 @@ class Link:
 
 
 def status(code: int) -> Exception:
-    return httpx.HTTPStatusError("no", request=httpx.Request("POST", "http://x"), response=httpx.Response(code))
+    error: Exception = httpx.HTTPStatusError("no", request=httpx.Request("POST", "http://x"), response=httpx.Response(code))
+    return error
 
 
 def spec(**changed: object) -> Any:
@@ -113,7 +114,7 @@ def test_programs_are_started_as_flower_starts_them(monkeypatch: pytest.MonkeyPa
     from flwr.supercore.superexec.executor import subprocess_executor
 
     calls: list[list[str]] = []
-    monkeypatch.setattr(subprocess_executor.subprocess, "Popen", lambda body, **_: calls.append(body))
+    monkeypatch.setattr(subprocess, "Popen", lambda body, **_: calls.append(body))
     for kind in ("flwr-serverapp", "flwr-clientapp"):
         one = spec(**changed, task_type=kind)
         subprocess_executor.SubprocessExecutor().launch(one)

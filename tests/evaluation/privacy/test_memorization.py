@@ -35,7 +35,7 @@ def noisy(images: torch.Tensor, deviation: float) -> torch.Tensor:
     return (images.float() + noise).round().clamp(0, 255).to(torch.uint8)
 
 
-def test_an_honest_gaussian_factory_is_not_accused(real) -> None:
+def test_an_honest_gaussian_factory_is_not_accused(real: tuple[torch.Tensor, torch.Tensor]) -> None:
     found = verdict(blobs(150, seed=3), *real)
     assert found.verdict == CLEAN and found.ratio == pytest.approx(1, abs=0.15)
     assert found.copied == pytest.approx(found.floor, abs=0.03)
@@ -49,36 +49,36 @@ def test_chance_neighbors_are_told_from_copies() -> None:
 
 
 @pytest.mark.parametrize("turn", range(8))
-def test_copies_are_caught_even_turned(real, turn: int) -> None:
+def test_copies_are_caught_even_turned(real: tuple[torch.Tensor, torch.Tensor], turn: int) -> None:
     found = verdict(views(real[0][:100])[turn], *real)
     assert found.verdict == COPIES and found.copied == 1 and found.ratio == 0
 
 
-def test_noise_does_not_hide_copies(real) -> None:
+def test_noise_does_not_hide_copies(real: tuple[torch.Tensor, torch.Tensor]) -> None:
     found = verdict(noisy(real[0][:100], 4), *real)
     assert found.verdict == COPIES and found.ratio is not None and 0 < found.ratio < 0.5
 
 
-def test_a_factory_that_copies_now_and_then_is_caught(real) -> None:
+def test_a_factory_that_copies_now_and_then_is_caught(real: tuple[torch.Tensor, torch.Tensor]) -> None:
     mixed = torch.cat([real[0][:15], blobs(135, seed=3)])
     found = verdict(mixed, *real)
     assert found.verdict == COPIES and found.copied == pytest.approx(0.1, abs=0.03)
     assert found.ratio is not None and found.ratio > 0.8  # the median alone would have missed it
 
 
-def test_average_images_are_near_to_all_and_no_copies(real) -> None:
+def test_average_images_are_near_to_all_and_no_copies(real: tuple[torch.Tensor, torch.Tensor]) -> None:
     mean = real[0].float().mean(0, keepdim=True).repeat(50, 1, 1, 1).round().to(torch.uint8)
     found = verdict(noisy(mean, 1), *real)
     assert found.verdict == CLEAN and found.ratio is not None and found.ratio < 1
 
 
 @pytest.mark.parametrize("counts", [(9, 300, 120), (100, 9, 120), (100, 300, 9), (0, 300, 120)])
-def test_too_few_images_get_no_verdict(real, counts: tuple[int, int, int]) -> None:
+def test_too_few_images_get_no_verdict(real: tuple[torch.Tensor, torch.Tensor], counts: tuple[int, int, int]) -> None:
     found = verdict(blobs(100, 3)[: counts[0]], real[0][: counts[1]], real[1][: counts[2]])
     assert found.verdict == FEW and found.ratio is None and found.copied is None
 
 
-def test_neighbors_name_the_image_and_its_turn(real) -> None:
+def test_neighbors_name_the_image_and_its_turn(real: tuple[torch.Tensor, torch.Tensor]) -> None:
     training = real[0]
     found = closest(views(training[7:9])[6], training)
     assert found.place.tolist() == [7, 8] and found.distance.tolist() == [0, 0]
@@ -100,7 +100,7 @@ def test_distances_are_root_mean_squares_of_pixels_from_0_to_1() -> None:
     assert float(closest(half, black[:1]).distance[0]) == pytest.approx(0.5**0.5)
 
 
-def test_the_ratio_is_of_medians(real) -> None:
+def test_the_ratio_is_of_medians(real: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Synthetic images over held-out ones, each to its nearest training image."""
     made = blobs(150, seed=3)
     wanted = closest(made, real[0]).distance.median() / closest(real[1], real[0]).distance.median()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.core.method import Context
+from osfl.core.method import Context, Method
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Dataset, Plan, Shard, Task, Upload
 from osfl.evaluation.privacy.reconstruction import KNOWN, SIMILAR, Effort, Known, _nearest, attack
@@ -50,10 +50,11 @@ def test_the_best_match_stays_within_the_class() -> None:
     assert found[:, 0, 0, 0].tolist() == [0.0, 0.5]
 
 
-class Pixels:
+class Pixels(Method):
     """A method whose features are the pixels, and whose synthetic features are noise or the training features themselves."""
 
     def __init__(self, synthetic: torch.Tensor, labels: torch.Tensor) -> None:
+        super().__init__(Task("blobs", ("x", "y"), (1, 8, 8)), {})
         self.made = synthetic, labels
 
     def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,21 +11,25 @@ import importlib.machinery
 import os
 import sys
 import time
+from collections.abc import Sequence
+from types import ModuleType
 
 
 class _Hasty(importlib.abc.MetaPathFinder):
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "flwr.common.constant":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None:
+        if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def exec_module(module):
+            def exec_module(module: ModuleType) -> None:
                 run(module)
-                module.HEARTBEAT_DEFAULT_INTERVAL = int(os.environ["OSFL_HEARTBEAT"])
+                module.__dict__["HEARTBEAT_DEFAULT_INTERVAL"] = int(os.environ["OSFL_HEARTBEAT"])
 
-            spec.loader.exec_module = exec_module
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 

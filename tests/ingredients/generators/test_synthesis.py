@@ -244,8 +244,8 @@ def test_noise_takes_the_same_adam_steps_as_the_generator(monkeypatch: pytest.Mo
 def test_a_stage_goes_on_exactly_where_the_last_ended(optimizer: type[torch.optim.Optimizer]) -> None:
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = build_model("cnn-w4", TASK, rng()).train()
-        options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
-        return model, optimizer(model.parameters(), lr=0.01, **options)  # type: ignore[call-arg]
+        options = {"lr": 0.01, "momentum": 0.9} if optimizer is torch.optim.SGD else {"lr": 0.01}
+        return model, optimizer(model.parameters(), options)
 
     def advance(model: nn.Module, steps: torch.optim.Optimizer, first: int, last: int) -> None:
         for i in range(first, last):

@@ -79,9 +79,9 @@ def test_reverse_adaptation_in_closed_form(steps: int) -> None:
     """m = β^T m_0 + (1 - β) Σ_t β^(t-1) μ(x^(t)): the earliest images weigh most. The variance likewise, unbiased."""
     network, walk, beta = model(), wander(steps), 0.9
     convolution, norm = network.stages[0].conv, network.stages[0].bn  # type: ignore[index, union-attr]
-    mean, var = beta**steps * norm.running_mean, beta**steps * norm.running_var  # type: ignore[operator]
+    mean, var = beta**steps * norm.running_mean, beta**steps * norm.running_var
     for t in range(1, steps + 1):
-        got_var, got_mean = torch.var_mean(convolution(walk.at(t - 1)).detach(), (0, 2, 3), correction=1)  # type: ignore[operator]
+        got_var, got_mean = torch.var_mean(convolution(walk.at(t - 1)).detach(), (0, 2, 3), correction=1)
         mean, var = mean + (1 - beta) * beta ** (t - 1) * got_mean, var + (1 - beta) * beta ** (t - 1) * got_var
     walked = adapted(network, walk).stages[0].bn  # type: ignore[index, union-attr]
     assert torch.allclose(walked.running_mean, mean, atol=1e-6) and torch.allclose(walked.running_var, var, atol=1e-6)
@@ -171,7 +171,7 @@ def test_steps_equal_torch_s_sgd() -> None:
         said, share = twin(one.trajectory.at(place)), 1 - one.trajectory.times[place]
         loss = share * kd_loss(one.noisy[place], said, 4.0) + (1 - share) * kd_loss(one.clean[place], said, 4.0)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     for ours, theirs in zip(learner.parameters, twin.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)

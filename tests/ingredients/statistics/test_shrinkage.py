@@ -25,8 +25,8 @@ def data(n: int = 60, d: int = 12, classes: int = 3) -> Arrays:
 def curve(x: np.ndarray, y: np.ndarray, candidates: tuple[float, ...] = CANDIDATES) -> Curve:
     n = len(x)
     cross = (y - y.mean(0)).T @ x / n
-    parts = (torch.from_numpy(part) for part in (x.T @ x / n, cross, y.mean(0)))
-    return generalized_cross_validation(*parts, n, candidates=candidates)
+    second, mixed, means = (torch.from_numpy(part) for part in (x.T @ x / n, cross, y.mean(0)))
+    return generalized_cross_validation(second, mixed, means, n, candidates=candidates)
 
 
 def hat(x: np.ndarray, shrinkage: float) -> np.ndarray:
@@ -99,8 +99,8 @@ def test_eigenvalues_are_descending_and_candidates_wide() -> None:
 @pytest.mark.parametrize("covariance", ["total", "within"])
 def test_the_ridge_of_a_gaussian_classifier_is_chosen_in_common_units(covariance: Covariance) -> None:
     """What is added to the diagonal is the best lambda times the mean variance of all features, whatever their unit."""
-    x, y = data(300, 12)
-    x = torch.from_numpy(x) + 2
+    drawn, y = data(300, 12)
+    x = torch.from_numpy(drawn) + 2
     labels = torch.from_numpy(y.argmax(1))
     total = statistics(x, labels, 3)
     found = gcv_ridge(total, covariance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ VIT = "vit-p4-w8-d1-h2"
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> dict[str, str]:
+def published(tmp_path: Path) -> dict[str, Any]:
     """Weights of a network for other classes, as settings."""
     model = build_model(VIT, Task("other", ("x", "y"), (1, 8, 8)), torch_generator(5, "published"))
     save_file(model.state_dict(), tmp_path / "w.safetensors")
@@ -37,7 +38,7 @@ def published(tmp_path: Path) -> dict[str, str]:
     return {"architecture": VIT, "pretrained": str(tmp_path / "w.safetensors"), "pretrained_sha256": sha256}
 
 
-def test_plans_that_never_heard_of_weights_keep_their_digest(published: dict[str, str]) -> None:
+def test_plans_that_never_heard_of_weights_keep_their_digest(published: dict[str, Any]) -> None:
     cells = Task("cells", ("round", "long"), (3, 28, 28))
     digests = {
         "dense": (dense.Settings(epochs=3), "1c585ffc4c25150dfba131699f96bf54fee8306226fe1e995ac560ddc06219b7"),
@@ -48,27 +49,27 @@ def test_plans_that_never_heard_of_weights_keep_their_digest(published: dict[str
     assert Plan(TASK, "fedavg", Settings(**published), ("a",)).as_json()["settings"]["pretrained"] == published["pretrained"]
 
 
-def test_a_plan_with_weights_reads_back(published: dict[str, str], tmp_path: Path) -> None:
+def test_a_plan_with_weights_reads_back(published: dict[str, Any], tmp_path: Path) -> None:
     plan = Plan(TASK, "fedavg", Settings(**published), ("a", "b"))
     (tmp_path / "plan.toml").write_text(write_plan(plan))
     assert read_plan(tmp_path / "plan.toml").digest == plan.digest
 
 
-def test_the_backbone_is_the_files_and_the_head_the_seeds(published: dict[str, str]) -> None:
+def test_the_backbone_is_the_files_and_the_head_the_seeds(published: dict[str, Any]) -> None:
     drawn = first_model(Training(VIT), VIT, TASK, torch_generator(0, "init")).state_dict()
     started = first_model(Training(**published), VIT, TASK, torch_generator(0, "init")).state_dict()
     assert torch.equal(drawn["head.weight"], started["head.weight"])
     assert not torch.equal(drawn["blocks.0.attn.qkv.weight"], started["blocks.0.attn.qkv.weight"])
 
 
-def test_a_client_trains_from_the_file(published: dict[str, str]) -> None:
+def test_a_client_trains_from_the_file(published: dict[str, Any]) -> None:
     still = {**published, "epochs": 1, "lr": 1e-12, "weight_decay": 0.0}
     sent = local_model(shard("a"), TASK, Training(**still), context(Training(**still), ["a"])).tensors
     file = build_model(VIT, Task("other", ("x", "y"), (1, 8, 8)), torch_generator(5, "published")).state_dict()
     torch.testing.assert_close(sent["model/blocks.0.mlp.fc1.weight"], file["blocks.0.mlp.fc1.weight"])
 
 
-def test_one_file_fits_one_architecture(published: dict[str, str]) -> None:
+def test_one_file_fits_one_architecture(published: dict[str, Any]) -> None:
     for wrong in ({"architecture": f"a:cnn,*:{VIT}"}, {"pretrained_sha256": "short"}, {"pretrained": ""}):
         with pytest.raises(UsageError, match=r"pretrained_sha256|one architecture"):
             check_plan(Plan(TASK, "ensemble", load("ensemble").Settings(**{**published, **wrong}), ("a", "b")))
@@ -83,7 +84,7 @@ TRAINED = [name for name in names() if issubclass(load(name).Settings, Training)
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_every_method_that_trains_reads_the_file(method: str, published: dict[str, str], tmp_path: Path) -> None:
+def test_every_method_that_trains_reads_the_file(method: str, published: dict[str, Any], tmp_path: Path) -> None:
     """With another file behind the same name nothing runs: the pin is looked at, so the file is used."""
     changes: dict[str, object] = {**published, "pretrained_sha256": "0" * 64, "epochs": 1}
     if method == "onesum":  # a site trains a network only beside its own prior

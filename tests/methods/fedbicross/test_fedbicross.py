@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -183,7 +183,7 @@ def test_clients_are_grouped_by_what_the_setting_says(clustering: str, groups: l
     """The first answers as the second does, but has nearly the third's weights."""
     members = [constant(5.0, 0.0, 0.0), constant(5.0, 0.0, 0.0), constant(0.0, 5.0, 0.0)]
     with torch.no_grad():
-        members[1].stages[0].conv.weight.add_(100.0)  # type: ignore[index, union-attr, operator]
+        members[1].stages[0].conv.weight.add_(100.0)  # type: ignore[index, union-attr]
     settings = replace(SMOKE, clusters=2, clustering=clustering)  # type: ignore[arg-type]
     assert FedBiCross(TASK, settings)._clusters(members, context(settings, CLIENTS))[0] == groups
 
@@ -214,8 +214,10 @@ def lessons_by_hand(steps: int = 4, n: int = 8) -> list[Lesson]:
     return [one(j) for j in range(3)]
 
 
-def loss_by_hand(network: nn.Module, at: dict[str, torch.Tensor], one: Lesson, place: int, index: torch.Tensor) -> torch.Tensor:
-    said = torch.func.functional_call(network, at, (one.trajectory.images[place][index],))
+def loss_by_hand(
+    network: nn.Module, at: Mapping[str, torch.Tensor], one: Lesson, place: int, index: torch.Tensor
+) -> torch.Tensor:
+    said = torch.func.functional_call(network, dict(at), (one.trajectory.images[place][index],))
     share = 1 - one.trajectory.times[place]
     return share * kd_loss(one.noisy[place][index], said, 4.0) + (1 - share) * kd_loss(one.clean[place][index], said, 4.0)
 
@@ -230,7 +232,7 @@ def test_the_bilevel_step_descends_on_the_own_validation_loss_of_the_moved_stude
     weights = torch.tensor([0.5, 0.2, 0.3], requires_grad=True)
     slopes = [torch.autograd.grad(loss_by_hand(network, at, one, 1, train), list(at.values())) for one in lessons]
     total = [sum(w * g for w, g in zip(weights, parts, strict=True)) for parts in zip(*slopes, strict=True)]
-    size = torch.stack([part.norm() for part in total]).norm()  # type: ignore[union-attr]
+    size = torch.stack([part.norm() for part in total]).norm()
     moved = {name: at[name] - lr * part * (clip / size if clip else 1.0) for name, part in zip(at, total, strict=True)}
     (slope,) = torch.autograd.grad(loss_by_hand(network, moved, lessons[k], 1, val), weights)
     start = weights.detach().double()
@@ -285,9 +287,10 @@ def test_one_step_of_stage_three_by_hand(settle: bool) -> None:
     guides = [model(images).softmax(-1).detach() for model in (own, local)]
     said = own.train()(images)
     pulls = [(p * (p.log() - said.log_softmax(-1))).sum(-1).mean() for p in guides]
-    (functional.cross_entropy(said, labels) + 0.5 * pulls[0] + 0.3 * pulls[1]).backward()  # type: ignore[no-untyped-call]
+    (functional.cross_entropy(said, labels) + 0.5 * pulls[0] + 0.3 * pulls[1]).backward()
     with torch.no_grad():
         for parameter in own.parameters():
+            assert parameter.grad is not None
             parameter.sub_(0.1 * parameter.grad)
     got = method.personalize(release, mine, ctx).tensors
     assert all(torch.allclose(got[name], tensor, atol=1e-5) for name, tensor in named(own, "model").items())
@@ -352,7 +355,8 @@ def test_figures() -> None:
 
 def test_figures_say_who_learns_from_whom_and_which_teacher_is_undecided() -> None:
     """Two clients that are each sure of another class: together they waver between two (entropy log 2), alone never."""
-    members, shown = [constant(20.0, 0.0, 0.0), constant(0.0, 20.0, 0.0)], {}
+    members = [constant(20.0, 0.0, 0.0), constant(0.0, 20.0, 0.0)]
+    shown: dict[str, Any] = {}
     weights = torch.tensor([[0.7, 0.3], [0.1, 0.9]], dtype=torch.float64)
     history = torch.stack([torch.full((2, 2), 0.5, dtype=torch.float64), weights], 1)
     pictures = [(torch.randn((6, *TASK.image), generator=rng(k)), torch.arange(6) % 3) for k in range(2)]

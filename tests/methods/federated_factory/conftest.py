@@ -1,5 +1,7 @@
 """Small classes, and generators small enough for a test."""
 
+from typing import Literal
+
 import torch
 
 from osfl.core.method import Context
@@ -25,7 +27,8 @@ TINY = FactorySettings(
     edm_steps=5,
     least=3,
 )
-KINDS = ("mixture", "vae", "edm")
+Kind = Literal["mixture", "vae", "edm"]
+KINDS: tuple[Kind, ...] = ("mixture", "vae", "edm")
 
 
 def quiet(done: int, total: int) -> None:

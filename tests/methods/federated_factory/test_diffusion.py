@@ -37,7 +37,7 @@ def test_time_grid_ends() -> None:
 
 def test_n_steps_cost_2n_minus_1_calls() -> None:
     for n in (2, 5, 18):
-        calls = []
+        calls: list[float] = []
 
         def denoise(x: torch.Tensor, sigma: torch.Tensor, calls: list[float] = calls) -> torch.Tensor:
             calls.append(float(sigma[0]))
@@ -133,7 +133,7 @@ def test_the_diffusion_loss_by_hand() -> None:
     assert math.isclose(float(loss), float(((1 / sigma**2 + 4) / math.exp(0.7) * error + 0.7).mean()), rel_tol=1e-4)
 
 
-def learned(steps: int, **changes: float) -> dict[str, torch.Tensor]:
+def learned(steps: int, **changes: Any) -> dict[str, torch.Tensor]:
     settings = replace(TINY, factory="edm", edm_images=32 * steps, **changes)
     return factory_for(settings, TASK).fit(pictures(20), rng(), quiet)
 

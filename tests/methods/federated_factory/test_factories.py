@@ -20,11 +20,11 @@ from osfl.methods.federated_factory.factories import factory_for, factory_proble
 from osfl.methods.federated_factory.mixtures import Mixture, MixtureSettings
 from osfl.methods.federated_factory.symmetries import orbit, turned
 from osfl.runtime.payloads import PayloadCache
-from tests.methods.federated_factory.conftest import KINDS, TASK, TINY, pictures, quiet, rng, shard_of
+from tests.methods.federated_factory.conftest import KINDS, TASK, TINY, Kind, pictures, quiet, rng, shard_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_resemble_the_class(kind: str) -> None:
+def test_samples_resemble_the_class(kind: Kind) -> None:
     factory = factory_for(replace(TINY, factory=kind), TASK)
     tensors = factory.fit(pictures(60), rng(), quiet)
     made = factory.sample(tensors, 64, rng(1))
@@ -35,7 +35,7 @@ def test_samples_resemble_the_class(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tensors_follow_the_contract_and_repeat(kind: str) -> None:
+def test_tensors_follow_the_contract_and_repeat(kind: Kind) -> None:
     factory = factory_for(replace(TINY, factory=kind, edm_images=64, vae_steps=5), TASK)
     first, again = (factory.fit(pictures(12), rng(3), quiet) for _ in range(2))
     contract = factory.contract()
@@ -49,7 +49,7 @@ def test_tensors_follow_the_contract_and_repeat(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [2, 3])
-def test_a_class_of_two_images(kind: str, n: int) -> None:
+def test_a_class_of_two_images(kind: Kind, n: int) -> None:
     factory = factory_for(replace(TINY, factory=kind, edm_images=64, vae_steps=5), TASK)
     tensors = factory.fit(pictures(n), rng(), quiet)
     assert all(bool(torch.isfinite(value).all()) for value in tensors.values())
@@ -57,7 +57,7 @@ def test_a_class_of_two_images(kind: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_of_odd_sides(kind: str) -> None:
+def test_images_of_odd_sides(kind: Kind) -> None:
     task = Task("odd", ("a", "b"), (3, 7, 9))
     factory = factory_for(replace(TINY, factory=kind, edm_images=64, vae_steps=5), task)
     images = torch.randint(0, 256, (6, 3, 7, 9), generator=rng(), dtype=torch.uint8)
@@ -65,7 +65,7 @@ def test_images_of_odd_sides(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "change"), [("edm", {"edm_lr": 1e30}), ("vae", {"vae_lr": 1e30})])
-def test_a_generator_that_diverges_says_whose_which_class_and_which_setting(kind: str, change: dict[str, float]) -> None:
+def test_a_generator_that_diverges_says_whose_which_class_and_which_setting(kind: Kind, change: dict[str, Any]) -> None:
     shard, ctx = shard_of(pictures(20))
     settings = replace(TINY, factory=kind, dropout=0.0, **change)
     with pytest.raises(TrainingError) as caught:
@@ -151,7 +151,7 @@ def test_a_full_disk_while_sampling_names_the_cell() -> None:
         ("edm_start", 3.0),
     ],
 )
-def test_settings_that_cannot_work(setting: str, value: object) -> None:
+def test_settings_that_cannot_work(setting: str, value: Any) -> None:
     assert not factory_problems(TINY, TASK)
     problems = factory_problems(replace(TINY, **{setting: value}), TASK)
     assert len(problems) == 1 and f"'{setting}'" in problems[0]

@@ -20,10 +20,11 @@ from osfl.models.naming import named
 from osfl.rounds.egress import check_outgoing
 from osfl.rounds.finished import load_model
 from osfl.rounds.storage import load_model_of
+from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import PayloadCache, payload_digest, to_raw
 from osfl.runtime.workers import Workers, compute_threads
 from osfl.simulate.checks import small_federation
-from osfl.simulate.run import Machine, run_federation
+from osfl.simulate.run import run_federation
 from osfl.wire.bundle import size_of
 from tests.methods.conftest import TASK, context, shard
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -113,7 +113,7 @@ def test_small_presets_start_from_the_local_models_of_all_methods(preset: str) -
 
 
 @pytest.mark.parametrize("answer", ["student", "ensemble"])
-def test_without_neighbors_it_is_local(answer: str) -> None:
+def test_without_neighbors_it_is_local(answer: Literal["student", "ensemble"]) -> None:
     settings = replace(SMOKE, answer=answer)
     ctx, method = context(settings, "a"), Fol(TASK, settings)
     alone = uploads(settings, "a")

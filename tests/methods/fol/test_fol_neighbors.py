@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_a_neighbor_that_explodes_is_left_out_and_named(align: bool, exploding: 
 
 
 @pytest.mark.parametrize("answer", ["student", "ensemble"])
-def test_where_nobody_can_be_used_it_is_local(answer: str) -> None:
+def test_where_nobody_can_be_used_it_is_local(answer: Literal["student", "ensemble"]) -> None:
     """As if nobody had come, in the first encounter and in the second: Q = 0."""
     settings = replace(SMOKE, answer=answer, start="average", copies=1)
     method, one = Fol(TASK, settings), shards()["a"]

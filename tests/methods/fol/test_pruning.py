@@ -12,8 +12,8 @@ TASK = Task("toy", ("a", "b", "c"), (1, 8, 8))
 
 def rows(*norms: float) -> torch.Tensor:
     """Filters (n, 2, 3, 3) of these norms, in random directions."""
-    drawn = torch.randn(len(norms), 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    lengths = torch.linalg.vector_norm(drawn, dim=(1, 2, 3), keepdim=True)
+    drawn: torch.Tensor = torch.randn(len(norms), 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lengths: torch.Tensor = torch.linalg.vector_norm(drawn, dim=(1, 2, 3), keepdim=True)
     return drawn / lengths * torch.tensor(norms, dtype=torch.float64).view(-1, 1, 1, 1)
 
 

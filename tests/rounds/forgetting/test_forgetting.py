@@ -125,7 +125,9 @@ def test_a_client_of_one_class_goes_with_it(rounds: Any, tmp_path: Path) -> None
         ({}, UsageError, "nothing was named"),
     ],
 )
-def test_words_that_mean_nothing_here(rounds: Any, tmp_path: Path, words: dict[str, str], error: type, says: str) -> None:
+def test_words_that_mean_nothing_here(
+    rounds: Any, tmp_path: Path, words: dict[str, Any], error: type[Exception], says: str
+) -> None:
     folder = rounds(APART, tmp_path / "round")
     with pytest.raises(error, match=says):
         forget(folder, **words)

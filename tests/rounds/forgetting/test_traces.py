@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from osfl.rounds.forgetting import traces
 
@@ -19,7 +20,7 @@ def test_a_fingerprint_is_the_polynomial_of_its_window() -> None:
     assert not len(traces.fingerprints(data[:31]))
 
 
-def test_bytes_are_found_at_any_offset_and_across_chunks(tmp_path: Path, monkeypatch) -> None:
+def test_bytes_are_found_at_any_offset_and_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "_CHUNK", 100)
     secret = RNG.bytes(500)
     wanted = traces.sample([secret])

@@ -14,8 +14,7 @@ import pytest
 from osfl.cli.main import answer
 from osfl.core.errors import Rejected, RoundError
 from osfl.core.plan import write_plan
-from osfl.core.topology import Topology
-from osfl.core.types import canonical
+from osfl.core.types import Topology, canonical
 from osfl.inspection.known import gather
 from osfl.inspection.look import look, worst
 from osfl.roles import coordinator

@@ -167,7 +167,7 @@ def _learn(
         output = decoder(features[index].to(device), labels[index].to(device))
         loss = functional.mse_loss(output, differences[index].to(device))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         schedule.step()
         if (step + 1) % 100 == 0 or step + 1 == effort.steps:

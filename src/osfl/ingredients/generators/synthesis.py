@@ -218,7 +218,7 @@ def synthesize(
     for _ in range(settings.generator_steps):
         loss = generator_loss(generator, z, labels, teacher, student, settings.shift, rng, objective)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if clip:
             nn.utils.clip_grad_norm_([*generator.parameters(), z], clip)
         optimizer.step()

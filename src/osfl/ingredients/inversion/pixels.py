@@ -95,7 +95,7 @@ class _Variation(torch.autograd.Function):
         return norms.sum()
 
     @staticmethod
-    def backward(ctx: Any, total: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, total: torch.Tensor) -> Any:
         x, norms, *gaps = ctx.saved_tensors
         gradient = torch.zeros_like(x)
         for gap, scale, (one, other) in zip(gaps, total / norms.clamp_min(1e-12), _NEIGHBORS, strict=True):
@@ -133,7 +133,7 @@ class _Statistics(torch.autograd.Function):
         return torch.addcmul(_wide(shift), x, _wide(scale)), size_mean + size_var
 
     @staticmethod
-    def backward(ctx: Any, out: torch.Tensor, term: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, out: torch.Tensor, term: torch.Tensor) -> Any:
         x, scale, mean, way_mean, way_var = ctx.saved_tensors
         count = x.numel() // x.shape[1]
         slope = term * 2 * way_var / count  # d var / d x = 2 (x - mean) / count

@@ -23,7 +23,7 @@ def facts_without(facts: Mapping[str, Json], label: int) -> dict[str, Json]:
     counts = facts.get("class_counts")
     if not isinstance(counts, list):
         return dict(facts)
-    left = [0 if c == label else int(n) for c, n in enumerate(counts)]  # type: ignore[arg-type]
+    left = [0 if c == label else int(n) for c, n in enumerate(counts)]
     return {**facts, "class_counts": left, "samples": sum(left)}
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import LATER, Dataset, Payload, Shard, Task, settings_as_json
-from osfl.models.build import architecture_for, architectures_in, build_model, check_architecture
+from osfl.models.build import Network, architecture_for, architectures_in, build_model, check_architecture
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
@@ -193,7 +193,7 @@ def step(
 ) -> None:
     """One optimizer step; `adjust` may correct the gradients first (FedProx, SCAFFOLD, FedDyn)."""
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     if adjust is not None:
         adjust(model)
     if clip > 0:
@@ -263,7 +263,7 @@ def decay(schedule: str, done: int, total: int) -> float:
     return 1.0
 
 
-def first_model(settings: Training, architecture: str, task: Task, rng: torch.Generator) -> nn.Module:
+def first_model(settings: Training, architecture: str, task: Task, rng: torch.Generator) -> Network:
     """A model before it learns: every weight drawn from `rng`, or all but the head taken from a file."""
     model = build_model(architecture, task, rng)
     if settings.pretrained:

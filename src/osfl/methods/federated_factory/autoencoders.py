@@ -68,7 +68,7 @@ class Vae:
             z = mean + torch.randn(mean.shape, generator=rng).to(self.device) * (spread / 2).exp()
             loss = vae_loss(x, decoder(z), mean, spread)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             total += loss.detach()
         if not math.isfinite(float(total)):
@@ -115,6 +115,6 @@ def _layers(sizes: list[int], rng: torch.Generator | None) -> nn.Sequential:
             parts.append(nn.Linear(inputs, outputs))
         parts.append(nn.SiLU())
     model = nn.Sequential(*parts[:-1])
-    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
+    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))
     initialize(model, rng)
     return model

@@ -105,7 +105,7 @@ class Diffusion:
             x = self._pad(to_input(turned(images[picked], self.symmetry, rng), self.device))
             loss = diffusion_loss(net, x, s.edm_noise_mean, s.edm_noise_std, noise)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             follow(average, net, ema_beta(s.edm_ema, step * batch, batch))
             total += loss.detach()
