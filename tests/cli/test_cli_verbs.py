@@ -172,9 +172,10 @@ def test_predict_asks_whose_model_where_each_has_its_own(osfl) -> None:
 
 def test_check_draws_labels(osfl) -> None:
     said = osfl("check --dataset digits --partition silos")
-    assert said.code == 0 and "client-10" in said.out and "No problem found" in said.out and "█" in said.out
+    assert said.code == 0 and "client-10" in said.out and "█" in said.out
+    assert "a client without images of a class: 90 × left as it is: the other clients may have some" in said.out
     facts = osfl("check --dataset digits --partition iid --clients 2 --format json").json
-    assert sum(map(sum, facts["clients"].values())) == facts["train_images"] and facts["problems"] == []
+    assert sum(map(sum, facts["clients"].values())) == facts["train_images"] and facts["findings"] == []
 
 
 def test_check_finds_bounds_for_what_sites_claim(osfl) -> None:
@@ -209,14 +210,14 @@ def test_check_lists_files_that_cannot_be_used(osfl, tmp_path: Path) -> None:
     (tmp_path / "pets" / "cat" / "broken.png").write_bytes(b"\x89PNG no")
     said = osfl("check --dataset ./pets --partition iid --clients 2")
     assert said.code == 0 and "broken.png" in said.out and "a run can start" in said.out
-    problems = osfl("check --dataset ./pets --partition iid --clients 2 --format json").json["problems"]
-    assert any("broken.png" in problem["path"] for problem in problems)
+    problems = osfl("check --dataset ./pets --partition iid --clients 2 --format json").json["findings"]
+    assert any("broken.png" in " ".join(problem["examples"]) for problem in problems)
 
 
 def test_check_of_a_template(osfl) -> None:
     osfl("new --method fedavg --classes a,b --clients 2")
     assert "good plan" in osfl("check plan.toml").out
-    assert osfl("check plan.toml --format json").json["problems"] == []
+    assert osfl("check plan.toml --format json").json["findings"] == []
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg_rounds", "centralized", "deepinversion_vit"])
@@ -305,4 +306,6 @@ def test_a_class_that_no_client_has_is_told_and_is_no_error(osfl) -> None:
     np.savez("hole.npz", train_images=rng.integers(0, 255, (60, 8, 8), dtype=np.uint8), train_labels=labels)
     said = osfl("run --method fedavg --dataset hole.npz --clients 2 --partition iid --smoke --out here")
     assert said.code == 0, said.err
-    assert "No client has an image of 1" in " ".join(said.out.split())
+    assert "no training image of a class: 1 × kept as a class; nothing can be learned about it (1)" in " ".join(
+        said.out.split()
+    )

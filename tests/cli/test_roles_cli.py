@@ -324,7 +324,7 @@ def test_check_shows_a_site_its_own_data(osfl: Osfl, here: Path) -> None:
     assert said.code == 0 and "46 images to learn from, 4 held out" in said.out and "No problem found" in said.out
     Path("sites/north/1/broken.png").write_bytes(b"\x89PNG no")
     facts = osfl("check plan.toml --data sites/north --client north --format json").json
-    assert sum(facts["counts"]) == 50 and [problem["path"] for problem in facts["problems"]] == ["1/broken.png"]
+    assert sum(facts["counts"]) == 50 and facts["findings"][0]["examples"] == ["1/broken.png"]
     Path("sites/north/1").rename("sites/north/one")
     said = osfl("check plan.toml --data sites/north --client north")
     assert said.code == 1 and "classes that the plan does not know" in said.err and "got one" in said.err

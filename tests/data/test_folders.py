@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from osfl.core.errors import DataError
-from osfl.data import Problem, open_dataset, summarize
+from osfl.core.result import finding_line
+from osfl.data import Problem, grouped, open_dataset
 from osfl.data.decode import Unusable, decode
 from osfl.data.layout import arrange
 
@@ -118,12 +119,12 @@ def _strange(picture: Picture) -> dict[str, tuple[bytes, str, str]]:
             "the first is used",
         ),
         "liar.png": (jpeg, "named like PNG but holds JPEG", "read by its content"),
-        "cut.jpg": (jpeg[:-300], "damaged: image file is truncated", "left out"),
+        "cut.jpg": (jpeg[:-300], "damaged", "left out"),
         "cut.png": (_saved(picture(), "PNG")[:200], "damaged", "left out"),
         "text.jpg": (b"this is no picture", "not an image", "left out"),
         "empty.jpg": (b"", "not an image", "left out"),
         "script.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image", "left out"),
-        "huge.png": (_saved(bomb, "PNG"), "12000 × 9000 pixels, more than 80 million", "left out"),
+        "huge.png": (_saved(bomb, "PNG"), "more than 80 million pixels", "left out"),
         "notes.txt": (b"hello", "not an image file", "left out"),
     }
 
@@ -158,7 +159,7 @@ def test_strange_files_are_reported_and_never_crash(strange_zip: Path, picture: 
 
 def test_the_report_is_a_line_for_each_kind() -> None:
     same = [Problem(f"{i}.png", "palette image", "converted") for i in range(5)]
-    lines = summarize([*same, Problem("x.txt", "not an image file", "left out")])
+    lines = [finding_line(one) for one in grouped([*same, Problem("x.txt", "not an image file", "left out")])]
     assert lines == [
         "palette image: 5 × converted (0.png, 1.png, 2.png, …)",
         "not an image file: 1 × left out (x.txt)",
@@ -240,7 +241,7 @@ def test_nothing_usable(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no usable image"):
         open_dataset(str(tmp_path / "void"))
     (tmp_path / "void" / "a" / "x.png").write_bytes(b"broken")
-    with pytest.raises(DataError, match=r"no usable image \(a/x.png: not an image\)"):
+    with pytest.raises(DataError, match=r"no usable image \(not an image: 1 × left out \(a/x.png\)\)"):
         open_dataset(str(tmp_path / "void"))
     (tmp_path / "bad.zip").write_bytes(b"PK but not a zip")
     with pytest.raises(DataError, match="cannot be read as a zip"):
@@ -259,7 +260,7 @@ def test_a_zip_bomb_is_left_out(tmp_path: Path, picture: Picture, monkeypatch: p
             archive.writestr(f"a/{i}.png", _saved(picture(number=i), "PNG"))
         archive.writestr("a/bomb.png", b"\0" * 1_000_000)
     source = open_dataset(str(tmp_path / "z.zip"), size=8)
-    assert [(p.path, p.what) for p in source.problems] == [("a/bomb.png", "unreadable: larger than 100,000 bytes")]
+    assert [(p.path, p.what, p.detail) for p in source.problems] == [("a/bomb.png", "unreadable", "larger than 100,000 bytes")]
 
 
 def test_folder_and_zip_give_the_same_digest(image_folder: Folder, tmp_path: Path) -> None:
@@ -295,9 +296,9 @@ def test_table_with_mistakes(image_folder: Folder) -> None:
     (root / "t.csv").write_text(f"path,label,split\n{good}gone.png,a,\n,a,\n1.png,,\n0.png,a,\n5.png,a,\n6.png,b,later\n")
     source = open_dataset(str(root / "t.csv"), size=8)
     found = {p.path: p.what for p in source.problems}
-    assert "No such file" in found["gone.png"]
+    assert ("gone.png", "No such file or directory") in [(p.path, p.detail) for p in source.problems]
     assert found["t.csv:11"] == "no path" and found["t.csv:12"] == "no label" and "later" in found["t.csv:15"]
-    assert found["0.png"] == "listed twice" and found["5.png"] == "listed with labels a and b"
+    assert found["0.png"] == "listed twice" and found["5.png"] == "listed with more than one label"
     assert len(source.train) + len(source.test) == 7
     (root / "h.csv").write_text("file,class\nx,y\n")
     with pytest.raises(DataError, match="columns 'path' and 'label'"):
@@ -315,8 +316,8 @@ def test_names_that_cannot_be_written_and_files_that_are_none(image_folder: Fold
     os.mkfifo(root / "a" / "pipe.png")
     (root / "a" / "gone.png").symlink_to(root / "nowhere.png")
     (Path(os.fsdecode(os.fsencode(root) + b"/a/\xff.png"))).write_bytes((root / "a" / "0.png").read_bytes())
-    found = {p.path: p.what for p in open_dataset(str(root), size=8).problems}
-    assert found["a/pipe.png"] == "unreadable: not a regular file" and "No such file" in found["a/gone.png"]
+    found = {p.path: p.detail or p.what for p in open_dataset(str(root), size=8).problems}
+    assert found["a/pipe.png"] == "not a regular file" and "No such file" in found["a/gone.png"]
     assert found["'a/\\udcff.png'"] == "a name that is not UTF-8"
 
 

@@ -189,7 +189,7 @@ def test_a_change_of_resolution_is_named_by_check_run_and_report(xrays: Path, ca
     for page in ("r/report/index.html", "r/model_card.md"):
         assert "works at 96 px" in Path(page).read_text().replace("\\", "")
     found = json.loads(printed(capfd, "check", *data, "--image-size", "16", "--format", "json"))
-    assert found["inputs"]["cautions"] == inputs["cautions"] and found["problems"][0]["what"] == inputs["cautions"][0]
+    assert found["inputs"]["cautions"] == inputs["cautions"] and found["findings"][0]["what"] == inputs["cautions"][0]
 
 
 def test_sites_are_warned_and_templates_have_the_encoders_size(xrays: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`osfl check`: open the data, show the labels of each client, and list all problems."""
+"""`osfl check`: open the data, show the labels of each client, and list all findings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import typer
 from osfl.cli import options
 from osfl.cli.arguments import RunOptions, from_plan, parse_options, same_plan, with_smoke
 from osfl.cli.progress import progress_display
-from osfl.cli.terminal import echo, escape, output, put_json
+from osfl.cli.terminal import echo, escape, on_one_line, output, put_json
 from osfl.core.errors import OsflError, UsageError
+from osfl.core.result import finding_line
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from osfl.core.result import Inputs
+    from osfl.core.result import Finding, Inputs
     from osfl.core.types import Plan
     from osfl.data.source import Problem
     from osfl.simulate.simulation import Federation
@@ -30,6 +31,7 @@ EXAMPLES = (
     "osfl new --method fedavg --dataset digits --clients north,south --smoke --sites sites --out real.toml --force",
     "osfl check real.toml --data sites/north --client north",
 )
+SHOWN = 3  # files of a finding that are named in the terminal
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SHADES = ("grey27", "dark_cyan", "cyan3", "bright_cyan")
 
@@ -61,7 +63,7 @@ def check(
     client: ClientName = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Open the data, draw the labels of each client, list every problem. Exit code 1 if a run could not start.
+    """Open the data, draw the labels of each client, list every finding. Exit code 1 if a run could not start.
 
     With --data and --client: the same for one site's own images, before a real round.
     """
@@ -118,7 +120,7 @@ def _plan(path: Path, output_format: str) -> Federation | None:
 def _site(plan: Path | None, data: Path | None, client: str | None, output_format: str) -> None:
     """One site's images against the plan. What keeps it from taking part is a failure: exit 1."""
     from osfl.core.plan import read_plan
-    from osfl.data.site import open_site
+    from osfl.data.site import open_site, site_problems
     from osfl.data.views import class_counts, make_shard
     from osfl.models.input_facts import describe_inputs
     from osfl.roles.site import method_for
@@ -143,7 +145,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
     check_claim(plan_of_round, shard)
     counts = class_counts(found.train.labels, len(plan_of_round.task.classes)).tolist()
     inputs = describe_inputs(plan_of_round.settings, plan_of_round.task.image[1], found.native)
-    problems = _listed(found.problems, inputs)
+    findings = _findings(site_problems(found, client, plan_of_round.task), inputs)
     facts = {
         "plan": plan_of_round.digest,
         "client": client,
@@ -154,7 +156,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
         "val_images": len(shard.val),
         "test_images": len(found.test) if found.test else 0,
         "inputs": inputs,
-        "problems": problems,
+        "findings": findings,
         **_claims({client: counts}, plan_of_round),
     }
     if output_format == "json":
@@ -168,12 +170,12 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
     _lines(inputs)
     _heat_map(plan_of_round.task.classes, {client: counts})
     _show_claims(facts)
-    _problems(problems)
+    _show_findings(findings)
 
 
 def _show_template(plan: Plan, path: Path, output_format: str) -> None:
     if output_format == "json":
-        put_json({"plan": plan.digest, "clients": list(plan.clients), "problems": []})
+        put_json({"plan": plan.digest, "clients": list(plan.clients), "findings": []})
         return
     echo(
         f"{path} is a good plan: {plan.method}, {len(plan.clients)} clients, {len(plan.task.classes)} classes, "
@@ -182,10 +184,13 @@ def _show_template(plan: Plan, path: Path, output_format: str) -> None:
     echo("It says nothing about data, so there are no labels to show.")
 
 
-def _listed(problems: Sequence[Problem], inputs: Inputs) -> list[dict[str, str]]:
-    """What is wrong with the files, and what is wrong with how they are opened."""
-    cautions = [{"path": "(all)", "what": caution, "done": "used as they are"} for caution in inputs["cautions"]]
-    return [*cautions, *({"path": p.path, "what": p.what, "done": p.done} for p in problems)]
+def _findings(problems: Sequence[Problem], inputs: Inputs) -> list[Finding]:
+    """What is wrong with how the files are opened, and with the files themselves: every file is named."""
+    from osfl.data.findings import grouped
+    from osfl.data.source import Problem
+
+    cautions = [Problem("(all)", caution, "used as they are") for caution in inputs["cautions"]]
+    return grouped([*cautions, *problems], examples=None)
 
 
 def _facts(federation: Federation) -> dict[str, Any]:
@@ -202,7 +207,7 @@ def _facts(federation: Federation) -> dict[str, Any]:
         "test_images": len(federation.test),
         "clients": {client: list(counts) for client, counts in federation.counts.items()},
         "inputs": inputs,
-        "problems": _listed(source.problems, inputs),
+        "findings": _findings(federation.problems, inputs),
         **_claims(federation.counts, federation.plan),
     }
 
@@ -242,7 +247,7 @@ def _show(federation: Federation) -> None:
     _lines(facts["inputs"])
     _heat_map(facts["classes"], facts["clients"])
     _show_claims(facts)
-    _problems(facts["problems"])
+    _show_findings(facts["findings"])
 
 
 def _lines(inputs: Inputs) -> None:
@@ -284,7 +289,7 @@ def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> No
     table.add_column("", justify="right")
     head: list[str | Text] = ["client", "images"]
     if wide:
-        head += [Text(name[: max(len(str(most)), 5)], style="dim") for name in classes]
+        head += [Text(on_one_line(name)[: max(len(str(most)), 5)], style="dim") for name in classes]
     else:
         head.append(Text(f"classes 1 to {len(classes)}, one block each", style="dim"))
     for _ in head[2:]:
@@ -295,7 +300,7 @@ def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> No
         table.add_row(client, f"{sum(row):,}", *cells)
     console.print(table)
     if not wide:
-        console.print(Text("\n" + ", ".join(f"{i} {name}" for i, name in enumerate(classes, 1)), style="dim"))
+        console.print(Text("\n" + ", ".join(f"{i} {on_one_line(name)}" for i, name in enumerate(classes, 1)), style="dim"))
 
 
 def _number(count: int, most: int) -> Text:
@@ -318,10 +323,13 @@ def _level(count: int, most: int) -> int:
     return max(1, round(8 * count / most))
 
 
-def _problems(problems: Sequence[Mapping[str, str]]) -> None:
-    if not problems:
+def _show_findings(findings: Sequence[Finding]) -> None:
+    """One line a reason, with the first files; `--format json` names them all."""
+    if not findings:
         echo("\n[green]No problem found.[/]")
         return
-    echo(f"\n[yellow]{len(problems)} files or facts were noticed; a run can start all the same:[/]")
-    for problem in problems:
-        echo(f"  {escape(problem['path'])}: {escape(problem['what'])}; {escape(problem['done'])}")
+    echo(f"\n[yellow]{len(findings)} {'finding' if len(findings) == 1 else 'findings'}; a run can start all the same:[/]")
+    for finding in findings:
+        echo(f"  {escape(finding_line({**finding, 'examples': finding['examples'][:SHOWN]}))}")
+    if any(len(finding["examples"]) > SHOWN for finding in findings):
+        echo("[dim]With --format json every file is named.[/]")

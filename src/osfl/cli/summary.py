@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osfl.cli.terminal import echo, escape, output
+from osfl.core.result import finding_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,21 +51,13 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
         echo(f"[dim]{escape(line)}[/]")
     for line in inputs["cautions"] if inputs else ():
         echo(f"[yellow]{escape(line)}[/]")
-    for line in data.get("noticed", ()):
-        echo(f"[yellow]Data: {escape(str(line))}[/]")
-    if empty := unseen_classes(result):
-        echo(f"[yellow]No client has an image of {escape(', '.join(empty))}: nothing can be learned about that.[/]")
+    for finding in data.get("findings", ()):
+        echo(f"[yellow]Data: {escape(finding_line(finding))}[/]")
     echo()
     echo(f"Results  {out / 'results.json'}")
     echo(f"Report   {out / 'report' / 'index.html'}")
     if finished_before:
         echo("[dim]This round was finished before; nothing was computed again.[/]")
-
-
-def unseen_classes(result: Result) -> list[str]:
-    """Classes of the task that nobody trains on; no error, for a federation may lack what the task has."""
-    totals = [sum(counts) for counts in zip(*(row["class_counts"] for row in result["clients"]), strict=True)]
-    return [str(name) for name, total in zip(result["task"]["classes"], totals, strict=True) if not total]
 
 
 def _facts(result: Result) -> list[tuple[str, str, str]]:

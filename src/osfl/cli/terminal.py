@@ -50,6 +50,11 @@ def complain(text: str, facts: dict[str, object], as_json: bool) -> None:
     errors().print(f"[bold red]{escape(head)}:[/]{escape(rest)}", soft_wrap=True)
 
 
+def on_one_line(text: str) -> str:
+    """A name from a file or folder, without line breaks and without anything that could steer a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def escape(text: str) -> str:
     """Text that holds square brackets, shown as it is; what could steer a terminal (an untrusted file name) is not."""
     from rich.markup import escape as escaped

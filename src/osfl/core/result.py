@@ -122,6 +122,23 @@ class Inputs(TypedDict):
     cautions: list[str]  # what costs accuracy, and what to do
 
 
+class Finding(TypedDict):
+    """Something wrong or unusual about the data, for all files that it concerns."""
+
+    what: str  # the reason, in the same words for each file
+    done: str  # what was done about it
+    count: int  # of files, classes or sites
+    examples: list[str]  # the first of them
+
+
+def finding_line(finding: Finding) -> str:
+    """`damaged: 12 × left out (a.png, b.png, c.png, …)`"""
+    if finding["examples"] == ["(all)"]:
+        return f"{finding['what']}; {finding['done']}"
+    more = ", …" if finding["count"] > len(finding["examples"]) else ""
+    return f"{finding['what']}: {finding['count']:,} × {finding['done']} ({', '.join(finding['examples'])}{more})"
+
+
 class ClientRow(TypedDict):
     client: str
     train: int  # images it trains on

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from osfl.data.catalog import Sheet, sheets
+    from osfl.data.findings import class_problems, grouped
     from osfl.data.opening import open_dataset
     from osfl.data.partition import Partition, assign, domain_clients, parse_partition
-    from osfl.data.source import Part, Problem, Source, summarize
+    from osfl.data.source import Part, Problem, Source
     from osfl.data.views import class_counts, evaluation_part, hold_out, make_shard, make_shards, take_stratified, with_train
 
 _HOMES = {
     "catalog": ("Sheet", "sheets"),
+    "findings": ("class_problems", "grouped"),
     "opening": ("open_dataset",),
     "partition": ("Partition", "assign", "domain_clients", "parse_partition"),
-    "source": ("Part", "Problem", "Source", "summarize"),
+    "source": ("Part", "Problem", "Source"),
     "views": (
         "class_counts",
         "evaluation_part",
@@ -40,15 +42,16 @@ __all__ = [
     "Source",
     "assign",
     "class_counts",
+    "class_problems",
     "domain_clients",
     "evaluation_part",
+    "grouped",
     "hold_out",
     "make_shard",
     "make_shards",
     "open_dataset",
     "parse_partition",
     "sheets",
-    "summarize",
     "take_stratified",
     "with_train",
 ]

@@ -82,7 +82,6 @@ def from_arrays(
         parts["train"], parts["test"] = cut_test(parts["train"], name)
         problems.append(Problem(name, "no test part", f"a fixed {TEST_SHARE:.0%} of each class is used for testing"))
     classes = sheet.classes if sheet else _class_names(parts)
-    problems += absent_classes(name, classes, parts["train"])
     name = sheet.name if sheet else name
     return finish(name, classes, parts["train"], parts.get("val"), parts["test"], sheet, problems, min(height, width))
 
@@ -93,12 +92,6 @@ def cut_test(part: Part, name: str) -> tuple[Part, Part]:
     if not held.any():
         raise DataError(f"'{name}' has too few images to cut a test part", expected="at least 2 in a class")
     return part.subset(np.flatnonzero(~held)), part.subset(np.flatnonzero(held))
-
-
-def absent_classes(name: str, classes: tuple[str, ...], train: Part) -> list[Problem]:
-    counts = np.bincount(train.labels, minlength=len(classes))
-    empty = [label for label, count in zip(classes, counts, strict=True) if count == 0]
-    return [Problem(name, f"no training images of {', '.join(empty[:5])}", "kept as a class")] if empty else []
 
 
 def _part(arrays: Arrays, key: str, size: int | None, channels: int | None) -> Part:

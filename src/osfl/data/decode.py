@@ -62,7 +62,11 @@ class Decoded:
 
 
 class Unusable(Exception):
-    """Why an image cannot be used."""
+    """Why an image cannot be used, in the same words for the same cause, and what differs from file to file."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
 
 
 def decode(blob: bytes, name: str, size: int, channels: int | None) -> Decoded:
@@ -71,12 +75,12 @@ def decode(blob: bytes, name: str, size: int, channels: int | None) -> Decoded:
         with Image.open(BytesIO(blob), formats=FORMATS) as picture:
             width, height = picture.size
             if width * height > MOST_PIXELS:
-                raise Unusable(f"{width} × {height} pixels, more than {MOST_PIXELS // 1_000_000} million")
+                raise Unusable(f"more than {MOST_PIXELS // 1_000_000} million pixels", f"{width} × {height}")
             return _pixels(picture, _notes(picture, name), size, channels)
     except UnidentifiedImageError:
         raise Unusable("not an image") from None
     except BROKEN as error:
-        raise Unusable(f"damaged: {error}") from None
+        raise Unusable("damaged", str(error)) from None
 
 
 def _notes(picture: Image.Image, name: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from osfl.core.errors import DataError
+from osfl.core.result import finding_line
 from osfl.core.types import Progress
-from osfl.data.arrays import TEST_SHARE, absent_classes
+from osfl.data.arrays import TEST_SHARE
 from osfl.data.catalog import Sheet
+from osfl.data.findings import grouped
 from osfl.data.gallery import Gallery, gallery
 from osfl.data.layout import SKIPPED, Item, arrange, class_names, read_table
 from osfl.data.source import Indices, Names, Part, Problem, Source, finish, part_of
@@ -72,10 +75,13 @@ def collect(
 
 
 def _listed(path: Path) -> tuple[list[Item], list[Problem]]:
+    blob = path.read_bytes()
+    wide = blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # "Unicode text" of Excel
     try:
-        return read_table(path.read_text(encoding="utf-8"), path.name)
+        text = blob.decode("utf-16" if wide else "utf-8")
     except UnicodeDecodeError:
         raise DataError(f"'{path.name}' is not UTF-8 text", field="file", fix="Save it as UTF-8 CSV.") from None
+    return read_table(text, path.name)
 
 
 def _geometry(sheet: Sheet | None, size: int | None, channels: int | None) -> tuple[int, int | None]:
@@ -108,12 +114,13 @@ def _collected(
 
 def _source(name: str, found: Collection, sheet: Sheet | None, doubts: Sequence[Problem]) -> Source:
     train, val, test = _parts(name, found.whole, found.parts)
-    problems = [*doubts, *found.problems, *absent_classes(name, found.classes, train)]
-    return finish(sheet.name if sheet else name, found.classes, train, val, test, sheet, problems, found.native)
+    return finish(
+        sheet.name if sheet else name, found.classes, train, val, test, sheet, [*doubts, *found.problems], found.native
+    )
 
 
 def _nothing(name: str, problems: Sequence[Problem]) -> DataError:
-    seen = "; ".join(f"{p.path}: {p.what}" for p in problems[:3])
+    seen = "; ".join(finding_line(finding) for finding in grouped(problems)[:3])
     return DataError(
         f"'{name}' holds no usable image" + (f" ({seen})" if seen else ""),
         field="dataset",
@@ -159,7 +166,7 @@ def _doubles(items: list[Item], pictures: Gallery) -> list[Problem]:
             elsewhere = [(other.name, "class") for other in same if other.label != item.label]
             elsewhere += [(other.name, "part") for other in same if other.part != item.part and item.part != "test"]
             for name, kind in elsewhere[:1]:
-                problems.append(Problem(item.name, f"the same image as {name}, another {kind}", "kept"))
+                problems.append(Problem(item.name, f"the same image is in another {kind}", "kept", name))
     return problems
 
 

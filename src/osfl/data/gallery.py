@@ -26,7 +26,7 @@ from osfl.data.layout import SKIPPED
 from osfl.data.source import Indices, Pixels, Problem
 from osfl.runtime.cache import cache_folder
 
-VERSION = 2  # of what decoding does; a change makes old caches unused
+VERSION = 3  # of what decoding does; a change makes old caches unused
 _ARRAYS = ("images", "kept", "content", "color", "oblong", "sides")
 THREADS = min(8, os.cpu_count() or 1)
 
@@ -65,14 +65,15 @@ def gallery(
 def _decode_all(
     names: Sequence[str], read: Callable[[str], bytes], size: int, channels: int | None, progress: Progress
 ) -> Gallery:
-    def one(name: str) -> tuple[bytes, Decoded] | str:
+    def one(name: str) -> tuple[bytes, Decoded] | Problem:
         try:
             blob = read(name)
             return hashlib.sha256(blob).digest(), decode(blob, name, size, channels)
         except Unusable as why:
-            return str(why)
+            return Problem(name, why.reason, SKIPPED, why.detail)
         except (*BROKEN, zipfile.BadZipFile) as error:
-            return f"unreadable: {error}"
+            cause = getattr(error, "strerror", None) or str(error)  # without the path, which would differ from file to file
+            return Problem(name, "unreadable", SKIPPED, cause)
 
     outcomes = []
     Image.init()  # loads the readers once, before the threads would do so together
@@ -85,10 +86,10 @@ def _decode_all(
 
 
 def _assemble(
-    names: Sequence[str], outcomes: Sequence[tuple[bytes, Decoded] | str], size: int, channels: int | None
+    names: Sequence[str], outcomes: Sequence[tuple[bytes, Decoded] | Problem], size: int, channels: int | None
 ) -> Gallery:
-    problems = [Problem(n, o, SKIPPED) for n, o in zip(names, outcomes, strict=True) if isinstance(o, str)]
-    good = [(i, *outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, str)]
+    problems = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    good = [(i, *outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Problem)]
     problems += [Problem(names[i], what, done) for i, _, decoded in good for what, done in decoded.notes]
     planes = channels or (3 if any(decoded.color for _, _, decoded in good) else 1)
     largest = max((float(decoded.pixels.max()) for _, _, decoded in good if decoded.deep), default=1.0)
@@ -108,7 +109,7 @@ def _assemble(
 
 def _save(store: Path, found: Gallery) -> None:
     """A cache that cannot be written is no reason to stop."""
-    text = json.dumps([[p.path, p.what, p.done] for p in found.problems])
+    text = json.dumps([[p.path, p.what, p.done, p.detail] for p in found.problems])
     arrays = {key: getattr(found, key) for key in _ARRAYS}
     try:
         store.parent.mkdir(parents=True, exist_ok=True)

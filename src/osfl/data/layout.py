@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import PurePosixPath
@@ -123,7 +123,8 @@ def with_group(item: Item, pattern: str) -> Item:
 
 def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
     """Rows of `path,label[,split][,domain][,patient]`; a bad row is a problem, a bad header an error."""
-    reader = csv.DictReader(StringIO(text.lstrip("\ufeff")))
+    text, separator, first = _separated(text)
+    reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator)
     header = [column.strip().lower() for column in reader.fieldnames or []]
     if twice := sorted({column for column in header if column and header.count(column) > 1}):
         raise DataError(
@@ -144,12 +145,42 @@ def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
     rows = list(_rows(reader, where))
     whom = _whom(header, rows, where)
     problems = _columns(header, rows, whom, where)
+    if separator != ",":
+        problems.append(Problem(where, f"columns are separated by {separator!r}, not by a comma", "read as they are"))
     items: list[Item] = []
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(rows, start=first):
         item, problem = _row(row, whom, f"{where}:{number}")
         items += [item] if item else []
         problems += [problem] if problem else []
-    return _once(items, problems), problems
+    return _once(items, problems), [*problems, *_several_labels(items)]
+
+
+def _separated(text: str) -> tuple[str, str, int]:
+    """(table, what separates its columns, number of the first row below the header), as Excel writes it in any country."""
+    text = text.lstrip("\ufeff")
+    if hint := re.match(r"sep=([,;\t|])\r?\n", text):  # understood by Excel; not a part of the table
+        return text[hint.end() :], hint.group(1), 3
+    header = text.partition("\n")[0].lower()
+    for separator in (",", ";", "\t"):
+        if {"path", "label"} <= {column.strip(' "\r') for column in header.split(separator)}:
+            return text, separator, 2
+    return text, ",", 2
+
+
+def _several_labels(items: Sequence[Item]) -> list[Problem]:
+    """Cells such as `glioma|edema`: probably two labels of one image, which this version cannot learn as such."""
+    labels = {item.label for item in items}
+    done = "kept as a class of its own: an image has one label here; choose one of them, or leave such rows out"
+    found = [item for item in items if names_several(item.label, labels)]
+    return [Problem(item.name, "probably several labels in one cell (multi-label data)", done, item.label) for item in found]
+
+
+def names_several(label: str, labels: Collection[str]) -> bool:
+    """Whether a label holds '|', or is made of labels that also stand alone, joined by another separator."""
+    if "|" in label:
+        return sum(bool(part.strip()) for part in label.split("|")) > 1
+    parts = {part.strip() for part in re.split(r"[;,+&/]", label)}
+    return len(parts) > 1 and parts <= set(labels)
 
 
 def names_patient(column: str) -> bool:
@@ -217,7 +248,9 @@ def _once(items: Sequence[Item], problems: list[Problem]) -> list[Item]:
     kept: dict[str, Item] = {}
     for item in items:
         if len(labels[item.name]) > 1:
-            problems.append(Problem(item.name, f"listed with labels {' and '.join(sorted(labels[item.name]))}", SKIPPED))
+            problems.append(
+                Problem(item.name, "listed with more than one label", SKIPPED, " and ".join(sorted(labels[item.name])))
+            )
         elif item.name in kept:
             problems.append(Problem(item.name, "listed twice", "used once"))
         else:

@@ -10,11 +10,13 @@ import numpy as np
 
 from osfl.core.errors import DataError
 from osfl.core.method import quiet
-from osfl.core.types import Progress, Task
+from osfl.core.types import ClientId, Progress, Task
 from osfl.data.arrays import open_npz_parts, unknown_arrays
 from osfl.data.catalog import nearest
+from osfl.data.findings import site_class_problems
 from osfl.data.folders import collect
 from osfl.data.source import Part, Problem, together
+from osfl.data.views import class_counts
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
     if not len(rest):
         raise DataError(f"'{path.name}' holds test images only", field="data", fix="Put training images in train/class/*.")
     return SiteData(found.whole.subset(rest), found.whole.subset(test) if len(test) else None, found.problems, found.native)
+
+
+def site_problems(found: SiteData, client: ClientId, task: Task) -> list[Problem]:
+    """What is wrong with a site's files, and the classes of the task of which it has too few images."""
+    counts = class_counts(found.train.labels, len(task.classes)).tolist()
+    return [*found.problems, *site_class_problems(task.classes, client, counts)]
 
 
 def _refuse_unknown(labels: Sequence[str], task: Task) -> None:

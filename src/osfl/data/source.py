@@ -28,8 +28,9 @@ class Problem:
     """One thing that was wrong with a file (or with the whole dataset), and what was done about it."""
 
     path: str  # as the user would find it: relative to the folder, the archive or the CSV
-    what: str
+    what: str  # the same words for the same cause, so that findings can be counted
     done: str
+    detail: str = ""  # what differs from file to file, such as the decoder's message
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,6 @@ def together(datasets: Iterable[Dataset]) -> Dataset:
 
     found = list(datasets)
     return Dataset(torch.cat([one.images for one in found]), torch.cat([one.labels for one in found]))
-
-
-def summarize(problems: Iterable[Problem], examples: int = 3) -> list[str]:
-    """One line for each kind of problem, with how many files it met and the first of them."""
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for problem in problems:
-        kinds.setdefault((problem.what, problem.done), []).append(problem.path)
-    return [
-        f"{what}: {len(paths)} × {done} ({', '.join(paths[:examples])}{', …' if len(paths) > examples else ''})"
-        for (what, done), paths in kinds.items()
-    ]
 
 
 def part_of(images: Pixels, labels: Iterable[int], domains: Names | None = None, groups: Names | None = None) -> Part:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from osfl.core.result import Result
+from osfl.core.result import Result, finding_line
 from osfl.reports.columns import POOLED
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, write_text
@@ -52,6 +52,7 @@ def _use(result: Result) -> str:
 
 def _data(result: Result) -> str:
     known = {key: value for key, value in result["data"].items() if value is not None}
+    findings = known.pop("findings", ())
     facts = dict(fact_rows({"dataset": _dataset(result), **known}))
     license_name = facts.pop("license", None)
     lines = [f"{safe(key.replace('_', ' '))}: {safe(value)}" for key, value in facts.items()]
@@ -63,7 +64,9 @@ def _data(result: Result) -> str:
     if "inputs" in result:
         lines += [safe(line) for line in (*result["inputs"]["lines"], *result["inputs"]["cautions"])]
     rows = [[safe(row["client"]), count(row["train"]), count(row["val"])] for row in result["clients"]]
-    return f"## Data\n\n{_bullets(lines)}\n{table(['Client', 'Train', 'Validation'], rows)}"
+    noticed = _bullets([safe(finding_line(finding)) for finding in findings])
+    found = f"\n### Findings about the data\n\n{noticed}" if findings else ""
+    return f"## Data\n\n{_bullets(lines)}\n{table(['Client', 'Train', 'Validation'], rows)}{found}"
 
 
 def _training(result: Result) -> str:

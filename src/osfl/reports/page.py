@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from osfl.core.result import Result
+from osfl.core.result import Result, finding_line
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
 from osfl.reports.figures import figure_views
@@ -64,7 +64,7 @@ def _head(result: Result) -> dict[str, Any]:
 
 def _cautions(result: Result) -> list[str]:
     """What a reader should know before any number."""
-    noticed = [f"Data: {line}" for line in result["data"].get("noticed", ())]
+    noticed = [f"Data: {finding_line(finding)}" for finding in result["data"].get("findings", ())]
     return [*(result["inputs"]["cautions"] if "inputs" in result else ()), *noticed]
 
 
@@ -141,7 +141,7 @@ def _costs(result: Result) -> dict[str, Any]:
 
 
 def _record(result: Result, references: Sequence[Result]) -> dict[str, Any]:
-    facts = {key: value for key, value in result["data"].items() if value is not None}
+    facts = {key: value for key, value in result["data"].items() if value is not None and key != "findings"}
     if "inputs" in result:
         facts |= {"inputs": " ".join(result["inputs"]["lines"]) or "images as they are in the files"}
     task = {f"task {key}": value for key, value in result["task"].items()}

@@ -16,10 +16,11 @@ from typing import TypeAlias
 from osfl.core.errors import Rejected, RoundError, UsageError
 from osfl.core.method import Context, Method, quiet
 from osfl.core.registry import one_shot
+from osfl.core.result import finding_line
 from osfl.core.topology import is_last, next_encounter
 from osfl.core.types import ClientId, Payload, Plan, Progress, Release, Shard, digest_of
-from osfl.data.site import open_site
-from osfl.data.source import summarize
+from osfl.data.findings import grouped
+from osfl.data.site import open_site, site_problems
 from osfl.data.views import make_shard
 from osfl.models.input_facts import describe_inputs
 from osfl.rounds.folder import contracts_of
@@ -52,7 +53,8 @@ def open_shard(
     """
     found = open_site(data, plan.task, progress)
     inputs = describe_inputs(plan.settings, plan.task.image[1], found.native)
-    for line in [*inputs["lines"], *inputs["cautions"], *summarize(found.problems)]:
+    findings = grouped(site_problems(found, client, plan.task))
+    for line in [*inputs["lines"], *inputs["cautions"], *map(finding_line, findings)]:
         notice(line)
     return make_shard(found.train, client, seed=plan.seed)
 

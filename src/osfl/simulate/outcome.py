@@ -14,7 +14,7 @@ from osfl.core.registry import is_reference
 from osfl.core.result import SCHEMA, Costs, Course, Generators, Phase, Result, Tokens
 from osfl.core.topology import topology_summary
 from osfl.core.types import ClientId, Exchange, Payload, digest_of
-from osfl.data import summarize
+from osfl.data import grouped
 from osfl.evaluation.course import course_of
 from osfl.evaluation.generators import judge
 from osfl.evaluation.planes import model_plane
@@ -153,14 +153,14 @@ def _data(federation: Federation) -> dict[str, Any]:
     sheet = federation.source.sheet
     about = {"title": sheet.title, "source": sheet.source, "license": sheet.license} if sheet else {}
     images = sum(len(shard.train) + len(shard.val) for shard in federation.shards)
-    noticed = summarize(federation.source.problems)
+    findings = grouped(federation.problems)
     return {
         **federation.data_facts,
         **federation.plan.data,
         **about,
         "train_images": images,
         "test_images": len(federation.test),
-        **({"noticed": noticed} if noticed else {}),
+        **({"findings": findings} if findings else {}),
     }
 
 

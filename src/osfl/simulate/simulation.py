@@ -18,9 +18,11 @@ from osfl.core.registry import load
 from osfl.core.topology import parse_topology, topology_options, topology_summary
 from osfl.core.types import ClientId, Dataset, Limits, Plan, Shard, Task, Topology
 from osfl.data import (
+    Problem,
     Source,
     assign,
     class_counts,
+    class_problems,
     domain_clients,
     evaluation_part,
     make_shard,
@@ -84,6 +86,13 @@ class Federation:
     domains: Mapping[ClientId, NDArray[np.bool_]] | None  # which test images are of a client's domain
     source: Source
     data_facts: Mapping[str, Any] = field(default_factory=dict)  # about the data, beyond what the plan holds
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What is wrong with the files, and the classes with too few images."""
+        classes = self.plan.task.classes
+        test = class_counts(self.test.labels, len(classes)).tolist()
+        return [*self.source.problems, *class_problems(classes, self.counts, test)]
 
 
 def prepare(simulation: Simulation) -> Federation:
