@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from osfl.cli import options
 from osfl.core.errors import UsageError
+from osfl.data.reading import Reading, check_reading, reading_of
 
 if TYPE_CHECKING:
     from osfl.core.types import Plan, Topology
@@ -43,6 +44,7 @@ class RunOptions:
     encounters: int = 1
     contacts: Path | None = None  # a schedule, as a CSV file
     test_samples: int | None = None
+    reading: Reading = field(default_factory=Reading)  # --group, --slices, --window
 
 
 @dataclass
@@ -94,10 +96,13 @@ def parse_options(args: RunOptions) -> Simulation:
         topology=topology,
         contacts=str(args.contacts or ""),
         test_samples=args.test_samples,
+        reading=args.reading,
     )
     _methods(simulation, args, mistakes)
     with mistakes.noted():
         parse_partition(args.partition)
+    with mistakes.noted():
+        check_reading(args.reading)
     with mistakes.noted():
         device_named(args.device)
     with mistakes.noted():
@@ -220,7 +225,7 @@ def simulated(plan: Plan, path: Path) -> Simulation:
     paper, data = load(plan.method).Settings(), plan.data
     settings = plan.as_json()["settings"]
     changes: dict[str, Any] = {k: v for k, v in settings.items() if getattr(plan.settings, k) != getattr(paper, k)}
-    fixed = str(data.get("partition", "")) in ("silos", "domains")  # these name the number of clients themselves
+    fixed = str(data.get("partition", "")).startswith(("silos", "domains", "by:"))  # these name the clients themselves
     return Simulation(
         plan.method,
         str(data["dataset"]),
@@ -237,6 +242,7 @@ def simulated(plan: Plan, path: Path) -> Simulation:
         str(path),
         plan.topology,
         test_samples=data.get("test_samples"),
+        reading=reading_of(data),
     )
 
 

@@ -14,6 +14,7 @@ from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, on_one_line, output, put_json
 from osfl.core.errors import OsflError, UsageError
 from osfl.core.result import finding_line
+from osfl.data.reading import Reading, reading_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,6 +58,9 @@ def check(
     changes: options.Changes = None,
     smoke: options.Smoke = False,
     samples: options.Samples = None,
+    group: options.Group = "",
+    slices: options.Slices = "",
+    window: options.Window = "",
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     data: options.Data = None,
@@ -90,6 +94,7 @@ def check(
             samples,
             image_size,
             channels,
+            reading=Reading(group, "", slices, window),
         )
         federation = prepare(parse_options(args))
     if output_format == "json":
@@ -120,6 +125,7 @@ def _plan(path: Path, output_format: str) -> Federation | None:
 def _site(plan: Path | None, data: Path | None, client: str | None, output_format: str) -> None:
     """One site's images against the plan. What keeps it from taking part is a failure: exit 1."""
     from osfl.core.plan import read_plan
+    from osfl.data.leakage import near_duplicates
     from osfl.data.site import open_site, site_problems
     from osfl.data.views import class_counts, make_shard
     from osfl.models.input_facts import describe_inputs
@@ -140,12 +146,13 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
         error.exit_code = OsflError.exit_code
         raise
     with progress_display(output_format == "json") as progress:
-        found = open_site(data, plan_of_round.task, progress)
+        found = open_site(data, plan_of_round.task, progress, reading_of(plan_of_round.data))
     shard = make_shard(found.train, client, seed=plan_of_round.seed)
     check_claim(plan_of_round, shard)
     counts = class_counts(found.train.labels, len(plan_of_round.task.classes)).tolist()
     inputs = describe_inputs(plan_of_round.settings, plan_of_round.task.image[1], found.native)
-    findings = _findings(site_problems(found, client, plan_of_round.task), inputs)
+    copies = near_duplicates(found.train, found.test) if found.test else []
+    findings = _findings([*site_problems(found, client, plan_of_round.task), *copies], inputs)
     facts = {
         "plan": plan_of_round.digest,
         "client": client,
@@ -194,6 +201,7 @@ def _findings(problems: Sequence[Problem], inputs: Inputs) -> list[Finding]:
 
 
 def _facts(federation: Federation) -> dict[str, Any]:
+    from osfl.data.leakage import near_duplicates
     from osfl.models.input_facts import describe_inputs
 
     source = federation.source
@@ -207,7 +215,7 @@ def _facts(federation: Federation) -> dict[str, Any]:
         "test_images": len(federation.test),
         "clients": {client: list(counts) for client, counts in federation.counts.items()},
         "inputs": inputs,
-        "findings": _findings(federation.problems, inputs),
+        "findings": _findings([*federation.problems, *near_duplicates(source.train, source.test)], inputs),
         **_claims(federation.counts, federation.plan),
     }
 

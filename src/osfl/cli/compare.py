@@ -12,6 +12,7 @@ from osfl.cli import options
 from osfl.cli.arguments import SENSIBLE, Mistakes, RunOptions, names, numbers, parse_options, rehearse, with_smoke
 from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
+from osfl.data.reading import Reading
 
 EXAMPLES = (
     "osfl compare --smoke",
@@ -53,6 +54,9 @@ def compare(
     smoke: options.Smoke = False,
     samples: options.Samples = None,
     test_samples: options.TestSamples = None,
+    group: options.Group = "",
+    slices: options.Slices = "",
+    window: options.Window = "",
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
@@ -94,6 +98,7 @@ def compare(
         encounters,
         contacts,
         test_samples,
+        reading=Reading(group, "", slices, window),
     )
     with mistakes.noted():
         simulation = parse_options(args)

@@ -11,6 +11,7 @@ import typer
 from osfl.cli import options
 from osfl.cli.arguments import DEFAULT_METHOD, RunOptions, names, parse_options, with_smoke
 from osfl.cli.terminal import echo, errors, escape, output, put_json
+from osfl.data.reading import Reading
 
 if TYPE_CHECKING:
     from osfl.rounds.contacts import Done, Pass
@@ -55,6 +56,9 @@ def estimate(
     changes: options.Changes = None,
     smoke: options.Smoke = False,
     samples: options.Samples = None,
+    group: options.Group = "",
+    slices: options.Slices = "",
+    window: options.Window = "",
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
@@ -90,6 +94,7 @@ def estimate(
         topology=topology,
         encounters=encounters,
         contacts=contacts,
+        reading=Reading(group, "", slices, window),
     )
     simulation = parse_options(args)
 

@@ -22,6 +22,7 @@ PARTITIONS = {
     "classes:3": "each client holds three classes",
     "silos": "one class a client",
     "domains": "one domain (site, style) a client",
+    "by:scanner": "one value of a column of the CSV a client: scanner, ward, hospital, ...",
 }
 PRESETS = {
     "cpu": "small networks and short training, for two cores; the default",

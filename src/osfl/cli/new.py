@@ -13,6 +13,7 @@ from osfl.cli import options
 from osfl.cli.arguments import DEFAULT_METHOD, Mistakes, RunOptions, names, parse_options, with_smoke
 from osfl.cli.terminal import echo, put_json
 from osfl.core.errors import UsageError
+from osfl.data.reading import Reading
 
 if TYPE_CHECKING:
     from osfl.core.types import Plan
@@ -96,6 +97,9 @@ def new(
     samples: options.Samples = None,
     classes: Classes = None,
     sites: Sites = None,
+    group: options.Group = "",
+    slices: options.Slices = "",
+    window: options.Window = "",
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     topology: options.Topology = None,
@@ -132,6 +136,7 @@ def new(
         topology=topology,
         encounters=encounters,
         contacts=contacts,
+        reading=Reading(group, "", slices, window),
     )
     with mistakes.noted():
         _consistent(dataset, classes, named, sites)
@@ -262,6 +267,7 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
         tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
         seed=simulation.seed,
         topology=simulation.topology,
+        data=simulation.reading.as_facts(),
     )
     check_plan(plan)
     return plan

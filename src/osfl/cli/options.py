@@ -28,7 +28,7 @@ def complete_datasets(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_partitions(incomplete: str) -> list[str]:
-    known = ("iid", "dirichlet:0.1", "dirichlet-client:0.3", "classes:3", "silos", "domains")
+    known = ("iid", "dirichlet:0.1", "dirichlet-client:0.3", "classes:3", "silos", "domains", "by:scanner")
     return [name for name in known if name.startswith(incomplete)]
 
 
@@ -124,6 +124,36 @@ TestSamples = Annotated[
         rich_help_panel=WHAT,
         show_default=False,
         help="Evaluate on so many images, class shares kept.",
+    ),
+]
+Group = Annotated[
+    str,
+    typer.Option(
+        "--group",
+        metavar="COLUMN",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Column of a CSV with the patient of an image: a patient is never split between parts or sites.",
+    ),
+]
+Slices = Annotated[
+    str,
+    typer.Option(
+        "--slices",
+        metavar="AXIS[:N]",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Slices of volumes (NIfTI, DICOM frames) that are images: axial, coronal:5, sagittal:all; default the middle one.",
+    ),
+]
+Window = Annotated[
+    str,
+    typer.Option(
+        "--window",
+        metavar="CENTER:WIDTH",
+        rich_help_panel=WHAT,
+        show_default=False,
+        help="Gray values that are shown of DICOM and NIfTI, such as 40:400; default: what the file says.",
     ),
 ]
 ImageSize = Annotated[

@@ -15,6 +15,7 @@ from osfl.cli.progress import progress_display
 from osfl.cli.summary import show_run
 from osfl.cli.terminal import errors
 from osfl.core.errors import UsageError
+from osfl.data.reading import Reading
 
 if TYPE_CHECKING:
     from osfl.core.result import Result
@@ -67,6 +68,9 @@ def run(
     sites: Sites = None,
     samples: options.Samples = None,
     test_samples: options.TestSamples = None,
+    group: options.Group = "",
+    slices: options.Slices = "",
+    window: options.Window = "",
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     evaluate_on: options.EvaluateOn = "test",
@@ -110,6 +114,7 @@ def run(
                 encounters,
                 contacts,
                 test_samples,
+                reading=Reading(group, "", slices, window),
             ),
         )
         if method is None and plan is None:

@@ -231,6 +231,9 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "evaluated_on": _Kind("'test' or 'val'", lambda value: value in ("test", "val")),
         "samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
         "test_samples": _Kind("a positive whole number", lambda value: value is None or _positive(value)),
+        "group": _TEXT,
+        "slices": _TEXT,
+        "window": _TEXT,
         "groups": _Kind("'whole': a person's images are at one site", lambda value: value in (None, "whole")),
     },
     "round": {
@@ -380,7 +383,7 @@ def write_plan(plan: Plan) -> str:
         )
     lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:
-        lines += ["", "[data]                           # simulation only: where the shards come from"]
+        lines += ["", "[data]                           # where simulated shards come from, and how files are read"]
         lines += [f"{key} = {_toml(value)}" for key, value in data["data"].items() if value is not None]
     return "\n".join(lines) + "\n"
 

@@ -18,6 +18,7 @@ from osfl.data.catalog import Sheet
 from osfl.data.findings import grouped
 from osfl.data.gallery import Gallery, gallery
 from osfl.data.layout import SKIPPED, Item, arrange, class_names, read_table
+from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Part, Problem, Source, finish, part_of
 from osfl.data.split import hold_out_mask, strata_of
 from osfl.data.tree import open_tree, read_file, stamp
@@ -38,7 +39,13 @@ class Collection:
 
 
 def open_images(
-    path: Path, sheet: Sheet | None, size: int | None, channels: int | None, progress: Progress, doubts: Sequence[Problem]
+    path: Path,
+    sheet: Sheet | None,
+    size: int | None,
+    channels: int | None,
+    progress: Progress,
+    doubts: Sequence[Problem],
+    reading: Reading = Reading(),
 ) -> Source:
     """A folder or zip of images; classes, parts and domains are folders."""
     found = collect(
@@ -47,21 +54,28 @@ def open_images(
         *_geometry(sheet, size, channels),
         progress,
         sheet.group_pattern if sheet else "",
+        reading,
     )
     return _source(path.stem, found, sheet, doubts)
 
 
-def open_table(path: Path, size: int | None, channels: int | None, progress: Progress) -> Source:
+def open_table(path: Path, size: int | None, channels: int | None, progress: Progress, reading: Reading = Reading()) -> Source:
     """A CSV of `path,label[,split][,domain][,patient]`; paths are relative to the CSV's folder."""
-    return _source(path.stem, collect(path, None, *_geometry(None, size, channels), progress), None, [])
+    return _source(path.stem, collect(path, None, *_geometry(None, size, channels), progress, "", reading), None, [])
 
 
 def collect(
-    path: Path, classes: tuple[str, ...] | None, size: int, channels: int | None, progress: Progress, group_pattern: str = ""
+    path: Path,
+    classes: tuple[str, ...] | None,
+    size: int,
+    channels: int | None,
+    progress: Progress,
+    group_pattern: str = "",
+    reading: Reading = Reading(),
 ) -> Collection:
     """Every image of a folder, zip or CSV table that can be used; without `classes` the names of the labels are."""
     if path.suffix.lower() == ".csv" and not path.is_dir():
-        items, problems = _listed(path)
+        items, problems = _listed(path, reading)
         stamps = [stamp(path.parent / item.name) for item in items]
         pictures = gallery(
             [item.name for item in items], stamps, lambda name: read_file(path.parent / name), size, channels, progress
@@ -74,14 +88,14 @@ def collect(
     return _collected(path.stem, items, pictures, classes, problems, channels)
 
 
-def _listed(path: Path) -> tuple[list[Item], list[Problem]]:
+def _listed(path: Path, reading: Reading) -> tuple[list[Item], list[Problem]]:
     blob = path.read_bytes()
     wide = blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # "Unicode text" of Excel
     try:
         text = blob.decode("utf-16" if wide else "utf-8")
     except UnicodeDecodeError:
         raise DataError(f"'{path.name}' is not UTF-8 text", field="file", fix="Save it as UTF-8 CSV.") from None
-    return read_table(text, path.name)
+    return read_table(text, path.name, reading.group, reading.by)
 
 
 def _geometry(sheet: Sheet | None, size: int | None, channels: int | None) -> tuple[int, int | None]:
@@ -136,7 +150,8 @@ def _whole(items: list[Item], pictures: Gallery, use: Indices, classes: Sequence
     grouped = any(item.group for item in items)  # then a file without a group is a group of its own
     groups = np.array([item.group or item.name for item in items], dtype=np.str_) if grouped else None
     domains = np.array([item.domain for item in items], dtype=np.str_) if any(i.domain for i in items) else None
-    return part_of(images, labels, domains, groups), np.array([item.part for item in items], dtype=np.str_)
+    names = np.array([item.name for item in items], dtype=np.str_)
+    return part_of(images, labels, domains, groups, names), np.array([item.part for item in items], dtype=np.str_)
 
 
 def _parts(name: str, whole: Part, parts: Names) -> tuple[Part, Part | None, Part]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import PurePosixPath
 
-from osfl.core.errors import DataError
+from osfl.core.errors import DataError, nearest
 from osfl.data.decode import SUFFIXES
 from osfl.data.source import Problem
 
@@ -121,8 +121,11 @@ def with_group(item: Item, pattern: str) -> Item:
     return replace(item, group=f"{item.label}/{found.group(1)}" if found else item.name)
 
 
-def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
-    """Rows of `path,label[,split][,domain][,patient]`; a bad row is a problem, a bad header an error."""
+def read_table(text: str, where: str, group: str = "", by: str = "") -> tuple[list[Item], list[Problem]]:
+    """Rows of `path,label[,split][,domain][,patient]`; a bad row is a problem, a bad header an error.
+
+    `group`: the column with the patient, whatever its name. `by`: a column that is used as the domain.
+    """
     text, separator, first = _separated(text)
     reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator)
     header = [column.strip().lower() for column in reader.fieldnames or []]
@@ -143,13 +146,14 @@ def read_table(text: str, where: str) -> tuple[list[Item], list[Problem]]:
         )
     reader.fieldnames = header
     rows = list(_rows(reader, where))
-    whom = _whom(header, rows, where)
-    problems = _columns(header, rows, whom, where)
+    group, by = (_column(name, header, where) for name in (group, by))
+    whom = group or _whom(header, rows, where)
+    problems = _columns(header, rows, whom, by, where)
     if separator != ",":
         problems.append(Problem(where, f"columns are separated by {separator!r}, not by a comma", "read as they are"))
     items: list[Item] = []
     for number, row in enumerate(rows, start=first):
-        item, problem = _row(row, whom, f"{where}:{number}")
+        item, problem = _row(row, whom, by or "domain", f"{where}:{number}")
         items += [item] if item else []
         problems += [problem] if problem else []
     return _once(items, problems), [*problems, *_several_labels(items)]
@@ -183,6 +187,21 @@ def names_several(label: str, labels: Collection[str]) -> bool:
     return len(parts) > 1 and parts <= set(labels)
 
 
+def _column(name: str, header: Sequence[str], where: str) -> str:
+    """The column that was asked for by name, as the header has it."""
+    wanted = name.strip().lower()
+    if wanted and wanted not in header:
+        close = nearest(wanted, list(header))
+        raise DataError(
+            f"'{where}' has no column '{name}'.{close}",
+            field="header",
+            expected=name,
+            got=",".join(header),
+            fix="Check its name.",
+        )
+    return wanted
+
+
 def names_patient(column: str) -> bool:
     """Whether a column holds the patient of an image: patient, Patient ID, subject-no, case, group, ..."""
     return _WHOM.fullmatch(re.sub(r"[^a-z0-9]", "", column.lower())) is not None
@@ -206,11 +225,17 @@ def _whom(header: Sequence[str], rows: Sequence[Mapping[str, str]], where: str) 
     return found[0] if found else ""
 
 
-def _columns(header: Sequence[str], rows: Sequence[Mapping[str, str]], whom: str, where: str) -> list[Problem]:
+def _columns(header: Sequence[str], rows: Sequence[Mapping[str, str]], whom: str, by: str, where: str) -> list[Problem]:
     """What is used of the columns, and what is not."""
-    done = f"not used; a column that names the patient of an image is called {', '.join(WHOM[:-1])} or {WHOM[-1]}"
-    unknown = [column for column in header if column and column not in COLUMNS and not names_patient(column)]
+    done = (
+        f"not used; a column that names the patient of an image is called {', '.join(WHOM[:-1])} or {WHOM[-1]}, "
+        "or is named with --group"
+    )
+    used = {*COLUMNS, whom, by}
+    unknown = [column for column in header if column and column not in used and not names_patient(column)]
     problems = [Problem(where, f"unknown column '{column}'", done) for column in unknown]
+    if by and (nowhere := sum(not row.get(by) for row in rows)):
+        problems.append(Problem(where, f"{nowhere} rows with nothing in '{by}'", "a site of their own, 'unknown'"))
     if not whom:
         return problems
     values = [row.get(whom, "") for row in rows]
@@ -231,13 +256,14 @@ def _rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
         raise DataError(f"'{where}' cannot be read as CSV: {error}", field="file", fix="Export it again.") from None
 
 
-def _row(values: Mapping[str, str], whom: str, where: str) -> tuple[Item | None, Problem | None]:
+def _row(values: Mapping[str, str], whom: str, domain: str, where: str) -> tuple[Item | None, Problem | None]:
     path, label, split = values.get("path", ""), values.get("label", ""), values.get("split", "").lower()
     if not path or not label:
         return None, Problem(where, "no path" if not path else "no label", SKIPPED)
     if split and split not in PARTS:
         return None, Problem(where, f"unknown split '{split}'", SKIPPED)
-    return Item(path, label, PARTS.get(split, ""), values.get("domain", ""), values.get(whom, "")), None
+    place = values.get(domain, "") or ("" if domain == "domain" else "unknown")
+    return Item(path, label, PARTS.get(split, ""), place, values.get(whom, "")), None
 
 
 def _once(items: Sequence[Item], problems: list[Problem]) -> list[Item]:

@@ -14,20 +14,28 @@ from osfl.data.embedded import open_digits
 from osfl.data.folders import open_images, open_table
 from osfl.data.geometry import check_geometry
 from osfl.data.places import data_folder, obtain
+from osfl.data.reading import Reading, check_reading
 from osfl.data.source import Source
 
 SUFFIXES = (".npz", ".zip", ".csv")
 
 
 def open_dataset(
-    name_or_path: str, *, size: int | None = None, channels: int | None = None, progress: Progress = quiet
+    name_or_path: str,
+    *,
+    size: int | None = None,
+    channels: int | None = None,
+    progress: Progress = quiet,
+    reading: Reading = Reading(),
 ) -> Source:
     """Open a named dataset (`osfl ls datasets`) or a path to .npz, a folder, .zip or .csv."""
     check_geometry(size, channels)
+    check_reading(reading)
     sheet = sheets().get(name_or_path)
     if sheet is not None:
+        _only_tables(reading, name_or_path)
         return _open_named(sheet, size, channels, progress)
-    return _open_path(_resolve(name_or_path), size, channels, progress)
+    return _open_path(_resolve(name_or_path), size, channels, progress, reading)
 
 
 def _open_named(sheet: Sheet, size: int | None, channels: int | None, progress: Progress) -> Source:
@@ -43,11 +51,24 @@ def _open_named(sheet: Sheet, size: int | None, channels: int | None, progress: 
     return open_npz(path, sheet, size, channels, doubts)
 
 
-def _open_path(path: Path, size: int | None, channels: int | None, progress: Progress) -> Source:
+def _only_tables(reading: Reading, name: str) -> None:
+    """Columns are those of a table; elsewhere an option that names one would do nothing."""
+    named = [reading.group and f"--group {reading.group}", reading.by and f"--partition by:{reading.by}"]
+    if any(named):
+        raise UsageError(
+            f"{' and '.join(filter(None, named))}: '{name}' is no table, so it has no columns",
+            field="group" if reading.group else "partition",
+            fix="Give a CSV of path,label and such columns; in folders, class/patient/* keeps people together.",
+        )
+
+
+def _open_path(path: Path, size: int | None, channels: int | None, progress: Progress, reading: Reading) -> Source:
+    if path.is_dir() or path.suffix.lower() != ".csv":
+        _only_tables(reading, path.name)
     if path.is_dir() or path.suffix.lower() == ".zip":
-        return open_images(path, None, size, channels, progress, [])
+        return open_images(path, None, size, channels, progress, [], reading)
     if path.suffix.lower() == ".csv":
-        return open_table(path, size, channels, progress)
+        return open_table(path, size, channels, progress, reading)
     if path.suffix.lower() == ".npz":
         return open_npz(path, None, size, channels)
     raise UsageError(

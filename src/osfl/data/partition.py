@@ -7,6 +7,7 @@ dirichlet-client:0.1    each client draws its own class mixture from Dir(0.1); a
 classes:3               each client holds three classes
 silos                   one class a client
 domains                 one domain (site, style) a client
+by:COLUMN               one value of a column of the table (scanner, ward, hospital) a client
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from osfl.core.types import ClientId
 from osfl.data.draws import k_classes, per_class, per_client
 from osfl.data.source import Indices, Names
 
-EXAMPLES = "iid, dirichlet:0.1, dirichlet-client:0.3, classes:3, silos, domains"
+EXAMPLES = "iid, dirichlet:0.1, dirichlet-client:0.3, classes:3, silos, domains, by:scanner"
+NATURAL = ("domains", "by")  # sites are as the data say
 MIN_SIZE = 10  # a client with fewer images cannot train
 
 
@@ -36,12 +38,15 @@ class Partition:
     alpha: float = 0.0
     sigma: float = 0.0
     classes: int = 0
+    column: str = ""
 
     def __str__(self) -> str:
         if self.kind == "dirichlet-client" and self.sigma:
             return f"{self.kind}:{self.alpha:g}:{self.sigma:g}"
         if self.kind.startswith("dirichlet"):
             return f"{self.kind}:{self.alpha:g}"
+        if self.kind == "by":
+            return f"by:{self.column}"
         return f"classes:{self.classes}" if self.kind == "classes" else self.kind
 
 
@@ -94,6 +99,13 @@ def _classes(text: str, numbers: list[str]) -> Partition:
     return Partition("classes", classes=int(numbers[0]))
 
 
+def _by_column(text: str, words: list[str]) -> Partition:
+    column = ":".join(words).strip()
+    if not column:
+        raise _unreadable(text, "it takes the name of a column of the table")
+    return Partition("by", column=column)
+
+
 _READERS: dict[str, Callable[[str, list[str]], Partition]] = {
     "iid": _plain,
     "silos": _plain,
@@ -101,6 +113,7 @@ _READERS: dict[str, Callable[[str, list[str]], Partition]] = {
     "dirichlet": _dirichlet,
     "dirichlet-client": _dirichlet_client,
     "classes": _classes,
+    "by": _by_column,
 }
 
 
@@ -129,7 +142,7 @@ def assign(
     labels = np.asarray(labels, dtype=np.int64)
     if groups is not None:
         return _whole_groups(plan, labels, clients, seed, domains, groups, min_size, balance_cap)
-    if plan.kind == "domains":
+    if plan.kind in NATURAL:
         return _by_domain(domains, clients)
     n = _count_clients(plan, labels, clients)
     least = max(1, min(min_size, len(labels) // (2 * n)))  # of small data at most half an equal share is asked for

@@ -15,6 +15,8 @@ from osfl.data.arrays import open_npz_parts, unknown_arrays
 from osfl.data.catalog import nearest
 from osfl.data.findings import site_class_problems
 from osfl.data.folders import collect
+from osfl.data.leakage import name_problems
+from osfl.data.reading import Reading, check_reading
 from osfl.data.source import Part, Problem, together
 from osfl.data.views import class_counts
 
@@ -29,16 +31,17 @@ class SiteData:
     native: int = 0  # median side of the images as they were given, in pixels; 0: not known
 
 
-def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
+def open_site(path: Path, task: Task, progress: Progress = quiet, reading: Reading = Reading()) -> SiteData:
     """A folder or zip (`class/*`, `train|test/class/*`), a CSV table or an `.npz`. A class that the plan lacks is an error."""
     if not path.exists():
         raise DataError(f"there is no data at {path}", field="data", fix="Name the folder that holds one folder a class.")
+    check_reading(reading)
     channels, height, _ = task.image
     if path.suffix.lower() == ".npz" and not path.is_dir():
         parts, native = open_npz_parts(path, len(task.classes), height, channels)
         train = [parts[key] for key in ("train", "val") if key in parts]
         return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), unknown_arrays(path), native)
-    found = collect(path, task.classes, height, channels, progress)
+    found = collect(path, task.classes, height, channels, progress, "", reading)
     _refuse_unknown(found.unknown, task)
     test = np.flatnonzero(found.parts == "test")
     rest = np.flatnonzero(found.parts != "test")
@@ -50,7 +53,7 @@ def open_site(path: Path, task: Task, progress: Progress = quiet) -> SiteData:
 def site_problems(found: SiteData, client: ClientId, task: Task) -> list[Problem]:
     """What is wrong with a site's files, and the classes of the task of which it has too few images."""
     counts = class_counts(found.train.labels, len(task.classes)).tolist()
-    return [*found.problems, *site_class_problems(task.classes, client, counts)]
+    return [*found.problems, *name_problems(found.train, found.test), *site_class_problems(task.classes, client, counts)]
 
 
 def _refuse_unknown(labels: Sequence[str], task: Task) -> None:

@@ -40,6 +40,7 @@ class Part:
     dataset: Dataset
     domains: Names | None = None  # (n,) where each image was taken or drawn: a site, a style
     groups: Names | None = None  # (n,) whom it shows: images of one patient must not be split up
+    names: Names | None = None  # (n,) of the files; for messages only
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -55,7 +56,8 @@ class Part:
         pick = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
         domains = None if self.domains is None else self.domains[index]
         groups = None if self.groups is None else self.groups[index]
-        return Part(self.dataset.subset(pick), domains, groups)
+        names = None if self.names is None else self.names[index]
+        return Part(self.dataset.subset(pick), domains, groups, names)
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,19 @@ def together(datasets: Iterable[Dataset]) -> Dataset:
     return Dataset(torch.cat([one.images for one in found]), torch.cat([one.labels for one in found]))
 
 
-def part_of(images: Pixels, labels: Iterable[int], domains: Names | None = None, groups: Names | None = None) -> Part:
+def part_of(
+    images: Pixels,
+    labels: Iterable[int],
+    domains: Names | None = None,
+    groups: Names | None = None,
+    names: Names | None = None,
+) -> Part:
     """A part from arrays; images are (n, channels, height, width)."""
     import torch
 
     tensor = torch.from_numpy(np.require(images, requirements=["C", "W"]))  # copies what is read-only: torch cannot
     target = torch.from_numpy(np.array(labels, dtype=np.int64))
-    return Part(Dataset(tensor, target), domains, groups)
+    return Part(Dataset(tensor, target), domains, groups, names)
 
 
 def content_digest(dataset: Dataset) -> str:

@@ -20,6 +20,7 @@ from osfl.core.result import finding_line
 from osfl.core.topology import is_last, next_encounter
 from osfl.core.types import ClientId, Payload, Plan, Progress, Release, Shard, digest_of
 from osfl.data.findings import grouped
+from osfl.data.reading import reading_of
 from osfl.data.site import open_site, site_problems
 from osfl.data.views import make_shard
 from osfl.models.input_facts import describe_inputs
@@ -51,7 +52,7 @@ def open_shard(
 
     `notice` gets a line for each thing to know about them: how they are resized, which pixels networks get, what is wrong.
     """
-    found = open_site(data, plan.task, progress)
+    found = open_site(data, plan.task, progress, reading_of(plan.data))
     inputs = describe_inputs(plan.settings, plan.task.image[1], found.native)
     findings = grouped(site_problems(found, client, plan.task))
     for line in [*inputs["lines"], *inputs["cautions"], *map(finding_line, findings)]:

@@ -31,6 +31,9 @@ from osfl.data import (
     parse_partition,
     take_stratified,
 )
+from osfl.data.leakage import name_problems
+from osfl.data.partition import NATURAL
+from osfl.data.reading import Reading, reading_of
 from osfl.data.site import open_site
 from osfl.data.source import Part, finish, together
 from osfl.data.views import with_train
@@ -56,6 +59,7 @@ class Simulation:
     plan: str = ""  # the file that this was read from
     topology: Topology | None = None  # which clients exchange with which
     contacts: str = ""  # the file that its schedule was read from
+    reading: Reading = field(default_factory=Reading)  # columns, slices and gray values
     test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
 
     def command(self, out: str) -> str:
@@ -67,6 +71,7 @@ class Simulation:
         parts += ["--partition", self.partition, "--preset", self.preset, "--seed", str(self.seed)]
         for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
             parts += [name, str(value)] if value is not None else []
+        parts += [word for key, value in self.reading.as_facts().items() for word in (f"--{key}", value)]
         parts += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
         parts += ["--test-samples", str(self.test_samples)] if self.test_samples is not None else []
         parts += ["--contacts", self.contacts] if self.contacts else topology_options(self.topology) if self.topology else []
@@ -86,20 +91,23 @@ class Federation:
     domains: Mapping[ClientId, NDArray[np.bool_]] | None  # which test images are of a client's domain
     source: Source
     data_facts: Mapping[str, Any] = field(default_factory=dict)  # about the data, beyond what the plan holds
+    doubts: Sequence[Problem] = ()  # about the partition
 
     @property
     def problems(self) -> list[Problem]:
         """What is wrong with the files, and the classes with too few images."""
         classes = self.plan.task.classes
         test = class_counts(self.test.labels, len(classes)).tolist()
-        return [*self.source.problems, *class_problems(classes, self.counts, test)]
+        named = name_problems(self.source.train, self.source.test)
+        return [*self.source.problems, *named, *self.doubts, *class_problems(classes, self.counts, test)]
 
 
 def prepare(simulation: Simulation) -> Federation:
     """Plan, shards and test set of a simulation. Settings are checked first, before any image is decoded."""
     settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
     partition = parse_partition(simulation.partition)
-    source = _opened(simulation, settings)
+    reading = replace(simulation.reading, by=partition.column)
+    source = _opened(simulation, settings, reading)
     train, judged = evaluation_part(source, simulation.evaluate_on)
     if simulation.samples is not None:
         train = take_stratified(train, simulation.samples)
@@ -107,7 +115,7 @@ def prepare(simulation: Simulation) -> Federation:
         judged = _judges(judged, simulation.test_samples)
     used = with_train(source, train)
     clients = simulation.clients
-    if clients is None and partition.kind not in ("silos", "domains"):
+    if clients is None and partition.kind not in ("silos", *NATURAL):
         clients = 5
     assignment = assign(partition, train.labels, clients, simulation.seed, train.domains, groups=train.groups)
     shards = make_shards(used, assignment, seed=simulation.seed)
@@ -117,6 +125,7 @@ def prepare(simulation: Simulation) -> Federation:
         "digest": used.digest,
         "partition": simulation.partition,
         "evaluated_on": simulation.evaluate_on,
+        **reading.as_facts(),
     }
     if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
         data["samples"] = simulation.samples
@@ -136,26 +145,41 @@ def prepare(simulation: Simulation) -> Federation:
     )
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
-    domains = None
-    if partition.kind == "domains" and judged.domains is not None and train.domains is not None:
+    domains, doubts = None, _at_two_sites(train) if partition.kind in NATURAL else []
+    if partition.kind in NATURAL and judged.domains is not None and train.domains is not None:
         client_of = domain_clients(sorted(set(train.domains.tolist())))
         domains = {client: judged.domains == name for name, client in client_of.items()}
         without = [client for client, mask in domains.items() if not mask.any()]
-        if without:
+        if without and partition.kind == "by":  # a small ward is no mistake
+            domains = None
+            what = "a site without test images"
+            done = "all sites' own scores are by their class shares, not on their own test images"
+            doubts += [Problem(client, what, done) for client in without]
+        elif without:
             raise DataError(
                 f"no test images of the domain(s) {', '.join(without)}",
                 field="partition",
                 fix="Add some, or leave the split to osfl: domain/class/* without train and test.",
             )
-    return Federation(plan, shards, judged.dataset, counts, domains, source)
+    return Federation(plan, shards, judged.dataset, counts, domains, source, doubts=doubts)
 
 
-def _opened(simulation: Simulation, settings: Any) -> Source:
+def _at_two_sites(train: Part) -> list[Problem]:
+    """People with images at more than one natural site: a person is at one site only."""
+    if train.groups is None or train.domains is None:
+        return []
+    pairs = set(zip(train.groups.tolist(), train.domains.tolist(), strict=True))
+    twice = len(pairs) - len({person for person, _ in pairs})
+    done = "all images of a person are put at the site that has most of them"
+    return [Problem("(all)", f"{twice} people (groups) have images at more than one site", done)] if twice else []
+
+
+def _opened(simulation: Simulation, settings: Any, reading: Reading) -> Source:
     """The dataset; for a frozen encoder at the size that it works at, where the files have it and the user named none."""
-    source = open_source(simulation.dataset, simulation.image_size, simulation.channels)
+    source = open_source(simulation.dataset, simulation.image_size, simulation.channels, reading)
     side = min(encoder_side(settings), source.native)
     if simulation.image_size is None and side > source.image[1]:
-        return open_source(simulation.dataset, side, simulation.channels)
+        return open_source(simulation.dataset, side, simulation.channels, reading)
     return source
 
 
@@ -177,7 +201,7 @@ def rehearsal(plan: Plan, sites: Path) -> Federation:
 
     It is judged on the sites' own test parts, or, where one of them has none, on what each holds out for validation.
     """
-    found = {client: open_site(site_folder(sites, client), plan.task) for client in plan.clients}
+    found = {client: open_site(site_folder(sites, client), plan.task, reading=reading_of(plan.data)) for client in plan.clients}
     shards = [make_shard(found[client].train, client, seed=plan.seed) for client in plan.clients]
     tests = [data.test.dataset for data in found.values() if data.test is not None]
     tested = len(tests) == len(shards)
@@ -216,9 +240,9 @@ def site_folder(sites: Path, client: ClientId) -> Path:
 
 
 @lru_cache(maxsize=2)
-def open_source(dataset: str, size: int | None, channels: int | None) -> Source:
+def open_source(dataset: str, size: int | None, channels: int | None, reading: Reading = Reading()) -> Source:
     """Opened once for all methods and seeds of a comparison."""
-    return open_dataset(dataset, size=size, channels=channels)
+    return open_dataset(dataset, size=size, channels=channels, reading=reading)
 
 
 def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulation]:
