@@ -168,7 +168,7 @@ def test_the_report_is_a_line_for_each_kind() -> None:
 
 def _pixels(tmp_path: Path, *files: tuple[str, bytes], channels: int | None = None) -> dict[str, np.ndarray]:
     """Decoded files by name; each twice (as two classes) so that there is a test part, which is ignored here."""
-    return {name: decode(blob, name, 12, channels).pixels for name, blob in files}
+    return {name: decode(blob, name, 12, channels)[0].pixels for name, blob in files}
 
 
 def test_sixteen_bits_use_the_range_of_all_files(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_oblong_images_are_squeezed_and_upright(tmp_path: Path, picture: Picture
 def test_jpeg_is_shrunk_while_decoding_to_nearly_the_same(picture: Picture) -> None:
     smooth = picture(size=(6, 6)).resize((384, 384), Image.Resampling.BICUBIC)
     blob = _saved(smooth, "JPEG", quality=95)
-    quick = decode(blob, "x.jpg", 24, None).pixels
+    quick = decode(blob, "x.jpg", 24, None)[0].pixels
     slow = np.asarray(Image.open(BytesIO(blob)).resize((24, 24), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     assert np.abs(quick.astype(int) - slow.astype(int)).mean() < 3
 

@@ -13,6 +13,7 @@ import typer
 from osfl.cli import options
 from osfl.cli.terminal import errors, escape, output, put_json
 from osfl.core.errors import DataError
+from osfl.data.reading import Reading, reading_of
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +42,17 @@ def predict(
 ) -> None:
     """Name the class of each image, with probabilities. Exit code 1 if a file could not be read."""
     from osfl.rounds.finished import load_model
+    from osfl.rounds.state import read_json
 
     model, task = load_model(run, client)
+    reading = reading_of(read_json(run / "plan.json").get("data", {}))  # slices and gray values as in training
     files = list(_files(images))
     failed: dict[str, str] = {}
-    rows = [row for start in range(0, len(files), BATCH) for row in _answers(model, task, files[start : start + BATCH], failed)]
+    rows = [
+        row
+        for start in range(0, len(files), BATCH)
+        for row in _answers(model, task, files[start : start + BATCH], reading, failed)
+    ]
     if output_format == "json":
         put_json({"classes": list(task.classes), "predictions": rows, "failed": failed})
     elif as_csv:
@@ -60,16 +67,16 @@ def predict(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Files as given, and the image files of folders in the order of their names."""
-    from osfl.data.decode import SUFFIXES
+    from osfl.data.layout import may_be_image
 
     for path in given:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            inside = sorted(file for file in path.rglob("*") if file.is_file() and may_be_image(file))
             if not inside:
                 raise DataError(
                     f"folder {path} holds no image file",
                     field="image",
-                    expected=" ".join(SUFFIXES),
+                    expected="PNG, JPEG, TIFF, DICOM or NIfTI files, and such",
                     fix="Name the files one by one if they have other endings.",
                 )
             yield from inside
@@ -77,12 +84,14 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _answers(model: nn.Module, task: Task, files: Sequence[Path], failed: dict[str, str]) -> list[dict[str, Any]]:
+def _answers(
+    model: nn.Module, task: Task, files: Sequence[Path], reading: Reading, failed: dict[str, str]
+) -> list[dict[str, Any]]:
     import torch
 
     from osfl.models.inputs import to_input
 
-    read = {str(path): pixels for path in files if (pixels := _pixels(path, task, failed)) is not None}
+    read = {str(path): pixels for path in files if (pixels := _pixels(path, task, reading, failed)) is not None}
     if not read:
         return []
     with torch.no_grad():
@@ -98,15 +107,16 @@ def _answers(model: nn.Module, task: Task, files: Sequence[Path], failed: dict[s
     ]
 
 
-def _pixels(path: Path, task: Task, failed: dict[str, str]) -> torch.Tensor | None:
+def _pixels(path: Path, task: Task, reading: Reading, failed: dict[str, str]) -> torch.Tensor | None:
     """The image as the task wants it, uint8 (channels, height, width); a file that cannot be read is noted."""
     import torch
 
-    from osfl.data.decode import Unusable, decode, full_scale
+    from osfl.data.decode import decode, full_scale
+    from osfl.data.unusable import Unusable
 
     channels, side, _ = task.image
     try:
-        decoded = decode(path.read_bytes(), path.name, side, channels)
+        decoded = decode(path.read_bytes(), path.name, side, channels, reading)[0]  # of a volume the first of the slices used
     except (OSError, Unusable) as error:
         failed[str(path)] = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         return None

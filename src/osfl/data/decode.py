@@ -12,6 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from osfl.data.medical import Plane, is_dicom, is_nifti, read_dicom, read_nifti
+from osfl.data.reading import Reading
+from osfl.data.unusable import Unusable
+
 MOST_PIXELS = 80_000_000  # below the size at which Pillow begins to warn
 OBLONG = 1.05  # sides that differ more than this are worth telling
 
@@ -59,18 +63,32 @@ class Decoded:
     oblong: bool
     notes: tuple[tuple[str, str], ...]  # (what, done)
     side: int  # of the file, in pixels; the shorter one
+    place: str = ""  # which frame or slice of a volume
+    person: tuple[str, ...] = ()  # identifiers of a DICOM header; they stay in memory
 
 
-class Unusable(Exception):
-    """Why an image cannot be used, in the same words for the same cause, and what differs from file to file."""
+def decode(blob: bytes, name: str, size: int, channels: int | None, reading: Reading = Reading()) -> list[Decoded]:
+    """The pictures of a file: decode, turn upright, make gray or RGB (its own choice when channels is None), resize.
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail = reason, detail
+    Volumes of DICOM and NIfTI hold several; every other file holds one.
+    """
+    if is_dicom(blob):
+        planes = read_dicom(blob, reading.slices, reading.window)
+    elif is_nifti(name):
+        planes = read_nifti(blob, reading.slices, reading.window)
+    else:
+        return [_decode_picture(blob, name, size, channels)]
+    return [_decode_plane(plane, size, channels) for plane in planes]
 
 
-def decode(blob: bytes, name: str, size: int, channels: int | None) -> Decoded:
-    """Decode, turn upright, make gray or RGB (its own choice when channels is None), resize."""
+def _decode_plane(plane: Plane, size: int, channels: int | None) -> Decoded:
+    picture = Image.fromarray(plane.pixels)
+    width, height = picture.size
+    oblong = max(width, height) > OBLONG * min(width, height)
+    return _shallow(picture, list(plane.notes), size, channels, oblong, min(width, height), plane.place, plane.person)
+
+
+def _decode_picture(blob: bytes, name: str, size: int, channels: int | None) -> Decoded:
     try:
         with Image.open(BytesIO(blob), formats=FORMATS) as picture:
             width, height = picture.size
@@ -113,12 +131,25 @@ def _pixels(picture: Image.Image, notes: list[tuple[str, str]], size: int, chann
         picture.draft("L" if channels == 1 else picture.mode, (2 * size, 2 * size))
     if picture.mode.startswith(("I", "F")):
         return _deep(picture, notes, size, channels, oblong)
-    upright = _flat(ImageOps.exif_transpose(picture))
+    return _shallow(_flat(ImageOps.exif_transpose(picture)), notes, size, channels, oblong, min(width, height))
+
+
+def _shallow(
+    upright: Image.Image,
+    notes: list[tuple[str, str]],
+    size: int,
+    channels: int | None,
+    oblong: bool,
+    side: int,
+    place: str = "",
+    person: tuple[str, ...] = (),
+) -> Decoded:
+    """Gray or RGB of 8 bits."""
     color = upright.mode != "L"
     upright = upright.convert({1: "L", 3: "RGB", None: upright.mode}[channels])
     array = np.asarray(_resized(upright, size), dtype=np.uint8)
     planes = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return Decoded(np.ascontiguousarray(planes), False, color, oblong, tuple(notes), min(width, height))
+    return Decoded(np.ascontiguousarray(planes), False, color, oblong, tuple(notes), side, place, person)
 
 
 def _flat(picture: Image.Image) -> Image.Image:

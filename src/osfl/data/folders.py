@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -78,13 +78,13 @@ def collect(
         items, problems = _listed(path, reading)
         stamps = [stamp(path.parent / item.name) for item in items]
         pictures = gallery(
-            [item.name for item in items], stamps, lambda name: read_file(path.parent / name), size, channels, progress
+            [item.name for item in items], stamps, lambda name: read_file(path.parent / name), size, channels, progress, reading
         )
     else:
         with open_tree(path) as tree:
             items, problems = arrange(tree.stamps, group_pattern)
             stamps = [tree.stamps[item.name] for item in items]
-            pictures = gallery([item.name for item in items], stamps, tree.read, size, channels, progress)
+            pictures = gallery([item.name for item in items], stamps, tree.read, size, channels, progress, reading)
     return _collected(path.stem, items, pictures, classes, problems, channels)
 
 
@@ -110,7 +110,7 @@ def _collected(
     problems: list[Problem],
     channels: int | None,
 ) -> Collection:
-    items = [items[i] for i in pictures.kept]
+    items = _pictured(items, pictures)
     problems = [*problems, *pictures.problems]
     known = set(classes) if classes else {item.label for item in items}
     problems += [Problem(i.name, f"unknown class '{i.label}'", SKIPPED) for i in items if i.label not in known]
@@ -126,6 +126,15 @@ def _collected(
     )
 
 
+def _pictured(items: list[Item], pictures: Gallery) -> list[Item]:
+    """One item for each picture: of a volume each slice. What shows one person, or is of one file, stays together."""
+    found = [items[i] for i in pictures.kept]
+    for n, (item, place, person) in enumerate(zip(found, pictures.places.tolist(), pictures.people.tolist(), strict=True)):
+        group = item.group or (f"person {person + 1}" if person >= 0 else item.name if place else "")
+        found[n] = replace(item, name=f"{item.name} {place}".strip(), group=group)
+    return found
+
+
 def _source(name: str, found: Collection, sheet: Sheet | None, doubts: Sequence[Problem]) -> Source:
     train, val, test = _parts(name, found.whole, found.parts)
     return finish(
@@ -138,7 +147,8 @@ def _nothing(name: str, problems: Sequence[Problem]) -> DataError:
     return DataError(
         f"'{name}' holds no usable image" + (f" ({seen})" if seen else ""),
         field="dataset",
-        fix="Expected class/*, train|test/class/* or domain/class/* with PNG, JPEG, TIFF, BMP, GIF, WEBP or PPM files.",
+        fix="Expected class/*, train|test/class/* or domain/class/* with PNG, JPEG, TIFF, BMP, GIF, WEBP or PPM files, "
+        "or with DICOM or NIfTI files.",
     )
 
 

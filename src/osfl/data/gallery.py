@@ -21,13 +21,15 @@ import PIL
 from PIL import Image
 
 from osfl.core.types import Progress, digest_of
-from osfl.data.decode import BROKEN, Decoded, Unusable, decode, full_scale
+from osfl.data.decode import BROKEN, Decoded, decode, full_scale
 from osfl.data.layout import SKIPPED
-from osfl.data.source import Indices, Pixels, Problem
+from osfl.data.reading import Reading
+from osfl.data.source import Indices, Names, Pixels, Problem
+from osfl.data.unusable import Unusable
 from osfl.runtime.cache import cache_folder
 
-VERSION = 3  # of what decoding does; a change makes old caches unused
-_ARRAYS = ("images", "kept", "content", "color", "oblong", "sides")
+VERSION = 4  # of what decoding does; a change makes old caches unused
+_ARRAYS = ("images", "kept", "content", "color", "oblong", "sides", "places", "people")
 THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -41,6 +43,8 @@ class Gallery:
     color: npt.NDArray[np.bool_]
     oblong: npt.NDArray[np.bool_]
     sides: Indices  # (n,) shorter side of each file, in pixels
+    places: Names  # (n,) which frame or slice of its file; mostly empty
+    people: Indices  # (n,) numbers of the people that DICOM headers name, -1 where none is known
     problems: tuple[Problem, ...]
 
 
@@ -51,24 +55,27 @@ def gallery(
     size: int,
     channels: int | None,
     progress: Progress,
+    reading: Reading = Reading(),
 ) -> Gallery:
     """Decoded now, or as decoded the last time these very files were asked for at this size."""
-    key = digest_of([VERSION, PIL.__version__, size, channels, list(zip(names, stamps, strict=True))])
+    key = digest_of(
+        [VERSION, PIL.__version__, size, channels, reading.slices, reading.window, list(zip(names, stamps, strict=True))]
+    )
     store = cache_folder() / "decoded" / f"{key}.npz"
     found = _load(store)
     if found is None:
-        found = _decode_all(names, read, size, channels, progress)
+        found = _decode_all(names, read, size, channels, progress, reading)
         _save(store, found)
     return found
 
 
 def _decode_all(
-    names: Sequence[str], read: Callable[[str], bytes], size: int, channels: int | None, progress: Progress
+    names: Sequence[str], read: Callable[[str], bytes], size: int, channels: int | None, progress: Progress, reading: Reading
 ) -> Gallery:
-    def one(name: str) -> tuple[bytes, Decoded] | Problem:
+    def one(name: str) -> tuple[bytes, list[Decoded]] | Problem:
         try:
             blob = read(name)
-            return hashlib.sha256(blob).digest(), decode(blob, name, size, channels)
+            return hashlib.sha256(blob).digest(), decode(blob, name, size, channels, reading)
         except Unusable as why:
             return Problem(name, why.reason, SKIPPED, why.detail)
         except (*BROKEN, zipfile.BadZipFile) as error:
@@ -86,11 +93,15 @@ def _decode_all(
 
 
 def _assemble(
-    names: Sequence[str], outcomes: Sequence[tuple[bytes, Decoded] | Problem], size: int, channels: int | None
+    names: Sequence[str], outcomes: Sequence[tuple[bytes, list[Decoded]] | Problem], size: int, channels: int | None
 ) -> Gallery:
     problems = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
-    good = [(i, *outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Problem)]
-    problems += [Problem(names[i], what, done) for i, _, decoded in good for what, done in decoded.notes]
+    files = [(i, *outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Problem)]
+    problems += [
+        Problem(names[i], *note) for i, _, inside in files for note in dict.fromkeys(n for d in inside for n in d.notes)
+    ]
+    good = [(i, content, decoded) for i, content, inside in files for decoded in inside]
+    people, about = number_people([decoded.person for _, _, decoded in good])
     planes = channels or (3 if any(decoded.color for _, _, decoded in good) else 1)
     largest = max((float(decoded.pixels.max()) for _, _, decoded in good if decoded.deep), default=1.0)
     images = np.empty((len(good), planes, size, size), dtype=np.uint8)
@@ -103,8 +114,29 @@ def _assemble(
         np.array([decoded.color for _, _, decoded in good], dtype=np.bool_),
         np.array([decoded.oblong for _, _, decoded in good], dtype=np.bool_),
         np.array([decoded.side for _, _, decoded in good], dtype=np.int64),
-        tuple(problems),
+        np.array([decoded.place for _, _, decoded in good], dtype=np.str_),
+        people,
+        (*problems, *about),
     )
+
+
+def number_people(found: Sequence[tuple[str, ...]]) -> tuple[Indices, list[Problem]]:
+    """Patient number, study and series of each image as a number from 0 on: the first of them that tells images apart.
+
+    The values themselves are not kept, not even as hashes, which could be guessed.
+    """
+    none = np.full(len(found), -1, dtype=np.int64)
+    for level, what in enumerate(("patient numbers", "studies", "series")):
+        values = [person[level] if person else "" for person in found]
+        different = {value: number for number, value in enumerate(dict.fromkeys(filter(None, values)))}
+        if len(different) < 2:
+            continue
+        told = f"{what} in DICOM headers name {len(different)} people in {len(values)} images"
+        done = "images of one person are kept together; the values are not kept"
+        if level:
+            done += "; all patient numbers are the same (anonymized?), so one person may count as several"
+        return np.array([different.get(value, -1) for value in values], dtype=np.int64), [Problem("(all)", told, done)]
+    return none, []
 
 
 def _save(store: Path, found: Gallery) -> None:
@@ -133,6 +165,6 @@ def _load(store: Path) -> Gallery | None:
             images, *rest = (arrays[key] for key in _ARRAYS)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    kept, content, color, oblong, sides = rest
+    kept, content, color, oblong, sides, places, people = rest
     whole = {len(images)} == {len(column) for column in rest}
-    return Gallery(images, kept, content, color, oblong, sides, problems) if whole else None
+    return Gallery(images, kept, content, color, oblong, sides, places, people, problems) if whole else None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from osfl.core.errors import DataError, nearest
 from osfl.data.decode import SUFFIXES
@@ -29,6 +29,7 @@ PARTS = {
     "testing": "test",
 }
 SKIPPED = "left out"
+MEDICAL = (".dcm", ".dicom", ".ima", ".nii")
 COLUMNS = ("path", "label", "split", "domain")  # of a table; besides, one for the patient of an image
 WHOM = ("patient", "subject", "case", "group", "person")
 _WHOM = re.compile(rf"(id)?({'|'.join(WHOM)})s?(id|ids|uid|no|nr|number|code|key|name|index)?")
@@ -76,11 +77,21 @@ def _images(names: Iterable[str]) -> tuple[list[str], list[Problem]]:
             problems.append(Problem(ascii(name), "a name that is not UTF-8", SKIPPED))
         elif path.is_absolute() or ".." in path.parts:
             problems.append(Problem(name, "a name that points outside", SKIPPED))
-        elif path.suffix.lower() not in SUFFIXES:
+        elif not may_be_image(path):
             problems.append(Problem(name, "not an image file", SKIPPED))
         else:
             images.append(name)
     return images, problems
+
+
+def may_be_image(path: PurePath) -> bool:
+    """By its name. Scanners write DICOM without an ending, or with a number; such files are judged by their content."""
+    ending = path.suffix.lower()
+    if path.name.upper() == "DICOMDIR":
+        return False
+    return (
+        ending in SUFFIXES or ending in MEDICAL or path.name.lower().endswith(".nii.gz") or ending[1:].isdecimal() or not ending
+    )
 
 
 def _writable(name: str) -> bool:
