@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "osfl"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # a module's name -> the name it is installed by, where they differ
-INSTALLED_BY = {"PIL": "pillow", "sklearn": "scikit-learn"}
+INSTALLED_BY = {"PIL": "pillow", "gdcm": "python-gdcm", "sklearn": "scikit-learn"}
 # Files that only run with an extra -> the extras, each of which must bring all that the file imports and the core does not.
 EXTRAS = {
     "deploy/flower/app.py": ("flower",),
@@ -23,6 +23,7 @@ EXTRAS = {
     "deploy/flower/tasks.py": ("flower",),
     "deploy/flower/grid.py": ("flower",),
     "simulate/ray.py": ("ray",),
+    "data/medical.py": ("medical",),
     "models/latent_prior.py": ("diffusion",),
     "models/pretrained.py": ("hub",),
 }

@@ -347,12 +347,13 @@ def test_slices_of_one_volume_stay_together(tmp_path: Path) -> None:
     assert again.digest == source.digest != open_dataset(str(tmp_path / "v"), size=8).digest
 
 
-@pytest.mark.parametrize(("package", "file"), [("pydicom", "a.dcm"), ("nibabel", "a.nii")])
+@pytest.mark.parametrize(("package", "file"), [("pydicom", "a.dcm"), ("gdcm", "b.dcm"), ("nibabel", "a.nii")])
 def test_without_the_extra_one_sentence_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, file: str
 ) -> None:
     (tmp_path / "d" / "x").mkdir(parents=True)
-    blob = (SAMPLES / "MR_small.dcm").read_bytes() if package == "pydicom" else _volume(np.zeros((4, 4, 4), np.float32))
+    sample = {"a.dcm": "MR_small.dcm", "b.dcm": "JPEG2000.dcm"}.get(file)
+    blob = (SAMPLES / sample).read_bytes() if sample else _volume(np.zeros((4, 4, 4), np.float32))
     (tmp_path / "d" / "x" / file).write_bytes(blob)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"{package} is not installed here.\nInstall it with: pip install 'osfl\\[medical\\]'"):

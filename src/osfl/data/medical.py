@@ -213,6 +213,10 @@ def _check_coded(found: Any, index: int, total: int) -> None:
         if len(frame) > MOST_RLE:
             raise Unusable("a run-length coded frame too large to decode safely: export it uncompressed")
         return
+    try:
+        import gdcm  # noqa: F401  # pydicom decodes with it
+    except ImportError:
+        raise _needs("python-gdcm", "compressed DICOM") from None
     size = coded_size(frame)
     if size is not None and size != (int(found.Rows), int(found.Columns)):
         raise Unusable("damaged DICOM file", "the compressed image has another size than the header says")
