@@ -17,8 +17,9 @@ from PIL import Image
 from osfl.core.errors import DataError
 from osfl.core.result import finding_line
 from osfl.data import Problem, grouped, open_dataset
-from osfl.data.decode import Unusable, decode
+from osfl.data.decode import decode
 from osfl.data.layout import arrange
+from osfl.data.unusable import Unusable
 
 Folder = Callable[..., Path]
 Picture = Callable[..., Image.Image]

@@ -208,7 +208,7 @@ def _check_coded(found: Any, index: int, total: int) -> None:
     from pydicom.uid import RLELossless
 
     offsets = found.get("ExtendedOffsetTable"), found.get("ExtendedOffsetTableLengths")
-    frame = get_frame(found.PixelData, index, number_of_frames=total, extended_offsets=offsets if all(offsets) else None)  # type: ignore[arg-type]
+    frame = get_frame(found.PixelData, index, number_of_frames=total, extended_offsets=offsets if all(offsets) else None)
     if found.file_meta.TransferSyntaxUID == RLELossless:
         if len(frame) > MOST_RLE:
             raise Unusable("a run-length coded frame too large to decode safely: export it uncompressed")
