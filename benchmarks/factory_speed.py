@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from benchmarks.measuring import medians, require_quiet
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.evaluation.scores import probabilities
 from osfl.methods.federated_factory import FederatedFactory, Settings

@@ -36,7 +36,7 @@ from osfl.ingredients.inversion.pixels import Inversion, Watched, balanced_label
 from osfl.ingredients.inversion.trajectories import Teacher, teacher_of
 from osfl.ingredients.statistics.simplex import project
 from osfl.ingredients.training.local import decay
-from osfl.ingredients.training.model_upload import counts_of, start_student
+from osfl.ingredients.training.model_method import counts_of, start_student
 from osfl.methods import fedbicross, fedisca
 from osfl.models.build import build_model
 from osfl.models.flops import inversion_flops

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Plan, Shard, Task
 from osfl.methods.onesum import OneSum
 from osfl.roles import coordinator
@@ -65,7 +65,7 @@ def receive_and_sum(sites: int, filters: int) -> dict[str, float]:
         for client in clients:
             coordinator.receive(folder, pack("upload", client, plan.digest, tensors, facts, keys[client]))
         received, peak = time.perf_counter(), peak_memory()
-        coordinator.run_server_phase(folder, server, machine=Machine(workers=1))
+        coordinator.make_release(folder, server, machine=Machine(workers=1))
         done = time.perf_counter()
         peak = max(peak, peak_memory())
         size = sum(path.stat().st_size for path in (folder / "inbox").glob("*.safetensors"))

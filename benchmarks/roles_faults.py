@@ -33,8 +33,9 @@ import osfl.roles.site  # noqa: F401  imported before forking
 from benchmarks.walk_faults import in_child
 from osfl.cli.main import answer
 from osfl.core.errors import Rejected
-from osfl.core.plan import resolve_settings, write_plan
+from osfl.core.plan import write_plan
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Field, Plan, Task
 from osfl.roles import coordinator

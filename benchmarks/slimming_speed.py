@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import medians
-from osfl.core.plan import resolve_settings
 from osfl.core.seeds import torch_generator
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Shard, Task
 from osfl.ingredients.training.local import fit
 from osfl.methods.fol import Fol

@@ -13,7 +13,7 @@ from osfl.core.method import Context, relayed
 from osfl.core.types import ClientId, Payload, Release, Shard, Upload
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.training.local import Training, local_model
-from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.model_method import ModelMethod
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Settings(Training):
     pass
 
 
-class Gossip(ModelUpload):
+class Gossip(ModelMethod):
     Settings = Settings
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:

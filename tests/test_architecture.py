@@ -102,6 +102,7 @@ LIGHT = (
     "osfl.core.method",
     "osfl.core.registry",
     "osfl.core.plan",
+    "osfl.core.settings",
     "osfl.wire.inbox",
     "osfl.rounds.state",
     "osfl.cli.main",

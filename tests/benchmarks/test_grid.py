@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import grid
 from benchmarks.grid import CELLS, main, methods_of
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Task
 from osfl.ingredients.training.local import Training
 from osfl.simulate.simulation import for_methods, prepare

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from osfl.core.errors import UsageError
-from osfl.core.plan import check_plan, comments_of, deviations, parse_changes, read_plan, resolve_settings, write_plan
+from osfl.core.plan import check_plan, read_plan, write_plan
 from osfl.core.registry import load, names
+from osfl.core.settings import comments_of, deviations, parse_changes, resolve_settings
 from osfl.core.types import Limits, Plan, Task
 from osfl.methods.fedavg import FedAvg, Settings
 from osfl.methods.fedisca import FedISCA

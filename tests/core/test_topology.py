@@ -14,9 +14,10 @@ import torch
 
 from osfl.core.errors import RoundError, UploadBlocked, UsageError
 from osfl.core.method import Context, relayed
-from osfl.core.plan import plan_from, read_plan, resolve_settings, write_plan
+from osfl.core.plan import plan_from, read_plan, write_plan
 from osfl.core.registry import load
 from osfl.core.result import Result, read_result
+from osfl.core.settings import resolve_settings
 from osfl.core.topology import all_encounters, is_contact, neighbors, next_encounter, parse_topology, read_contacts
 from osfl.core.types import Contact, Limits, Payload, Plan, Task, Topology, Upload
 from osfl.rounds import forgetting

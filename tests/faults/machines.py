@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Plan, Task
 from osfl.deploy.flower.deployment import deploy
 from tests.faults.progress import PATIENCE, signs, wait_until

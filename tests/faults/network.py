@@ -188,7 +188,7 @@ class Story:
             self.step()
             return receipt
 
-        def run_server_phase(folder: Path, key: SigningKey, *, progress: object) -> None:
+        def make_release(folder: Path, key: SigningKey, *, progress: object) -> None:
             self.step()
             (fl_round / "release.tmp").write_bytes(RELEASE)
             (fl_round / "release.tmp").replace(fl_round / "release.safetensors")
@@ -203,7 +203,7 @@ class Story:
 
         calls: dict[str, Any] = {
             "receive": receive,
-            "run_server_phase": run_server_phase,
+            "make_release": make_release,
             "release_files": release_files,
             "status": status,
         }

@@ -16,8 +16,9 @@ from types import MappingProxyType
 import pytest
 
 from osfl.core.errors import OsflError, Rejected
-from osfl.core.plan import check_plan, resolve_settings
+from osfl.core.plan import check_plan
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Plan, Task, canonical
 from osfl.roles import coordinator, site
@@ -148,7 +149,7 @@ def _second_thoughts(w: World) -> None:
 
 
 def _serve_as_client(w: World) -> None:
-    coordinator.run_server_phase(w.round, NORTH)
+    coordinator.make_release(w.round, NORTH)
 
 
 Attack = Callable[[World], None]

@@ -29,7 +29,7 @@ def by_files(folder: Path, plan: Plan, data: Path) -> str:
     for client in plan.clients:
         path = site.make_upload(plan, client, data / f"{client}.npz", keys[client], folder / "work", machine=Machine(1))
         coordinator.receive(folder, path)
-    return coordinator.run_server_phase(folder, keys["server"], machine=Machine(1))
+    return coordinator.make_release(folder, keys["server"], machine=Machine(1))
 
 
 def released(folder: Path, plan: Plan) -> str:

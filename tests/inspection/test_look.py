@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from osfl.core.errors import Rejected, UsageError
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Contract, Field, Plan, Task
 from osfl.inspection.known import Known, gather

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.ingredients.generators.synthesis import Batch, Seen, Teacher, Workshop
 from osfl.methods import coboosting

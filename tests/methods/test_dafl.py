@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.methods.dafl import Dafl, Featured, Game, entropy_term
 from osfl.models.build import build_model

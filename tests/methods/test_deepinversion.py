@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.ingredients.inversion.pixels import disagreement
 from osfl.methods.deepinversion import DeepInversion, Settings

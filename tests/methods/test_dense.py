@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.ingredients.generators.synthesis import Seen, Workshop, generator_loss
 from osfl.methods.coboosting import CoBoosting

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload, settings_as_json
 from osfl.ingredients.statistics.gaussians import summed, unpacked
 from osfl.ingredients.statistics.shrinkage import gcv_ridge

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.ingredients.generators.synthesis import draw_labels
 from osfl.ingredients.statistics.averaging import average

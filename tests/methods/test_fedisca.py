@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.inversion import trajectories

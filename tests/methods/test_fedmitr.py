@@ -13,7 +13,7 @@ import torch
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Release, Task, Upload, settings_as_json
 from osfl.ingredients.distillation.token_relabel import PatchServer, Pools, relabel_terms, study_flops, weighted
 from osfl.ingredients.statistics.averaging import average

@@ -10,7 +10,7 @@ import torch
 
 from osfl.core.errors import RoundError
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Upload
 from osfl.methods.fedpft import FedPFT
 from osfl.simulate.checks import small_federation

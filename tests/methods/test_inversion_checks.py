@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from osfl.core.errors import TrainingError
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Release
 from osfl.methods.fedbicross import FedBiCross
 from tests.methods.conftest import TASK, context, shard

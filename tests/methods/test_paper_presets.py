@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 
 CLIENTS_OF_FEDISCA = {  # 3.1: also FedBiCross', which builds on it
     "architecture": "resnet18",

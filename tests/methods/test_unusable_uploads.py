@@ -21,7 +21,7 @@ from osfl.core.errors import OsflError, Rejected
 from osfl.core.method import Context
 from osfl.core.registry import is_reference, load, names
 from osfl.core.types import Payload
-from osfl.roles.coordinator import run_server_phase, status
+from osfl.roles.coordinator import make_release, status
 from osfl.rounds.folder import contracts_of, open_round, simulated_key
 from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import to_raw
@@ -119,12 +119,12 @@ def outcome_of(name: str, changes: Mapping[str, Any], payload: Payload, folder: 
                 assert no.client == client == MUTATED and no.field and no.fix
                 return f"refused: {no.field}"
     try:
-        run_server_phase(folder, keys["server"], machine=Machine(workers=1))
+        make_release(folder, keys["server"], machine=Machine(workers=1))
     except OsflError as error:
         assert error.client == MUTATED and error.fix, error
         failed = status(folder).failed
         assert failed is not None and failed["client"] == MUTATED and "--without" in str(failed["fix"]), failed
-        assert run_server_phase(folder, keys["server"], machine=Machine(workers=1), without=[MUTATED])
+        assert make_release(folder, keys["server"], machine=Machine(workers=1), without=[MUTATED])
         return f"named: {error.reason}"
     return "used"
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.runtime.workers import compute_threads
 from tests.methods.conftest import TASK, context, shard

@@ -14,8 +14,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from osfl.cli.main import answer
-from osfl.core.plan import plan_from, resolve_settings
+from osfl.core.plan import plan_from
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Plan, Task, settings_as_json
 from osfl.data.site import open_site
 from osfl.ingredients.training.local import Training, first_model

@@ -16,11 +16,11 @@ import torch
 
 from osfl.core.errors import RoundError
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load, names
 from osfl.core.seeds import torch_generator
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Plan, Task, Upload
-from osfl.ingredients.training.model_upload import start_student
+from osfl.ingredients.training.model_method import start_student
 from osfl.methods.fedmitr import FedMitr
 from osfl.models.build import build_model
 from osfl.models.kinship import cosines, families

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from osfl.core.errors import RoundError, UsageError
-from osfl.core.plan import check_plan, plan_from, read_plan, resolve_settings, write_plan
+from osfl.core.plan import check_plan, plan_from, read_plan, write_plan
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Plan, Task
 from osfl.roles import coordinator, site
 from osfl.rounds.forgetting import forget, verify
@@ -45,13 +46,13 @@ def started(folder: Path, bundles: tuple[Keys, dict[str, Path]], *clients: str) 
     fl_round = opened(folder, make_plan(), known)
     for client in clients:
         coordinator.receive(fl_round, files[client])
-    return fl_round, coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    return fl_round, coordinator.make_release(fl_round, known["server"], machine=ONE)
 
 
 def joined(fl_round: Path, bundles: tuple[Keys, dict[str, Path]], client: str) -> str:
     known, files = bundles
     coordinator.receive(fl_round, files[client])
-    return coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    return coordinator.make_release(fl_round, known["server"], machine=ONE)
 
 
 def origin(fl_round: Path) -> set[str]:
@@ -75,7 +76,7 @@ def test_the_next_release_is_that_of_a_round_with_all_in_time(tmp_path: Path, bu
     assert joined(fl_round, bundles, "north") == expected != second
     assert tensors(fl_round) == tensors(tmp_path / "whole")
     assert coordinator.status(fl_round).supersedes == second
-    assert coordinator.run_server_phase(fl_round, bundles[0]["server"], machine=ONE) == expected  # nobody new: it stands
+    assert coordinator.make_release(fl_round, bundles[0]["server"], machine=ONE) == expected  # nobody new: it stands
 
 
 def test_a_site_may_take_each_release(tmp_path: Path, bundles: tuple[Keys, dict[str, Path]]) -> None:
@@ -148,17 +149,17 @@ def test_a_late_upload_that_is_refused_leaves_the_release_as_it_is(
     bad = pack("upload", "west", bundle.plan, to_raw({**tensors, "gram": -tensors["gram"]}), dict(bundle.facts), known["west"])
     coordinator.receive(fl_round, bad)
     with pytest.raises(RoundError, match="not those of any images") as caught:
-        coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+        coordinator.make_release(fl_round, known["server"], machine=ONE)
     assert caught.value.client == "west"
     found = coordinator.status(fl_round)
     assert found.release == first and found.joining == ["west"] and found.failed and found.failed["client"] == "west"
     coordinator.receive(fl_round, files["north"])
     with pytest.raises(UsageError, match="the release that stands has 'south'"):
-        coordinator.run_server_phase(fl_round, known["server"], machine=ONE, without=["south"])
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE, without=["west"])
+        coordinator.make_release(fl_round, known["server"], machine=ONE, without=["south"])
+    coordinator.make_release(fl_round, known["server"], machine=ONE, without=["west"])
     found = coordinator.status(fl_round)
     assert origin(fl_round) == {"upload/south", "upload/north"} and list(found.left_out) == ["west"] and not found.joining
-    assert coordinator.run_server_phase(fl_round, known["server"], machine=ONE) == found.release != first
+    assert coordinator.make_release(fl_round, known["server"], machine=ONE) == found.release != first
 
 
 def test_where_the_plan_does_not_allow_it_a_late_upload_stays_out(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_where_the_plan_does_not_allow_it_a_late_upload_stays_out(tmp_path: Path
         coordinator.receive(
             fl_round, site.make_upload(plan, client, sites / client, known[client], tmp_path / "w", machine=ONE)
         )
-        digests.append(coordinator.run_server_phase(fl_round, known["server"], machine=ONE))
+        digests.append(coordinator.make_release(fl_round, known["server"], machine=ONE))
     found = coordinator.status(fl_round)
     assert digests[0] == digests[1] and list(found.late) == ["south"] and not found.joining and not found.supersedes
 

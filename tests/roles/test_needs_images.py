@@ -2,8 +2,8 @@
 
 import pytest
 
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Task
 
 

@@ -102,7 +102,7 @@ def test_a_coordinator_that_passes_things_on_gives_the_same_models_in_both_encou
         coordinator.open_new(fl_round, plan, public, SERVER.public_hex)
         for client in CLIENTS:
             coordinator.receive(fl_round, messages(plan, client, sites, tmp_path / "served"))
-        coordinator.run_server_phase(fl_round, SERVER, machine=ONE)
+        coordinator.make_release(fl_round, SERVER, machine=ONE)
         for client in CLIENTS:  # the second upload is what each made of the first release
             own = fl_round / "personal" / f"{client}.safetensors"
             taken = site.take_release(

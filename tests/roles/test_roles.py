@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from osfl.core.errors import DataError, Rejected, RoundError, UsageError
-from osfl.core.plan import plan_from, read_plan, resolve_settings, write_plan
+from osfl.core.plan import plan_from, read_plan, write_plan
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Plan, Task
 from osfl.roles import coordinator, site
 from osfl.rounds.finished import load_model
@@ -63,9 +64,9 @@ def test_files_and_simulation_give_the_same_release(tmp_path: Path, method: str)
     for client in reversed(CLIENTS):
         bundle = site.make_upload(plan, client, sites / client, known[client], tmp_path / client, machine=ONE)
         assert coordinator.receive(fl_round, bundle).client == client
-    digest = coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    digest = coordinator.make_release(fl_round, known["server"], machine=ONE)
     assert digest == simulated["release_digest"]
-    assert coordinator.run_server_phase(fl_round, known["server"], machine=ONE) == digest  # it stands
+    assert coordinator.make_release(fl_round, known["server"], machine=ONE) == digest  # it stands
     own = fl_round / "personal" / "north.safetensors"
     model = site.take_release(
         plan,
@@ -107,8 +108,8 @@ def test_the_server_phase_waits_for_quorum_and_deadline(tmp_path: Path) -> None:
         assert coordinator.status(fl_round, early).ready is before
         assert coordinator.status(fl_round, late).ready is after
     with pytest.raises(RoundError, match="1 more may deliver until"):
-        coordinator.run_server_phase(fl_round, known["server"], now=early)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE, now=late)
+        coordinator.make_release(fl_round, known["server"], now=early)
+    coordinator.make_release(fl_round, known["server"], machine=ONE, now=late)
     found = coordinator.status(fl_round, late)
     assert found.released and list(found.missing) == ["west"] and not found.late
     bundle = site.make_upload(plan, "west", sites / "west", known["west"], tmp_path / "west", machine=ONE)
@@ -120,7 +121,7 @@ def test_without_quorum_everybody_is_waited_for(tmp_path: Path) -> None:
     plan, sites, known = make_plan(), make_sites(tmp_path / "sites"), keys()
     fl_round = opened(tmp_path / "round", plan, known)
     with pytest.raises(RoundError, match="0 of the 3 uploads that are needed"):
-        coordinator.run_server_phase(fl_round, known["server"])
+        coordinator.make_release(fl_round, known["server"])
     bundle = site.make_upload(plan, "north", sites / "north", known["north"], tmp_path / "n", machine=ONE)
     stranger = replace(plan, seed=4)
     other = site.make_upload(stranger, "north", sites / "north", known["north"], tmp_path / "n", machine=ONE)
@@ -140,7 +141,7 @@ def test_keys_are_agreed_when_the_round_opens(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no key for 'west'"):
         coordinator.open_new(tmp_path / "other", plan, {"north": "0" * 64, "south": "1" * 64}, known["server"].public_hex)
     with pytest.raises(UsageError, match="not the server's"):
-        coordinator.run_server_phase(fl_round, SigningKey.generate())
+        coordinator.make_release(fl_round, SigningKey.generate())
     with pytest.raises(UsageError, match="simulation only"):
         coordinator.open_new(tmp_path / "x", make_plan("centralized"), {}, known["server"].public_hex)
 

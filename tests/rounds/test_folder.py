@@ -15,7 +15,7 @@ from osfl.core.errors import RoundError
 from osfl.core.method import quiet
 from osfl.core.types import Upload
 from osfl.methods.fedcgs import FedCGS
-from osfl.rounds.folder import Stored, standing_round
+from osfl.rounds.folder import Stored, existing_round
 from osfl.rounds.phases import computing
 from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import payload_digest
@@ -29,7 +29,7 @@ SMALL_CLIENTS = [f"client-{number:02d}" for number in range(1, 13)]
 @contextmanager
 def stored(folder: Path) -> Iterator[Stored]:
     run(SMALL, folder)
-    with standing_round(folder, prepare(SMALL).plan) as fl_round:
+    with existing_round(folder, prepare(SMALL).plan) as fl_round:
         uploads, origin = fl_round.uploads()
         assert isinstance(uploads, Stored) and list(origin) == sorted(SMALL_CLIENTS)
         yield uploads

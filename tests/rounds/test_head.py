@@ -138,7 +138,7 @@ def test_signed_refusals_stay_when_the_log_is_shortened(
                 coordinator.receive(folder, damaged)
 
     refuse(3)
-    coordinator.run_server_phase(folder, known["server"], machine=Machine(workers=1))
+    coordinator.make_release(folder, known["server"], machine=Machine(workers=1))
     monkeypatch.setattr(refusals, "MOST_BYTES", 1000)
     refuse(refusals.KEPT + 10)
     assert verify("--round", folder)[0] == 0

@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from osfl.cli.main import answer
 from osfl.core.errors import UsageError
-from osfl.core.plan import resolve_settings, write_plan
+from osfl.core.plan import write_plan
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Plan, Task
 from osfl.roles import coordinator

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from osfl.core.method import Method
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Task
 
 TASK = Task("advice", ("a", "b"), (3, 32, 32))  # what a method can do does not depend on it

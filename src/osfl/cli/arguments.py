@@ -70,7 +70,7 @@ class Mistakes:
 
 def parse_options(args: RunOptions) -> Simulation:
     """The simulation that these options describe (of the first method), or an error with all that is wrong with them."""
-    from osfl.core.plan import parse_changes
+    from osfl.core.settings import parse_changes
     from osfl.data.geometry import check_geometry
     from osfl.data.partition import parse_partition
     from osfl.runtime.environment import device_named
@@ -132,8 +132,8 @@ def _topology(args: RunOptions) -> Topology | None:
 
 def _methods(simulation: Simulation, args: RunOptions, mistakes: Mistakes) -> None:
     """Names, preset and settings of all methods; without a known method only the preset's name can be checked."""
-    from osfl.core.plan import resolve_settings
     from osfl.core.registry import load
+    from osfl.core.settings import resolve_settings
     from osfl.simulate.simulation import for_methods
 
     if not args.methods:

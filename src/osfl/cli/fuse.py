@@ -138,7 +138,7 @@ def fuse(
 
     No plan, key or client is needed. Killed, the same command continues; a model that is finished stands.
     """
-    from osfl.core.plan import parse_changes
+    from osfl.core.settings import parse_changes
     from osfl.roles.fusion import FusionRequest
     from osfl.runtime.machine import Machine
 

@@ -250,8 +250,9 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
 
 
 def _template(simulation: Simulation, classes: str | None, clients: Sequence[str]) -> Plan:
-    from osfl.core.plan import check_plan, resolve_settings
+    from osfl.core.plan import check_plan
     from osfl.core.registry import load
+    from osfl.core.settings import resolve_settings
     from osfl.core.types import Plan, Task
     from osfl.data.partition import client_names
     from osfl.models.input_facts import encoder_side

@@ -38,8 +38,8 @@ def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output
     After the release, where the plan says `late = true`, an upload makes the next release; that needs --key.
     """
     from osfl.core.errors import Rejected
+    from osfl.roles.coordinator import make_release, status, too_late
     from osfl.roles.coordinator import receive as through_the_gate
-    from osfl.roles.coordinator import run_server_phase, status, too_late
     from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
 
@@ -60,7 +60,7 @@ def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output
             echo(f"[green]accepted[/]  {receipt.client:<16} {receipt.bytes:>13,} bytes  {receipt.digest}  {escape(str(path))}")
     late = too_late(fl_round, list(dict.fromkeys(str(one["client"]) for one in accepted)))
     joining = status(fl_round).joining if late else []
-    release = run_server_phase(fl_round, opens) if joining and opens is not None else None
+    release = make_release(fl_round, opens) if joining and opens is not None else None
     if output_format == "json":
         unused = [{"path": str(file.path), "why": file.why} for file in left]
         put_json({"accepted": accepted, "refused": refused, "left": unused, "late": late, "release": release})

@@ -74,14 +74,14 @@ def server(
 
 
 def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], machine: Machine, output_format: str) -> None:
-    from osfl.roles.coordinator import run_server_phase, status
+    from osfl.roles.coordinator import make_release, status
     from osfl.wire.signing import SigningKey
 
     signing = SigningKey.load(key)
     if wait:
         until_ready(lambda: status(fl_round, without=without))
     with progress_display(output_format == "json") as progress:
-        digest = run_server_phase(fl_round, signing, machine=machine, progress=progress, without=without)
+        digest = make_release(fl_round, signing, machine=machine, progress=progress, without=without)
     found = status(fl_round)
     if output_format == "json":
         put_json(

@@ -160,7 +160,7 @@ def _with_certificates(known: Known, files: Sequence[Path], fl_round: Path | Non
     kept = [entry for place in [*near, *filter(None, [copies])] for entry in certificates_at(place, known.server, known.plan)]
     if fl_round is not None:
         _check_complete(fl_round / CERTIFICATES, own, kept, known.plan)
-        last = _standing(fl_round, known)
+        last = _release_of(fl_round, known)
         known = replace(known, standing=last.made_from if last else {}, last=last.digest if last else "")
     every = {canonical(entry): entry for entry in [*own, *kept]}.values()
     if known.policy is not None and fl_round is not None and not every:
@@ -197,7 +197,7 @@ def _check_complete(place: Path, own: Sequence[Mapping[str, Any]], kept: Sequenc
         )
 
 
-def _standing(fl_round: Path, known: Known) -> Bundle | None:
+def _release_of(fl_round: Path, known: Known) -> Bundle | None:
     """The round's own release, if there is one that is valid."""
     from osfl.wire.gate import verify_release
 

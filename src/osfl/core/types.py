@@ -38,9 +38,9 @@ def digest_of(value: Json) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
-# Marks a setting that methods got after rounds had been agreed: where it has its default it is left out, so that the
-# digests of plans that were made before it stay the same.
-LATER: Mapping[str, bool] = {"later": True}
+# Marks a field that was added after rounds had been agreed: at its default it is left out of a plan's JSON, so that plans that
+# were made before keep their digests.
+ADDED: Mapping[str, bool] = {"added": True}
 
 
 def settings_as_json(settings: Any) -> dict[str, Json]:
@@ -48,7 +48,7 @@ def settings_as_json(settings: Any) -> dict[str, Json]:
     if not is_dataclass(settings):
         return dict(settings)
     values = asdict(settings)  # type: ignore[arg-type]
-    return {f.name: values[f.name] for f in fields(settings) if not ("later" in f.metadata and values[f.name] == f.default)}
+    return {f.name: values[f.name] for f in fields(settings) if not ("added" in f.metadata and values[f.name] == f.default)}
 
 
 # --- what a round is about -----------------------------------------------------------------------------------------
@@ -70,11 +70,11 @@ class Limits:
     upload_bytes: int = 2 << 30  # of one upload
     header_bytes: int = 1 << 20  # of its header
     facts_bytes: int = 64 << 10  # of its facts
-    samples: int = field(default=1_000_000, metadata=LATER)  # images that a site may claim; `osfl check` finds a closer bound
-    class_samples: int = field(default=1_000_000, metadata=LATER)  # images of one class that a site may claim
+    samples: int = field(default=1_000_000, metadata=ADDED)  # images that a site may claim; `osfl check` finds a closer bound
+    class_samples: int = field(default=1_000_000, metadata=ADDED)  # images of one class that a site may claim
     # No more than half. Less than half by default: with exactly half, one site ties with all others together.
-    share: float = field(default=0.4, metadata=LATER)  # of any weight by claimed counts, what one site has at most
-    drawn_bytes: int = field(default=1 << 30, metadata=LATER)  # of features or sequences drawn for claimed counts, all sites
+    share: float = field(default=0.4, metadata=ADDED)  # of any weight by claimed counts, what one site has at most
+    drawn_bytes: int = field(default=1 << 30, metadata=ADDED)  # of features or sequences drawn for claimed counts, all sites
 
 
 @dataclass(frozen=True)
@@ -229,11 +229,11 @@ class Field:
     shape: tuple[int | str, ...]
     required: bool = True
     below: int | None = None  # integer values must be in [0, below)
-    group: str = field(default="", metadata=LATER)  # tensors of one group come together or not at all
-    choice: str = field(default="", metadata=LATER)  # of the tensors that name the same choice at least one is there
-    low: float | None = field(default=None, metadata=LATER)  # no value is below
-    positive_sum: bool = field(default=False, metadata=LATER)  # the values add up to more than zero
-    needs: tuple[str, ...] = field(default=(), metadata=LATER)  # facts without which the tensor cannot be used
+    group: str = field(default="", metadata=ADDED)  # tensors of one group come together or not at all
+    choice: str = field(default="", metadata=ADDED)  # of the tensors that name the same choice at least one is there
+    low: float | None = field(default=None, metadata=ADDED)  # no value is below
+    positive_sum: bool = field(default=False, metadata=ADDED)  # the values add up to more than zero
+    needs: tuple[str, ...] = field(default=(), metadata=ADDED)  # facts without which the tensor cannot be used
 
 
 Contract: TypeAlias = Mapping[str, Field]  # tensor name -> field: exactly what an upload may hold

@@ -140,7 +140,7 @@ def _left(seconds: float, done: int, waiting: int) -> float | None:
 
 def run(fl_round: Path, key: Path, workers: str = "", threads: str = "1", device: str = "cpu") -> int:
     """The process: run the server phase, and record how it ended."""
-    from osfl.roles.coordinator import run_server_phase
+    from osfl.roles.coordinator import make_release
     from osfl.runtime.machine import Machine
     from osfl.wire.signing import SigningKey
 
@@ -152,7 +152,7 @@ def run(fl_round: Path, key: Path, workers: str = "", threads: str = "1", device
         ended: dict[str, Json] = {"begun": progress_file.begun, "steps": []}
         try:
             machine = Machine(workers=int(workers) if workers else None, threads=int(threads), device=device)
-            digest = run_server_phase(fl_round, SigningKey.load(key), machine=machine, progress=progress_file)
+            digest = make_release(fl_round, SigningKey.load(key), machine=machine, progress=progress_file)
         except OsflError as error:
             _write(folder, {**ended, "state": "failed", "error": error.as_json()})
             return 1

@@ -31,7 +31,7 @@ from osfl.ingredients.generators.synthesis import (
     work_key,
 )
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, batches
-from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.model_method import ModelMethod
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ SMOKE = {
 }
 
 
-class CoBoosting(ModelUpload):
+class CoBoosting(ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (

@@ -30,7 +30,7 @@ from osfl.ingredients.generators.synthesis import (
 )
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training
-from osfl.ingredients.training.model_upload import Combine, ModelUpload, Student, teacher_weights, teachers
+from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, teacher_weights, teachers
 from osfl.models.folding import freeze
 from osfl.models.generators import Ending
 from osfl.models.naming import named
@@ -84,7 +84,7 @@ SMOKE = {
 }
 
 
-class Dafl(ModelUpload):
+class Dafl(ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = ("the teacher is an ensemble of clients; the activation term is the mean over them",)

@@ -25,7 +25,7 @@ from osfl.ingredients.inversion.pixels import Pixels, Watched, invert, labels_fo
 from osfl.ingredients.inversion.trajectories import Teacher, teacher_of
 from osfl.ingredients.statistics.claimed_counts import capped_sites
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, too_low
-from osfl.ingredients.training.model_upload import Combine, ModelUpload, Student, counts_of, digests_of, start_student, teachers
+from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, counts_of, digests_of, start_student, teachers
 from osfl.models.folding import freeze
 from osfl.models.naming import load_named, named
 
@@ -51,7 +51,7 @@ class Settings(Training, Student, Pixels):
     ask_again: bool = False  # ask the guides about each changed image, not once about the original
 
 
-class DeepInversion(ModelUpload):
+class DeepInversion(ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

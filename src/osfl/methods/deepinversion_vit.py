@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from osfl.core.method import Context
 from osfl.core.types import ClientId, Dataset, Release, Upload
 from osfl.ingredients.distillation.token_relabel import KD_ONLY, PatchServer, relabel_flops
-from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.model_method import ModelMethod
 from osfl.ingredients.training.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
 
 
-class DeepInversionVit(ModelUpload):
+class DeepInversionVit(ModelMethod):
     Settings = UploadedVits
     PRESETS: ClassVar[Any] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
     DEVIATIONS = (

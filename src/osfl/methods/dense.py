@@ -27,7 +27,7 @@ from osfl.ingredients.generators.synthesis import (
     work_key,
 )
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training
-from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.model_method import ModelMethod
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ SMOKE = {
 }
 
 
-class Dense(ModelUpload):
+class Dense(ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (

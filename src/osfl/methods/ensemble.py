@@ -22,7 +22,7 @@ from osfl.ingredients.statistics.site_prior import (
     without_site_prior,
 )
 from osfl.ingredients.training.local import Training
-from osfl.ingredients.training.model_upload import Combine, ModelUpload, teacher_ensemble
+from osfl.ingredients.training.model_method import Combine, ModelMethod, teacher_ensemble
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Settings(SitePrior, Training):
     ensemble: Combine = "logits"  # what is averaged, and how it is weighted
 
 
-class EnsembleOfClients(ModelUpload):
+class EnsembleOfClients(ModelMethod):
     Settings = Settings
 
     def problems(self, clients: int) -> list[str]:

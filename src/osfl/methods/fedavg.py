@@ -15,7 +15,7 @@ from osfl.core.types import Payload, Release, Upload
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import sizes_of
 from osfl.ingredients.training.local import Training, training_problems
-from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.model_method import ModelMethod
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Settings(Training):
     weighting: Literal["samples", "uniform"] = "samples"  # Eq. 1 of the paper weights by sample count
 
 
-class FedAvg(ModelUpload):
+class FedAvg(ModelMethod):
     Settings = Settings
 
     def problems(self, clients: int) -> list[str]:

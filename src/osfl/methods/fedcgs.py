@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.types import LATER, ClientId, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, ClientId, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import (
@@ -51,9 +51,7 @@ class Settings(Encoding):
     tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
     covariance: Covariance = "total"  # of all samples (public code), or within classes (linear discriminant analysis)
     ridge: float = 1e-4  # on the covariance's diagonal, times its mean variance; the public code has none and may be singular
-    shrinkage: Literal["ridge", "gcv"] = field(
-        default="ridge", metadata=LATER
-    )  # gcv: cross-validated from the sums, not `ridge`
+    shrinkage: Literal["ridge", "gcv"] = field(default="ridge", metadata=ADDED)  # gcv: chosen by cross-validation, not `ridge`
     least: int = 3  # images that a class needs to be in the sums; the sum over one image is that image's features
     by_class: bool = False  # send B class by class: then a class can be forgotten, and the upload grows with the classes
     precision: Literal["float32", "float64"] = "float32"  # on the wire; sums are taken in float64

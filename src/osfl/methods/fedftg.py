@@ -30,7 +30,7 @@ from osfl.ingredients.generators.synthesis import (
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.ingredients.statistics.claimed_counts import capped_counts
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, decay
-from osfl.ingredients.training.model_upload import ModelUpload, Student, counts_of, teachers
+from osfl.ingredients.training.model_method import ModelMethod, Student, counts_of, teachers
 from osfl.models.folding import freeze
 from osfl.models.generators import Ending
 from osfl.models.naming import named
@@ -84,7 +84,7 @@ SMOKE = {
 }
 
 
-class FedFtg(ModelUpload):
+class FedFtg(ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (

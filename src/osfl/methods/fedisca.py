@@ -33,7 +33,7 @@ from osfl.ingredients.inversion.trajectories import (
     teacher_of,
 )
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, decay
-from osfl.ingredients.training.model_upload import Combine, ModelUpload, Student, digests_of, start_student, teachers
+from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, digests_of, start_student, teachers
 from osfl.models.naming import load_named, named
 
 
@@ -45,7 +45,7 @@ class Settings(Training, Student, Pixels, Following):
     passes: int = 1  # passes of the student along each trajectory; images cost far more than its steps
 
 
-class FedISCA(ModelUpload):
+class FedISCA(ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

@@ -19,7 +19,7 @@ from osfl.core.types import ClientId, Dataset, Json, Payload, Release, Upload
 from osfl.ingredients.distillation.token_relabel import PatchServer, Terms, lipschitz, relabel_flops
 from osfl.ingredients.generators.synthesis import out_of_range
 from osfl.ingredients.inversion.sparse import Events, events_of
-from osfl.ingredients.training.model_upload import ModelUpload
+from osfl.ingredients.training.model_method import ModelMethod
 from osfl.ingredients.training.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
 
 
@@ -33,7 +33,7 @@ class Settings(UploadedVits):
     probe: int = 8  # images an epoch whose gradient norms are recorded (the theorem)
 
 
-class FedMitr(ModelUpload):
+class FedMitr(ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {
         "paper": {},

@@ -218,7 +218,7 @@ def release_files(folder: Path, client: ClientId) -> dict[str, Path] | None:
     return {"release": shared, **({"personal": own} if client and own.exists() else {})}
 
 
-def run_server_phase(
+def make_release(
     folder: Path,
     server_key: SigningKey,
     *,
@@ -234,13 +234,12 @@ def run_server_phase(
     """
     from osfl.core.method import quiet
     from osfl.core.registry import load
-    from osfl.rounds.folder import standing_round
-    from osfl.rounds.phases import computing
-    from osfl.rounds.phases import run_server_phase as serve_phase
+    from osfl.rounds.folder import existing_round
+    from osfl.rounds.phases import computing, run_server_phase
     from osfl.runtime.machine import Machine
 
-    plan = standing_plan(folder)
-    with standing_round(folder, plan, server_key) as fl_round:
+    plan = read_round_plan(folder)
+    with existing_round(folder, plan, server_key) as fl_round:
         published = fl_round.release()
         found = status(folder, now, without)
         if published is not None and not found.joining:
@@ -261,7 +260,7 @@ def run_server_phase(
             _recorded(fl_round, among),
             computing(plan, machine or Machine(), progress or quiet, fl_round.scratch, show=fl_round.show) as ctx,
         ):
-            serve_phase(method, fl_round, ctx, among)
+            run_server_phase(method, fl_round, ctx, among)
         for client in sorted(without):
             fl_round.note(LEFT_OUT, {}, client)
         fl_round.tidy()
@@ -330,7 +329,7 @@ def _last_upload(error: BaseException) -> ClientId | None:
     return None
 
 
-def standing_plan(folder: Path) -> Plan:
+def read_round_plan(folder: Path) -> Plan:
     """The plan of the round that is here."""
     from osfl.core.plan import plan_from
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from osfl.core.errors import RoundError, UsageError
 from osfl.core.method import Method, quiet
-from osfl.core.plan import check_plan, deviations, resolve_settings
+from osfl.core.plan import check_plan
 from osfl.core.registry import load, one_shot
 from osfl.core.result import write_json
+from osfl.core.settings import deviations, resolve_settings
 from osfl.core.types import ClientId, Json, Payload, Plan, Progress, Release, Task
 from osfl.models.architectures import parse
 from osfl.models.companions import Pixels

@@ -11,7 +11,7 @@ from osfl.core.method import Method
 from osfl.core.plan import plan_from
 from osfl.core.registry import load
 from osfl.core.types import ClientId, Payload, Plan, Task
-from osfl.rounds.folder import standing_round
+from osfl.rounds.folder import existing_round
 from osfl.rounds.state import read_json, read_policy
 from osfl.rounds.storage import load_model_of
 from osfl.runtime.payloads import load_payload
@@ -69,7 +69,7 @@ def _joint_model(folder: Path, method: Method, client: ClientId | None) -> Paylo
 
 def _finished_model(folder: Path, plan: Plan, client: ClientId | None) -> Payload:
     """What a round folder gives to this client, or to all."""
-    with standing_round(folder, plan) as fl_round:
+    with existing_round(folder, plan) as fl_round:
         published = fl_round.release()
     assert published is not None
     own = sorted(path.stem for path in (folder / "models").glob("*.safetensors"))

@@ -265,7 +265,7 @@ def open_round(
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder):
         agree(folder, plan, contracts, enrolled, server_key.public_hex)
-        yield _standing(folder, plan, server_key)
+        yield _existing(folder, plan, server_key)
 
 
 def agree(folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled: Mapping[ClientId, str], server: str) -> None:
@@ -284,13 +284,13 @@ def agree(folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled:
 
 
 @contextlib.contextmanager
-def standing_round(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Iterator[Round]:
+def existing_round(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Iterator[Round]:
     """The round that is here, as it was agreed. With the server's key the folder is locked, and a release can be published."""
     if server_key is None:
-        yield _standing(folder, plan)
+        yield _existing(folder, plan)
         return
     with folder_lock(folder):
-        fl_round = _standing(folder, plan, server_key)
+        fl_round = _existing(folder, plan, server_key)
         check_server_key(fl_round)
         yield fl_round
 
@@ -300,7 +300,7 @@ def check_server_key(fl_round: Round) -> None:
     check_key(fl_round.server, fl_round.server_key)
 
 
-def _standing(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Round:
+def _existing(folder: Path, plan: Plan, server_key: SigningKey | None = None) -> Round:
     check_whole(folder)
     policy = read_policy(folder)
     return Round(folder, plan, policy, policy.server, server_key)

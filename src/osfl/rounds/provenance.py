@@ -14,7 +14,7 @@ from osfl.core.errors import Rejected
 from osfl.core.types import ClientId
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
-from osfl.wire.gate import RELEASE_LIMITS, AcceptancePolicy, open_standing, open_upload, read_manifest, verify_release
+from osfl.wire.gate import RELEASE_LIMITS, AcceptancePolicy, open_stored, open_upload, read_manifest, verify_release
 from osfl.wire.source import opened
 from osfl.wire.window import of_unknown_kind
 from osfl.wire.withdrawn import Withdrawal, Withdrawn
@@ -133,7 +133,7 @@ def _upload(path: Path, known: Known, client: ClientId) -> Bundle:
     assert known.policy is not None
     if known.withdrawn is not None and known.withdrawn.of(read_manifest(path)) is not None:
         return open_upload(path, known.policy)[0]
-    return open_standing(path, known.policy, client)[0]
+    return open_stored(path, known.policy, client)[0]
 
 
 def _kind_and_client(path: Path) -> tuple[str, ClientId]:

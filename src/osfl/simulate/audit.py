@@ -17,7 +17,7 @@ from osfl.evaluation.privacy.reconstruction import DECODER, Effort, attack, side
 from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
-from osfl.rounds.folder import standing_round
+from osfl.rounds.folder import existing_round
 from osfl.rounds.phases import computing
 from osfl.runtime.machine import Machine
 from osfl.simulate.simulation import Federation
@@ -44,7 +44,7 @@ def audit(
     side = side_of(plan.task.image[1:], effort)
     if before is not None and (before["side"], before.get("decoder")) == (side, DECODER) and before["steps"] >= effort.steps:
         return result
-    with standing_round(folder, plan) as fl_round, computing(plan, machine, progress, fl_round.scratch) as ctx:
+    with existing_round(folder, plan) as fl_round, computing(plan, machine, progress, fl_round.scratch) as ctx:
         uploads, _ = fl_round.uploads()
         present = [shard for shard in federation.shards if shard.client in fl_round.present]
         found = attack(method, uploads, present, plan.task.classes, ctx, effort)

@@ -20,7 +20,7 @@ from osfl.core.registry import is_reference, load
 from osfl.core.result import Result
 from osfl.core.types import Dataset, Release
 from osfl.rounds.finished import load_model
-from osfl.rounds.folder import contracts_of, open_round, simulated_key, standing_round
+from osfl.rounds.folder import contracts_of, existing_round, open_round, simulated_key
 from osfl.rounds.forgetting import Finding, forget, verify
 from osfl.rounds.forgetting.request import says_nothing
 from osfl.rounds.phases import computing, run_server_phase
@@ -188,7 +188,7 @@ def files_with(windows: Sequence[bytes], folder: Path) -> list[str]:
 
 
 def released(federation: Federation, folder: Path) -> list[str]:
-    with standing_round(folder, federation.plan) as fl_round:
+    with existing_round(folder, federation.plan) as fl_round:
         published = fl_round.release()
     assert published is not None
     return _release_digest(published[0])
@@ -232,7 +232,7 @@ def send_without(
     """The uploads that these clients would have sent without the class, signed by themselves; the others' as they are."""
     folder.mkdir(parents=True)
     plan = federation.plan
-    with standing_round(fl_round, plan) as opened:
+    with existing_round(fl_round, plan) as opened:
         uploads, _ = opened.uploads()
     for upload in uploads:
         payload = instance.without_class(upload.payload, label) if upload.client in clients else upload.payload

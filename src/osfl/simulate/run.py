@@ -32,10 +32,9 @@ from osfl.runtime.machine import Machine
 from osfl.runtime.meter import Meter, measure, reset_peak_memory
 from osfl.runtime.workers import default_workers
 from osfl.simulate.encounters import after_encounters
-from osfl.simulate.outcome import Traffic, measured, outcome, round_seconds
+from osfl.simulate.evaluate import Traffic, evaluate, measured, round_seconds
 from osfl.simulate.ray import run_client_phases_on_ray
 from osfl.simulate.simulation import Federation, Simulation, prepare
-from osfl.transports.memory import deliver
 
 
 def run(
@@ -126,7 +125,7 @@ def run_round(
         ) as ctx:
             traffic = _release(method, federation, fl_round, ctx, history, machine)
             payloads = _personalization(method, federation.shards, fl_round, ctx, history)
-            result = outcome(method, federation, payloads, traffic, fl_round, ctx)
+            result = evaluate(method, federation, payloads, traffic, fl_round, ctx)
             environment = describe_environment(machine.device, machine.workers or default_workers())
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
@@ -202,7 +201,7 @@ def _client_phases(
 
     def hand_over(client: ClientId, bundle: bytes, meter: Meter) -> None:
         fl_round.note("client", meter.as_json(), client)
-        deliver(bundle, fl_round.inbox)
+        fl_round.inbox.receive(bundle)  # the same gate as in a real round
         done_clients.append(client)
         ctx.progress("clients", done + len(done_clients), len(shards))
 

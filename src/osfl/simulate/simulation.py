@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osfl.core.errors import DataError, UsageError, nearest
-from osfl.core.plan import check_plan, resolve_settings
+from osfl.core.plan import check_plan
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.topology import parse_topology, topology_options, topology_summary
 from osfl.core.types import ClientId, Dataset, Limits, Plan, Shard, Task, Topology
 from osfl.data import (

@@ -1,1 +1,1 @@
-"""Carrying bytes and receipts: memory and files. Never looks inside a bundle."""
+"""Carrying bytes and receipts as files. Never looks inside a bundle."""

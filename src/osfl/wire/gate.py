@@ -117,7 +117,7 @@ def _read_head(file: Source, policy: AcceptancePolicy, signer: str) -> _Head:
         return _Head(envelope, client, contract, entries)
 
 
-def open_standing(source: BytesLike | Path, policy: AcceptancePolicy, client: ClientId) -> tuple[Bundle, memoryview]:
+def open_stored(source: BytesLike | Path, policy: AcceptancePolicy, client: ClientId) -> tuple[Bundle, memoryview]:
     """An upload that was received: signed by its client, or, where a class of it was forgotten, by the server."""
     with _blaming(client):
         policy.withdrawn.check(read_manifest(source, policy.limits))

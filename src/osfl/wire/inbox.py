@@ -14,7 +14,7 @@ from osfl.runtime import atomic
 from osfl.wire import refusals
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
-from osfl.wire.gate import AcceptancePolicy, open_standing, open_upload
+from osfl.wire.gate import AcceptancePolicy, open_stored, open_upload
 from osfl.wire.sealing import is_sealed, unseal
 from osfl.wire.signing import SigningKey
 from osfl.wire.source import BytesLike, opened
@@ -110,7 +110,7 @@ class Inbox:
     def _stored(self, client: ClientId) -> tuple[Bundle, Receipt]:
         path = self.path(client)
         try:
-            bundle, data = open_standing(path, self.policy, client)
+            bundle, data = open_stored(path, self.policy, client)
         except Rejected as no:
             raise _damaged(client, path, no.reason) from None
         if bundle.client != client:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Upload, settings_as_json
 from osfl.ingredients.statistics.gaussians import NEVER
 from osfl.ingredients.statistics.site_prior import PriorCorrected, corrected, corrected_prior, site_log_prior

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Task, Upload
 from osfl.methods.falcon import Falcon, Settings
 from osfl.simulate.checks import small_federation

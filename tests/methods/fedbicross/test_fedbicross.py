@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Release, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.inversion.trajectories import Learner, Lesson, Lessons, Trajectory

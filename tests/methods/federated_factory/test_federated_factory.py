@@ -10,8 +10,8 @@ import torch
 
 from osfl.core.errors import FilesError, TrainingError
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
 from osfl.core.seeds import torch_generator
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Upload
 from osfl.methods.federated_factory import CPU, FederatedFactory, Settings
 from osfl.methods.federated_factory.cells import prefix

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
 from osfl.core.seeds import torch_generator
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Task, Upload
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.methods.fedlmg import FedLMG

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
 from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Payload, Release, Shard, Topology, Upload
 from osfl.ingredients.ensembles.ensemble import Ensemble
 from osfl.ingredients.ensembles.gathering import members

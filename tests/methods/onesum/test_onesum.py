@@ -12,7 +12,7 @@ import torch
 
 from osfl.core.errors import RoundError, TrainingError, UploadBlocked
 from osfl.core.method import Context, add_up
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload
 from osfl.data.source import together
 from osfl.ingredients.statistics.gaussians import NEVER, packed, unpacked

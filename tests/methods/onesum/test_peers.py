@@ -10,7 +10,7 @@ import torch
 
 from osfl.core.errors import RoundError, TrainingError
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.topology import all_encounters, neighbors, parse_topology
 from osfl.core.types import Payload, Plan, Release, Upload
 from osfl.methods.onesum import OneSum

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from osfl.core.method import Context
-from osfl.core.plan import resolve_settings
 from osfl.core.seeds import torch_generator
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Payload, Release, Shard, Upload
 from osfl.ingredients.training.local import classifier, local_model
 from osfl.methods.onesum import OneSum

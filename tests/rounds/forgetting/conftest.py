@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from osfl.roles import coordinator, site
-from osfl.rounds.folder import standing_round
+from osfl.rounds.folder import existing_round
 from osfl.rounds.forgetting import verify
 from osfl.runtime.machine import Machine
 from osfl.simulate.checks import small_federation
@@ -41,7 +41,7 @@ def failed(folder: Path) -> list[str]:
 
 
 def digest(folder: Path, method: str = "ensemble", **words: Any) -> str:
-    with standing_round(folder, small_federation(method, **words).plan) as fl_round:
+    with existing_round(folder, small_federation(method, **words).plan) as fl_round:
         published = fl_round.release()
     assert published is not None
     return published[1]

@@ -12,7 +12,7 @@ import torch
 from osfl.core.errors import OsflError, Rejected, RoundError, UsageError
 from osfl.deploy.flower.app import DONE
 from osfl.roles import coordinator
-from osfl.rounds.folder import simulated_key, standing_round
+from osfl.rounds.folder import existing_round, simulated_key
 from osfl.rounds.forgetting import forget, verify
 from osfl.rounds.provenance import Known, examine
 from osfl.rounds.state import INTENT, read_policy
@@ -191,7 +191,7 @@ def test_a_folder_without_certificates_has_nothing_to_verify(rounds: Any, tmp_pa
 
 def test_a_real_round_wants_its_servers_key_and_keeps_the_forgotten_out(tmp_path: Path) -> None:
     fl_round, known, bundles = real_round(tmp_path)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     with pytest.raises(UsageError, match="real round"):
         forget(fl_round, clients=["south"])
     with pytest.raises(UsageError, match="not the server's"):
@@ -226,7 +226,7 @@ def test_before_the_release_forgetting_lets_the_round_go_on(tmp_path: Path) -> N
     assert coordinator.status(fl_round).missing == ["west"]
     coordinator.receive(fl_round, bundles["west"])
     assert coordinator.status(fl_round).ready
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     assert failed(fl_round) == []
     with pytest.raises(RoundError, match="has no upload"):
         other, more, _ = real_round(tmp_path / "other", deliver=("north",))
@@ -235,7 +235,7 @@ def test_before_the_release_forgetting_lets_the_round_go_on(tmp_path: Path) -> N
 
 def test_an_upload_that_came_late_stays_out(tmp_path: Path) -> None:
     fl_round, known, bundles = real_round(tmp_path, deliver=("north", "south"), quorum=1)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     coordinator.receive(fl_round, bundles["west"])
     certificate = forget(fl_round, known["server"], clients=["south"], machine=ONE)
     assert coordinator.status(fl_round).late == ["west"] and failed(fl_round) == []
@@ -246,7 +246,7 @@ def test_an_upload_that_came_late_stays_out(tmp_path: Path) -> None:
 
 def test_below_the_quorum(tmp_path: Path) -> None:
     fl_round, known, _ = real_round(tmp_path, quorum=3)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     refused(fl_round, "quorum is 3", server_key=known["server"], clients=["south"])
     forget(fl_round, known["server"], clients=["south"], withdraw=True, machine=ONE)
     found = coordinator.status(fl_round)
@@ -258,7 +258,7 @@ def test_an_upload_that_arrives_while_its_client_is_forgotten_does_not_stay(
 ) -> None:
     """The gate looked before the forgetting began, and stores afterwards."""
     fl_round, known, bundles = real_round(tmp_path)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     policy, stale = read_policy(fl_round), [True]
     forget(fl_round, known["server"], clients=["south"], machine=ONE)
     monkeypatch.setattr(coordinator, "read_policy", lambda folder: policy if stale and stale.pop() else read_policy(folder))
@@ -315,7 +315,7 @@ def test_odd_facts_of_one_client_do_not_keep_a_class_from_being_forgotten(tmp_pa
     federation = small_federation("federated_factory")
     folder = tmp_path / "round"
     run_federation(federation, folder, ABOUT, machine=ONE)
-    with standing_round(folder, federation.plan) as fl_round:
+    with existing_round(folder, federation.plan) as fl_round:
         who, said = next((upload.client, upload.payload) for upload in fl_round.uploads()[0] if upload.payload.tensors)
     (folder / "release.safetensors").unlink()
     (folder / "inbox" / f"{who}.safetensors").unlink()

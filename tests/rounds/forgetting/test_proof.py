@@ -13,7 +13,7 @@ import pytest
 from osfl.core.errors import Rejected, RoundError
 from osfl.core.types import Plan, canonical
 from osfl.roles import coordinator
-from osfl.rounds.folder import simulated_key, standing_round
+from osfl.rounds.folder import existing_round, simulated_key
 from osfl.rounds.forgetting import forget, verify
 from osfl.rounds.forgetting.request import MADE_OF_IT
 from osfl.rounds.phases import computing
@@ -150,9 +150,9 @@ def test_a_release_that_the_uploads_do_not_give_is_found(tmp_path: Path) -> None
     """Made after the forgetting, so no certificate names it; signed by the server all the same."""
     fl_round, known, _ = real_round(tmp_path)
     forget(fl_round, known["server"], clients=["south"], machine=ONE)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     assert failed(fl_round) == []
-    with standing_round(fl_round, make_plan(), known["server"]) as standing:
+    with existing_round(fl_round, make_plan(), known["server"]) as standing:
         published, (_, made_from) = standing.release(), standing.uploads()
         assert published is not None
         shared = published[0].shared

@@ -16,7 +16,7 @@ from osfl.core.method import Context, add_up
 from osfl.core.types import Total, Upload
 from osfl.methods.onesum import OneSum
 from osfl.roles import coordinator
-from osfl.rounds.folder import TOTAL, Round, simulated_key, standing_round
+from osfl.rounds.folder import TOTAL, Round, existing_round, simulated_key
 from osfl.rounds.forgetting import forget, verify
 from osfl.rounds.state import read_policy
 from osfl.rounds.total import KeptTotal, keep_total, read_total
@@ -48,7 +48,7 @@ def terms_read() -> Iterator[list[str]]:
 
 
 def kept(folder: Path, federation: Federation | None = None) -> KeptTotal:
-    with standing_round(folder, (federation or small_federation("onesum")).plan) as fl_round:
+    with existing_round(folder, (federation or small_federation("onesum")).plan) as fl_round:
         found = read_total(fl_round)
     assert found is not None
     return found
@@ -66,7 +66,7 @@ def same(one: KeptTotal, other: KeptTotal) -> bool:
 
 
 def fresh(folder: Path, federation: Federation | None = None) -> KeptTotal:
-    with standing_round(folder, (federation or small_federation("onesum")).plan) as fl_round:
+    with existing_round(folder, (federation or small_federation("onesum")).plan) as fl_round:
         return summed_again(fl_round)
 
 
@@ -124,7 +124,7 @@ def test_the_old_sum_put_back_is_found_and_not_used(rounds: Any, tmp_path: Path)
 def test_a_sum_that_is_not_the_server_s_or_not_the_sum_is_found(rounds: Any, tmp_path: Path, how: str) -> None:
     folder, plan = rounds("onesum", tmp_path / "round"), small_federation("onesum").plan
     forget(folder, clients=["client-03"], machine=ONE)
-    with standing_round(folder, plan, simulated_key(plan.seed, "server")) as fl_round:
+    with existing_round(folder, plan, simulated_key(plan.seed, "server")) as fl_round:
         right = summed_again(fl_round)
         if how == "a changed byte":
             data = bytearray((folder / TOTAL).read_bytes())
@@ -170,10 +170,10 @@ def test_a_class_is_taken_out_of_the_sum_too(tmp_path: Path) -> None:
 
 def test_who_joins_late_adds_one_term(tmp_path: Path) -> None:
     fl_round, known, bundles = real_round(tmp_path, deliver=("north", "south"), method="onesum", quorum=1, late=True)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     coordinator.receive(fl_round, bundles["west"])
     with terms_read() as read:
-        coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+        coordinator.make_release(fl_round, known["server"], machine=ONE)
     assert read == ["west"]
 
 

@@ -162,7 +162,7 @@ def test_every_other_reader_of_the_folder_refuses(rounds: Any, tmp_path: Path) -
     put_back(old, folder, RELEASE, UPLOAD)
     for work in (
         lambda: load_model(folder, "client-01"),
-        lambda: coordinator.run_server_phase(folder, simulated_key(0, "server"), machine=ONE),
+        lambda: coordinator.make_release(folder, simulated_key(0, "server"), machine=ONE),
         lambda: coordinator.status(folder),
         lambda: run_federation(small_federation("ensemble"), folder, ABOUT, machine=ONE),
         lambda: forget(folder, clients=["client-01"], machine=ONE),
@@ -220,10 +220,10 @@ def test_personal_parts_of_an_old_release(tmp_path: Path, verify: Verify) -> Non
 
 def test_a_site_with_the_certificate_takes_no_withdrawn_release(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fl_round, known, _ = real_round(tmp_path)
-    coordinator.run_server_phase(fl_round, known["server"], machine=ONE)
+    coordinator.make_release(fl_round, known["server"], machine=ONE)
     shutil.copy(fl_round / RELEASE, old := tmp_path / "old.safetensors")
     forget(fl_round, known["server"], clients=["west"], machine=Machine(workers=1))
-    plan = coordinator.standing_plan(fl_round)
+    plan = coordinator.read_round_plan(fl_round)
     (tmp_path / "plan.toml").write_text(write_plan(plan))
     save_public(tmp_path / "server.pub", known["server"].public_hex)
     words = [

@@ -125,9 +125,7 @@ class Collector:
             if self._may_begin():
                 self.log("the server phase begins")
                 key = SigningKey.load(self.server_key)
-                coordinator.run_server_phase(
-                    self.folder, key, progress=lambda what, done, all_: self.log(f"{what} {done}/{all_}")
-                )
+                coordinator.make_release(self.folder, key, progress=lambda what, done, all_: self.log(f"{what} {done}/{all_}"))
                 self.log("the release is published")
 
     def _may_begin(self) -> bool:

@@ -26,7 +26,7 @@ from osfl.ingredients.inversion.sparse import SparseInversion, dropped, invert_s
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.training.local import batches, decay
-from osfl.ingredients.training.model_upload import ModelUpload, counts_of, start_student, teacher_weights, teachers
+from osfl.ingredients.training.model_method import ModelMethod, counts_of, start_student, teacher_weights, teachers
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
@@ -144,7 +144,7 @@ class PatchServer:
 
     def __init__(
         self,
-        method: ModelUpload,
+        method: ModelMethod,
         uploads: Sequence[Upload],
         ctx: Context,
         what: str,
@@ -452,7 +452,7 @@ def ask_flops(member: Vit, others: int, image: tuple[int, int, int]) -> float:
     return forward_flops(member, image) + (forward_flops(OnSubset(member, others), image) if others else 0.0)
 
 
-def relabel_flops(method: ModelUpload, clients: Sequence[ClientId], inversion: SparseInversion, terms: Terms) -> float:
+def relabel_flops(method: ModelMethod, clients: Sequence[ClientId], inversion: SparseInversion, terms: Terms) -> float:
     """All operations of Algorithm 1, known before anything runs: the same as the meter counts."""
     settings, image = method.settings, method.task.image
     names = [architecture_for(settings.architecture, client) for client in clients]

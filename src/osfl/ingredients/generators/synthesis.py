@@ -25,9 +25,9 @@ from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.training.local import batches, decay, step
-from osfl.ingredients.training.model_upload import (
+from osfl.ingredients.training.model_method import (
     Combine,
-    ModelUpload,
+    ModelMethod,
     Student,
     counts_of,
     start_student,
@@ -293,7 +293,7 @@ def spans(total: int, parts: int) -> Iterator[range]:
     return (range(first, min(first + size, total)) for first in range(0, total, size))
 
 
-def work_key(what: str, uploads: Sequence[Upload], method: ModelUpload, ctx: Context) -> dict[str, Json]:
+def work_key(what: str, uploads: Sequence[Upload], method: ModelMethod, ctx: Context) -> dict[str, Json]:
     """Names work completely: what, from which uploads, with which settings and seed."""
     made_from = {upload.client: payload_digest(upload.payload) for upload in uploads}
     return {
@@ -323,7 +323,7 @@ def in_stages(
 class Workshop:
     """The server of DENSE and its heirs: teachers, a student with its optimizer, and the pool of images made so far."""
 
-    def __init__(self, method: ModelUpload, uploads: Sequence[Upload], ctx: Context) -> None:
+    def __init__(self, method: ModelMethod, uploads: Sequence[Upload], ctx: Context) -> None:
         self.ctx, self.settings, self.task = ctx, method.settings, method.task
         classes = len(method.task.classes)
         members = [member.to(ctx.device) for member in teachers(uploads, method)]
@@ -438,7 +438,7 @@ class Workshop:
 class Pair:
     """One generator and one student that learn in turn, each with its optimizer: the server of DAFL and FedFTG."""
 
-    def __init__(self, method: ModelUpload, uploads: Sequence[Upload], ctx: Context, classes: int = 0) -> None:
+    def __init__(self, method: ModelMethod, uploads: Sequence[Upload], ctx: Context, classes: int = 0) -> None:
         self.ctx, self.task, settings = ctx, method.task, method.settings
         self.student, self.architecture = start_student(uploads, method, ctx)
         self.student.to(ctx.device)

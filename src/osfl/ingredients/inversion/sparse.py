@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
-from osfl.core.types import LATER
+from osfl.core.types import ADDED
 from osfl.ingredients.inversion.pixels import disagreement, total_variation
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.models.flops import inversion_flops
@@ -57,8 +57,8 @@ class VitPixels:
     tv: float = 1e-4  # weight of total variation, for 64 images of 3 x 224 x 224; others are converted
     l2: float = 0.0  # weight of the images' norm; not published
     shifts: bool = True  # shift by up to an eighth of the side, and mirror, before each step
-    scales: int = field(default=1, metadata=LATER)  # grids that images move on at once, each half as fine; 1 = pixels only
-    start: float = field(default=1.0, metadata=LATER)  # standard deviation of the noise that images start as
+    scales: int = field(default=1, metadata=ADDED)  # grids that images move on at once, each half as fine; 1 = pixels only
+    start: float = field(default=1.0, metadata=ADDED)  # standard deviation of the noise that images start as
 
     def inversion(self, events: Events = ()) -> SparseInversion:
         return SparseInversion(

@@ -24,7 +24,7 @@ from osfl.ingredients.ensembles.ensemble import COUNTED, combine
 from osfl.ingredients.inversion.pixels import Inversion, Watched, invert, labels_for
 from osfl.ingredients.statistics.claimed_counts import capped_sites
 from osfl.ingredients.training.local import not_positive, too_low
-from osfl.ingredients.training.model_upload import ModelUpload, counts_of, teacher_weights
+from osfl.ingredients.training.model_method import ModelMethod, counts_of, teacher_weights
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
 from osfl.models.norms import norms
@@ -209,7 +209,7 @@ class Lessons:
         self,
         makers: Sequence[Teacher],
         uploads: Sequence[Upload],
-        method: ModelUpload,
+        method: ModelMethod,
         ctx: Context,
         guides: Teacher | None = None,
         images: int | None = None,

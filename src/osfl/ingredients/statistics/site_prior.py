@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from osfl.core.types import LATER, Payload, Release, Shard
+from osfl.core.types import ADDED, Payload, Release, Shard
 from osfl.ingredients.statistics.gaussians import NEVER
 from osfl.ingredients.training.local import not_positive
 
@@ -26,8 +26,8 @@ PRIOR, TEMPERATURE = "site/prior", "site/temperature"
 class SitePrior:
     """Whether sites correct the release by their class shares; mixed into Settings."""
 
-    personalize: Literal["none", "prior"] = field(default="none", metadata=LATER)  # prior: weigh classes as the site has them
-    prior_temperature: float = field(default=1.0, metadata=LATER)  # on the release's log-probabilities; below 1: less confident
+    personalize: Literal["none", "prior"] = field(default="none", metadata=ADDED)  # prior: weigh classes as the site has them
+    prior_temperature: float = field(default=1.0, metadata=ADDED)  # on the release's log-probabilities; below 1: less confident
 
 
 def site_prior_problems(settings: SitePrior) -> list[str]:

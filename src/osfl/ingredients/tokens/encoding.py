@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from osfl.core.errors import RoundError, TrainingError
 from osfl.core.method import Context, Method
-from osfl.core.types import LATER, ClientId, Dataset, Facts, Shard, Upload, digest_of
+from osfl.core.types import ADDED, ClientId, Dataset, Facts, Shard, Upload, digest_of
 from osfl.ingredients.tokens.store import TokenStore, image_digests, store_of
 from osfl.models.encoders import Encoder, encoder_digest, encoder_problems, encoder_width, load_encoder
 from osfl.models.flops import forward_flops
@@ -38,7 +38,7 @@ class Encoding:
     resolution: int = 448  # R, the side to which images are resized
     window: int = 224  # W, the side of a view, which is the encoder's input
     stride: int = 224  # S, from one window to the next
-    encoder_pixels: Literal["imagenet", "symmetric"] = field(default="imagenet", metadata=LATER)  # as that file was trained
+    encoder_pixels: Literal["imagenet", "symmetric"] = field(default="imagenet", metadata=ADDED)  # as that file was trained
 
     def regions(self) -> int:
         """L, the number of windows."""

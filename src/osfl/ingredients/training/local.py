@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
-from osfl.core.types import LATER, Dataset, Payload, Shard, Task, settings_as_json
+from osfl.core.types import ADDED, Dataset, Payload, Shard, Task, settings_as_json
 from osfl.models.build import Network, architecture_for, architectures_in, build_model, check_architecture
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.inputs import to_input
@@ -42,11 +42,11 @@ class Training:
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # steps: times 0.1 at half and three quarters
     augment: Literal["none", "flip", "flip+crop"] = "none"  # random mirror; crop = shift by up to an eighth
     clip: float = 0.0  # largest gradient norm; 0 = do not clip
-    pretrained: str = field(default="", metadata=LATER)  # weights to start from: a known name, a safetensors file, hub:name
-    pretrained_sha256: str = field(default="", metadata=LATER)  # what that file must hash to, at every site
+    pretrained: str = field(default="", metadata=ADDED)  # weights to start from: a known name, a safetensors file, hub:name
+    pretrained_sha256: str = field(default="", metadata=ADDED)  # what that file must hash to, at every site
     # table: what the weights or the architecture are published for
-    pretrained_pixels: Literal["table", "symmetric", "imagenet"] = field(default="table", metadata=LATER)  # symmetric: [-1, 1]
-    recalibrate_bn: bool = field(default=False, metadata=LATER)  # recompute BN statistics after training
+    pretrained_pixels: Literal["table", "symmetric", "imagenet"] = field(default="table", metadata=ADDED)  # symmetric: [-1, 1]
+    recalibrate_bn: bool = field(default=False, metadata=ADDED)  # recompute BN statistics after training
 
     def resolved(self) -> Self:
         """The same settings, with the pixels of a file named where the table has others than [-1, 1]: the plan names them."""

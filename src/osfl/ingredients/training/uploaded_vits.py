@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from osfl.core.errors import UsageError
-from osfl.core.types import LATER
+from osfl.core.types import ADDED
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.generators.synthesis import out_of_range, student_problems
 from osfl.ingredients.inversion.sparse import Events, VitPixels, vit_pixel_problems
 from osfl.ingredients.training.local import SMOKE_TRAINING, Training
-from osfl.ingredients.training.model_upload import Combine, Student
+from osfl.ingredients.training.model_method import Combine, Student
 from osfl.models.architectures import parse
 
 
@@ -38,9 +38,9 @@ class UploadedVits(Student, VitPixels, Training):
     student_decay: float = 1e-4  # weight decay
     student_cosine: bool = False  # bring the student's learning rate to zero over the epochs
     student_clip: float = 0.0  # largest gradient norm; 0 = do not clip
-    student_share: float = field(default=1.0, metadata=LATER)  # share of its update from the start that is released
+    student_share: float = field(default=1.0, metadata=ADDED)  # share of its update from the start that is released
     temperature: float = 1.0  # of distillation
-    votes: float = field(default=1.0, metadata=LATER)  # class_count, odds, size: power of the counts; 0 = alike
+    votes: float = field(default=1.0, metadata=ADDED)  # class_count, odds, size: power of the counts; 0 = alike
 
 
 # ViTs from pretrained weights, for two cores; chosen on validation images of bloodcells-28, see FedMITR's card.

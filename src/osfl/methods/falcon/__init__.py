@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from osfl.core.errors import RoundError, TrainingError, UsageError
 from osfl.core.method import Context
-from osfl.core.types import LATER, Contract, Exposed, Field, Json, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, Contract, Exposed, Field, Json, Payload, Release, Shard, Upload
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import capped, drawn_for, sizes_of
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts, shares
@@ -49,15 +49,15 @@ class Generating:
     heads: int = 16  # of attention, in each block
     components: int = 20  # K, Gaussians at each position; fewer where a client has few images
     standardize: bool = True  # z-score each dimension with the client's own statistics, undone before upload
-    whiten: bool = field(default=False, metadata=LATER)  # instead: less the mean of their class, covariance divided out
+    whiten: bool = field(default=False, metadata=ADDED)  # instead: less the mean of their class, covariance divided out
     least: int = 3  # images that a class needs: the generator learns no smaller ones, and nothing is drawn of them
-    generator_patience: int = field(default=0, metadata=LATER)  # epochs without gain on own held-out images; 0: train all
+    generator_patience: int = field(default=0, metadata=ADDED)  # epochs without gain on own held-out images; 0: train all
 
 
 @dataclass(frozen=True)
 class Settings(Encoding, Generating, Classifying):
     per_image: float = 1.5  # sequences drawn for each real image
-    labels: Literal["own", "balanced"] = field(default="own", metadata=LATER)  # as often as own images; all its classes alike
+    labels: Literal["own", "balanced"] = field(default="own", metadata=ADDED)  # as often as own images; all its classes alike
     temperature_sampling: float = 1.0  # on the mixture's weights
     send: Literal["smaller", "sequences", "generator"] = "smaller"  # whichever takes fewer bytes, or always one
     wire: Literal["float32", "float16"] = "float32"  # of the sequences

@@ -53,7 +53,7 @@ from osfl.ingredients.training.local import (
     step,
     too_low,
 )
-from osfl.ingredients.training.model_upload import Combine, ModelUpload, Student, digests_of, start_student, teachers
+from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, digests_of, start_student, teachers
 from osfl.methods.fedbicross.bilevel import hypergradient, learn
 from osfl.methods.fedbicross.clustering import hierarchical, members_of, parameters, predictions, similarity
 from osfl.models.inputs import to_input
@@ -85,7 +85,7 @@ class Settings(Training, Student, Pixels, Following):
     delta: float = 0.3  # weight of KL(local model || own)
 
 
-class FedBiCross(ModelUpload):
+class FedBiCross(ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

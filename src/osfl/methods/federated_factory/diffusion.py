@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError
-from osfl.core.types import LATER, Contract
+from osfl.core.types import ADDED, Contract
 from osfl.ingredients.statistics.support import Readable, Support, supported_directions
 from osfl.methods.federated_factory.symmetries import orbit, turned
 from osfl.models.flops import forward_flops, training_flops
@@ -57,8 +57,8 @@ class DiffusionSettings(Support):
     edm_noise_mean: float = -0.8  # of ln sigma while learning
     edm_noise_std: float = 1.6  # deviation of ln sigma while learning
     edm_steps: int = 32  # of Heun's method when sampling: 2 n - 1 calls of the network
-    edm_directions: int = field(default=0, metadata=LATER)  # principal directions known at the start; they and the mean travel
-    edm_start: float = field(default=80.0, metadata=LATER)  # noise level that sampling begins at
+    edm_directions: int = field(default=0, metadata=ADDED)  # principal directions known at the start; they and the mean travel
+    edm_start: float = field(default=80.0, metadata=ADDED)  # noise level that sampling begins at
 
 
 class Diffusion:

@@ -17,7 +17,7 @@ from osfl.core.types import Dataset, Payload, Release, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, fit
-from osfl.ingredients.training.model_upload import ModelUpload, Student, counts_of, digests_of, start_student
+from osfl.ingredients.training.model_method import ModelMethod, Student, counts_of, digests_of, start_student
 from osfl.ingredients.training.one_upload import working_on
 from osfl.methods.fedlmg.guided_diffusion import Guidance, guidance_problems, guided_images
 from osfl.models.inputs import to_input
@@ -31,7 +31,7 @@ class Settings(Training, Student, Guidance):
     server_epochs: int = 60  # of the server's model on all images; otherwise it trains as clients do
 
 
-class FedLMG(ModelUpload):
+class FedLMG(ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

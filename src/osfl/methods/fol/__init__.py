@@ -18,7 +18,7 @@ from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context, relayed
-from osfl.core.types import LATER, ClientId, Contract, Json, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, ClientId, Contract, Json, Payload, Release, Shard, Upload
 from osfl.ingredients.distillation.student import Pool, distill
 from osfl.ingredients.ensembles.ensemble import Ensemble, fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
@@ -33,7 +33,7 @@ from osfl.ingredients.training.local import (
     not_positive,
     too_low,
 )
-from osfl.ingredients.training.model_upload import ModelUpload, digests_of
+from osfl.ingredients.training.model_method import ModelMethod, digests_of
 from osfl.methods.fol.alignment import Alignment, aligned, alignment_problems, likeness
 from osfl.methods.fol.bounds import Descent, head_descent, risk_gap
 from osfl.methods.fol.figures import exchange_figures
@@ -60,7 +60,7 @@ class Settings(Training, Alignment):
     top: int = 3  # K: members of the ensemble, chosen among the neighbors and the own model
     fit_on: Literal["train", "train+val"] = "train"  # images that the ensemble's weights are fitted on
     evenness: float = 0.0  # ρ ‖w - 1/K‖²: training images flatter the own model, which has seen them most often
-    start: Literal["own", "average"] = field(default="own", metadata=LATER)  # of the student; average: of the ensemble's models
+    start: Literal["own", "average"] = field(default="own", metadata=ADDED)  # of the student; average: of the ensemble's models
     student_epochs: int = 20  # passes over the client's images when the ensemble is distilled
     student_lr: float = 1e-3  # learning rate of the distillation
     student_batch: int = 32  # images a step of the distillation
@@ -68,9 +68,9 @@ class Settings(Training, Alignment):
     scaled: bool = False  # true: T² KL, so that gradients do not shrink with T
     anchor: float = 1e-3  # λ ‖θ - θ_before‖²
     copies: int = 0  # so many shifted and mirrored copies of each image are shown to ensemble and student, too
-    blends: int = field(default=0, metadata=LATER)  # and so many mixtures of each image with another one of the client
+    blends: int = field(default=0, metadata=ADDED)  # and so many mixtures of each image with another one of the client
     track: bool = False  # the student's BN statistics follow its batches; false: they stay as they were where it began
-    wire: Literal["float32", "float16"] = field(default="float32", metadata=LATER)  # of the model that travels
+    wire: Literal["float32", "float16"] = field(default="float32", metadata=ADDED)  # of the model that travels
     rate_steps: int = 0  # above 0: so many steps of a convex head are measured against Theorem 2's rate
 
 
@@ -107,7 +107,7 @@ class Candidates:
         }
 
 
-class Fol(ModelUpload):
+class Fol(ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

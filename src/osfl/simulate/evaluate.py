@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from osfl.core.method import Context, Method
-from osfl.core.plan import deviations
 from osfl.core.registry import is_reference
 from osfl.core.result import SCHEMA, Costs, Course, Generators, Phase, Result, Tokens
+from osfl.core.settings import deviations
 from osfl.core.topology import topology_summary
 from osfl.core.types import ClientId, Exchange, Payload, digest_of
 from osfl.data import grouped
@@ -37,7 +37,7 @@ class Traffic:
     messages: int
 
 
-def outcome(
+def evaluate(
     method: Method,
     federation: Federation,
     payloads: Mapping[ClientId, Payload],

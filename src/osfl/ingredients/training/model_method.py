@@ -34,7 +34,7 @@ from osfl.runtime.payloads import payload_digest
 Combine = Literal["logits", "probabilities", "size", "class_count", "odds"]
 
 
-class ModelUpload(Method):
+class ModelMethod(Method):
     """A client trains (`local_model`) and uploads its weights with BN statistics; the paper's own steps begin at the server.
 
     A method that needs to know how many images of each class a client has sets `needs_counts`.
@@ -101,7 +101,7 @@ def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def teachers(uploads: Sequence[Upload], method: ModelUpload) -> list[nn.Module]:
+def teachers(uploads: Sequence[Upload], method: ModelMethod) -> list[nn.Module]:
     """The uploaded classifiers in evaluation mode, in the order of the uploads; one that explodes is refused by name."""
     members = []
     for upload in uploads:
@@ -137,7 +137,7 @@ def teacher_ensemble(
     return Ensemble(members, mode, teacher_weights(uploads, mode, classes), share)
 
 
-def start_student(uploads: Sequence[Upload], method: ModelUpload, ctx: Context) -> tuple[nn.Module, str]:
+def start_student(uploads: Sequence[Upload], method: ModelMethod, ctx: Context) -> tuple[nn.Module, str]:
     """The server's model before it learns anything, and its architecture."""
     uploaded = sorted({str(upload.payload.facts["architecture"]) for upload in uploads})
     architecture = method.settings.student or uploaded[0]

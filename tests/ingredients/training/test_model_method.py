@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from osfl.core.errors import TrainingError
-from osfl.core.plan import resolve_settings
 from osfl.core.seeds import torch_generator
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Task, Upload
-from osfl.ingredients.training.model_upload import teachers
+from osfl.ingredients.training.model_method import teachers
 from osfl.methods.dense import Dense
 from osfl.models.build import build_model
 from osfl.models.naming import named
