@@ -65,6 +65,7 @@ def check(
     channels: options.Channels = None,
     data: options.Data = None,
     client: ClientName = None,
+    no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
     """Open the data, draw the labels of each client, list every finding. Exit code 1 if a run could not start.

@@ -60,6 +60,7 @@ def client(
     seal: Seal = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
     """Train on this site's images and write one signed bundle: the site's only upload of the round.

@@ -66,6 +66,7 @@ def compare(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
     """Run several methods on the same shards and show them side by side.

@@ -68,6 +68,7 @@ def estimate(
     plan: options.PlanFile = None,
     sealed: Sealed = False,
     workers: options.Workers = None,
+    no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
     """Estimate what a run will send, how long it will take and how much memory it needs.

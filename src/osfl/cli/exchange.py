@@ -68,6 +68,7 @@ def exchange(
     out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
     """Check the bundles of this site's neighbors, as a coordinator would, and make the site's model of them.

@@ -16,6 +16,7 @@ import typer
 from osfl.cli import (
     advise,
     audit,
+    cache,
     check,
     client,
     compare,
@@ -99,6 +100,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "personalize": (personalize.personalize, personalize.EXAMPLES),
     "verify": (verify.verify, verify.EXAMPLES),
     "inspect": (inspect.inspect, inspect.EXAMPLES),
+    "cache": (cache.cache, cache.EXAMPLES),
     "dashboard": (dashboard.dashboard, dashboard.EXAMPLES),
 }
 # Who asks for it, in the order of a round; a verb that nobody claims is anybody's.
@@ -117,7 +119,7 @@ PANELS = {
         "forget",
     ),
     "Site of a real round": ("check", "client", "inspect", "exchange", "personalize", "predict"),
-    "Anybody": ("ls", "verify", "doctor"),
+    "Anybody": ("ls", "verify", "doctor", "cache"),
 }
 _OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 _ORDER = list(_OWNER)

@@ -126,6 +126,15 @@ TestSamples = Annotated[
         help="Evaluate on so many images, class shares kept.",
     ),
 ]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        callback=lambda wanted: _no_cache(wanted),
+        rich_help_panel=HOW,
+        help="Keep nothing that is made of images (decoded pixels, features) on this disk; see `osfl cache`.",
+    ),
+]
 Group = Annotated[
     str,
     typer.Option(
@@ -320,6 +329,14 @@ class Verb(TyperCommand):
             return super().invoke(ctx)
         finally:
             _RUNNING.reset(token)
+
+
+def _no_cache(wanted: bool) -> bool:
+    if wanted:
+        from osfl.runtime.cache import without_cache
+
+        without_cache()
+    return wanted
 
 
 def given_options() -> list[Any]:

@@ -55,6 +55,7 @@ def personalize(
     out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
     """Verify the release with the server's public key and make this site's model from it. Some methods train once more: --data.

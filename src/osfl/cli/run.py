@@ -81,6 +81,7 @@ def run(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
     """Simulate one round: every client uploads once, models are evaluated, and a report is written.

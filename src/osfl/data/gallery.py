@@ -26,7 +26,7 @@ from osfl.data.layout import SKIPPED
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Pixels, Problem
 from osfl.data.unusable import Unusable
-from osfl.runtime.cache import cache_folder
+from osfl.runtime.cache import cache_folder, cache_limit, trim, used
 
 VERSION = 4  # of what decoding does; a change makes old caches unused
 _ARRAYS = ("images", "kept", "content", "color", "oblong", "sides", "places", "people")
@@ -62,10 +62,14 @@ def gallery(
         [VERSION, PIL.__version__, size, channels, reading.slices, reading.window, list(zip(names, stamps, strict=True))]
     )
     store = cache_folder() / "decoded" / f"{key}.npz"
-    found = _load(store)
-    if found is None:
+    found = _load(store) if cache_limit() else None
+    if found is not None:
+        used(store)
+    else:
         found = _decode_all(names, read, size, channels, progress, reading)
-        _save(store, found)
+        if found.images.nbytes < cache_limit():
+            _save(store, found)
+            trim()
     return found
 
 

@@ -13,13 +13,14 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
 from osfl.core.types import Payload
-from osfl.runtime.cache import cache_folder
+from osfl.runtime.cache import cache_folder, cache_limit, trim, used
 from osfl.runtime.payloads import save_payload
 
 
@@ -64,6 +65,7 @@ class TokenStore:
             rows.setdefault(block, []).append((place, row))
         found: torch.Tensor | None = None
         for block, pairs in rows.items():
+            used(self.folder / block)
             tokens = _read(self.folder / block, "tokens")
             assert tokens is not None
             if found is None:
@@ -103,5 +105,13 @@ def _store(folder: Path) -> TokenStore:
 
 
 def store_of(digest: str) -> TokenStore:
-    """The store of an encoder and geometry in the user's cache."""
+    """The store of an encoder and geometry in the user's cache; where nothing may be kept, one that ends with this process."""
+    if not cache_limit():
+        return _store(Path(_passing().name) / digest[:32])
+    trim()
     return _store(cache_folder() / "features" / digest[:32])
+
+
+@lru_cache(maxsize=1)
+def _passing() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="osfl-features-")

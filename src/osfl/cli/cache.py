@@ -1,0 +1,51 @@
+"""`osfl cache`: what is kept of images on this machine, and how to delete it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.terminal import echo, escape, put_json
+
+EXAMPLES = ("osfl cache", "osfl cache --format json", "osfl cache --clear")
+WHAT = {
+    "decoded": "images of folders, zips and tables, decoded and resized",
+    "features": "features of images that frozen encoders made",
+    "datasets": "downloads, checked by their hash",
+}
+
+Clear = Annotated[bool, typer.Option("--clear", help="Delete what was made of images; the images themselves are elsewhere.")]
+Downloads = Annotated[bool, typer.Option("--downloads", help="With --clear: delete downloaded datasets, too.")]
+
+
+def cache(clear: Clear = False, downloads: Downloads = False, output_format: options.Format = "text") -> None:
+    """Show what the cache holds, where, and its limit; --clear empties it.
+
+    Decoded images are as confidential as the files they come from. OSFL_CACHE_LIMIT sets the limit in GB (0: nothing is kept),
+    OSFL_CACHE the place; `--no-cache` of a verb keeps nothing for once.
+    """
+    from osfl.core.errors import UsageError
+    from osfl.runtime.cache import FROM_IMAGES, cache_folder, cache_limit, contents
+    from osfl.runtime.cache import clear as delete
+
+    if downloads and not clear:
+        raise UsageError("--downloads says what to delete, and --clear is missing", field="downloads", fix="Add --clear.")
+    limit = cache_limit()
+    before = contents()
+    if clear:
+        delete(downloads)
+    now = contents()
+    freed = sum(size for _, size in before.values()) - sum(size for _, size in now.values())
+    if output_format == "json":
+        rows = {name: {"files": files, "bytes": size} for name, (files, size) in now.items()}
+        put_json({"folder": str(cache_folder()), "limit_bytes": limit, "contents": rows, "deleted_bytes": freed})
+        return
+    echo(f"Cache  {escape(str(cache_folder()))}")
+    for name, (files, size) in now.items():
+        echo(f"  {name}: {files:,} files, {size / 1e6:,.1f} MB [dim]({WHAT[name]})[/]")
+    kept = sum(now[name][1] for name in FROM_IMAGES)
+    echo(f"Of images {kept / 1e6:,.1f} MB are kept, at most {limit / 1e9:,.1f} GB; what was used longest ago goes first.")
+    if clear:
+        echo(f"Deleted {freed / 1e6:,.1f} MB.")
