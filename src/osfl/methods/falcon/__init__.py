@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from osfl.core.errors import RoundError, TrainingError, UsageError
 from osfl.core.method import Context
@@ -26,6 +25,7 @@ from osfl.ingredients.tokens.encoding import Encoding, OnTokens, TokenMethod, sa
 from osfl.ingredients.tokens.training import Classifying, classifying_problems, fit_classifier, train_on_tokens
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.one_upload import check_sane, working_on
+from osfl.methods.falcon.distillation import noised, student_loss
 from osfl.methods.falcon.generator import draw_sequences, fit_generator
 from osfl.methods.falcon.token_space import into_space, standard_space, white_space
 from osfl.models.initial import initialize
@@ -322,17 +322,8 @@ class Falcon(TokenMethod):
         teacher, s, rng = self._teacher(uploads, x, ctx), self.settings, ctx.generator("distil")
 
         def loss(index: torch.Tensor) -> torch.Tensor:
-            seen = x[index]
-            if s.noise_std:
-                seen = seen + s.noise_std * torch.randn(seen.shape, generator=rng)
-            logits = student(seen.to(ctx.device), rng)
-            hard = functional.cross_entropy(logits, y[index].to(ctx.device))
-            if not s.alpha:
-                return hard
-            log_q = functional.log_softmax(logits / s.temperature, -1)
-            soft = functional.kl_div(log_q, teacher[index].to(ctx.device), reduction="batchmean")
-            total: torch.Tensor = (1 - s.alpha) * hard + s.alpha * s.temperature**2 * soft
-            return total
+            logits = student(noised(x[index], s.noise_std, rng).to(ctx.device), rng)
+            return student_loss(logits, y[index].to(ctx.device), teacher[index].to(ctx.device), s.alpha, s.temperature)
 
         train_on_tokens(student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total))
         return Release(Payload(named(student, "classifier")))
@@ -391,10 +382,11 @@ class Falcon(TokenMethod):
         """
         how = self.settings.ensemble
         counts = torch.tensor([reported_counts(upload.payload.facts, upload.client) for upload in uploads], dtype=torch.float32)
-        weights = {"size": counts.sum(1, keepdim=True).expand_as(counts), "class_count": counts + 1e-6}.get(
+        claims = {"size": counts.sum(1, keepdim=True).expand_as(counts), "class_count": counts}.get(
             how, torch.ones_like(counts)
         )
-        weights = weights if how == "uniform" else capped(weights, ctx.plan.limits.share)
+        weights = claims if how == "uniform" else capped(claims, ctx.plan.limits.share)
+        weights = weights + 1e-6 if how == "class_count" else weights  # where nobody has a class, all answer alike
         weights = weights / weights.sum(0)
         total = torch.zeros(len(x), len(self.task.classes))
         for upload, weight in zip(uploads, weights, strict=True):
