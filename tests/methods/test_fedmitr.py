@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -273,6 +274,36 @@ def test_a_step_goes_down_the_mean_over_its_batch_however_it_is_cut() -> None:
     torch.testing.assert_close(server._step(Pools(server.pools), index), values.detach())
     for parameter, gradient in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_clients_are_asked_about_whole_images_and_about_what_was_dropped() -> None:
+    """E(x) and E(x_l) of Eq. 8: means of the clients' logits, for all patches and for the dropped ones alone."""
+    server, x = server_of(ensemble="logits", balance=0.0), torch.randn((4, *TASK.image), generator=torch.Generator())
+    drop = torch.tensor([[0, 5, 15], [1, 2, 3], [8, 9, 10], [4, 6, 12]])
+    whole, rest = server._ask(x, drop)
+    with torch.no_grad():
+        expected = [torch.stack([member(x, *part) for member in server.members]).mean(0) for part in ((), (drop,))]
+    torch.testing.assert_close(whole, expected[0])
+    torch.testing.assert_close(rest, expected[1])
+    assert not torch.allclose(whole, rest, atol=1e-3)
+
+
+def test_the_student_steps_with_momentum_and_decay() -> None:
+    """SGD by hand on two batches: v <- 0.9 v + g + decay p, p <- p - rate v."""
+    server = server_of(student_momentum=0.9, student_decay=0.1, student_lr=0.05)
+    server.dream(0)
+    pool, mine = server.pools[0], copy.deepcopy(server.student)
+    velocity = [torch.zeros_like(p) for p in mine.parameters()]
+    for index in (torch.arange(5), torch.arange(5, 12)):
+        server._step(pool, index)
+        values = relabel_terms(mine, pool.take(index, torch.device("cpu")), server.terms)
+        slopes = torch.autograd.grad(weighted(values, server.terms), list(mine.parameters()))
+        with torch.no_grad():
+            for p, v, slope in zip(mine.parameters(), velocity, slopes, strict=True):
+                v.mul_(0.9).add_(slope + 0.1 * p)
+                p.sub_(0.05 * v)
+    for p, expected in zip(server.student.parameters(), mine.parameters(), strict=True):
+        torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_students_rate_begins_whole_and_falls_along_a_cosine() -> None:

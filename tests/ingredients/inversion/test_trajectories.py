@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
-from osfl.core.types import Task
+from osfl.core.types import Payload, Task
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.inversion.pixels import Inversion
 from osfl.ingredients.inversion.trajectories import (
@@ -19,9 +19,11 @@ from osfl.ingredients.inversion.trajectories import (
     Trajectory,
     adapted,
     answers,
+    finished_images,
     following_problems,
     in_batch_mode,
     in_parts,
+    kept_images,
     lesson,
     noise_adapted,
     record,
@@ -65,6 +67,21 @@ def test_entries_are_distinct_memory_with_distinct_content() -> None:
     assert len(walk) == 6 and walk.times[-1] == 1.0 and walk.images.dtype == torch.float16
     assert len({walk.images[t].data_ptr() for t in range(6)}) == 6
     assert all(not torch.equal(walk.images[t], walk.images[t + 1]) for t in range(5))
+
+
+def test_images_are_made_for_the_labels_that_are_recorded() -> None:
+    labels = torch.tensor([0, 0, 1, 2, 2, 2])
+    linear = nn.Linear(64, 3)
+    nn.init.normal_(linear.weight, 0.0, 0.3, generator=rng(1))
+    maker = Teacher(("a",), [nn.Sequential(nn.Flatten(), linear)])
+    walk = record(maker, labels, TASK.image, Inversion(steps=20, lr=0.2, bn=0.0, roll=0), rng(), every=10)
+    assert walk.labels.tolist() == labels.tolist()
+    with torch.no_grad():
+        assert maker(walk.at(-1)).argmax(1).tolist() == labels.tolist()
+    made = Lesson(walk, torch.zeros(2, 6, 3), torch.zeros(2, 6, 3))
+    kept = kept_images([made])
+    ((images, named),) = finished_images(Payload(kept))
+    assert torch.equal(images, walk.images[-1].float()) and named.tolist() == labels.tolist()
 
 
 def test_thinning_keeps_the_same_images_and_the_last() -> None:

@@ -296,6 +296,35 @@ def test_one_step_of_stage_three_by_hand(settle: bool) -> None:
     assert all(torch.allclose(got[name], tensor, atol=1e-5) for name, tensor in named(own, "model").items())
 
 
+@pytest.mark.parametrize(("schedule", "rates"), [("constant", (1, 1, 1)), ("cosine", (1, 0.75, 0.25)), ("steps", (1, 1, 0.1))])
+def test_stage_three_has_momentum_and_its_own_schedule(schedule: Any, rates: tuple[float, ...]) -> None:
+    """Three epochs of one batch: v <- 0.9 v + g, p <- p - rate v, with the rate of each epoch."""
+    settings = replace(
+        SMOKE,
+        architecture="cnn-w4",
+        clip=0.0,
+        schedule="constant" if schedule != "constant" else "cosine",  # of local training: another one
+        personal_lr=0.1,
+        personal_batch=24,
+        personal_epochs=3,
+        personal_schedule=schedule,
+    )
+    method, mine, ctx = FedBiCross(TASK, settings), shard("a"), context(settings, CLIENTS)
+    own, guides = build_model("cnn-w4", TASK, rng(5)), torch.randn((2, 24, 3), generator=rng(6))
+    expected = copy.deepcopy(own).train()
+    velocity = [torch.zeros_like(p) for p in expected.parameters()]
+    for rate in rates:
+        loss = method._personal_loss(expected(to_input(mine.train.images)), mine.train.labels, guides)
+        slopes = torch.autograd.grad(loss, list(expected.parameters()))
+        with torch.no_grad():
+            for p, v, slope in zip(expected.parameters(), velocity, slopes, strict=True):
+                v.mul_(0.9).add_(slope)
+                p.sub_(0.1 * rate * v)
+    method._fine_tune(own, mine, guides, ctx)
+    assert all(torch.allclose(p, q, atol=1e-5) for p, q in zip(own.parameters(), expected.parameters(), strict=True))
+    assert not own.training
+
+
 def test_personal_loss_by_hand() -> None:
     said = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.5]])
     cluster, local, labels = said.flip(0), -said, torch.tensor([0, 2])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from osfl.core.types import Task
+from osfl.methods.federated_factory import diffusion
 from osfl.methods.federated_factory.diffusion import (
     Diffusion,
     batch_for,
@@ -22,6 +23,7 @@ from osfl.methods.federated_factory.diffusion import (
 )
 from osfl.methods.federated_factory.factories import factory_for
 from osfl.models.preconditioning import Gaussian, White
+from osfl.models.unet import Denoiser
 from osfl.runtime.meter import measure
 from tests.methods.federated_factory.conftest import TASK, TINY, pictures, quiet, rng
 
@@ -239,3 +241,42 @@ def test_hardly_trained_it_draws_from_the_class_gaussian() -> None:
     real = images.float()
     assert float((found[6].mean(0) - real.mean(0)).abs().mean()) < 6 < float((found[0].mean(0) - real.mean(0)).abs().mean())
     assert float((found[6].std(0) - real.std(0)).abs().mean()) < 6
+
+
+# --- diffusion: what a network sees while it learns ---
+
+
+def observed(monkeypatch: pytest.MonkeyPatch, steps: int, **changes: Any) -> list[tuple[Denoiser, torch.Tensor]]:
+    """The network and the images of each step."""
+    seen: list[tuple[Denoiser, torch.Tensor]] = []
+
+    def noted(net: Denoiser, x: torch.Tensor, mean: float, std: float, noise: torch.Generator) -> torch.Tensor:
+        seen.append((net, x.clone()))
+        return diffusion_loss(net, x, mean, std, noise)
+
+    monkeypatch.setattr(diffusion, "diffusion_loss", noted)
+    bright = torch.zeros(20, 1, 8, 8, dtype=torch.uint8)
+    bright[:, :, :, 6:] = 255  # the right border
+    bright[:, :, 0, 0] = 200  # and one corner
+    factory_for(replace(TINY, factory="edm", edm_images=32 * steps, **changes), TASK).fit(bright, rng(), quiet)
+    return seen
+
+
+@pytest.mark.parametrize(("symmetry", "copies"), [("none", 1), ("flip", 2), ("dihedral", 8)])
+def test_a_generator_learns_from_mirrored_and_turned_images(
+    monkeypatch: pytest.MonkeyPatch, symmetry: str, copies: int
+) -> None:
+    """As many different images as the symmetry makes of one, each about as often."""
+    images = torch.cat([x for _, x in observed(monkeypatch, 5, symmetry=symmetry)])
+    different, times = torch.unique(images, dim=0, return_counts=True)
+    assert len(different) == copies and int(times.min()) > 0.5 * len(images) / copies
+    assert bool((different[..., :, -1].flatten(1).mean(1) > 0.5).any())  # the image itself is among them
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_generator_learns_with_the_dropout_of_the_plan(monkeypatch: pytest.MonkeyPatch, dropout: float) -> None:
+    """The network as training leaves it answers the same images in two ways where units are dropped, and only there."""
+    net, x = observed(monkeypatch, 3, dropout=dropout)[-1]
+    with torch.no_grad():
+        one, other = (net(x, torch.ones(len(x))) for _ in range(2))
+    assert net.training and torch.allclose(one, other, atol=1e-4) == (dropout == 0)

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
-from osfl.core.types import Payload
-from osfl.ingredients.training.local import Training, classifier, fit
+from osfl.core.types import Dataset, Payload
+from osfl.ingredients.training.local import After, Training, classifier, fit
+from osfl.methods.fol import alignment
 from osfl.methods.fol.alignment import Alignment, align, aligned, alignment_problems, likeness, penalties, shared_layers
-from osfl.methods.fol.pruning import layers_of, prunable
+from osfl.methods.fol.pruning import layers_of, prunable, pruned_share
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
+from osfl.runtime.payloads import payload_digest
 from tests.methods.conftest import TASK, context, shard
 
 CPU = torch.device("cpu")
@@ -52,6 +54,51 @@ def test_without_penalties_pruning_is_fine_tuning() -> None:
     assert align(one, model(0), shard("a"), settings, rng(), CPU) == 0.0
     fit(other, shard("a").train, replace(settings, epochs=2, lr=0.05, batch_size=8), rng())
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_fine_tuning_alone_is_plain_training() -> None:
+    settings = replace(SMALL, finetune_epochs=3, prune_epochs=0, post_epochs=0)
+    one, other, start = model(1), model(1), model(1)
+    align(one, model(0), shard("a"), settings, rng(), CPU)
+    fit(other, shard("a").train, replace(settings, epochs=3, lr=0.05, batch_size=8), rng())
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    assert not torch.equal(next(one.parameters()), next(start.parameters()))
+
+
+def test_each_stage_trains_as_long_as_its_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuning, then pruning with penalties, then tuning that keeps pruned filters: epochs and whether anything follows."""
+    stages: list[tuple[int, float, int, bool]] = []
+
+    def noted(network: nn.Module, data: Dataset, recipe: Training, *_: Any, after: After | None = None, **__: Any) -> None:
+        stages.append((recipe.epochs, recipe.lr, recipe.batch_size, after is not None))
+
+    monkeypatch.setattr(alignment, "fit", noted)
+    align(model(1), model(0), shard("a"), replace(SMALL, finetune_epochs=2, prune_epochs=3, post_epochs=4), rng(), CPU)
+    assert stages == [(2, 0.05, 8, False), (3, 0.05, 8, True), (4, 0.05, 8, True)]
+
+
+def test_held_out_images_do_not_train_what_they_will_judge() -> None:
+    """Whatever a client holds out: a neighbor's model is aligned to the same bytes."""
+    given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
+    settings, plain = replace(SMALL, recalibrate_personal_bn=True), shard("a")
+    found = [
+        aligned("b", given, own, replace(plain, val=held_out), settings, TASK, context(settings, "ab"))
+        for held_out in (plain.val, shard("b", 12, 7).train, shard("b", 18, 8).train)
+    ]
+    assert payload_digest(found[0]) == payload_digest(found[1]) == payload_digest(found[2])
+
+
+def test_pruned_filters_of_a_resnet_stay_silent_while_it_is_tuned() -> None:
+    """Behind a residual sum a silenced filter still gets a gradient: only `hold` keeps it at zero."""
+    tuned = model(1, "resnet18-w4")
+    (layer,) = (layer for layer in prunable(tuned) if layer.name == "layer1.0.conv2")
+    with torch.no_grad():
+        layer.weight[1] = 0.0
+    settings = replace(SMALL, finetune_epochs=0, prune_epochs=0, post_epochs=3)
+    share = align(tuned, model(0, "resnet18-w4"), shard("a"), settings, rng(), CPU)
+    silent = {layer.name: (layer.weight.flatten(1) == 0).all(1) for layer in prunable(tuned)}
+    assert silent[layer.name].tolist() == [False, True, False, False] and pruned_share(silent) == pytest.approx(share)
+    assert not any(bool(tensor[1].any()) for tensor in layer.speakers())
 
 
 def test_sparsity_prunes_and_tuning_keeps_it() -> None:

@@ -14,10 +14,12 @@ from osfl.core.types import Dataset, Payload, Release, Shard, Topology, Upload
 from osfl.ingredients.ensembles.ensemble import Ensemble
 from osfl.ingredients.ensembles.gathering import members
 from osfl.ingredients.training.local import Training, classifier, local_model
-from osfl.methods.fol import Fol, Settings, blended
-from osfl.methods.fol.alignment import aligned
+from osfl.methods.fol import Candidates, Fol, Settings, blended
+from osfl.methods.fol.alignment import aligned, likeness
 from osfl.methods.fol.selection import Vote
+from osfl.models.build import build_model
 from osfl.models.inputs import to_input
+from osfl.models.naming import named
 from osfl.runtime.payloads import payload_digest
 from osfl.runtime.workers import compute_threads
 from tests.methods.conftest import TASK, context, shard
@@ -234,6 +236,68 @@ def test_blends_lie_between_two_images_of_the_client() -> None:
     assert bool((flat == flat[:, :1]).all())  # one share an image
     assert any(30 < int(value) < 210 for value in flat[:, 0])
     assert torch.equal(mixed, blended(images, torch.Generator().manual_seed(0)))
+
+
+def candidates(**models: torch.nn.Module) -> Candidates:
+    """Models by name, the own one first, with their answers to the client's images."""
+    one = shards()["a"]
+    images = torch.cat([one.train.images, one.val.images])
+    with torch.no_grad():
+        logits = torch.stack([network.eval()(to_input(images)) for network in models.values()])
+    pool = {name: Payload(named(network, "model"), {"architecture": "cnn-w8"}) for name, network in models.items()}
+    return Candidates(one, pool, models, images, torch.cat([one.train.labels, one.val.labels]), logits)
+
+
+def network(seed: int) -> torch.nn.Module:
+    return build_model("cnn-w8", TASK, torch.Generator().manual_seed(seed)).eval()
+
+
+def test_of_equal_scores_the_more_alike_model_joins() -> None:
+    """Two neighbors with the same answers: the second, by name, is the one whose weights point as the own ones do."""
+    own, near, far = network(0), network(0), network(0)
+    with torch.no_grad():
+        for other in (near, far):  # a filter that no later layer reads changes no answer
+            other.stages[1].conv.weight[:, 0].zero_()  # type: ignore[index, union-attr, operator]
+        far.stages[0].conv.weight[0].mul_(-40.0)  # type: ignore[index, union-attr, operator]
+    found = candidates(a=own, b=far, c=near)
+    assert torch.equal(found.logits[1], found.logits[2])
+    method = Fol(TASK, replace(SMOKE, top=2, evenness=100.0))
+    scores = found.scores()
+    assert set(method._weigh(found)) == ({"a", "c"} if scores["a"] >= scores["c"] else {"c", "b"})
+    assert likeness(near, own) > likeness(far, own) + 0.1
+    assert set(method._weigh(candidates(a=network(3), b=far, c=near))) != {"a", "b"}
+
+
+def test_the_student_learns_by_sgd_with_momentum_and_is_drawn_to_its_own_model() -> None:
+    """Two epochs of one batch: v <- m v + g, p <- (p - rate v + 2 rate λ p_before) / (1 + 2 rate λ)."""
+    rate, anchor, momentum, t = 0.1, 0.5, 0.7, 3.0
+    settings = replace(
+        SMOKE,
+        student_lr=rate,
+        anchor=anchor,
+        momentum=momentum,
+        student_batch=24,
+        student_epochs=2,
+        schedule="constant",
+        clip=0.0,
+    )
+    found = candidates(a=network(0), b=network(1))
+    weights = {"a": 0.25, "b": 0.75}
+    teacher = 0.25 * found.logits[0] + 0.75 * found.logits[1]
+    expected, before = network(0), [p.detach().clone() for p in network(0).parameters()]
+    velocity, mine = [torch.zeros_like(p) for p in before], found.shard.train
+    p_teacher = (teacher[: len(mine)] / t).softmax(-1)
+    for _ in range(2):  # batch norm as in evaluation: statistics stay
+        q = (expected(to_input(mine.images)) / t).log_softmax(-1)
+        loss = (p_teacher * (p_teacher.log() - q)).sum(-1).mean()
+        slopes = torch.autograd.grad(loss, list(expected.parameters()))
+        with torch.no_grad():
+            for p, v, slope, first in zip(expected.parameters(), velocity, slopes, before, strict=True):
+                v.mul_(momentum).add_(slope)
+                p.sub_(rate * v).add_(2 * rate * anchor * first).div_(1 + 2 * rate * anchor)
+    student = Fol(TASK, settings)._taught(found, weights, teacher, context(settings, CLIENTS))
+    assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(student.parameters(), expected.parameters(), strict=True))
+    assert not torch.allclose(next(student.parameters()), before[0], atol=1e-5)
 
 
 def test_ties_are_broken_by_likeness_whatever_the_order() -> None:
