@@ -1,0 +1,302 @@
+"""Mutants of losses, updates and samplers: one place is changed at a time, and a test that runs it must fail.
+
+python -m benchmarks.bench mutation        a fixed sample of all mutants
+python -m benchmarks.mutation 12 WORD...   of the sample, those from the 12th whose names hold one of these words, one by one
+
+Which lines and which changes: `benchmarks/mutation_sites.py`. Once, the tests of methods, ingredients and models run with
+coverage, so that it is known which of them run a line and how long they take. A mutant then gets the tests of its line, the
+fastest first, until one fails, on one core; each is a fork of a process that has torch loaded. Mutants and what became of them
+are kept in runs/mutation: a run that ends early goes on there. A killed one is not tried again while its function stays the
+same; a survivor is, once any test has changed. The tests must pass before anything is changed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutation_sites import TARGETS, Mutant, mutants_of, mutated
+
+ROOT = Path(__file__).parent.parent
+STATE = ROOT / "runs" / "mutation"
+ROOMS = ("tests/methods", "tests/ingredients", "tests/models")
+WITHOUT = ("tests/methods/test_every_method.py",)  # whole runs of every method: minutes for each mutant
+SAMPLE, SEED = 400, 0
+ENOUGH = 90.0  # seconds of tests for one mutant, the fastest first
+WORTH = 3.0  # times the processor seconds that its tests took unchanged, and no less than `LEAST`
+LEAST = 30.0
+
+# Survivors that no test could kill, and why.
+HARMLESS: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Which tests run a line, and how long each takes."""
+
+    lines: dict[str, dict[str, list[str]]]  # file below src/osfl -> line -> tests
+    seconds: dict[str, float]
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """The tests of a mutant's line, the fastest first, as many as there is time for."""
+        tests = sorted(self.lines.get(mutant.file, {}).get(str(mutant.line), ()), key=lambda test: (self.seconds[test], test))
+        chosen, total = [], 0.0
+        for test in tests:
+            total += self.seconds[test]
+            if chosen and total > ENOUGH:
+                break
+            chosen.append(test)
+        return chosen
+
+
+# --- a process for each mutant -----------------------------------------------------------------------------------------
+
+
+class Watch:
+    """A pytest plugin: what each test took, and the first that failed."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.failed = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed and not self.failed:
+            self.failed = f"{report.nodeid} cannot be collected"
+
+
+def prepare() -> None:
+    """Load what every mutant's process would load anew; nothing of ours, which each loads for itself."""
+    os.environ.update({"OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(STATE / "coverage")})
+    import pytest  # noqa: F401
+    import torch
+    import torch._dynamo  # what the first optimizer would import
+
+    torch.set_num_threads(1)
+
+
+def in_child(folder: Path, options: Sequence[str], seconds: float) -> dict[str, Any]:
+    """pytest in a fork, with the sources of this folder; at most so many seconds of processor time."""
+    answer = STATE / "answer.json"
+    answer.unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        _child(folder, options, seconds, answer)
+    _, status = os.waitpid(pid, 0)
+    if answer.exists():
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return found
+    return {"code": -1, "failed": "out of time" if os.WIFSIGNALED(status) else "died", "seconds": {}}
+
+
+def _child(folder: Path, options: Sequence[str], seconds: float, answer: Path) -> None:
+    try:
+        with (STATE / "last.log").open("w", encoding="utf-8") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        limit = math.ceil(time.process_time() + seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+        for name in [name for name in sys.modules if name.split(".")[0] in ("osfl", "tests")]:
+            del sys.modules[name]
+        os.chdir(folder)
+        sys.path[:0] = [str(folder / "src"), str(folder)]
+        os.environ["PYTHONPATH"] = f"{folder / 'src'}:{folder}"
+        import pytest
+
+        watch = Watch()
+        code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not data", *options], plugins=[watch])
+        answer.write_text(json.dumps({"code": int(code), "failed": watch.failed, "seconds": watch.seconds}), encoding="utf-8")
+    finally:
+        os._exit(0)
+
+
+def copied() -> Path:
+    """The sources and tests in a folder of their own, where they can be changed."""
+    folder = STATE / "copy"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for part in ("src", "tests", "benchmarks"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "records"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+# --- which tests run a line --------------------------------------------------------------------------------------------------
+
+
+def suite(folder: Path) -> Suite:
+    """Measured once for these sources and tests."""
+    kept = STATE / f"suite-{digest_of('src', 'tests')}.json"
+    if kept.exists():
+        return Suite(**json.loads(kept.read_text(encoding="utf-8")))
+    print("which tests run which line ...", flush=True)
+    skipped = [f"--ignore={path}" for path in WITHOUT]
+    found = in_child(folder, [*ROOMS, *skipped, "--cov=osfl", "--cov-context=test", "--cov-report="], 3600.0)
+    if found["code"] != 0:
+        raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
+    made = Suite(_lines(folder), found["seconds"])
+    kept.write_text(json.dumps({"lines": made.lines, "seconds": made.seconds}), encoding="utf-8")
+    return made
+
+
+def _lines(folder: Path) -> dict[str, dict[str, list[str]]]:
+    from coverage import CoverageData
+
+    data = CoverageData(str(STATE / "coverage"))
+    data.read()
+    found: dict[str, dict[str, list[str]]] = {}
+    for file in TARGETS:
+        by_line = data.contexts_by_lineno(str(folder / "src" / "osfl" / file))
+        tests = {line: sorted({name.rsplit("|", 1)[0] for name in names if name}) for line, names in by_line.items()}
+        found[file] = {str(line): names for line, names in tests.items() if names}
+        found[file] |= _spread(folder / "src" / "osfl" / file, found[file])
+    return found
+
+
+def _spread(path: Path, by_line: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Coverage knows the first line of a statement that has several: the others are run by the same tests."""
+    found: dict[str, list[str]] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            simple = not hasattr(node, "body")
+            last = node.end_lineno if simple else node.body[0].lineno - 1
+            tests = sorted({test for line in range(node.lineno, last + 1) for test in by_line.get(str(line), ())})
+            found |= {str(line): tests for line in range(node.lineno, last + 1) if tests}
+    return found
+
+
+def digest_of(*folders: str) -> str:
+    total = hashlib.sha256()
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            total.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------------
+
+
+def everything() -> list[Mutant]:
+    return [mutant for file, functions in TARGETS.items() for mutant in mutants_of(_text(file), file, functions)]
+
+
+def _text(file: str) -> str:
+    return (ROOT / "src" / "osfl" / file).read_text(encoding="utf-8")
+
+
+def judged(mutant: Mutant, tests: Suite, folder: Path) -> dict[str, Any]:
+    """Whether a test fails, and which."""
+    chosen = tests.of(mutant)
+    if not chosen:
+        return {"killed": False, "by": "", "tests": 0}
+    path = folder / "src" / "osfl" / mutant.file
+    before = path.read_text(encoding="utf-8")
+    path.write_text(mutated(before, mutant), encoding="utf-8")
+    try:
+        worth = max(LEAST, WORTH * sum(tests.seconds[test] for test in chosen))
+        found = in_child(folder, ["-x", *chosen], worth)
+    finally:
+        path.write_text(before, encoding="utf-8")
+    return {"killed": found["code"] != 0, "by": found["failed"], "tests": len(chosen)}
+
+
+def _key(mutant: Mutant, folder: Path) -> str:
+    """Names a mutant while its function stays the same."""
+    text = (folder / "src" / "osfl" / mutant.file).read_text(encoding="utf-8")
+    names, node = mutant.function.split("."), ast.parse(text)
+    inside: Any = node
+    for name in names:
+        inside = next(part for part in inside.body if getattr(part, "name", "") == name)
+    return hashlib.sha256(f"{mutant.name}\n{ast.unparse(inside)}".encode()).hexdigest()[:16]
+
+
+def results(mutants: Sequence[Mutant], say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
+    """By name, what became of each mutant; known answers are taken from runs/mutation."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    kept_at, now = STATE / "results.json", digest_of("tests")
+    kept: dict[str, dict[str, Any]] = json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.exists() else {}
+    prepare()
+    folder = copied()
+    tests, found = suite(folder), {}
+    for number, mutant in enumerate(mutants, 1):
+        key, start = _key(mutant, folder), time.monotonic()
+        if not (key in kept and (kept[key]["killed"] or kept[key]["with"] == now)):
+            kept[key] = {**judged(mutant, tests, folder), "with": now}
+            fresh = kept_at.with_suffix(".new")
+            fresh.write_text(json.dumps(kept), encoding="utf-8")
+            fresh.replace(kept_at)
+            word = "killed" if kept[key]["killed"] else f"SURVIVED {kept[key]['tests']} tests"
+            took = f"{number}/{len(mutants)} {time.monotonic() - start:.0f} s"
+            say(f"{took} {word}: {mutant.line} {mutant.name} | {kept[key]['by']}")
+        found[mutant.name] = kept[key]
+    return found
+
+
+def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share."""
+    share, spread = hits / count, z**2 / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
+    return middle - half, middle + half
+
+
+def sampled(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """The same ones every time, in the order of the draw: any beginning of it is a sample, too."""
+    return random.Random(SEED).sample(list(mutants), min(SAMPLE, len(mutants)))
+
+
+def summary(mutants: Sequence[Mutant], found: dict[str, dict[str, Any]], total: int) -> dict[str, Any]:
+    survivors = [mutant for mutant in mutants if not found[mutant.name]["killed"]]
+    harmless = [mutant for mutant in survivors if mutant.name in HARMLESS]
+    count, killed = len(mutants) - len(harmless), len(mutants) - len(survivors)
+    files = {mutant.file: [0, 0] for mutant in mutants}
+    for mutant in mutants:
+        files[mutant.file][0] += bool(found[mutant.name]["killed"])
+        files[mutant.file][1] += 1
+    return {
+        "mutants": total,
+        "sample": len(mutants),
+        "killed": killed,
+        "killed_share": round(killed / len(mutants), 4),
+        "interval_95": [round(side, 4) for side in wilson(killed, len(mutants))],
+        "harmless": len(harmless),
+        "killed_share_of_the_others": round(killed / count, 4),
+        "interval_95_of_the_others": [round(side, 4) for side in wilson(killed, count)],
+        "survivors": {mutant.name: HARMLESS.get(mutant.name, "no test tells") for mutant in survivors},
+        "by_file": {file: f"{hits} of {n}" for file, (hits, n) in sorted(files.items())},
+    }
+
+
+def run() -> dict[str, Any]:
+    mutants = everything()
+    chosen = sampled(mutants)
+    return summary(chosen, results(chosen), len(mutants))
+
+
+def main(words: list[str]) -> None:
+    first, *names = words or ["1"]
+    chosen = sampled(everything())[int(first) - 1 :]
+    picked = [mutant for mutant in chosen if not names or any(name in mutant.name for name in names)]
+    with contextlib.suppress(KeyboardInterrupt):
+        print(json.dumps(summary(picked, results(picked, lambda line: print(line, flush=True)), len(picked)), indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
