@@ -1,4 +1,4 @@
-"""Co-Boosting's equations (methods sheet, test 32)."""
+"""Co-Boosting's equations."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""DAFL's equations (methods sheet, test 35)."""
+"""DAFL's equations."""
 
 import copy
 import math

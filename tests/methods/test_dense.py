@@ -1,4 +1,4 @@
-"""DENSE's equations (methods sheet, test 33), mixed architectures and bad settings."""
+"""DENSE's equations, mixed architectures and bad settings."""
 
 import copy
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def test_objective_is_the_sum_of_its_terms() -> None:
 
 
 def bn_gap(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """R_BN as the sheet writes it: norms of how far the inputs of every BN layer are off its running statistics."""
+    """R_BN by hand: norms of how far the inputs of every BN layer are off its running statistics."""
     gaps: list[torch.Tensor] = []
 
     def look(layer: Any, given: tuple[torch.Tensor, ...]) -> None:

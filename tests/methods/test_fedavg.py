@@ -1,4 +1,4 @@
-"""FedAvg's exact properties (methods sheet, test 30)."""
+"""FedAvg's exact properties."""
 
 import pytest
 import torch

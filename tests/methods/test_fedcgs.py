@@ -64,7 +64,7 @@ def test_bytes_are_those_of_the_formula() -> None:
     payload = one.client_phase(federation.shards[0], ctx(federation))
     d, classes = one.width(), len(federation.plan.task.classes)
     assert sum(t.numel() * t.element_size() for t in payload.tensors.values()) == 4 * (classes * d + d * (d + 1) // 2)
-    assert 4 * (10 * 512 + 512 * 513 // 2 + 10) == 545_832  # the sheet's 546 kB, counts included
+    assert 4 * (10 * 512 + 512 * 513 // 2 + 10) == 545_832  # counts included
 
 
 def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:

@@ -1,4 +1,4 @@
-"""FedFTG's equations (methods sheet, test 34)."""
+"""FedFTG's equations."""
 
 import copy
 from collections.abc import Iterator

@@ -85,7 +85,7 @@ def test_what_we_added_is_not_in_the_papers_plan_and_alike_for_the_baseline() ->
 
 
 def test_kd_only_without_dropping_is_the_baseline_to_the_bit() -> None:
-    """Test 15: r = 0 and λ1 = λ2 = 0 is inversion + KD."""
+    """r = 0 and λ1 = λ2 = 0 is inversion + KD."""
     settings = resolve_settings(DeepInversionVit, "smoke", {"architecture": "vit-p2-w16-d2-h2", "images": 6})
     baseline = DeepInversionVit(TASK, settings).server_phase(uploads(SMOKE), context(settings, "ab"))
     assert torch.equal(weights(released(mask=0.0, lambda1=0.0, lambda2=0.0)), weights(baseline))

@@ -39,7 +39,7 @@ def test_bytes_are_those_of_the_formula(shape: str) -> None:
     numbers = {"diag": 2 * d + 1, "spherical": d + 2, "full": 1 + d + d * (d + 1) // 2}[shape]
     assert sum(2 * t.numel() for t in payload.tensors.values()) == 2 * numbers * held
     assert {t.dtype for t in payload.tensors.values()} == {torch.float16}
-    assert 2 * 20 * (2 * 768 + 1) == 61_480  # the sheet's 61.5 kB a class
+    assert 2 * 20 * (2 * 768 + 1) == 61_480  # 61.5 kB a class, as FALCON's paper counts it
 
 
 @pytest.mark.parametrize("shape", ["spherical", "full"])

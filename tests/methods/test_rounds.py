@@ -1,4 +1,4 @@
-"""FedProx, SCAFFOLD and FedDyn against FedAvg (methods sheet, test 31)."""
+"""FedProx, SCAFFOLD and FedDyn against FedAvg."""
 
 from dataclasses import replace
 from typing import Any

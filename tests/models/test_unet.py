@@ -1,4 +1,4 @@
-"""The magnitude-preserving U-Net: sizes of the paper, unit weights, preconditioning (methods sheet, test 23)."""
+"""The magnitude-preserving U-Net: sizes of the paper, unit weights, preconditioning."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Token subsets of the ViT (methods.md, section 9, test 13) and its fast class-token path."""
+"""Token subsets of the ViT and its fast class-token path."""
 
 from __future__ import annotations
 

@@ -47,6 +47,8 @@ class FedMitr(ModelMethod):
         "half of the steps, 50 epochs, and the clients' average unless the settings say otherwise",
         "clients start from random weights unless `pretrained` names a file (the paper: ImageNet)",
         "stopped pixels are frozen: total variation does not smooth them on",
+        "the JS term is as in Sparse Model Inversion's code unless divergence=textbook: expectation under the mixture, T = 3, "
+        "probabilities clamped to [0.01, 0.99], as most of them are where there are many classes",
         "client and server see the same patches in the JS term; once patches are stopped, shifts are by whole patches",
         "synthetic images are kept as 16-bit floats, and the clients are asked about each image once",
         "the last iterate is reported, or with `student_share` below 1 a point on the straight way to it",

@@ -1,4 +1,4 @@
-"""The distillation loss by its closed forms (methods sheet, tests 1 and 2)."""
+"""The distillation loss by its closed forms."""
 
 from collections.abc import Iterator
 

@@ -118,18 +118,24 @@ def test_gradient_norms_are_of_single_images_with_losses_of_equal_weight() -> No
     soft = 0.5 * functional.cross_entropy(student(one.images, one.keep), one.labels) + 0.5 * kd_loss(
         one.rest, student(one.images, one.drop)
     )
-    for place, loss in enumerate((hard, soft)):
+    printed = functional.cross_entropy(student(one.images, one.keep), one.labels) + 0.2 * kd_loss(
+        one.rest, student(one.images, one.drop)
+    )
+    for place, loss in enumerate((hard, soft, printed)):
         flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(student.parameters()))])
         assert float(norms[1, place]) == pytest.approx(float(flat.norm()), rel=1e-5)
 
 
 def test_the_theorem_is_said_plainly() -> None:
-    norms = torch.tensor([[3.0, 1.0], [1.0, 2.0]])
-    assert lipschitz(norms) == {"L_DI": 3.0, "L_Fed": 2.0, "mean_DI": 2.0, "mean_Fed": 1.5, "images": 2, "held": True}
-    assert not lipschitz(norms.flip(1))["held"] and lipschitz(1e-5 * norms)["held"]  # however small, before it is rounded
-    figure = norm_figure(norms.flip(1), Terms(1.0, 0.6, 0.2))
+    norms = torch.tensor([[3.0, 1.0, 4.0], [1.0, 2.0, 0.0]])
+    assert lipschitz(norms) == {
+        **{"L_DI": 3.0, "L_Fed": 2.0, "L_Eq17": 4.0, "mean_DI": 2.0, "mean_Fed": 1.5, "mean_Eq17": 2.0},
+        **{"images": 2, "held": True, "held_Eq17": False},
+    }
+    assert not lipschitz(norms[:, [1, 0, 2]])["held"] and lipschitz(1e-5 * norms)["held"]  # however small, before it is rounded
+    figure = norm_figure(norms[:, [1, 0, 2]], Terms(1.0, 0.6, 0.2))
     assert "75% cross-entropy on kept patches and 25% KL on dropped ones" in figure["note"]  # L_Fed owes much to these shares
-    assert "held: no" in figure["note"] and [sum(counts) for counts in figure["series"].values()] == [2, 2]
+    assert "held: no" in figure["note"] and [sum(counts) for counts in figure["series"].values()] == [2, 2, 2]
     assert not figure_views({"norms": figure, "labels": label_table(pool(vit(1)), ["north"], TASK.classes)})[0]["problem"]
 
 

@@ -1,4 +1,4 @@
-"""Ensembles: modes by hand-made numbers, test 6 of methods.md section 9, and the fast path."""
+"""Ensembles: modes by hand-made numbers, and the fast path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generators and what DENSE's heirs share: exact properties (methods sheet, tests 6, 33, 34)."""
+"""Generators and what DENSE's heirs share: exact properties."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,6 +1,7 @@
-"""Every term of the inversion by hand, and what the descent must keep (methods sheet, tests 4 and 5)."""
+"""Every term of the inversion by hand, and what the descent must keep."""
 
 import copy
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from osfl.ingredients.inversion.pixels import (
     balanced_labels,
     disagreement,
     invert,
+    jensen_shannon,
     labels_for,
     pixel_problems,
     total_variation,
@@ -210,6 +212,17 @@ def test_disagreement_is_zero_at_equality_and_draws_images_apart() -> None:
     m = (p + q) / 2
     by_hand = 0.5 * (m * (m / p).log() + m * (m / q).log()).sum(-1).mean()
     assert float(disagreement(a, b)) == pytest.approx(float(by_hand))
+
+
+def test_the_jensen_shannon_divergence_by_hand() -> None:
+    """p = (1, 0), q = (1/2, 1/2): m = (3/4, 1/4), ½ log(4/3) + ½ (½ log(2/3) + ½ log 2); log 2 where nothing is shared."""
+    p, q = torch.tensor([[90.0, 0.0]]), torch.zeros(1, 2)
+    by_hand = 0.5 * math.log(4 / 3) + 0.5 * (0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+    assert float(jensen_shannon(p, q)) == float(jensen_shannon(q, p)) == pytest.approx(by_hand)
+    assert float(jensen_shannon(p, -p)) == pytest.approx(math.log(2)) and float(jensen_shannon(p, p)) == 0
+    rows = torch.randn((2, 5, 3), generator=rng())
+    each = [jensen_shannon(rows[0, i : i + 1], rows[1, i : i + 1]) for i in range(5)]
+    assert float(jensen_shannon(*rows)) == pytest.approx(float(torch.stack(each).mean()), rel=1e-5)
 
 
 def test_adaptive_term_changes_images() -> None:

@@ -1,4 +1,4 @@
-"""Sparse inversion: tests 13 to 15 of methods.md section 9, and what "stopped" means."""
+"""Sparse inversion by hand, and what "stopped" means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from osfl.core.errors import TrainingError, UsageError
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Task
 from osfl.ingredients.inversion import sparse as sparse_inversion
-from osfl.ingredients.inversion.pixels import disagreement, total_variation
+from osfl.ingredients.inversion.pixels import disagreement, jensen_shannon, total_variation
 from osfl.ingredients.inversion.sparse import (
     Move,
     Pyramid,
@@ -235,6 +235,21 @@ def test_the_server_matters_only_with_js() -> None:
     alone = replace(SHORT, js=0.0)
     assert torch.equal(inverted(alone, server=vit(1)).images, inverted(alone, server=vit(2)).images)
     assert not torch.equal(inverted(server=vit(1)).images, inverted(server=vit(2)).images)
+
+
+@pytest.mark.parametrize("divergence", ["public", "textbook"])
+def test_the_loss_by_hand(divergence: str) -> None:
+    """CE - js JS(server, client) + tv R_TV + l2 ||x||, the TV weight converted from 64 images of 3 x 224 x 224."""
+    x, keep = torch.randn((3, *IMAGE), generator=torch_generator(2, "x")), torch.tensor([[0, 3, 9], [1, 2, 15], [4, 5, 6]])
+    settings = replace(SHORT, js=0.7, tv=0.2, l2=0.3, divergence=divergence)
+    loss, attention = sparse_inversion._loss(x, keep, Move(3, 2, False), vit(), vit(1), LABELS, settings)
+    seen, where = x.roll((4, 0), (2, 3)), (keep + 4) % 16  # moved by whole patches: one row down, not to the right
+    mine, theirs = vit()(seen, where), vit(1)(seen, where)
+    apart = {"public": disagreement, "textbook": jensen_shannon}[divergence](theirs, mine)
+    scale = (64 * 3 * 224 * 224 / (3 * 3 * 16 * 16)) ** 0.5
+    expected = functional.cross_entropy(mine, LABELS) - 0.7 * apart + 0.2 * scale * total_variation(x) + 0.3 * x.norm()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    assert torch.allclose(attention, vit().with_attention(seen, where)[1])
 
 
 def test_the_server_is_asked_to_disagree() -> None:

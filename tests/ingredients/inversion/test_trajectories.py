@@ -1,4 +1,4 @@
-"""Trajectories in memory of their own, noise adaptation in closed form, and a student on flat vectors (tests 6 and 17)."""
+"""Trajectories in memory of their own, noise adaptation in closed form, and a student on flat vectors."""
 
 import copy
 from collections.abc import Iterator

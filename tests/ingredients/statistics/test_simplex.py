@@ -1,4 +1,4 @@
-"""The exact projection and the exact hypergradient (methods sheet, tests 3 and 16)."""
+"""The exact projection and the exact hypergradient."""
 
 import itertools
 

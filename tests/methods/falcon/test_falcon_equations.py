@@ -159,6 +159,16 @@ def test_hidden_units_that_stay_are_scaled_up() -> None:
     assert torch.allclose(model(tokens, rng(7)), expected, atol=1e-6) and 0.4 < float(kept.mean()) < 0.8
 
 
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_plan_decides_whether_the_query_is_added(residual: bool) -> None:
+    model = replace(SMOKE, query_residual=residual).classifier(WIDTH, 3, rng(1))
+    tokens = torch.randn(4, 5, WIDTH, generator=rng(2))
+    query = model.query[0, 0]
+    weights = (model.keys(tokens) @ query / math.sqrt(WIDTH)).softmax(-1)
+    found = (weights.unsqueeze(-1) * model.values(tokens)).sum(1)
+    assert torch.allclose(model.pooled(tokens), found + query if residual else found, atol=1e-5)
+
+
 # --- the generator ---
 
 

@@ -1,4 +1,4 @@
-"""Deterministic clustering that no order of clients changes (methods sheet, test 18)."""
+"""Deterministic clustering that no order of clients changes."""
 
 import pytest
 import torch

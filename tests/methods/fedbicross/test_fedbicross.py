@@ -1,4 +1,4 @@
-"""FedBiCross: its three stages by their invariants (methods sheet 3.7, tests 16 to 18), its variants, and what is refused."""
+"""FedBiCross: its three stages by their invariants, its variants, and what is refused."""
 
 import copy
 import math
@@ -177,7 +177,7 @@ def test_unless_set_there_are_as_many_clusters_as_in_the_paper_s_tables(clients:
 
 @pytest.mark.parametrize(
     "clustering, groups",
-    [("predictions", [[0, 1], [2]]), ("hierarchical", [[0, 1], [2]]), ("parameters", [[0, 2], [1]])],
+    [("predictions", [[0, 1], [2]]), ("hierarchical", [[0, 2], [1]]), ("parameters", [[0, 2], [1]])],
 )
 def test_clients_are_grouped_by_what_the_setting_says(clustering: str, groups: list[list[int]]) -> None:
     """The first answers as the second does, but has nearly the third's weights."""

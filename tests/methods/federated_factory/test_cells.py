@@ -1,4 +1,4 @@
-"""Quotas of the generative matrix (methods sheet, test 26) and the product of experts (test 22)."""
+"""Quotas of the generative matrix and the product of experts."""
 
 import math
 

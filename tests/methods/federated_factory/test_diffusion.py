@@ -1,4 +1,4 @@
-"""The diffusion model (methods sheet, tests 23 to 25): sampler, averages, schedule, loss."""
+"""The diffusion model: sampler, averages, schedule, loss."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ from osfl.models.unet import Denoiser
 from osfl.runtime.meter import measure
 from tests.methods.federated_factory.conftest import TASK, TINY, pictures, quiet, rng
 
-# --- diffusion: sampler (tests 23 and 24) ---
+# --- diffusion: sampler ---
 
 
 def test_time_grid_ends() -> None:
@@ -67,7 +67,7 @@ def test_heun_with_the_exact_denoiser_of_a_gaussian(n: int, expected: float, tol
     assert abs(float(made.mean()) - m) < 2.5e-3  # noise at 80 begins with mean 0, not m: m s / 80 = 1.9e-3 of that is left
 
 
-# --- diffusion: averages, schedule, batches (test 25) ---
+# --- diffusion: averages, schedule, batches ---
 
 
 def test_exponents_of_the_average() -> None:

@@ -1,4 +1,4 @@
-"""FederatedFactory: exact forgetting at the method (sheet, test 27), both protocols, small classes, interrupted sampling."""
+"""FederatedFactory: exact forgetting at the method, both protocols, small classes, interrupted sampling."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -67,7 +67,7 @@ def digests(release: Release) -> list[str]:
     return [payload_digest(release.shared), *(payload_digest(release.personal[c]) for c in sorted(release.personal))]
 
 
-# --- forgetting (test 27) ---
+# --- forgetting ---
 
 
 @pytest.mark.parametrize("mode", ["central", "peer"])
@@ -195,7 +195,7 @@ def test_an_expert_sees_its_own_images_and_as_many_synthetic_ones_as_it_lacks(mo
 
     monkeypatch.setattr(FederatedFactory, "_learn", watched)
     mine = never_had("a", 0, 2)  # 8 of class 0, 8 of class 1
-    for fill, counts in (("lacking", [8, 8, 12]), ("balance", [12, 12, 12])):
+    for fill, counts in (("lacking", [8, 8, 12]), ("balance", [12, 12, 12]), ("all", [20, 20, 12])):
         one = method(mode="peer", fill=fill)
         sent = [Upload("a", "", one.client_phase(mine, ctx("ab"))), uploads_of(one, "ab")[1]]
         one.personalize(one.server_phase(sent, ctx("ab")), mine, ctx("ab"))

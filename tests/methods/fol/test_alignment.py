@@ -172,7 +172,7 @@ def test_bad_settings_are_named() -> None:
 
 
 def test_identical_neighbors_are_aligned_alike() -> None:
-    """Methods sheet, 4.3; with several batches an epoch, so that their order matters."""
+    """With several batches an epoch, so that their order matters."""
     given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
     one, other = (aligned(name, given, own, shard("a"), SMALL, TASK, context(SMALL, "abc")) for name in "bc")
     assert len(shard("a").train) > SMALL.align_batch

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from osfl.methods.fol.bounds import curvature, head_descent, risk_gap
+from osfl.methods.fol.bounds import curvature, head_descent, printed_rate, risk_gap
 
 
 def logits(*rows: list[float]) -> torch.Tensor:
@@ -24,6 +24,52 @@ def test_a_hand_made_gap() -> None:
     gap = risk_gap(logits([0.5, 0.5]), logits([0.25, 0.75]), torch.tensor([0]))
     kl = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
     assert (gap.risk, gap.variation, gap.bound) == pytest.approx((0.25, 0.25, math.sqrt(kl / 2)))
+
+
+def test_the_first_theorem_as_printed_by_hand() -> None:
+    """p = (1/2, 1/2), q = (1/4, 3/4) at T = 3: α = 1/4, so C T / (α (1 - α)) = 2 · 3 / (3/16) = 32."""
+    p, q = 3 * logits([0.5, 0.5]), 3 * logits([0.25, 0.75])
+    kl = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert risk_gap(p, q, torch.tensor([0]), 3.0).printed == pytest.approx(32 * (kl / 2 + 1 / 8))
+
+
+def test_the_first_theorem_as_printed_is_above_every_risk() -> None:
+    """At least C T / 2, also for equal outputs that are all even: it holds, and says nothing."""
+    rng = torch.Generator().manual_seed(2)
+    for classes, t in ((2, 1.0), (3, 3.0), (10, 20.0)):
+        p, q = (3 * torch.randn(20, classes, generator=rng) for _ in range(2))
+        gap = risk_gap(p, q, torch.randint(classes, (20,), generator=rng), t)
+        assert gap.risk <= gap.bound < 0.5 * classes * t <= gap.printed
+    even = torch.zeros(1, 2)
+    assert risk_gap(even, even, torch.tensor([0]), 2.0).printed == pytest.approx(2.0)
+    sure = torch.tensor([[1e4, 0.0]])
+    assert math.isfinite(risk_gap(sure, -sure, torch.tensor([0])).printed)
+
+
+def test_the_second_theorem_as_printed_by_hand() -> None:
+    """μ = 1, L = 2: γ = 1 - 2η + 8 η², least (7/8) at η = 1/8, 1 at 1/4, and above 1 up to 1/L = 1/2, where it is 2."""
+    assert [printed_rate(1.0, 2.0, step) for step in (0.125, 0.25, 0.5)] == pytest.approx([7 / 8, 1.0, 2.0])
+
+
+def test_noisy_descent_stays_within_the_second_theorem_as_printed() -> None:
+    """SGD on f(w) = (w₁² + 2 w₂²) / 2 with gradient noise of variance σ², from (1, 1): the mean over 4,000 runs."""
+    rng, step, deviation = torch.Generator().manual_seed(3), 0.125, 0.3
+    curvatures = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    w, rate = torch.ones(4000, 2, dtype=torch.float64), printed_rate(1.0, 2.0, step)
+    noise = step**2 * deviation**2
+    for t in range(1, 41):
+        drawn = deviation / 2**0.5 * torch.randn(w.shape, generator=rng, dtype=torch.float64)
+        w = w - step * (curvatures * w + drawn)
+        promised = rate**t * 2 + noise * sum(rate**tau for tau in range(t))
+        assert float(w.square().sum(1).mean()) <= promised
+    assert promised > 3 * noise  # noise is what is left, and the promise is not for an exact gradient
+
+
+def test_the_head_stays_within_the_second_theorem_as_printed() -> None:
+    """Its promise for the best of its steps is weaker than ours for a longer one."""
+    found = head_descent(**problem(), temperature=3.0, strength=0.1, steps=30)
+    assert all(ours <= theirs for ours, theirs in zip(found.promised, found.printed, strict=True))
+    assert found.printed[0] == 1.0 and found.promised[30] < found.printed[30] < 1.0
 
 
 def test_the_gap_is_below_the_variation_below_the_bound_whatever_is_predicted() -> None:

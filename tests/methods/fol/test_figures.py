@@ -15,7 +15,11 @@ DESCENT = "Theorem 2: distance to the distilled optimum, last layer only"
 
 
 def told(risk: float, bound: float, **more: Any) -> dict[str, Any]:
-    return {"gap": {"risk": risk, "variation": (risk + bound) / 2, "bound": bound}, "pruned": {}, **more}
+    return {
+        "gap": {"risk": risk, "variation": (risk + bound) / 2, "bound": bound, "printed": 100 * bound},
+        "pruned": {},
+        **more,
+    }
 
 
 def test_weights_are_counted_in_tenths_and_one_is_in_the_last() -> None:
@@ -27,14 +31,19 @@ def test_weights_are_counted_in_tenths_and_one_is_in_the_last() -> None:
 
 def test_clients_stand_in_the_order_of_their_bounds() -> None:
     shown = exchange_figures({"a": told(0.1, 0.9), "b": told(0.3, 0.4)}, {"a": 1.0, "b": 1.0})[RISK]
+    assert "as printed is 40 to 90" in shown["note"]
     assert shown["series"]["bound: mean √(KL/2)"] == [0.4, 0.9] and shown["series"]["difference of risks"] == [0.3, 0.1]
 
 
 def test_descents_are_means_over_clients_and_absent_without_any() -> None:
-    rows = [{"measured": [1.0, 0.2], "promised": [1.0, 0.8]}, {"measured": [1.0, 0.4], "promised": [1.0, 0.9]}]
+    rows = [
+        {"measured": [1.0, 0.2], "promised": [1.0, 0.8], "printed": [1.0, 1.0]},
+        {"measured": [1.0, 0.4], "promised": [1.0, 0.9], "printed": [1.0, 0.9]},
+    ]
     notes = {name: told(0.1, 0.2, descent=row) for name, row in zip("ab", rows, strict=True)}
     series = exchange_figures({**notes, "c": told(0.1, 0.2)}, dict.fromkeys("abc", 1.0))[DESCENT]["series"]
     assert series["measured"] == pytest.approx([1.0, 0.3]) and series["promised"] == pytest.approx([1.0, 0.85])
+    assert series["printed"] == pytest.approx([1.0, 0.95])
     assert exchange_figures({"c": told(0.1, 0.2)}, {"c": 1.0}).keys() == {OWN, RISK}
 
 

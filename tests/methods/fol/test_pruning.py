@@ -1,4 +1,4 @@
-"""The proximal step by its definition (methods sheet, section 9, test 19), and filters that stay silent."""
+"""The proximal step by its definition, and filters that stay silent."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Choosing and weighing members (methods sheet, section 9, tests 19 and 20)."""
+"""Choosing and weighing members."""
 
 import torch
 

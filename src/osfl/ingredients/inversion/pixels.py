@@ -7,6 +7,7 @@ CE(f(x), y) + tv·R_TV(x) + bn·R_BN(x) + l2·||x|| + adi·(1 - JS), with the ne
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -104,10 +105,18 @@ class _Variation(torch.autograd.Function):
         return gradient
 
 
+def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """½ KL(p || m) + ½ KL(q || m) of two networks' probabilities, m = (p + q) / 2, batch mean; at most log 2."""
+    log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    return 0.5 * (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(-1).mean()
+
+
 def disagreement(student: torch.Tensor, teacher: torch.Tensor, temperature: float = 3.0) -> torch.Tensor:
     """The "JS" of adversarial inversion: expectation under the mixture, clamped to [0.01, 0.99], batch mean.
 
-    It is the reverse of the textbook divergence, as in every public implementation; we keep it for comparability.
+    It is the reverse of the textbook divergence, as in every public implementation; we keep it for comparability. With many
+    classes most probabilities are below the clamp, and what is there has no gradient.
     """
     p = functional.softmax(student / temperature, -1).clamp(0.01, 0.99)
     q = functional.softmax(teacher / temperature, -1).clamp(0.01, 0.99)

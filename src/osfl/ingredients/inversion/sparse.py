@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.types import ADDED
-from osfl.ingredients.inversion.pixels import disagreement, total_variation
+from osfl.ingredients.inversion.pixels import disagreement, jensen_shannon, total_variation
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.models.flops import inversion_flops
 from osfl.models.vit import OnSubset, Vit, kept_count
@@ -43,6 +44,7 @@ class SparseInversion:
     clamp: bool = False  # keep pixels in the valid range [-1, 1]
     scales: int = 1  # grids that a step moves the image on, each half as fine as the one before; 1 = pixels only
     start: float = 1.0  # standard deviation of the noise that images start as
+    divergence: str = "public"  # of server and client, see `VitPixels`
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class VitPixels:
     shifts: bool = True  # shift by up to an eighth of the side, and mirror, before each step
     scales: int = field(default=1, metadata=ADDED)  # grids that images move on at once, each half as fine; 1 = pixels only
     start: float = field(default=1.0, metadata=ADDED)  # standard deviation of the noise that images start as
+    # public: as in SMI's code, its expectation under the mixture, T = 3, clamped; textbook: the Jensen-Shannon divergence
+    divergence: Literal["public", "textbook"] = field(default="public", metadata=ADDED)
 
     def inversion(self, events: Events = ()) -> SparseInversion:
         return SparseInversion(
@@ -72,6 +76,7 @@ class VitPixels:
             self.clamp,
             self.scales,
             self.start,
+            self.divergence,
         )
 
 
@@ -290,7 +295,8 @@ def _loss(
     logits, attention = model.with_attention(seen, where)
     loss = functional.cross_entropy(logits, labels)
     if settings.js and server is not None:
-        loss = loss - settings.js * disagreement(server(seen, where), logits)
+        apart = jensen_shannon if settings.divergence == "textbook" else disagreement
+        loss = loss - settings.js * apart(server(seen, where), logits)
     if settings.tv:
         loss = loss + settings.tv * math.sqrt(_PUBLISHED / x.numel()) * total_variation(x)
     if settings.l2:

@@ -1,4 +1,4 @@
-"""Images as token sequences: one token for the whole image, one for each region (hierarchical scale encoding, FALCON 3.1).
+"""Images as token sequences: one token for the whole image, one for each region (FALCON's hierarchical scale encoding).
 
 The image is resized to R x R; the global view is all of it at the encoder's input size W, the regions are windows of W
 pixels, row by row, the last ones aligned to the border. Small images (R <= W) have no regions: L = 0.

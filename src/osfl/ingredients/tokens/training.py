@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError
+from osfl.core.types import ADDED
 from osfl.ingredients.training.local import batches, decay, not_positive, step, too_low
 from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool
@@ -22,16 +23,18 @@ PIECE = 4096  # sequences that are drawn at once
 
 @dataclass(frozen=True)
 class Classifying:
-    """A classifier of token sequences and its training; mixed into Settings. Defaults are FALCON's, Sec. 4.1."""
+    """A classifier of token sequences and its training; mixed into Settings. Defaults are FALCON's."""
 
     epochs: int = 60  # passes over the sequences
     batch_size: int = 256  # sequences a step
     lr: float = 5e-4  # Adam
     hidden: int = 0  # of the feed-forward layer; 0: four times the tokens' width
     dropout: float = 0.3  # share of its inner numbers that each step leaves out
+    # whether its query is added to what it finds, as in the public code; the paper's equation does without
+    query_residual: bool = field(default=True, metadata=ADDED)
 
     def classifier(self, width: int, classes: int, rng: torch.Generator | None) -> AttentionPool:
-        model = AttentionPool(width, classes, hidden=self.hidden, dropout=self.dropout)
+        model = AttentionPool(width, classes, hidden=self.hidden, dropout=self.dropout, residual=self.query_residual)
         initialize(model, rng)
         return model
 

@@ -40,7 +40,8 @@ class Training:
     momentum: float = 0.9  # SGD only
     weight_decay: float = 5e-4  # pulls weights towards zero; 0 = off
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # steps: times 0.1 at half and three quarters
-    augment: Literal["none", "flip", "flip+crop"] = "none"  # random mirror; crop = shift by up to an eighth
+    # random mirror; crop = shift by up to an eighth; turn = by quarters (cells, tissue)
+    augment: Literal["none", "flip", "flip+crop", "flip+turn"] = "none"
     clip: float = 0.0  # largest gradient norm; 0 = do not clip
     pretrained: str = field(default="", metadata=ADDED)  # weights to start from: a known name, a safetensors file, hub:name
     pretrained_sha256: str = field(default="", metadata=ADDED)  # what that file must hash to, at every site
@@ -85,6 +86,8 @@ def training_problems(settings: Training, task: Task, *, one: str = "") -> list[
     found = too_low(settings, {"epochs": 1, "batch_size": 2, "momentum": 0, "weight_decay": 0, "clip": 0})
     if not (settings.lr > 0 and math.isfinite(settings.lr)):
         found.append(f"setting 'lr': expected a positive number, got {settings.lr}")
+    if settings.augment == "flip+turn" and task.image[1] != task.image[2]:
+        found.append(f"setting 'augment': only square images can be turned, these are {task.image[1]} x {task.image[2]}")
     found += pin_problems(settings.pretrained, settings.pretrained_sha256, "pretrained")
     one = one or ("one file of weights fits one architecture" if settings.pretrained else "")
     wrong = architecture_problems("architecture", settings.architecture, task, one=one)
@@ -213,12 +216,23 @@ def batches(count: int, size: int, rng: torch.Generator) -> Sequence[torch.Tenso
 
 
 def augment(images: torch.Tensor, how: str, rng: torch.Generator) -> torch.Tensor:
-    """Random mirror and shift of uint8 images (batch, channels, height, width)."""
+    """Random mirror, and shift or quarter turns, of uint8 images (batch, channels, height, width)."""
     if how == "none":
         return images
     mirrored = torch.rand(len(images), generator=rng) < 0.5
     images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    if how == "flip+turn":
+        return _turned(images, rng)
     return images if how == "flip" else _shift(images, rng)
+
+
+def _turned(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Each image turned by none to three quarters; its sides are equal."""
+    turns = torch.randint(0, 4, (len(images),), generator=rng)
+    for quarter in (1, 2, 3):
+        mine = (turns == quarter)[:, None, None, None]
+        images = torch.where(mine, torch.rot90(images, quarter, (-2, -1)), images)
+    return images
 
 
 def _shift(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """FALCON — a frozen encoder turns images into token sequences; each client sends sequences of a generator, and a classifier.
 
-Paper: "FALCON: feature-aware one-shot federated learning with hierarchical token sequences". A client encodes each image as
-one global and L regional tokens (`views`), fits a mixture-density transformer p(s0 | y) p(s1..sL | s0, y) (`TokenGenerator`)
-and a classifier (`AttentionPool`), and sends drawn sequences, or the generator where that is smaller. The server trains one
-classifier on all sequences with (1 - alpha) CE + alpha T^2 KL(mean of the clients' classifiers || student).
+Paper: Liu, Zhang, Wang, Zhu, Luo, "Feature-Aware One-Shot Federated Learning via Hierarchical Token Sequences", 2026,
+https://arxiv.org/abs/2601.03882. A client encodes each image as one global and L regional tokens (`views`), fits a
+mixture-density transformer p(s0 | y) p(s1..sL | s0, y) (`TokenGenerator`) and a classifier (`AttentionPool`), and sends drawn
+sequences, or the generator where that is smaller. The server trains one classifier on all sequences with
+(1 - alpha) CE + alpha T^2 KL(mean of the clients' classifiers || student) (`student_loss`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generating:
-    """The clients' generators; Sec. 4.1 and 1.3 of our sheet."""
+    """The clients' generators."""
 
     order: Literal["mar", "ar", "nar"] = "mar"  # regions given the global token; each given all before; each by itself
     generator_epochs: int = 400  # passes over the client's sequences, at most
@@ -115,6 +116,12 @@ class Falcon(TokenMethod):
     }
     DEVIATIONS = (
         "log variances are clamped to [-7, 7] and tokens standardized: the likelihood of few samples is unbounded otherwise",
+        "the generator's loss is the mean over positions (the paper: their sum), and its gradients are clipped at a norm of 2, "
+        "both as in the public code",
+        "1.5 sequences are drawn for each image unless `per_image` is set: the public code's number, the paper has none",
+        "the classifier adds its query to what it finds, as the public code does and the paper's equation does not "
+        "(`query_residual=false`), and leaves out hidden units of its feed-forward layer: the paper does not say which",
+        "a single token (images no larger than a window) is projected like several; the public code hands it on as it is",
         "a client with few images has fewer components: one for every ten images",
         "generators learn classes with at least `least` images; a sequence of a smaller class would be one of its images",
         "the last epoch is used; the public code selects by accuracy on pooled real validation tokens",

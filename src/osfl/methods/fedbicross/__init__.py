@@ -69,7 +69,7 @@ class Settings(Training, Student, Pixels, Following):
     student_schedule: Literal["steps", "cosine", "constant"] = "constant"
     ensemble: Combine = "logits"  # how the answers of a cluster's clients become one teacher
     clusters: int = 0  # K; 0 = the root of the number of clients, rounded up: 3, 4, 5 for 5, 10, 20, as in the tables
-    clustering: Literal["predictions", "parameters", "hierarchical"] = "predictions"  # hierarchical: on predictions
+    clustering: Literal["predictions", "parameters", "hierarchical"] = "predictions"  # hierarchical: merged by their weights
     weights: Literal["learned", "uniform", "intra", "similarity"] = "learned"  # of the other clusters
     weight_lr: float = 0.05  # largest change of a weight in a step
     raw_weights: bool = False  # true: the step is weight_lr times the gradient, whatever its scale
@@ -132,6 +132,8 @@ class FedBiCross(ModelMethod):
         "personalization uses SGD with momentum 0.9 and a temperature of 1 (the paper does not say)",
         "unless the settings say otherwise the student's steps are plain SGD, as in its equations (FedISCA's have momentum)",
         "trajectories are kept as 16-bit floats",
+        "the student sees x^(t), the images after step t, where the paper's loss of step t has x^(t-1)",
+        "of the paper's three alternatives of clustering, PACFL is missing: it needs subspaces of the clients' images",
     )
 
     # --- before the round ---
@@ -141,8 +143,8 @@ class FedBiCross(ModelMethod):
         found = [*super().problems(clients), *pixel_problems(s, least_images=10), *following_problems(s)]
         if not 0 <= s.clusters <= clients:
             found.append(f"setting 'clusters': expected 0 to {clients}, the number of clients, got {s.clusters}")
-        if s.clustering == "parameters" and len(self.architectures()) > 1:
-            found.append("setting 'clustering': 'parameters' needs one architecture for all clients")
+        if s.clustering != "predictions" and len(self.architectures()) > 1:
+            found.append(f"setting 'clustering': {s.clustering!r} needs one architecture for all clients")
         found += student_problems(s, self.architectures())
         if not 0 < s.validation < 1:
             found.append(f"setting 'validation': expected a share between 0 and 1, got {s.validation}")
@@ -193,11 +195,8 @@ class FedBiCross(ModelMethod):
         s = self.settings
         points = predictions(members, self.task.image, ctx.generator("probes"), ctx.map)
         k = s.clusters or math.ceil(math.sqrt(len(members)))
-        if s.clustering == "hierarchical":
-            labels = hierarchical(points, k)
-        else:
-            where = parameters(members) if s.clustering == "parameters" else points
-            labels = kmeans(where, k, ctx.generator("clusters"))
+        where = points if s.clustering == "predictions" else parameters(members)
+        labels = hierarchical(where, k) if s.clustering == "hierarchical" else kmeans(where, k, ctx.generator("clusters"))
         groups = members_of(labels)
         count = len(groups)
         if s.weights == "intra":

@@ -40,7 +40,8 @@ def parameters(models: Sequence[nn.Module]) -> torch.Tensor:
 
 
 def hierarchical(points: torch.Tensor, k: int) -> list[int]:
-    """Merge the two groups with the smallest mean distance until k are left (average linkage)."""
+    """Merge the two groups with the smallest mean distance until k are left (average linkage): HC, where points are weights,
+    which are as far apart as the clients' updates, because all began at the same weights."""
     check_cluster_count(points, k)
     distance = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     groups = [[i] for i in range(len(points))]

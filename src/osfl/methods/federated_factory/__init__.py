@@ -1,6 +1,7 @@
 """FederatedFactory — clients send a generator of each class they hold; whoever has them all makes a balanced dataset.
 
-Paper: FederatedFactory (one shot, EDM2 generators, ResNet-50 classifiers). Protocol A (`mode=central`): the server samples
+Paper: Moleri, Internò, Raza, Olhofer, Klindt, Stella, Hammer, "FederatedFactory: Generative One-Shot Learning for Extremely
+Non-IID Distributed Scenarios", 2026, https://arxiv.org/abs/2603.16370. Protocol A (`mode=central`): the server samples
 every cell of the generative matrix and trains one classifier on synthetic images only. B (`mode=peer`): the server passes
 the generators on, every client trains an expert on its own images and synthetic ones of what it lacks, and the experts
 answer as a product.
@@ -66,7 +67,8 @@ class Settings(SitePrior, FactorySettings, Training):
     images_per_class: int = 10_000  # synthetic images of each class, over all clients' generators
     prior: Prior = "balanced"  # empirical: as many in all, by the classes' sizes
     noise_std: float = 0.0  # images get noise of a deviation up to this (pixels in [-1, 1]), against a generator's fingerprint
-    fill: Literal["lacking", "balance"] = "lacking"  # B: synthetic images of what a client lacks, or of all it has too few of
+    # B: which classes a client samples: those it lacks, all that it was sent, or all of which it has too few
+    fill: Literal["lacking", "all", "balance"] = "lacking"
     expert_epochs: int = 0  # B: of each expert, over its images; 0 = as many as the server's classifier would get
     inference: Literal["product", "own"] = "product"  # B: experts answer together, or each client asks its own
     floor: float = 1e-12  # B: least probability that an expert may give a class
@@ -114,7 +116,10 @@ class FederatedFactory(Method):
     DEVIATIONS = (
         "quotas are rounded by largest remainders, so that they sum exactly",
         "every cell is sampled from a seed of its own: forgetting is exact",
-        "both protocols train with the augmentation of the plan (the public code augments in peer mode only)",
+        "both protocols train with the plan's `augment`, none unless it is set; the paper has flips, turns or crops for each "
+        "dataset, and its public code augments in peer mode only",
+        "in protocol B the server passes the generators on, where peers may send them to one another in the paper",
+        "in protocol B a client samples classes that it lacks; Algorithm 1 samples all generators that it gets (`fill=all`)",
         "generators learn from images and their mirrors; the public code also crops, turns or shears before it stores them",
         "nothing that travels rests on fewer than `least` different images: smaller classes get no generator, components are "
         "fitted anew with fewer, directions are left out; an upload from which an image could be read is not sent",
@@ -292,9 +297,12 @@ class FederatedFactory(Method):
         ]
 
     def _wanted(self, cells: Sequence[Cell], real: Sequence[int], share: float) -> dict[tuple[int, ClientId], int]:
-        """Images of each cell: up to the target together with the real ones, or the whole target where there are none."""
+        """Images of each cell: up to the target together with the real ones, or the whole target where there are none; with
+        `fill=all` the whole target of every class, beside the real ones."""
         found: dict[tuple[int, ClientId], int] = {}
         targets = quotas(cells, self.settings.images_per_class, self.settings.prior, share)
+        if self.settings.fill == "all":
+            return targets
         for label in sorted({cell.label for cell in cells}):
             row = [cell for cell in cells if cell.label == label]
             target = sum(targets[cell.place] for cell in row)

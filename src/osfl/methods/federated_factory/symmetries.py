@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from osfl.ingredients.training.local import augment
+
 Symmetry = Literal["none", "flip", "dihedral"]  # nothing; left-right mirror; mirror and quarter turns (cells, tissue)
 
 
@@ -21,14 +23,4 @@ def orbit(images: torch.Tensor, symmetry: str) -> torch.Tensor:
 
 def turned(images: torch.Tensor, symmetry: str, rng: torch.Generator) -> torch.Tensor:
     """Each image mirrored or turned at random, (batch, channels, side, side)."""
-    if symmetry == "none":
-        return images
-    draws = torch.rand(len(images), generator=rng)
-    images = torch.where((draws < 0.5)[:, None, None, None], images.flip(-1), images)
-    if symmetry == "flip":
-        return images
-    turns = torch.randint(0, 4, (len(images),), generator=rng)
-    for quarter in (1, 2, 3):
-        mine = (turns == quarter)[:, None, None, None]
-        images = torch.where(mine, torch.rot90(images, quarter, (-2, -1)), images)
-    return images
+    return augment(images, "flip+turn" if symmetry == "dihedral" else symmetry, rng)

@@ -1,6 +1,7 @@
 """FOL — neighbors exchange models once; each client builds the best model for its own images from them.
 
-Paper: Federated Oriented Learning, ICML 2025 (slides; no public code). No server: a neighbor's model is fine-tuned, pruned
+Paper: Huang, Shu, "Federated Oriented Learning: A Practical One-Shot Personalized Federated Learning Framework", ICML 2025,
+https://openreview.net/forum?id=jwjvkWsePB; no public code. No server: a neighbor's model is fine-tuned, pruned
 towards the own model and tuned again (`methods/fol/alignment.py`); the best of them and of the own model on held-out images
 become an ensemble with weights on the simplex (`methods/fol/selection.py`), which teaches the own model (`_taught`). FOL is the
 student, FOL-A the ensemble (`answer=ensemble`); FOL-N and FOL-AN are the same without alignment (`align=false`).
@@ -207,7 +208,7 @@ class Fol(ModelMethod):
             return ctx.previous or own
         key: dict[str, Any] = {
             "what": "fol",
-            "version": 2,
+            "version": 3,
             "settings": asdict(replace(self.settings, answer="student")),
             "client": shard.client,
             "data": shard.digest,
@@ -354,7 +355,7 @@ class Fol(ModelMethod):
     def _measured(self, found: Candidates, student: nn.Module, teacher: torch.Tensor) -> dict[str, Json]:
         """Theorem 1 on held-out images and, if asked for, Theorem 2 on the training images (`methods/fol/bounds.py`)."""
         answers = fast_logits([student], found.images[found.judged], run_map=_one_by_one)[0]
-        gap = asdict(risk_gap(teacher[found.judged], answers, found.labels[found.judged]))
+        gap = asdict(risk_gap(teacher[found.judged], answers, found.labels[found.judged], self.settings.temperature))
         notes: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
         if self.settings.rate_steps:
             descent = asdict(self._descent(found, teacher[found.trained]))
