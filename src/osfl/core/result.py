@@ -223,6 +223,9 @@ class Attacker(TypedDict):
     real_best: Reconstructed  # the same, each against the training image of the class that it is nearest to
     synthetic: Reconstructed  # from synthetic features, against the nearest training image of the class
     blind: Reconstructed  # the mean of the attacker's images of the class instead: what is found without features
+    # the other way round, as in FALCON's Table 5: for each training image the highest PSNR and the highest SSIM of all
+    real_by_original: NotRequired[Reconstructed]
+    synthetic_by_original: NotRequired[Reconstructed]
 
 
 class Reconstruction(TypedDict):

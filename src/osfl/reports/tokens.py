@@ -13,6 +13,8 @@ _SOURCES = {
     "real_best": "real features, best match",
     "synthetic": "synthetic features, best match",
     "blind": "no features: the class' mean image, best match",
+    "real_by_original": "real features: the best of all for each training image",
+    "synthetic_by_original": "synthetic features: the best of all for each training image",
 }
 
 
@@ -42,7 +44,8 @@ def _attack_hint(found: Reconstruction) -> str:
     side = f"{found['side']} × {found['side']} pixels"
     return (
         f"Decoders were trained for {count(found['steps'])} steps to turn features of the attacker's images back into images "
-        f"of {side}, given the class. Best match: against the training image of the class that comes nearest. PSNR and SSIM "
+        f"of {side}, given the class. Best match: against the training image of the class that comes nearest. "
+        "The best of all: for each training image the highest PSNR and the highest SSIM of all reconstructions. PSNR and SSIM "
         "are means; higher is more alike. Features of real images never leave a client; synthetic ones do. Where synthetic "
         "features give no better match than no features at all, this attack learned nothing from them; another one might."
     )
@@ -58,6 +61,7 @@ def attack_rows(found: Reconstruction) -> list[dict[str, str]]:
         }
         for name, row in found["attackers"].items()
         for key, text in _SOURCES.items()
+        if key in row
     ]
 
 

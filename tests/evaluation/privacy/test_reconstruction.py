@@ -12,7 +12,7 @@ from torch.nn import functional
 from osfl.core.method import Context, Method
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Dataset, Plan, Shard, Task, Upload
-from osfl.evaluation.privacy.reconstruction import KNOWN, SIMILAR, Effort, Known, _nearest, attack
+from osfl.evaluation.privacy.reconstruction import KNOWN, SIMILAR, Effort, Known, _nearest, attack, best_of_all
 from osfl.evaluation.privacy.similarity import MOST, psnr, squared_errors, ssim
 from osfl.models.decoders import build_decoder
 
@@ -50,6 +50,20 @@ def test_the_best_match_stays_within_the_class() -> None:
     assert found[:, 0, 0, 0].tolist() == [0.0, 0.5]
 
 
+def test_the_best_of_all_for_each_original_by_hand() -> None:
+    """The highest PSNR may be of another reconstruction than the highest SSIM."""
+    rng = torch_generator(0, "pattern")
+    pattern = 0.2 * torch.rand(1, 1, 12, 12, generator=rng)
+    originals = torch.cat([pattern + 0.4, torch.full((1, 1, 12, 12), 0.9)])
+    found = torch.cat([pattern + 0.1, torch.full((1, 1, 12, 12), 0.5)])  # the right structure; nearly the right level
+    best = best_of_all(originals, found)
+    error = torch.stack([((originals[0] - 0.5) ** 2).mean(), torch.tensor(0.16)])
+    likeness = torch.stack([ssim(originals[:1], found[:1])[0], ssim(originals[1:], found[1:])[0]])
+    assert best["psnr"] == pytest.approx(float(psnr(error).mean()), rel=1e-4)
+    assert best["ssim"] == pytest.approx(float(likeness.mean()), rel=1e-6) and best["count"] == 2
+    assert float(likeness[0]) > float(ssim(originals[:1], found[1:])[0]) + 0.1
+
+
 class Pixels(Method):
     """A method whose features are the pixels, and whose synthetic features are noise or the training features themselves."""
 
@@ -83,6 +97,8 @@ def test_attackers_find_images_in_real_features_and_not_in_noise() -> None:
         row = found["attackers"][name]
         assert row["real"]["psnr"] > row["synthetic"]["psnr"] + 3 and row["real"]["ssim"] > row["synthetic"]["ssim"] + 0.1
         assert row["real_best"]["psnr"] >= row["real"]["psnr"] and row["real"]["psnr"] > row["blind"]["psnr"] - 1
+        assert row["real_by_original"]["psnr"] > row["synthetic_by_original"]["psnr"] + 1
+        assert row["real_by_original"]["ssim"] > row["synthetic_by_original"]["ssim"]
     assert not math.isnan(found["attackers"][KNOWN]["blind"]["ssim"])
     short = [attack(Pixels(noise, torch.arange(40) % 2), [], [shard], ("x", "y"), ctx, Effort(steps=20)) for _ in range(2)]
     assert short[0] == short[1]

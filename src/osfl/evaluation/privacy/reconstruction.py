@@ -5,6 +5,9 @@ applies it to two things: the features of the clients' training images (which FA
 features (which they do). A reconstruction of real features is compared with its own image. Synthetic features have no image
 of their own, so the best match counts: the training image of the class with the least squared error. Real features are judged
 by that rule, too, and so is the mean image of the class among the attacker's images: what is found without any features.
+FALCON's paper asks the other way round: for each original image the highest PSNR and the highest SSIM over all
+reconstructions. Both stand in the result. The more reconstructions there are, the higher are the paper's figures, whatever they
+show.
 
 Two attackers: one has the clients' validation images, as an outsider with similar images would; the other has the very
 training images, so that its decoder may know them by heart: the worst case. Images are made small, at most `side` pixels.
@@ -33,6 +36,8 @@ from osfl.models.pictures import png
 
 SIMILAR, KNOWN = "similar images", "the training images"  # what the attackers have
 DECODER = 2  # the first saturated at black and found nothing; a round that it attacked is attacked again
+_ORIGINALS = 64  # training images for each of which all reconstructions are looked through
+_PIXELS = 1 << 22  # that are compared at once
 _SHOWN = 8  # reconstructions in a gallery
 _GAP = 3  # white pixels between the images of a strip
 
@@ -145,6 +150,8 @@ def _attacker(
         "real_best": _alike(from_real, _nearest(from_real, private.labels[real], private)),
         "synthetic": _alike(from_fake, _nearest(from_fake, made.labels[fake], private)),
         "blind": _alike(blind, _nearest(blind, private.labels[real], private)),
+        "real_by_original": best_of_all(private.images[real[:_ORIGINALS]], from_real),
+        "synthetic_by_original": best_of_all(private.images[real[:_ORIGINALS]], from_fake),
     }
     return rows, _figures(name, from_real, real, from_fake, made.labels[fake], private, classes)
 
@@ -190,6 +197,20 @@ def _nearest(images: torch.Tensor, labels: torch.Tensor, private: Known) -> torc
 def _alike(images: torch.Tensor, targets: torch.Tensor) -> Reconstructed:
     error = (images - targets).double().square().flatten(1).mean(1)
     return {"count": len(images), "psnr": float(psnr(error).mean()), "ssim": float(ssim(images, targets).mean())}
+
+
+def best_of_all(originals: torch.Tensor, found: torch.Tensor) -> Reconstructed:
+    """For each original the highest PSNR and the highest SSIM over all that was found, perhaps of two different images."""
+    error = squared_errors(originals, found).min(1).values
+    at_once = max(1, _PIXELS // found.numel())
+    likeness = torch.cat([_likest(part, found) for part in torch.split(originals, at_once)])
+    return {"count": len(originals), "psnr": float(psnr(error).mean()), "ssim": float(likeness.mean())}
+
+
+def _likest(originals: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """The highest SSIM of each original with all that was found."""
+    pairs = originals.repeat_interleave(len(found), 0), found.repeat(len(originals), 1, 1, 1)
+    return ssim(*pairs).view(len(originals), len(found)).max(1).values
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------

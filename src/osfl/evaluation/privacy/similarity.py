@@ -30,11 +30,10 @@ def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     channels, side = a.shape[1], min(_SIDE, *a.shape[-2:])
     place = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
     row = (-place.square() / (2 * _SIGMA**2)).exp()
-    window = torch.outer(row, row) / row.sum().square()
-    kernel = window.expand(channels, 1, side, side)
+    across = (row / row.sum()).expand(channels, 1, 1, side)  # the window is the product of two such rows
 
     def mean(x: torch.Tensor) -> torch.Tensor:
-        return functional.conv2d(x, kernel, groups=channels)
+        return functional.conv2d(functional.conv2d(x, across, groups=channels), across.transpose(2, 3), groups=channels)
 
     x, y = a.double(), b.double()
     mx, my = mean(x), mean(y)
