@@ -35,8 +35,8 @@ seeds, in percent.
 - *own*: accuracy on the clients' own class distributions, averaged. *global*: accuracy on the whole test set.
 - *gain over local*: *own* minus *own* of training alone, in points. *clients that gain*: share of clients above training alone.
 - *published*: what the paper reports for its nearest cell. It is own accuracy for FedBiCross (ResNet-18), global accuracy for
-  FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON (DINOv2-base at 448 px; its FedAvg trains for
-  many rounds). Do not compare it with our figures directly: our cells use networks of 30 k to 200 k parameters or features of
+  FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON (DINOv2-base at 448 px), and stands only
+  beside rows of the same metric and method. Do not compare it with our figures directly: our cells use networks of 30 k to 200 k parameters or features of
   frozen encoders (EfficientNet-Lite0; a ViT-S in `brain-vit-*`, random ones in `digits-tokens`), few images and our own splits.
 - *Fréchet distance* and *excess-risk estimate* describe generators, on features that [each run names](generators.md). An
   estimate above 1 bounds nothing.
@@ -140,7 +140,7 @@ def table(record: dict[str, Any]) -> list[str]:
         "upload, all",
         "server s",
         *(EXTRA[m][0] for m in extra),
-        f"published {record['published_is']}",
+        *([f"published {record['published_is']}"] if record.get("published_percent") else []),
     ]
     lines = [
         f"## {record['cell']}",
@@ -160,8 +160,9 @@ def table(record: dict[str, Any]) -> list[str]:
             f"{row['costs.upload_bytes']['mean'] / 1e6:.2f} MB",
             f"{row['costs.server_seconds']['mean']:.1f}",
             *(_spelled(_mean(row, metric), *EXTRA[metric][1:]) for metric in extra),
-            _spelled(record["published_percent"].get(label), 1, ".1f"),
         ]
+        if record.get("published_percent"):
+            cells.append(_spelled(record["published_percent"].get(label), 1, ".1f"))
         lines.append(f"| {' | '.join(cells)} |")
     for label, row in rows.items():
         if "own_by_encounter" in row:
