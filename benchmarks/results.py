@@ -34,10 +34,11 @@ seeds, in percent.
 
 - *own*: accuracy on the clients' own class distributions, averaged. *global*: accuracy on the whole test set.
 - *gain over local*: *own* minus *own* of training alone, in points. *clients that gain*: share of clients above training alone.
-- *published*: what the paper reports for its nearest cell. It is own accuracy for FedBiCross (ResNet-18), global accuracy for
-  FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON (DINOv2-base at 448 px), and stands only
-  beside rows of the same metric and method. Do not compare it with our figures directly: our cells use networks of 30 k to 200 k parameters or features of
-  frozen encoders (EfficientNet-Lite0; a ViT-S in `brain-vit-*`, random ones in `digits-tokens`), few images and our own splits.
+- *published*: what the paper reports for its nearest cell, beside rows of the same method and metric only: own accuracy for
+  FedBiCross (ResNet-18), global accuracy for FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON
+  (DINOv2-base at 448 px). Do not compare it with our figures directly: our cells use networks of 30 k to 200 k parameters or
+  features of frozen encoders (EfficientNet-Lite0; a ViT-S in `brain-vit-*`, random ones in `digits-tokens`), few images and our
+  own splits.
 - *Fréchet distance* and *excess-risk estimate* describe generators, on features that [each run names](generators.md). An
   estimate above 1 bounds nothing.
 

@@ -19,7 +19,7 @@ def test_a_plan_is_whole_and_changes_only_what_it_names(path: Path) -> None:
     plan = read_plan(path)
     assert len(plan.clients) == len(plan.task.classes) and plan.data["partition"] == "silos"
     changed = {f.name for f in fields(Settings) if getattr(plan.settings, f.name) != getattr(Settings(), f.name)}
-    assert changed <= {"mode", "augment", "unet", "edm_batch", "symmetry"}
+    assert changed <= {"mode", "augment", "fill", "unet", "edm_batch", "symmetry"}
     simulation, _ = from_plan(path)
     assert simulation.method == "federated_factory" and simulation.image_size == plan.task.image[1]
 
