@@ -61,8 +61,7 @@ class VitPixels:
     shifts: bool = True  # shift by up to an eighth of the side, and mirror, before each step
     scales: int = field(default=1, metadata=ADDED)  # grids that images move on at once, each half as fine; 1 = pixels only
     start: float = field(default=1.0, metadata=ADDED)  # standard deviation of the noise that images start as
-    # public: as in SMI's code, its expectation under the mixture, T = 3, clamped; textbook: the Jensen-Shannon divergence
-    divergence: Literal["public", "textbook"] = field(default="public", metadata=ADDED)
+    divergence: Literal["public", "textbook"] = field(default="public", metadata=ADDED)  # JS as in SMI's code, or as defined
 
     def inversion(self, events: Events = ()) -> SparseInversion:
         return SparseInversion(

@@ -30,8 +30,7 @@ class Classifying:
     lr: float = 5e-4  # Adam
     hidden: int = 0  # of the feed-forward layer; 0: four times the tokens' width
     dropout: float = 0.3  # share of its inner numbers that each step leaves out
-    # whether its query is added to what it finds, as in the public code; the paper's equation does without
-    query_residual: bool = field(default=True, metadata=ADDED)
+    query_residual: bool = field(default=True, metadata=ADDED)  # its query is added to what it finds; paper's equation: false
 
     def classifier(self, width: int, classes: int, rng: torch.Generator | None) -> AttentionPool:
         model = AttentionPool(width, classes, hidden=self.hidden, dropout=self.dropout, residual=self.query_residual)

@@ -40,8 +40,7 @@ class Training:
     momentum: float = 0.9  # SGD only
     weight_decay: float = 5e-4  # pulls weights towards zero; 0 = off
     schedule: Literal["steps", "cosine", "constant"] = "steps"  # steps: times 0.1 at half and three quarters
-    # random mirror; crop = shift by up to an eighth; turn = by quarters (cells, tissue)
-    augment: Literal["none", "flip", "flip+crop", "flip+turn"] = "none"
+    augment: Literal["none", "flip", "flip+crop", "flip+turn"] = "none"  # mirror; crop: shift by an eighth; turn: by quarters
     clip: float = 0.0  # largest gradient norm; 0 = do not clip
     pretrained: str = field(default="", metadata=ADDED)  # weights to start from: a known name, a safetensors file, hub:name
     pretrained_sha256: str = field(default="", metadata=ADDED)  # what that file must hash to, at every site

@@ -67,8 +67,7 @@ class Settings(SitePrior, FactorySettings, Training):
     images_per_class: int = 10_000  # synthetic images of each class, over all clients' generators
     prior: Prior = "balanced"  # empirical: as many in all, by the classes' sizes
     noise_std: float = 0.0  # images get noise of a deviation up to this (pixels in [-1, 1]), against a generator's fingerprint
-    # B: which classes a client samples: those it lacks, all that it was sent, or all of which it has too few
-    fill: Literal["lacking", "all", "balance"] = "lacking"
+    fill: Literal["lacking", "all", "balance"] = "lacking"  # B: sample what one lacks, all that one gets, or what is too few
     expert_epochs: int = 0  # B: of each expert, over its images; 0 = as many as the server's classifier would get
     inference: Literal["product", "own"] = "product"  # B: experts answer together, or each client asks its own
     floor: float = 1e-12  # B: least probability that an expert may give a class
