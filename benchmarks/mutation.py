@@ -53,7 +53,7 @@ class Suite:
     def of(self, mutant: Mutant) -> list[str]:
         """The tests of a mutant's line, the fastest first, as many as there is time for."""
         tests = sorted(self.lines.get(mutant.file, {}).get(str(mutant.line), ()), key=lambda test: (self.seconds[test], test))
-        chosen, total = [], 0.0
+        chosen, total = list[str](), 0.0
         for test in tests:
             total += self.seconds[test]
             if chosen and total > ENOUGH:
@@ -175,8 +175,8 @@ def _spread(path: Path, by_line: dict[str, list[str]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            simple = not hasattr(node, "body")
-            last = node.end_lineno if simple else node.body[0].lineno - 1
+            inside = getattr(node, "body", None)
+            last = inside[0].lineno - 1 if inside else node.end_lineno or node.lineno
             tests = sorted({test for line in range(node.lineno, last + 1) for test in by_line.get(str(line), ())})
             found |= {str(line): tests for line in range(node.lineno, last + 1) if tests}
     return found

@@ -292,7 +292,7 @@ def test_the_student_steps_with_momentum_and_decay() -> None:
     """SGD by hand on two batches: v <- 0.9 v + g + decay p, p <- p - rate v."""
     server = server_of(student_momentum=0.9, student_decay=0.1, student_lr=0.05)
     server.dream(0)
-    pool, mine = server.pools[0], copy.deepcopy(server.student)
+    pool, mine = Pools(server.pools), copy.deepcopy(server.student)
     velocity = [torch.zeros_like(p) for p in mine.parameters()]
     for index in (torch.arange(5), torch.arange(5, 12)):
         server._step(pool, index)

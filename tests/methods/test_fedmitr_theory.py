@@ -66,7 +66,7 @@ def bound(steps: int, n: int = 20, c: float = 1.0, sign: int = 1) -> float:
     smooth, lipschitz = 0.5, 0.5
     power = smooth * c / (smooth * c + 1)
     constant = (1 + 1 / (smooth * c)) / (n - 1) * (2 * c * lipschitz**2) ** (1 / (smooth * c + 1))
-    return constant * steps ** (sign * power)
+    return float(constant * steps ** (sign * power))
 
 
 @pytest.mark.parametrize("steps", [10, 100, 500])

@@ -30,10 +30,10 @@ def data(n: int = 10) -> Dataset:
 
 
 def linear() -> nn.Sequential:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    nn.init.normal_(model[1].weight, 0.0, 0.5, generator=rng(2))
-    nn.init.zeros_(model[1].bias)
-    return model
+    head = nn.Linear(16, 3)
+    nn.init.normal_(head.weight, 0.0, 0.5, generator=rng(2))
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(nn.Flatten(), head)
 
 
 # --- the loop ---
@@ -75,9 +75,9 @@ def test_what_is_adjusted_perturbed_or_done_afterwards_is_done_at_every_step() -
     model, told = linear(), list[tuple[str, float]]()
 
     def adjust(network: nn.Module) -> None:
-        told.append(("gradient", float(network[1].weight.grad.abs().sum())))  # type: ignore[index, union-attr, operator]
-        network[1].weight.grad.zero_()  # type: ignore[index, union-attr, operator]
-        network[1].bias.grad.zero_()  # type: ignore[index, union-attr, operator]
+        slopes = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+        told.append(("gradient", float(slopes[0].abs().sum())))
+        assert [slope.zero_().shape for slope in slopes] == [(3, 16), (3,)]
 
     def perturb(x: torch.Tensor, _: torch.Generator) -> torch.Tensor:
         told.append(("inputs", float(x.abs().max())))

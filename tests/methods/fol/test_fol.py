@@ -257,8 +257,8 @@ def test_of_equal_scores_the_more_alike_model_joins() -> None:
     own, near, far = network(0), network(0), network(0)
     with torch.no_grad():
         for other in (near, far):  # a filter that no later layer reads changes no answer
-            other.stages[1].conv.weight[:, 0].zero_()  # type: ignore[index, union-attr, operator]
-        far.stages[0].conv.weight[0].mul_(-40.0)  # type: ignore[index, union-attr, operator]
+            other.stages[1].conv.weight[:, 0].zero_()  # type: ignore[index, union-attr]
+        far.stages[0].conv.weight[0].mul_(-40.0)  # type: ignore[index, union-attr]
     found = candidates(a=own, b=far, c=near)
     assert torch.equal(found.logits[1], found.logits[2])
     method = Fol(TASK, replace(SMOKE, top=2, evenness=100.0))
