@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from osfl.core.plan import resolve_settings
+from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Upload
 from osfl.ingredients.tokens.encoding import tokens_digest
 from osfl.methods.falcon import Falcon, Settings
