@@ -199,7 +199,7 @@ class Story:
             return {"release": path} if path.exists() else None
 
         def status(folder: Path) -> SimpleNamespace:
-            return SimpleNamespace(ready=len(self.inbox.delivered()) == len(self.clients))
+            return SimpleNamespace(ready=len(self.inbox.delivered()) == len(self.clients), asks=False, owing=())
 
         calls: dict[str, Any] = {
             "receive": receive,

@@ -45,6 +45,7 @@ class RunOptions:
     contacts: Path | None = None  # a schedule, as a CSV file
     test_samples: int | None = None
     reading: Reading = field(default_factory=Reading)  # --group, --slices, --window
+    secure_sum: bool = False
 
 
 @dataclass
@@ -97,6 +98,7 @@ def parse_options(args: RunOptions) -> Simulation:
         contacts=str(args.contacts or ""),
         test_samples=args.test_samples,
         reading=args.reading,
+        secure_sum=args.secure_sum,
     )
     _methods(simulation, args, mistakes)
     with mistakes.noted():
@@ -243,6 +245,7 @@ def simulated(plan: Plan, path: Path) -> Simulation:
         plan.topology,
         test_samples=data.get("test_samples"),
         reading=reading_of(data),
+        secure_sum=plan.secure_sum,
     )
 
 

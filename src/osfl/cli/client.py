@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
+from osfl.cli.enroll import gather
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
 from osfl.core.errors import UsageError
@@ -50,6 +51,18 @@ Seal = Annotated[
 ]
 
 
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        rich_help_panel=options.SITE,
+        show_default=False,
+        help="For a secure sum: a folder with NAME.pub of every other site, to mask the upload with.",
+    ),
+]
+
+
 def client(
     plan: options.Plan,
     name: options.ClientName,
@@ -58,6 +71,7 @@ def client(
     work: options.Work = Path("work"),
     out: Out = None,
     seal: Seal = None,
+    keys: Keys = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
     no_cache: options.NoCache = False,
@@ -98,9 +112,10 @@ def client(
             progress=progress,
             sealed=bool(addressee),
             notice=noticed.append,
+            keys=gather(keys, []),
         )
     if out is not None:
-        _carry_out(bundle, out, addressee)
+        carry_out(bundle, out, addressee)
     facts = {**_facts(bundle, out, kept, addressee), "receivers": receivers(agreed, name), "noticed": noticed}
     if output_format == "json":
         put_json(facts)
@@ -108,7 +123,7 @@ def client(
         _show(facts)
 
 
-def _carry_out(bundle: Path, out: Path, addressee: str) -> None:
+def carry_out(bundle: Path, out: Path, addressee: str) -> None:
     """The copy that leaves; if it is sealed, then anew each time, because one copy goes to each addressee."""
     from osfl.transports.files import carry
     from osfl.wire.sealing import seal
@@ -124,6 +139,7 @@ def _carry_out(bundle: Path, out: Path, addressee: str) -> None:
 
 def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[str, Any]:
     from osfl.core.tensors import nbytes
+    from osfl.wire.facts import KEYS
     from osfl.wire.window import look_at
 
     seen = look_at(bundle)
@@ -132,6 +148,7 @@ def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[s
         for name, t in seen.bundle.tensors.items()
     }
     return {
+        "masked": KEYS in seen.bundle.facts,
         "client": seen.bundle.client,
         "round": seen.bundle.plan,
         "digest": seen.bundle.digest,
@@ -159,6 +176,8 @@ def _show(facts: dict[str, Any]) -> None:
     before = " [dim](finished before; nothing was computed again)[/]" if facts["finished_before"] else ""
     echo(f"[bold]What leaves {facts['client']}[/]: one file of {facts['bytes']:,} bytes{before}")
     echo(f"  {len(facts['tensors'])} tensors, {numbers:,} bytes: {escape(_names(list(facts['tensors'])))}")
+    if facts["masked"]:
+        echo("  masked: the server learns the sum of all sites only. All sites must see the same `keys` as here:")
     for name, value in facts["facts"].items():
         echo(f"  {escape(name)}: {escape(str(value))}")
     echo(f"  digest {facts['digest']}")

@@ -36,6 +36,7 @@ from osfl.cli import (
     personalize,
     predict,
     receive,
+    repair,
     report,
     run,
     server,
@@ -96,6 +97,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "forget": (forget.forget, forget.EXAMPLES),
     "client": (client.client, client.EXAMPLES),
     "deploy": (deploy.deploy, deploy.EXAMPLES),
+    "repair": (repair.repair, repair.EXAMPLES),
     "exchange": (exchange.exchange, exchange.EXAMPLES),
     "personalize": (personalize.personalize, personalize.EXAMPLES),
     "verify": (verify.verify, verify.EXAMPLES),
@@ -118,7 +120,7 @@ PANELS = {
         "fuse",
         "forget",
     ),
-    "Site of a real round": ("check", "client", "inspect", "exchange", "personalize", "predict"),
+    "Site of a real round": ("check", "client", "inspect", "repair", "exchange", "personalize", "predict"),
     "Anybody": ("ls", "verify", "doctor", "cache"),
 }
 _OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}

@@ -80,6 +80,12 @@ After = Annotated[
         help="Write the plan of the encounter after this one; nothing else changes.",
     ),
 ]
+Quorum = Annotated[
+    int,
+    typer.Option(
+        "--quorum", metavar="Q", min=0, help="So many uploads are needed for the server phase; 0: one of each client."
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
 
 
@@ -105,10 +111,13 @@ def new(
     topology: options.Topology = None,
     encounters: options.Encounters = 1,
     contacts: options.Contacts = None,
+    secure_sum: options.SecureSum = False,
+    quorum: Quorum = 0,
     after: After = None,
     output_format: options.Format = "text",
 ) -> None:
     """Write a plan.toml in which every setting of the method is explained. Without --method it is one of OneSum."""
+    from osfl.core.plan import check_plan
     from osfl.simulate.simulation import prepare
 
     if after is not None:
@@ -137,6 +146,7 @@ def new(
         encounters=encounters,
         contacts=contacts,
         reading=Reading(group, "", slices, window),
+        secure_sum=secure_sum,
     )
     with mistakes.noted():
         _consistent(dataset, classes, named, sites)
@@ -146,6 +156,8 @@ def new(
         plan = _dealt_out(simulation, named, sites)
     else:
         plan = prepare(simulation).plan if dataset else _template(simulation, classes, named)
+    plan = replace(plan, quorum=quorum)
+    check_plan(plan)
     _write(plan, out, output_format)
     if output_format == "json":
         return
@@ -253,7 +265,7 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
     from osfl.core.plan import check_plan
     from osfl.core.registry import load
     from osfl.core.settings import resolve_settings
-    from osfl.core.types import Plan, Task
+    from osfl.core.types import Limits, Plan, Task
     from osfl.data.partition import client_names
     from osfl.models.input_facts import encoder_side
 
@@ -266,9 +278,11 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
         simulation.method,
         settings,
         tuple(sorted(clients)) or tuple(client_names(simulation.clients or 5)),
+        Limits(share=1.0) if simulation.secure_sum else Limits(),
         seed=simulation.seed,
         topology=simulation.topology,
         data=simulation.reading.as_facts(),
+        secure_sum=simulation.secure_sum,
     )
     check_plan(plan)
     return plan

@@ -220,6 +220,14 @@ Contacts = Annotated[
         help="CSV file of contact windows, one a line: a,b,start,seconds,bytes_per_second,encounter.",
     ),
 ]
+SecureSum = Annotated[
+    bool,
+    typer.Option(
+        "--secure-sum",
+        rich_help_panel=WHAT,
+        help="Mask uploads: the server learns their sum only. For methods whose server only adds; sets limits.share = 1.",
+    ),
+]
 Engine = Annotated[
     Literal["local", "ray"],
     typer.Option(

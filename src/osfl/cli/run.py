@@ -77,6 +77,7 @@ def run(
     topology: options.Topology = None,
     encounters: options.Encounters = 1,
     contacts: options.Contacts = None,
+    secure_sum: options.SecureSum = False,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = 1,
@@ -116,6 +117,7 @@ def run(
                 contacts,
                 test_samples,
                 reading=Reading(group, "", slices, window),
+                secure_sum=secure_sum,
             ),
         )
         if method is None and plan is None:

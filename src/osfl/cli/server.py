@@ -48,6 +48,13 @@ Without = Annotated[
         help="Leave this site's upload out, as one that the server phase failed at; repeat it for more.",
     ),
 ]
+WithoutMissing = Annotated[
+    bool,
+    typer.Option(
+        "--without-missing",
+        help="In a secure sum: ask those who delivered for repairs. Final: the missing sites cannot deliver after that.",
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds until the server phase may begin.")]
 
 
@@ -56,6 +63,7 @@ def server(
     key: Key,
     wait: Wait = False,
     without: Without = None,
+    without_missing: WithoutMissing = False,
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
@@ -69,8 +77,25 @@ def server(
     """
     from osfl.runtime.machine import Machine
 
+    if without_missing:
+        _ask_for_repairs(fl_round, key, output_format)
+        return
     machine = Machine(workers=workers, threads=threads, device=device)
     _serve_round(fl_round, key, wait, without or [], machine, output_format)
+
+
+def _ask_for_repairs(fl_round: Path, key: Path, output_format: str) -> None:
+    from osfl.roles.coordinator import request_repairs
+    from osfl.wire.repair import REQUEST
+    from osfl.wire.signing import SigningKey
+
+    request, path = request_repairs(fl_round, SigningKey.load(key)), fl_round / REQUEST
+    if output_format == "json":
+        put_json({"round": request.plan, "path": str(path), "missing": request.missing, "delivered": dict(request.delivered)})
+        return
+    echo(f"Request  {escape(str(path))}: {', '.join(request.missing)} missing, and cannot deliver in this round any more")
+    echo(f"Give it to {', '.join(request.delivered)}; each runs `osfl repair`. Then `osfl receive` with --key what they send,")
+    echo(f"and `osfl server {escape(str(fl_round))} --key server.key`.")
 
 
 def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], machine: Machine, output_format: str) -> None:
@@ -115,6 +140,6 @@ def until_ready(look: Callable[[], Status], pause: Callable[[float], None] = tim
             return
         if found.waits_for != reported:
             reported = found.waits_for
-            who = ", ".join(found.missing)
+            who = ", ".join(found.owing or found.missing)
             errors().print(f"{datetime.now(UTC):%H:%M:%S} UTC  waiting: {escape(reported)}; missing: {who}", soft_wrap=True)
         pause(EVERY)

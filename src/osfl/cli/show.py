@@ -56,6 +56,8 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
         "release": found.release or None,
         "supersedes": found.supersedes or None,
         "joining": list(found.joining),
+        "repaired": list(found.repaired),
+        "owing": list(found.owing),
         "personal": list(found.personal),
     }
 
@@ -72,7 +74,10 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
             late = "  [yellow]left out of the release[/]" if client in found.left_out else late
             echo(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
         else:
-            echo(f"  [yellow]missing[/]    {client}")
+            final = "  and cannot deliver any more: repairs were asked for" if found.owing or found.repaired else ""
+            echo(f"  [yellow]missing[/]    {client}{final}")
+    for client in (*found.repaired, *found.owing):
+        echo(f"  repair     {client:<16} {'received' if client in found.repaired else '[yellow]not received[/]'}")
     for client in found.forgotten:
         echo(f"  forgotten  {client}")
     if found.refused:
@@ -94,6 +99,9 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
         echo(f"Next       `osfl server {escape(str(fl_round))} --key server.key` makes the next release, with {who}.")
     elif found.released:
         return
+    elif found.asks:
+        again = f"`osfl server {escape(str(fl_round))} --key server.key --without-missing`"
+        echo(f"Next       wait for the missing, or ask the others for repairs: {again}.")
     elif found.ready:
         echo(f"Next       `osfl server {escape(str(fl_round))} --key server.key` may begin.")
     else:

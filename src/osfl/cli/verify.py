@@ -218,9 +218,11 @@ def _policy(plan: Path, keys: Path | None) -> AcceptancePolicy:
         return AcceptancePolicy(agreed.digest, {}, {}, len(agreed.task.classes), agreed.limits)
     from osfl.core.registry import load
     from osfl.rounds.folder import contracts_of
+    from osfl.wire.masks import keys_digest
 
-    contracts = contracts_of(load(agreed.method)(agreed.task, agreed.settings))
-    return AcceptancePolicy(agreed.digest, gather(keys, []), contracts, len(agreed.task.classes), agreed.limits)
+    contracts, enrolled = contracts_of(load(agreed.method)(agreed.task, agreed.settings), agreed), gather(keys, [])
+    policy = AcceptancePolicy(agreed.digest, enrolled, contracts, len(agreed.task.classes), agreed.limits)
+    return replace(policy, keys=keys_digest(enrolled)) if agreed.secure_sum else policy
 
 
 def _files_of(fl_round: Path) -> list[Path]:

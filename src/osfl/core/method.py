@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from osfl.core.errors import UsageError
 from osfl.core.topology import neighbors
 from osfl.core.types import (
     ClientId,
@@ -20,6 +21,7 @@ from osfl.core.types import (
     Release,
     Shard,
     Simulated,
+    Summand,
     Task,
     Total,
     Upload,
@@ -185,6 +187,29 @@ class Method:
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         """Raise `RoundError` for an upload whose numbers no images can have. The server asks, and a site before it sends.
         Default: nothing is refused."""
+
+    # --- secure sum: the server sees the sum of all uploads and no upload
+    # --------------------------------------------------------
+
+    COMMON: ClassVar[Sequence[str]] = ()  # facts of an upload that follow from the plan: they stay readable on a masked one
+
+    def summands(self, plan: Plan) -> Mapping[str, Summand]:
+        """The tensors of whose sum over all sites the server needs to know, and no more; for methods that allow `secure_sum`.
+
+        Raise `UsageError` for settings with which the server needs more.
+        """
+        raise UsageError(
+            f"round.secure_sum: the server of {plan.method} needs every upload, not only their sum",
+            fix="Leave round.secure_sum out, or choose a method whose server only adds, such as onesum.",
+        )
+
+    def to_sum(self, payload: Payload) -> Mapping[str, torch.Tensor]:
+        """What an upload adds to the sum, by summand; one that is left out is zero. Default: its tensors."""
+        return payload.tensors
+
+    def from_sum(self, total: Payload, sites: int) -> Payload:
+        """The payload that the server phase gets as its only upload, of the sum over so many sites. Default: the sum."""
+        return total
 
     # --- removal of single classes
     # ---------------------------------------------------------------------------------------------

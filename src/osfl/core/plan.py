@@ -15,6 +15,7 @@ from osfl.core.errors import UsageError, nearest
 from osfl.core.names import is_client_id, is_digest
 from osfl.core.registry import load
 from osfl.core.settings import comments_of, resolve_settings
+from osfl.core.sums import secure_sum_problems
 from osfl.core.topology import KINDS, is_contact, topology_from, topology_problems
 from osfl.core.types import ClientId, Contact, Json, Limits, Plan, Task, Topology
 
@@ -142,6 +143,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "quorum": _Kind("a whole number, 0 for all clients", lambda value: _whole(value) and value >= 0),
         "deadline": _Kind('a time with its zone such as "2026-12-24T18:00:00Z", or ""', _moment),
         "late": _Kind("true or false", lambda value: isinstance(value, bool)),
+        "secure_sum": _Kind("true or false", lambda value: isinstance(value, bool)),
     },
     "topology": {
         "kind": _Kind(" or ".join(map(repr, KINDS)), lambda value: value in KINDS),
@@ -226,6 +228,7 @@ def check_plan(plan: Plan) -> None:
         )
     try:
         problems += method.problems(len(plan.clients))
+        problems += secure_sum_problems(plan, method) if plan.secure_sum else []
     except UsageError as error:  # a method that works with what it should have refused
         problems, fix = [*problems, *error.problems], error.fix
     if problems:
@@ -265,9 +268,15 @@ def write_plan(plan: Plan) -> str:
         f"quorum = {plan.quorum}                       # so many uploads are needed; 0: one of each client",
         f'deadline = {_toml(plan.deadline)}                    # wait for the others until then, "2026-12-24T18:00:00Z"',
     ]
-    if load(plan.method)(plan.task, plan.settings).additive():
+    method = load(plan.method)(plan.task, plan.settings)
+    if method.additive():
         lines.append(
             f"late = {_toml(plan.late)}                     # true: an upload that comes after the release makes the next one"
+        )
+    if method.provides("summands"):
+        lines.append(
+            f"secure_sum = {_toml(plan.secure_sum)}               # true: the server learns the sum of all uploads only; needs "
+            "limits.share = 1, and each site the others' keys"
         )
     lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:

@@ -119,9 +119,11 @@ class Plan:
     deadline: str = ""  # until when to wait for the others once the quorum is there, "2026-12-24T18:00:00Z"
     topology: Topology | None = None  # neighbors, for methods without a server; None: everybody
     late: bool = False  # an upload that comes after the release makes the next release; for methods that only add
+    secure_sum: bool = False  # uploads are masked: the server learns their sum only; for methods that need no more
 
     def as_json(self) -> dict[str, Json]:
-        waiting = {"quorum": self.quorum, "deadline": self.deadline, **({"late": True} if self.late else {})}
+        chosen = {name: True for name in ("late", "secure_sum") if getattr(self, name)}
+        waiting = {"quorum": self.quorum, "deadline": self.deadline, **chosen}
         return {
             "version": 1,
             "task": {"name": self.task.name, "classes": list(self.task.classes), "image": list(self.task.image)},
@@ -237,6 +239,15 @@ class Field:
 
 
 Contract: TypeAlias = Mapping[str, Field]  # tensor name -> field: exactly what an upload may hold
+
+
+@dataclass(frozen=True)
+class Summand:
+    """One tensor of a secure sum (osfl.core.sums): how large a site's values may be follows from the plan."""
+
+    shape: tuple[int, ...]
+    bound: float  # no value of one site is further from zero
+    whole: bool = False  # whole numbers, which are added as they are; others are rounded to steps
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from osfl.core.errors import Rejected
+from osfl.core.names import shown
 from osfl.core.types import Json, Limits
 from osfl.inspection.known import Known
 from osfl.inspection.numbers import Numbers
@@ -27,7 +28,7 @@ FEW = 2  # images of a class that may point to single persons
 SMALL = 20  # training images that a network can memorize
 LONG_TEXT = 80
 LARGE_FACTS = 4096
-USUAL_FACTS = {"samples", "class_counts", "architecture"}
+USUAL_FACTS = {"samples", "class_counts", "architecture", "keys"}
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,17 @@ def _finite(m: Material) -> Iterator[Finding]:
         yield Finding("good", "Numbers", "All numbers are finite.")
 
 
+def _masked(m: Material) -> Iterator[Finding]:
+    if m.named("masked"):
+        yield Finding(
+            "note",
+            "Masked",
+            "The numbers are masked for a secure sum: only the sum over all sites means something. What they would show was "
+            "checked at the site before it was masked, and cannot be seen in this file.",
+            f"Compare the digest of the keys with the other sites: {shown(m.seen.bundle.facts.get('keys', 'missing'))}.",
+        )
+
+
 def _facts(m: Material) -> Iterator[Finding]:
     for name, value in m.seen.bundle.facts.items():
         text = _longest_text(value)
@@ -340,6 +352,7 @@ _CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
     _features,
     _labels,
     _finite,
+    _masked,
     _facts,
     _size,
     _origin,
@@ -354,7 +367,9 @@ def not_checked(m: Material, data_checked: bool, attacked: bool) -> list[str]:
     found = []
     if m.known.plan is None:
         found.append("Whether it belongs to your round and holds what its method announces: no plan was given (option --plan).")
-    if not data_checked:
+    if m.named("masked"):
+        found.append("Whether a training image can be read out: the numbers are masked. The site compared them before that.")
+    elif not data_checked:
         found.append(
             "Whether a training image is inside or can be read out: no images were given to compare with (option --data)."
         )

@@ -104,7 +104,7 @@ def from_plan(path: Path) -> Known:
 
     plan = read_plan(path)
     method = load(plan.method)(plan.task, plan.settings)
-    return Known(plan.as_json(), {} if is_reference(method) else contracts_of(method), where=str(path))
+    return Known(plan.as_json(), {} if is_reference(method) else contracts_of(method, plan), where=str(path))
 
 
 def gather(bundle: Path, plan: Path | None = None, fl_round: Path | None = None, key: Path | None = None) -> Known:

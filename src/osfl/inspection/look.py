@@ -12,8 +12,9 @@ from osfl.inspection.known import Known
 from osfl.inspection.numbers import numbers_of
 from osfl.inspection.own_images import compare, ratio_chart
 from osfl.inspection.pictures import galleries, histograms, previews
-from osfl.inspection.roles import owner_of, role_of
+from osfl.inspection.roles import masked_role, owner_of, role_of
 from osfl.wire.bundle import Bundle
+from osfl.wire.masks import COMMITMENTS
 from osfl.wire.source import BytesLike
 from osfl.wire.window import look_at
 
@@ -21,6 +22,7 @@ _FACTS = {
     "samples": "number of training images",
     "class_counts": "number of training images of each class",
     "architecture": "the kind of network",
+    "keys": "digest of all sites' public keys, with which this upload was masked",
 }
 _HOLDS = {
     "weights": "weights of {owner}",
@@ -30,6 +32,7 @@ _HOLDS = {
     "tokens": "tokens in {owner}",
     "labels": "labels in {owner}",
     "features": "sums of features of the training images in {owner}",
+    "masked": "numbers of {owner}, masked for a secure sum",
     "numbers": "numbers in {owner} whose meaning is not known",
 }
 
@@ -61,14 +64,17 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
     """`data` are the reader's own images; `draw` asks for pictures, which may need the method and so torch."""
     seen = look_at(source)
     bundle = seen.bundle
-    roles = {n: role_of(n, raw.dtype, raw.shape, known.image) for n, raw in bundle.tensors.items()}
+    masked = COMMITMENTS in bundle.tensors
+    roles = {
+        n: masked_role(n) if masked else role_of(n, raw.dtype, raw.shape, known.image) for n, raw in bundle.tensors.items()
+    }
     material = Material(seen, known, roles, {n: numbers_of(raw) for n, raw in bundle.tensors.items()})
     found = findings(material)
-    plan = known.whole_plan() if data is not None or draw else None
+    plan = known.whole_plan() if (data is not None or draw) and not masked else None
     compared = compare(bundle, plan, data, attacks=_is_sound(found)) if plan is not None and data is not None else None
     found += compared.findings if compared else []
     attacked = compared.ratios if compared else []
-    unknown = (compared.problems if compared else []) + not_checked(material, data is not None, bool(attacked))
+    unknown = (compared.problems if compared else []) + not_checked(material, compared is not None, bool(attacked))
     figures: dict[str, Json] = {}
     if draw:
         figures = ratio_chart(attacked, known.classes) | galleries(material)

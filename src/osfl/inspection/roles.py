@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from osfl.wire.masks import COMMITMENTS
 from osfl.wire.values import FLOATS
 
-Kind: TypeAlias = Literal["pictures", "weights", "statistics", "counter", "labels", "tokens", "features", "numbers"]
+Kind: TypeAlias = Literal["pictures", "weights", "statistics", "counter", "labels", "tokens", "features", "masked", "numbers"]
 _OF_CLASS = re.compile(r"class-([^/]{1,40})/")
 _PARAMETERS = ("weight", "bias", "scale", "gamma", "beta", "alpha")
 
@@ -43,6 +44,13 @@ def role_of(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -
     if dtype in FLOATS and (last in _PARAMETERS or last.endswith(("weight", "bias")) or name.startswith("model/")):
         return Role("weights", _weights(last, shape))
     return Role("numbers", "numbers whose meaning this program does not know")
+
+
+def masked_role(name: str) -> Role:
+    """Of a tensor of a masked upload: nothing can be read from its numbers."""
+    if name == COMMITMENTS:
+        return Role("masked", "commitments to the masks that this site shares with each other one")
+    return Role("masked", "whole numbers with masks that cancel in the sum over all sites: each looks like noise")
 
 
 def _pictures(dtype: str, shape: Sequence[int], image: Sequence[int]) -> str:

@@ -7,30 +7,57 @@ With one round and skewed labels it is near chance; that is the expected result 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from osfl.core.errors import UsageError
 from osfl.core.method import Context
-from osfl.core.types import Payload, Release, Upload
+from osfl.core.types import ADDED, Field, Payload, Plan, Release, Summand, Upload
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import sizes_of
-from osfl.ingredients.training.local import Training, training_problems
+from osfl.ingredients.training.local import Training, not_positive, training_problems
 from osfl.ingredients.training.model_method import ModelMethod
+
+_COUNTER = 1 << 40  # batches that a network can have seen
 
 
 @dataclass(frozen=True)
 class Settings(Training):
     weighting: Literal["samples", "uniform"] = "samples"  # Eq. 1 of the paper weights by sample count
+    bound: float = field(default=1024.0, metadata=ADDED)  # with a secure sum: no weight or statistic may be further from zero
 
 
 class FedAvg(ModelMethod):
     Settings = Settings
+    COMMON = ("architecture",)
 
     def problems(self, clients: int) -> list[str]:
-        return training_problems(self.settings, self.task, one="averaging weights needs one architecture for all clients")
+        found = training_problems(self.settings, self.task, one="averaging weights needs one architecture for all clients")
+        return [*found, *not_positive(self.settings, "bound")]
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uniform = self.settings.weighting == "uniform"
         weights = [1.0] * len(uploads) if uniform else sizes_of(uploads, ctx.plan.limits.share).tolist()
         mean = average([upload.payload.tensors for upload in uploads], weights)
         return Release(Payload(mean, {"architecture": self.settings.architecture}))
+
+    def summands(self, plan: Plan) -> dict[str, Summand]:
+        """The weights of all sites, each counting as much as another: the server of a secure sum knows no counts."""
+        if self.settings.weighting != "uniform":
+            raise UsageError(
+                "setting 'weighting': with a secure sum the server sees no site's counts; set weighting=uniform",
+                field="settings",
+            )
+        fields = self.contract(self.settings.architecture).items()
+        return {name: _summand(one, self.settings.bound) for name, one in fields}
+
+    def from_sum(self, total: Payload, sites: int) -> Payload:
+        """The mean; a counter, such as how many batches a network has seen, becomes the rounded one."""
+        counters = [name for name, one in self.contract(self.settings.architecture).items() if one.dtype == "I64"]
+        mean = {name: sums // sites if name in counters else (sums / sites).float() for name, sums in total.tensors.items()}
+        return Payload(mean, total.facts)
+
+
+def _summand(one: Field, bound: float) -> Summand:
+    shape = tuple(map(int, one.shape))
+    return Summand(shape, _COUNTER, whole=True) if one.dtype == "I64" else Summand(shape, bound)

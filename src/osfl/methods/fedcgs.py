@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.types import ADDED, ClientId, Contract, Exposed, Facts, Field, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, ClientId, Contract, Exposed, Facts, Field, Payload, Plan, Release, Shard, Summand, Upload
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import (
@@ -58,12 +58,14 @@ class Settings(Encoding):
     personal: bool = False  # fit a map of the features at each client, after the round
     personal_epochs: int = 30  # passes over the client's features, to fit that map
     personal_lr: float = 1e-4  # learning rate of that map
+    bound: float = field(default=64.0, metadata=ADDED)  # with a secure sum: no feature may be further from zero
     alignment: float = 1.0  # weight of the distance between mapped features and the global mean of their class
 
 
 class FedCGS(TokenMethod):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
+    COMMON = ("encoder",)
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {
@@ -86,7 +88,7 @@ class FedCGS(TokenMethod):
 
     def problems(self, clients: int) -> list[str]:
         found = too_low(self.settings, {"ridge": 0, "personal_epochs": 0, "alignment": 0, "least": 1})
-        return [*super().problems(clients), *found, *not_positive(self.settings, "personal_lr")]
+        return [*super().problems(clients), *found, *not_positive(self.settings, "personal_lr", "bound")]
 
     def width(self) -> int:
         """d of what is summed."""
@@ -149,6 +151,22 @@ class FedCGS(TokenMethod):
             gram = torch.stack([value.double() for value in grams]).sum(0)
             counts = torch.tensor(reported_counts(payload.facts, upload.client), dtype=torch.float64)
             return Statistics(payload.tensors["sums"].double(), gram, counts)
+
+    def summands(self, plan: Plan) -> dict[str, Summand]:
+        """The contract's tensors, and the counts that are facts of an open upload."""
+        images, most = plan.limits.samples, self.settings.bound
+        named = {name: images * (most if name == "sums" else most**2) for name in self.contract("")}
+        counts = Summand((len(self.task.classes),), images, whole=True)
+        shapes = {name: tuple(map(int, one.shape)) for name, one in self.contract("").items()}
+        return {"counts": counts, **{name: Summand(shapes[name], bound) for name, bound in named.items()}}
+
+    def to_sum(self, payload: Payload) -> dict[str, torch.Tensor]:
+        return {**payload.tensors, "counts": torch.tensor(payload.facts["class_counts"], dtype=torch.int64)}
+
+    def from_sum(self, total: Payload, sites: int) -> Payload:
+        tensors = dict(total.tensors)
+        counts = tensors.pop("counts").tolist()
+        return Payload(tensors, {**total.facts, "class_counts": counts, "samples": sum(counts)})
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no image of the class; possible where B was sent class by class."""

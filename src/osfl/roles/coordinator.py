@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING
 from osfl.core.errors import UNUSABLE, OsflError, Rejected, RoundError, UsageError, go_on_without
 from osfl.core.method import Method
 from osfl.core.types import ClientId, Json, Plan, Progress, Upload
-from osfl.rounds.state import check_key, pending_removal, read_json, read_policy
+from osfl.rounds.state import check_key, existing_request, pending_removal, read_json, read_policy
+from osfl.runtime.atomic import locked, replace_atomically
+from osfl.wire.gate import read_manifest
 from osfl.wire.inbox import Inbox, Receipt
 from osfl.wire.refusals import JOURNAL, entries, times
+from osfl.wire.repair import REPAIRS, REQUEST, RepairRequest, receive_repair, sign_request
 from osfl.wire.sealing import MAGIC
 from osfl.wire.source import BytesLike
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from osfl.wire.bundle import Bundle
     from osfl.wire.signing import SigningKey
 
+_SECURE_LOCK = ".secure-sum.lock"
 FAILED, LEFT_OUT, SUPERSEDED = "server failed", "left out", "superseded"  # notes in journal.jsonl
 
 
@@ -49,7 +53,7 @@ def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server:
             field="enrolled",
             fix="Keys are agreed when a round opens. Choose another folder for other keys.",
         )
-    contracts = contracts_of(method)
+    contracts = contracts_of(method, plan)
     AcceptancePolicy(
         plan.digest, enrolled, contracts, len(plan.task.classes), plan.limits
     )  # refuses keys that are none, or shared
@@ -75,6 +79,8 @@ def receive(folder: Path, source: BytesLike | Path, key: SigningKey | None = Non
     if key is not None:
         check_key(inbox.policy.server, key)  # else a sealed bundle would get the blame
     source = inbox.unsealed(source, key)
+    if inbox.policy.keys:
+        return _receive_masked(folder, source)
     for client in inbox.policy.gone:
         inbox.path(client).unlink(missing_ok=True)  # of a process that died at the next lines
     receipt = inbox.receive(source)
@@ -96,6 +102,41 @@ def check_start(folder: Path, start: bytes, size: int) -> None:
     except Rejected as no:
         inbox.note(no)
         raise
+
+
+def _receive_masked(folder: Path, source: BytesLike | Path) -> Receipt:
+    """An upload or a repair of a secure sum. In turn with the request for repairs, in which nobody is missing who is here."""
+    with locked(folder / _SECURE_LOCK):
+        policy = read_policy(folder)
+        inbox = Inbox(folder / "inbox", policy)
+        if _kind(source) == "repair":
+            return receive_repair(folder / REPAIRS, source, inbox, existing_request(folder, policy))
+        return inbox.receive(source)
+
+
+def _kind(source: BytesLike | Path) -> str:
+    """What a bundle says it is; the gate checks that, and reports what cannot be read."""
+    with suppress(Rejected):
+        manifest = read_manifest(source)
+        return str(manifest.get("kind")) if isinstance(manifest, dict) else ""
+    return ""
+
+
+def request_repairs(folder: Path, server_key: SigningKey, now: datetime | None = None) -> RepairRequest:
+    """Close a secure sum without those who have not delivered: a signed request, final, that the others answer with repairs."""
+    with locked(folder / _SECURE_LOCK):
+        policy = read_policy(folder)
+        check_key(policy.server, server_key)
+        request = existing_request(folder, policy)
+        if request is not None:
+            return request
+        found = status(folder, now)
+        if not found.asks:
+            why = found.waits_for or "nobody is missing"
+            raise RoundError(f"there is nothing to repair: {why}", field="round", fix="`osfl show` says what comes next.")
+        request = RepairRequest(policy.plan, dict(found.digests), tuple(found.missing))
+        replace_atomically(folder / REQUEST, sign_request(request, server_key))
+        return request
 
 
 @dataclass(frozen=True)
@@ -121,6 +162,9 @@ class Status:
     failed: Mapping[str, Json] | None = None  # the last server phase, if it failed: time, client, reason, fix
     joining: Sequence[ClientId] = ()  # of those who are late, whom the next release will have: the plan allows it
     supersedes: str = ""  # digest of the release that this one took the place of
+    asks: bool = False  # a secure sum that may begin and first needs repairs, which nobody has asked for yet
+    owing: Sequence[ClientId] = ()  # who was asked for a repair and has sent none
+    repaired: Sequence[ClientId] = ()  # who has sent one
 
     @property
     def refusals(self) -> int:
@@ -139,6 +183,13 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
     deadline = datetime.fromisoformat(waiting["deadline"]) if waiting.get("deadline") else None
     here, all_of_them = (len(set(clients).difference(without)) for clients in (delivered, present))
     why = _waits_for(here, all_of_them, quorum, deadline, now or datetime.now(UTC))
+    request = existing_request(folder, policy) if policy.keys else None
+    repaired = [c for c in request.delivered if (folder / REPAIRS / f"{c}.safetensors").exists()] if request else []
+    owing = [client for client in request.delivered if client not in repaired] if request else []
+    if request is not None:
+        why = f"{len(repaired)} of the {len(request.delivered)} repairs that are needed have arrived" if owing else ""
+    if policy.keys and policy.gone:
+        why = f"{', '.join(policy.gone)} was forgotten, and its masks stay in the sum: open a new round"
     half = pending_removal(folder) is not None
     why = "a forgetting has begun and not ended: repeat that command" if half else why
     release = None if half else _release(folder)
@@ -169,6 +220,9 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
         failed[-1] if failed and (release is None or late) else None,
         [client for client in late if client not in without] if waiting.get("late") else [],
         str(placed[-1].get("before", "")) if placed else "",
+        bool(policy.keys) and request is None and not why and here < all_of_them and release is None,
+        owing,
+        repaired,
     )
 
 
@@ -208,8 +262,6 @@ def _release(folder: Path) -> Bundle | None:
 
 def release_files(folder: Path, client: ClientId) -> dict[str, Path] | None:
     """The files of the release that a client fetches; None before there is one, and while something is being forgotten."""
-    from osfl.wire.gate import read_manifest
-
     shared, own = folder / "release.safetensors", folder / "personal" / f"{client}.safetensors"
     if not shared.exists() or pending_removal(folder) is not None:
         return None
@@ -244,15 +296,18 @@ def make_release(
         found = status(folder, now, without)
         if published is not None and not found.joining:
             return published[1]
-        _check_without(without, found)
+        _check_without(without, found, plan.secure_sum)
         if not found.ready and published is None:
             raise RoundError(
                 f"the server phase cannot begin: {found.waits_for}",
                 field="round",
-                expected=f"uploads from {', '.join(found.missing)}",
-                got=f"uploads from {', '.join(found.delivered) or 'nobody'}",
+                expected=f"{'repairs' if found.owing else 'uploads'} from {', '.join(found.owing or found.missing)}",
+                got=f"{'repairs' if found.owing else 'uploads'} from "
+                f"{', '.join(found.repaired if found.owing else found.delivered) or 'nobody'}",
                 fix="Receive what is missing with `osfl receive`; `osfl show` lists it.",
             )
+        if found.asks:
+            raise _needs_repairs(folder, found)
         method = load(plan.method)(plan.task, plan.settings)
         among = [client for client in found.delivered if client not in (*without, *found.left_out)]
         _check_settings(method, len(among))
@@ -271,7 +326,25 @@ def make_release(
     return published[1]
 
 
-def _check_without(without: Collection[ClientId], found: Status) -> None:
+def _needs_repairs(folder: Path, found: Status) -> RoundError:
+    who, missing = ", ".join(found.delivered), ", ".join(found.missing)
+    return RoundError(
+        f"the masks shared with {missing} are in the sum, and these sites have not delivered",
+        field="round",
+        expected=f"repairs from {who}",
+        got="none, for nobody has asked",
+        fix=f"Wait for {missing}, or ask the others for repairs: `osfl server {folder} --key server.key --without-missing`. "
+        f"After that {missing} cannot deliver in this round.",
+    )
+
+
+def _check_without(without: Collection[ClientId], found: Status, secure_sum: bool) -> None:
+    if without and secure_sum:
+        raise UsageError(
+            [f"in a secure sum {client!r} cannot be left out: nobody may uncover an upload that is here" for client in without],
+            field="without",
+            fix="Open a new round without this site.",
+        )
     strange = sorted(set(without) - set(found.delivered))
     standing = sorted(set(without) - set(found.late)) if found.released else []
     if standing:

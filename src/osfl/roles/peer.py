@@ -38,6 +38,12 @@ def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: 
             field="method",
             fix="Send the bundle to the coordinator and use `osfl personalize`.",
         )
+    if plan.secure_sum:
+        raise UsageError(
+            "this round's uploads are masked: neighbors cannot read each other's, only the server's sum means something",
+            field="secure_sum",
+            fix="Send the bundle to the coordinator and use `osfl personalize`.",
+        )
     senders = neighbors(plan, client)
     unknown = [name for name in senders if name not in keys]
     if unknown:

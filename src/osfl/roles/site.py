@@ -7,10 +7,11 @@ work/<round>/<client>/model.safetensors    what it made of the release, with pla
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from osfl.core.errors import Rejected, RoundError, UsageError
@@ -24,6 +25,7 @@ from osfl.data.reading import reading_of
 from osfl.data.site import open_site, site_problems
 from osfl.data.views import make_shard
 from osfl.models.input_facts import describe_inputs
+from osfl.roles.repair import all_keys, check_not_missing
 from osfl.rounds.folder import contracts_of
 from osfl.rounds.lock import folder_lock
 from osfl.rounds.phases import check_sealed_size, computing, run_client_phase, run_personalization
@@ -33,6 +35,7 @@ from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import payload_digest
 from osfl.wire.bundle import Bundle
 from osfl.wire.gate import AcceptancePolicy, accept, verify_release
+from osfl.wire.masks import keys_digest
 from osfl.wire.signing import SigningKey
 from osfl.wire.withdrawn import NOTHING, Withdrawn
 
@@ -71,23 +74,29 @@ def make_upload(
     progress: Progress = quiet,
     sealed: bool = False,
     notice: Notice = lambda line: None,
+    keys: Mapping[ClientId, str] = MappingProxyType({}),
 ) -> Path:
     """The one bundle of this site. Once it is finished it stands: asked again, the same file is given.
 
     `sealed`: it leaves as a sealed copy, which is longer, and refused if a contact's window would cut it.
+    `keys`: of a secure sum, the public keys of all sites; the bundle is masked with them.
     """
     method, folder = method_for(plan, client), work_folder(plan, client, work)
-    path, contracts = folder / "upload.safetensors", contracts_of(method)
+    path, contracts = folder / "upload.safetensors", contracts_of(method, plan)
+    enrolled = all_keys(plan, client, key, keys) if plan.secure_sum else {client: key.public_hex}
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # its upload is between the site and the coordinator
     with folder_lock(folder, fix=_ELSEWHERE):
-        policy = AcceptancePolicy(plan.digest, {client: key.public_hex}, contracts, len(plan.task.classes), plan.limits)
+        policy = AcceptancePolicy(plan.digest, enrolled, contracts, len(plan.task.classes), plan.limits)
+        if plan.secure_sum:
+            policy = replace(policy, keys=keys_digest(enrolled))
+            check_not_missing(folder, client)
         if path.exists():
             _check_kept(path, policy, client)
         else:
             shard = open_shard(plan, client, data, progress, notice)
             with computing(plan, machine, progress, folder / "scratch") as ctx:
                 own = replace(ctx, previous=previous_model(plan, client, work))
-                bundle, meter = run_client_phase(method, shard, plan, contracts, key, own)
+                bundle, meter = run_client_phase(method, shard, plan, contracts, key, own, enrolled)
             accept(bundle, policy)  # what the coordinator will ask of it, asked here first
             spent = {"phase": "client", "data": shard.digest, **meter.as_json()}
             append_line(folder / "journal.jsonl", json.dumps(spent).encode())

@@ -2,6 +2,7 @@
 
 plan.json  contract.json  enrolled.json   agreed when the round opened
 inbox/  rejected.jsonl                    uploads that passed the gate; refusals and why
+repair_request.json  repairs/             of a secure sum: who is missing, and the others' repairs
 journal.jsonl                             what each finished phase cost
 release.safetensors  personal/            what the server gave back, signed
 total.safetensors                         where a release follows from a sum: the sum of the uploads (osfl.rounds.total)
@@ -33,7 +34,8 @@ from osfl.core.result import Result, read_result
 from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical, settings_as_json
 from osfl.rounds.head import sign_head
 from osfl.rounds.lock import folder_lock
-from osfl.rounds.state import check_key, check_whole, read_json, read_policy
+from osfl.rounds.secure_sum import masked_contract, total_of
+from osfl.rounds.state import check_key, check_whole, existing_request, read_json, read_policy
 from osfl.rounds.storage import load_model_of, payload_of, save_model
 from osfl.runtime.atomic import append_line, replace_atomically
 from osfl.runtime.meter import book
@@ -41,6 +43,7 @@ from osfl.runtime.payloads import load_payload, save_payload, to_raw
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import AcceptancePolicy, verify_release
 from osfl.wire.inbox import Inbox
+from osfl.wire.repair import REPAIRS, stored_seeds
 from osfl.wire.signing import SigningKey
 
 TOTAL = "total.safetensors"
@@ -81,6 +84,14 @@ class Round:
         inbox = self.inbox
         origin = {client: inbox.digest(client) for client in self.delivered() if among is None or client in among}
         return Stored(inbox, origin), origin
+
+    def secure_total(self, method: Method, uploads: Sequence[Upload]) -> Upload:
+        """The secure sum of these uploads, with the masks of missing clients taken out by the others' repairs."""
+        request = existing_request(self.folder, self.policy)
+        return total_of(uploads, method, self.plan, request.missing if request else (), self._repair)
+
+    def _repair(self, client: ClientId) -> Mapping[ClientId, bytes]:
+        return stored_seeds(self.folder / REPAIRS, self.inbox, existing_request(self.folder, self.policy), client)
 
     # --- release ---
 
@@ -337,8 +348,13 @@ def simulated_key(seed: int, who: str) -> SigningKey:
     return SigningKey.from_seed(hashlib.sha256(canonical(["osfl simulated key", seed, who])).digest())
 
 
-def contracts_of(method: Method) -> dict[str, Contract]:
-    """What an upload may hold, for each architecture that the plan allows; worked out once, when the round opens."""
+def contracts_of(method: Method, plan: Plan | None = None) -> dict[str, Contract]:
+    """What an upload may hold, for each architecture that the plan allows; worked out once, when the round opens.
+
+    With a plan that asks for a secure sum, it is what a masked upload holds, which there is one of.
+    """
+    if plan is not None and plan.secure_sum:
+        return {"": masked_contract(method, plan)}
     names: Sequence[str] = method.architectures()
     needs = tuple(method.needs())
     return {name: {t: replace(f, needs=needs) for t, f in method.contract(name).items()} for name in names}

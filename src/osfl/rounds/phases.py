@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from osfl.core.types import ClientId, Contract, Payload, Plan, Progress, Release
 from osfl.models.architectures import architecture_for
 from osfl.rounds.contacts import check_windows, least_bytes, windows
 from osfl.rounds.egress import check_exposure, check_numbers, check_outgoing
-from osfl.rounds.folder import Round
+from osfl.rounds.folder import Round, contracts_of
+from osfl.rounds.secure_sum import masked
 from osfl.rounds.total import keep_total, total_of
 from osfl.runtime.environment import device_named
 from osfl.runtime.machine import Machine
@@ -64,18 +66,30 @@ def contract_for(plan: Plan, contracts: Mapping[str, Contract], client: ClientId
 
 
 def run_client_phase(
-    method: Method, shard: Shard, plan: Plan, contracts: Mapping[str, Contract], key: SigningKey, ctx: Context
+    method: Method,
+    shard: Shard,
+    plan: Plan,
+    contracts: Mapping[str, Contract],
+    key: SigningKey,
+    ctx: Context,
+    keys: Mapping[ClientId, str] = MappingProxyType({}),
 ) -> tuple[bytes, Meter]:
-    """Run the client phase: the upload, checked by the egress check and signed, and what it cost."""
+    """Run the client phase: the upload, checked by the egress check and signed, and what it cost.
+
+    `keys`: the public keys of all clients, which a secure sum needs. The checks see what is then masked.
+    """
     check_claim(plan, shard)  # both before it trains in vain
     check_promised_size(plan, shard.client, contracts)
     with measure() as meter:
         payload = method.client_phase(shard, ctx)
-    contract = contracts[payload.facts.get("architecture", "") if "" not in contracts else ""]
+    open_contracts = contracts_of(method) if plan.secure_sum else contracts
+    contract = open_contracts[payload.facts.get("architecture", "") if "" not in open_contracts else ""]
     check_outgoing(payload, contract, shard, plan.task, plan.limits)
     with measure():  # what the checks compute is no cost of the method
         check_numbers(method, payload, shard, ctx)
         check_exposure(method, payload, shard, plan.task, ctx)
+    if plan.secure_sum:
+        payload = masked(method, payload, shard.client, plan, keys, key)
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
     check_windows(plan, shard.client, len(bundle), contract)
     return bundle, meter
@@ -130,16 +144,22 @@ def check_sealed_size(plan: Plan, client: ClientId, size: int, contracts: Mappin
 
 
 def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Collection[ClientId] | None = None) -> None:
-    """From the inbox to a signed release. The server sees uploads, never shards; `among`: only those of these clients."""
+    """From the inbox to a signed release. The server sees uploads, never shards; `among`: only those of these clients.
+
+    With a secure sum the method gets one upload, the sum of all.
+    """
     uploads, made_from = fl_round.uploads(among)
     reset_peak_memory()
     ctx.progress("server", 0, 1)
     with measure() as meter:
-        if method.additive() and ctx.plan.topology is None:
+        kept = None
+        if fl_round.plan.secure_sum:
+            release = method.server_phase([fl_round.secure_total(method, uploads)], ctx)
+        elif method.additive() and ctx.plan.topology is None:
             kept = total_of(method, fl_round, uploads, made_from, ctx)
             release = method.release_of(kept.total, uploads, ctx)
         else:
-            kept, release = None, method.server_phase(uploads, ctx)
+            release = method.server_phase(uploads, ctx)
     if kept is not None:
         keep_total(fl_round, kept)
     fl_round.note("server", meter.as_json())

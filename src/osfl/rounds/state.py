@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from osfl.core.errors import RoundError, UsageError
 from osfl.core.types import ClientId, Contract, Field, Limits, canonical, digest_of
 from osfl.wire.gate import AcceptancePolicy
+from osfl.wire.masks import keys_digest
+from osfl.wire.repair import REQUEST, RepairRequest, read_request
 from osfl.wire.signing import SigningKey, VerifyKey
 from osfl.wire.withdrawn import withdrawn_by
 
@@ -45,15 +48,24 @@ def read_policy(folder: Path) -> AcceptancePolicy:
         known, intent = certificates(folder, server), pending_removal(folder)
         forgotten = removed_uploads([*known, *filter(None, [intent])])
         withdrawn = withdrawn_by(known or _first_encounter(folder, server), intent)
-        return AcceptancePolicy(
-            digest_of(plan), dict(enrolled["clients"]), contracts, classes, limits, server, forgotten, withdrawn
-        )
+        clients, digest = dict(enrolled["clients"]), digest_of(plan)
+        policy = AcceptancePolicy(digest, clients, contracts, classes, limits, server, forgotten, withdrawn)
+        if not plan.get("round", {}).get("secure_sum"):
+            return policy
+        request = existing_request(folder, policy)
+        return replace(policy, keys=keys_digest(clients), missing=request.missing if request else ())
     except (AttributeError, KeyError, TypeError) as error:
         raise RoundError(
             f"{folder} is not a whole round folder: {error!r}",
             field="round",
             fix="Open the round again with `osfl enroll`, in a new folder.",
         ) from None
+
+
+def existing_request(folder: Path, policy: AcceptancePolicy) -> RepairRequest | None:
+    """The request for repairs of this round; None before there is one. It is final."""
+    path = folder / REQUEST
+    return read_request(path.read_bytes(), policy.server, policy.plan, policy.enrolled) if path.exists() else None
 
 
 def check_key(server: str, key: SigningKey) -> None:

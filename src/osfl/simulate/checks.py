@@ -152,7 +152,7 @@ def never_joined(federation: Federation, uploads: Path, folder: Path) -> str:
     plan = federation.plan
     method = load(plan.method)(plan.task, plan.settings)
     enrolled = {client: simulated_key(plan.seed, client).public_hex for client in plan.clients}
-    with open_round(folder, plan, contracts_of(method), enrolled, simulated_key(plan.seed, "server")) as fl_round:
+    with open_round(folder, plan, contracts_of(method, plan), enrolled, simulated_key(plan.seed, "server")) as fl_round:
         for path in sorted(uploads.glob("*.safetensors")):
             fl_round.inbox.receive(path)
         with computing(plan, Machine(), quiet, fl_round.scratch) as ctx:

@@ -146,7 +146,7 @@ def _promised(plan: Plan, client: ClientId) -> int:
 
 
 def _contracts(plan: Plan) -> dict[str, Contract]:
-    return contracts_of(load(plan.method)(plan.task, plan.settings))
+    return contracts_of(load(plan.method)(plan.task, plan.settings), plan)
 
 
 # --- bytes: a rehearsal ------------------------------------------------------------------------------------------------

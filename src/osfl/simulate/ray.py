@@ -77,5 +77,6 @@ def _run_client_phase(
     method = load(agreed.method)(agreed.task, agreed.settings)
     key = simulated_key(agreed.seed, client)
     with tempfile.TemporaryDirectory() as scratch, computing(agreed, Machine(workers=1), quiet, Path(scratch)) as ctx:
-        bundle, meter = run_client_phase(method, Shard(client, train, val, digest), agreed, contracts_of(method), key, ctx)
+        shard, keys = Shard(client, train, val, digest), {c: simulated_key(agreed.seed, c).public_hex for c in agreed.clients}
+        bundle, meter = run_client_phase(method, shard, agreed, contracts_of(method, agreed), key, ctx, keys)
     return client, bundle, meter.as_json()

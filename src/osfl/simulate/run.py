@@ -111,7 +111,7 @@ def run_round(
     started = time.perf_counter()
     plan = federation.plan
     method = load(plan.method)(plan.task, plan.settings)
-    contracts = {} if is_reference(method) else contracts_of(method)
+    contracts = {} if is_reference(method) else contracts_of(method, federation.plan)
     enrolled = {client: simulated_key(plan.seed, client).public_hex for client in plan.clients}
     with open_round(out, plan, contracts, enrolled, simulated_key(plan.seed, "server")) as fl_round:
         finished = fl_round.finished()
@@ -208,7 +208,11 @@ def _client_phases(
     def run_here(shard: Shard) -> None:
         key = simulated_key(fl_round.plan.seed, shard.client)
         own = replace(ctx, previous=history.previous(shard.client))
-        hand_over(shard.client, *run_client_phase(method, shard, fl_round.plan, fl_round.policy.contracts, key, own))
+        policy = fl_round.policy
+        hand_over(
+            shard.client,
+            *run_client_phase(method, shard, fl_round.plan, policy.contracts, key, own, policy.enrolled),
+        )
 
     ctx.progress("clients", done, len(shards))
     if machine.engine == "ray" and not history.results:  # later encounters start from models, which stay in this process

@@ -61,11 +61,13 @@ class Simulation:
     topology: Topology | None = None  # which clients exchange with which
     contacts: str = ""  # the file that its schedule was read from
     reading: Reading = field(default_factory=Reading)  # columns, slices and gray values
+    secure_sum: bool = False  # masked uploads; then nobody's share can be capped, and limits.share is 1
     test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
 
     def command(self, out: str) -> str:
         """The command that repeats this run."""
-        if self.plan and (self.limits != Limits() or (self.topology and self.topology.contacts)):
+        usual = replace(Limits(), share=1.0) if self.secure_sum else Limits()
+        if self.plan and (self.limits not in (usual, Limits()) or (self.topology and self.topology.contacts)):
             return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
         parts = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
         parts += ["--clients", str(self.clients)] if self.clients is not None else []
@@ -75,6 +77,7 @@ class Simulation:
         parts += [word for key, value in self.reading.as_facts().items() for word in (f"--{key}", value)]
         parts += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
         parts += ["--test-samples", str(self.test_samples)] if self.test_samples is not None else []
+        parts += ["--secure-sum"] if self.secure_sum else []
         parts += ["--contacts", self.contacts] if self.contacts else topology_options(self.topology) if self.topology else []
         for key, value in self.changes.items():
             parts += ["--set", f"{key}={value}"]
@@ -139,10 +142,11 @@ def prepare(simulation: Simulation) -> Federation:
         simulation.method,
         settings,
         tuple(sorted(assignment)),
-        simulation.limits,
+        replace(simulation.limits, share=1.0) if simulation.secure_sum else simulation.limits,
         simulation.seed,
         data,
         topology=simulation.topology,
+        secure_sum=simulation.secure_sum,
     )
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}

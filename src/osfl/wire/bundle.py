@@ -20,7 +20,7 @@ from osfl.wire.signing import SIGNATURE_DIGITS, SigningKey
 
 FORMAT = 1
 FACTS_DEPTH = 4
-Kind: TypeAlias = Literal["upload", "release", "personal", "total"]
+Kind: TypeAlias = Literal["upload", "release", "personal", "total", "repair"]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 

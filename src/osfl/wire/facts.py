@@ -10,6 +10,8 @@ from osfl.core.types import Contract, Json, Limits, canonical
 from osfl.wire import strict_json
 from osfl.wire.bundle import FACTS_DEPTH
 
+KEYS = "keys"  # fact of a masked upload: the digest of all enrolled keys (osfl.wire.masks)
+
 _FIX = "Facts are small and readable; train again with `osfl client plan.toml` and this version of osfl."
 
 
@@ -50,6 +52,20 @@ def _check_claim(field: str, limit: str, claimed: int, most: int) -> None:
             expected=f"at most {most}",
             got=claimed,
             fix=f"If the site has so many, open a round whose plan has a larger limits.{limit}; otherwise train again.",
+        )
+
+
+def check_masked(facts: dict[str, Json], keys: str) -> None:
+    """A masked upload was masked with the keys of this round, and says nothing about the site's images."""
+    if told := [name for name in ("samples", "class_counts") if name in facts]:
+        raise _wrong(f"facts.{told[0]}", "a masked upload says how many images its site has", "no such fact", facts[told[0]])
+    if facts.get(KEYS) != keys:
+        raise Rejected(
+            "it was masked with other keys than those of this round",
+            field=f"facts.{KEYS}",
+            expected=keys,
+            got=shown(facts.get(KEYS, "nothing")),
+            fix="Compare the .pub files of all sites: each needs the same ones, and the coordinator has enrolled these.",
         )
 
 

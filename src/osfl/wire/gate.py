@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from osfl.wire.advice import release_fix
 from osfl.wire.bundle import FORMAT, Bundle, TensorEntry
 from osfl.wire.contract import REPACK, check_contract, read_entries
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
-from osfl.wire.facts import architecture_of, check_facts, check_needed, check_well_known
+from osfl.wire.facts import architecture_of, check_facts, check_masked, check_needed, check_well_known
 from osfl.wire.signing import VerifyKey
 from osfl.wire.source import BytesLike, Memory, Source, opened
 from osfl.wire.values import check_hashes, check_values
@@ -50,6 +50,8 @@ class AcceptancePolicy:
     server: str = ""  # public key that signs releases, and what is left of an upload after a class was forgotten
     forgotten: Mapping[ClientId, str] = field(default_factory=dict)  # client -> digest of what is left of its upload, or ""
     withdrawn: Withdrawn = NOTHING  # what the round's certificates took back
+    keys: str = ""  # of a secure sum: the digest of all enrolled keys, which every masked upload names
+    missing: Collection[ClientId] = ()  # of a secure sum: whom a request for repairs says is missing, so they cannot deliver
 
     @property
     def gone(self) -> list[ClientId]:
@@ -74,8 +76,24 @@ def accept(source: BytesLike | Path, policy: AcceptancePolicy) -> Bundle:
 
 def open_upload(source: BytesLike | Path, policy: AcceptancePolicy, signer: str = "") -> tuple[Bundle, memoryview]:
     """The same, with the file's bytes as they were checked; `signer` is a key to expect instead of the client's."""
+    return open_signed(source, policy, "upload", _upload_contract(policy), signer)
+
+
+def _upload_contract(policy: AcceptancePolicy) -> Callable[[dict[str, Json]], Contract]:
+    """Which contract an upload has, by its facts."""
+    return lambda manifest: policy.contracts[architecture_of(manifest["facts"], policy.contracts)]
+
+
+def open_signed(
+    source: BytesLike | Path,
+    policy: AcceptancePolicy,
+    kind: str,
+    contract_of: Callable[[dict[str, Json]], Contract],
+    signer: str = "",
+) -> tuple[Bundle, memoryview]:
+    """What an enrolled client signed for this round: an upload, or a repair of a secure sum (osfl.wire.repair)."""
     with _blaming(UNKNOWN), opened(source) as file:
-        head = _read_head(file, policy, signer)
+        head = _read_head(file, policy, kind, contract_of, signer)
         with _blaming(head.client):
             check_layout(head.envelope, head.entries)
             data = file.whole()
@@ -83,6 +101,8 @@ def open_upload(source: BytesLike | Path, policy: AcceptancePolicy, signer: str 
             facts = head.envelope.manifest["facts"]
             check_facts(facts, policy.limits.facts_bytes)
             check_well_known(facts, policy.classes, policy.limits)
+            if policy.keys and kind == "upload":
+                check_masked(facts, policy.keys)
             check_canonical(head.envelope, head.entries)
             return bundle_of(head.envelope, tensors), data
 
@@ -91,7 +111,7 @@ def check_head(start: BytesLike, size: int, policy: AcceptancePolicy) -> None:
     """Raise `Rejected` for an upload of `size` bytes of which only the start, with its header, has arrived: another sender's,
     another round's, or not what the contract announces."""
     with _blaming(UNKNOWN):
-        _read_head(Memory(memoryview(start), size), policy, "")
+        _read_head(Memory(memoryview(start), size), policy, "upload", _upload_contract(policy))
 
 
 @dataclass(frozen=True)
@@ -104,13 +124,15 @@ class _Head:
     entries: Mapping[str, TensorEntry]
 
 
-def _read_head(file: Source, policy: AcceptancePolicy, signer: str) -> _Head:
+def _read_head(
+    file: Source, policy: AcceptancePolicy, kind: str, contract_of: Callable[[dict[str, Json]], Contract], signer: str = ""
+) -> _Head:
     envelope = read_envelope(file, policy.limits)
     client = _enrolled(envelope.manifest, policy)
     with _blaming(client):
         _check_signature(envelope, VerifyKey(signer or policy.enrolled[client]))
-        manifest = check_round(envelope.manifest, {"upload"}, policy.plan)
-        contract = policy.contracts[architecture_of(manifest["facts"], policy.contracts)]
+        manifest = check_round(envelope.manifest, {kind}, policy.plan)
+        contract = contract_of(manifest)
         entries = read_entries(manifest["tensors"])
         check_contract(entries, contract)
         check_needed(manifest["facts"], entries, contract)
@@ -233,7 +255,7 @@ def check_round(manifest: Json, kinds: Collection[str], plan: str) -> dict[str, 
     if manifest["plan"] != plan:
         fix = "Train with the plan.toml of this round; a plan that changed in any way is another round."
         raise _no("plan", "it was made for another round", plan, manifest["plan"], fix)
-    _check_made_from(manifest["made_from"], empty="upload" in kinds)
+    _check_made_from(manifest["made_from"], empty="release" not in kinds)
     return manifest
 
 

@@ -44,6 +44,7 @@ class Inbox:
         try:
             bundle, data = open_upload(source, self.policy)
             self._refuse_forgotten(bundle.client)
+            self._refuse_missing(bundle.client)
             receipt = Receipt(bundle.client, bundle.digest, data.nbytes, self.path(bundle.client))
             if self._store(receipt.path, data):
                 return receipt
@@ -139,6 +140,18 @@ class Inbox:
                 expected="another client",
                 got=client,
                 fix="Forgetting is final in a round. To take part again, open a new round (another seed will do).",
+            )
+
+    def _refuse_missing(self, client: ClientId) -> None:
+        if client in self.policy.missing:
+            raise Rejected(
+                "the others were asked to take this site's masks out of the sum, because it had not delivered",
+                client=client,
+                field="client",
+                expected="another client",
+                got=client,
+                fix="Its upload must not be used, nor kept: with those repairs it can be read. Delete it, and take part in "
+                "another round.",
             )
 
     def _agreed(self, receipt: Receipt) -> Receipt:

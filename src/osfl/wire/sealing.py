@@ -95,6 +95,11 @@ def _plain(file: Source, key: SigningKey, size: int, count: int) -> memoryview:
     return memoryview(plain).toreadonly()
 
 
+def shared_secret(key: SigningKey, public_hex: str) -> bytes:
+    """What X25519 gives the owners of these two keys, and nobody else; for osfl.wire.masks."""
+    return _own(key).exchange(X25519PublicKey.from_public_bytes(_for_exchange(VerifyKey(public_hex).hex)))
+
+
 def _cipher(secret: bytes, once: bytes, addressee: bytes) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=once + addressee, info=MAGIC).derive(secret))
 

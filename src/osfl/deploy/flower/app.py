@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from osfl.core.errors import RoundError, UsageError
 from osfl.core.names import check_client_id
-from osfl.core.types import Plan
+from osfl.core.types import ClientId, Plan
 from osfl.deploy.flower.collector import Collector, CollectorConfig
 from osfl.deploy.flower.grid import GridChannel, require_flower, site_node_app
 from osfl.deploy.flower.site_node import SiteNode
@@ -25,7 +25,8 @@ from osfl.rounds.lock import folder_lock
 from osfl.rounds.state import read_policy
 from osfl.runtime.atomic import locked
 from osfl.wire.inbox import Inbox
-from osfl.wire.signing import SigningKey
+from osfl.wire.masks import keys_digest
+from osfl.wire.signing import SigningKey, read_public
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -122,7 +123,8 @@ def client_app() -> ClientApp:
 
 
 def open_site(config: Mapping[str, Any]) -> SiteNode:
-    """A site as its own node describes it: client, data, key, work, server (public key), plans it agreed to."""
+    """A site as its own node describes it: client, data, key, work, server (public key), plans it agreed to, and for a secure
+    sum a folder of the other sites' public keys."""
     missing = [name for name in ("client", "data", "key", "work", "server", "plans") if not config.get(name)]
     if missing:
         raise UsageError(
@@ -136,7 +138,23 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
     def make(plan: str) -> Path:
         from osfl.roles.site import make_upload
 
-        return make_upload(agreed(plan, plans), client, data, key, work, progress=_progress, sealed=True, notice=log)
+        asked, keys = agreed(plan, plans), others()
+        if asked.secure_sum:
+            log(f"masked with the keys {keys_digest({**keys, client: key.public_hex})}: all sites must see the same")
+        return make_upload(asked, client, data, key, work, progress=_progress, sealed=True, notice=log, keys=keys)
+
+    def others() -> dict[ClientId, str]:
+        """Public keys of the other sites, which a secure sum needs."""
+        folder = Path(str(config.get("keys") or "keys"))
+        return {path.stem: read_public(path) for path in sorted(folder.glob("*.pub"))}
+
+    def repair(plan: str, request: bytes) -> Path:
+        from osfl.roles.repair import make_repair
+        from osfl.roles.site import work_folder
+
+        asked = agreed(plan, plans)
+        folder = work_folder(asked, client, work)
+        return make_repair(asked, client, request, key, others(), str(config["server"]), folder)
 
     def take(plan: str, release: Path, personal: Path | None) -> Path:
         from osfl.roles.site import take_release
@@ -153,7 +171,7 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
             spare=True,
         )
 
-    return SiteNode(client, key, work, make, take, seal=str(config["server"]))
+    return SiteNode(client, key, work, make, take, str(config["server"]), repair)
 
 
 def agreed(text: str, plans: Path) -> Plan:

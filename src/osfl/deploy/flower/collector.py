@@ -21,8 +21,9 @@ from osfl.deploy.flower.chunks import Damaged, Partial, Whole, announce, read_ch
 from osfl.deploy.flower.messages import MessageBody, Reply
 from osfl.roles import coordinator
 from osfl.rounds.state import read_json, read_policy
-from osfl.runtime.atomic import replace_atomically
+from osfl.runtime.atomic import make_folder, replace_atomically
 from osfl.wire.inbox import Inbox
+from osfl.wire.repair import REQUEST
 from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey, VerifyKey
 
@@ -99,6 +100,7 @@ class Collector:
         self.looked: float | None = None  # when the round was last found not to be ready
         self.release: tuple[int, ...] = ()  # the file that is being brought
         self.forgotten: set[ClientId] = set()
+        self.owing: set[ClientId] = set()  # who has to send a repair of a secure sum
 
     def run(self) -> bool:
         """True when every client has the release."""
@@ -133,7 +135,13 @@ class Collector:
         if self.looked is not None and self.clock() < self.looked + LOOK:
             return False
         self.looked = self.clock()
-        return coordinator.status(self.folder).ready
+        found = coordinator.status(self.folder)
+        if found.asks:
+            request = coordinator.request_repairs(self.folder, SigningKey.load(self.server_key))
+            self.log(f"missing: {', '.join(request.missing)}; the others are asked for repairs")
+            found = coordinator.status(self.folder)
+        self.owing = set(found.owing)
+        return found.ready and not found.asks
 
     def _released(self) -> bool:
         return coordinator.release_files(self.folder, "") is not None
@@ -179,6 +187,8 @@ class Collector:
             self._ask_for_pieces(session, session.partial)
         elif session.news is not None:
             self._ask_once(session, messages.RECEIPT)
+        elif session.client in self.owing:
+            self._ask_once(session, messages.REPAIR)
         elif (
             not session.took
             and session.client not in self.forgotten
@@ -191,7 +201,7 @@ class Collector:
             return
         if kind == messages.SPEAK:
             session.nonce = secrets.token_hex(16)
-            wanted = int(not self._released())
+            wanted = int(not self._released() and not (self.folder / REQUEST).exists())  # nobody joins a sum being repaired
             body: MessageBody = {
                 "plan": self.plan,
                 "nonce": session.nonce,
@@ -200,6 +210,8 @@ class Collector:
             }
         elif kind == messages.TAKE:
             body = {"plan": self.plan}
+        elif kind == messages.REPAIR:
+            body = {"plan": self.plan, "request": (self.folder / REQUEST).read_bytes()}
         else:
             body = session.news or {}
         self._send(session, kind, 0, body)
@@ -255,6 +267,7 @@ class Collector:
                 messages.RECEIPT: self._hear_noted,
                 messages.PUT: self._hear_put,
                 messages.TAKE: self._hear_taken,
+                messages.REPAIR: self._hear_repair,
             }
             handlers[kind](session, reply.body)
 
@@ -382,6 +395,22 @@ class Collector:
         if session.have == whole.bytes:
             session.parts.pop(0)
             session.have = 0
+
+    def _hear_repair(self, session: NodeSession, body: MessageBody) -> None:
+        """A repair, small enough for one message; sealed, so it goes through the gate as a file."""
+        data, path = body.get("data"), self.partial / f"{session.client}.repair"
+        make_folder(self.partial)
+        replace_atomically(path, data if isinstance(data, bytes) else b"")
+        try:
+            coordinator.receive(self.folder, path, SigningKey.load(self.server_key))
+        except Rejected as no:
+            self._failed(session, str(no))
+            return
+        finally:
+            path.unlink(missing_ok=True)
+        self.looked = None
+        self.owing.discard(session.client)
+        self.log(f"{session.client}: the repair is here")
 
     def _hear_taken(self, session: NodeSession, body: MessageBody) -> None:
         session.took = True

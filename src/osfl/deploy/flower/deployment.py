@@ -1,7 +1,8 @@
 """Everything that the machines of a round over Flower need, written to one folder: certificates, keys, app and scripts.
 
     coordinator/   tls/  keys/server.key  nodes/<site>.pub  app/  rounds/<name>/  start.sh  run.sh
-    sites/<name>/  ca.crt  node.key  site.key  plans/  start.sh      all that this site may have, and nothing of others
+    sites/<name>/  ca.crt  node.key  site.key  plans/  start.sh      all that this site may have, and nothing of others but,
+                   keys/                                             for a secure sum, their public keys
 
 Called again with another plan it keeps certificates and keys, and adds a round. Folders of sites may be gone by then, as they
 should: the coordinator has the public halves of their keys, and no others are made.
@@ -74,6 +75,8 @@ def deploy(
     _write_app(coordinator / "app", name, {**SETTINGS, **(settings or {})})
     _write_scripts(coordinator, name, host, port)
     for client, folder in sites.items():
+        if plan.secure_sum:
+            _write_others(folder / "keys", client, enrolled)
         _write_site(folder, client, server, coordinator / "tls" / "ca.crt", name, plan, host, port)
     deployment = Deployment(out, name, _commands(sites, host, name, handed))
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
@@ -144,6 +147,14 @@ def _identity(path: Path, keys: Path | None, name: str, known: Path | None = Non
     found = SigningKey.load(path).public_hex
     save_public(path.with_suffix(".pub"), found)
     return found
+
+
+def _write_others(folder: Path, client: ClientId, enrolled: Mapping[ClientId, str]) -> None:
+    """The public keys of the other sites, with which a secure sum masks uploads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for other, public in enrolled.items():
+        if other != client:
+            (folder / f"{other}.pub").write_text(f"{public}\n", encoding="ascii")
 
 
 def _write_keys(folder: Path, client: ClientId, coordinator: Path, keys: Path | None) -> str:
@@ -301,6 +312,7 @@ data = "$$data"
 key = "$$PWD/site.key"
 work = "$$PWD/work"
 plans = "$$PWD/plans"
+keys = "$$PWD/keys"
 server = "$server"
 END
 port="$${OSFL_NODE_PORT:-9094}"            # on this machine only
@@ -365,6 +377,7 @@ def _commands(
     }
     for client, folder in sites.items():
         plan = f"copy sites/{client}/plans/{fl_round}.toml there, into plans/ of the folder it has"
+        plan += f"; sites/{client}/keys/, too" if (folder / "keys").exists() else ""
         if not (folder / "node.key").exists():  # it was handed over with an earlier round
             machines[f"site {client}"] = (plan,)
             continue

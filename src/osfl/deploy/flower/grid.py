@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Out = TypeVar("Out")
 RECORD = "osfl"
-KINDS = (messages.SPEAK, messages.CHUNK, messages.RECEIPT, messages.PUT, messages.TAKE)
 
 
 def require_flower() -> None:
@@ -111,7 +110,7 @@ def site_node_app(open_site: Callable[[Any], SiteNode]) -> ClientApp:
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    for kind in KINDS:
+    for kind in messages.KINDS:
         app.query(kind)(_handler(open_site, kind))
     return app
 

@@ -1,7 +1,8 @@
-"""Messages between the coordinator's app and a site's: five requests, all sent by the coordinator.
+"""Messages between the coordinator's app and a site's: six requests, all sent by the coordinator.
 
     speak    round, plan, nonce, wanted      → client, proof; the upload's size, hash and first piece; or a refusal
     chunk    round, client, offset, length   → that piece of the upload
+    repair   round, client, plan, request → the site's repair of a secure sum, sealed to the server
     receipt  round, client, digest | refused → noted at the site: the upload is in the inbox, or why it is not
     put      round, client, part, offset ... → how much of the release the site has now
     take     round, client, plan             → the site verified the release and made its model of it
@@ -21,7 +22,8 @@ from osfl.deploy.flower.chunks import Chunk
 
 MessageBody: TypeAlias = Mapping[str, str | int | bytes]  # the content of one message; flat, so that any network can carry it
 
-SPEAK, CHUNK, RECEIPT, PUT, TAKE = "speak", "chunk", "receipt", "put", "take"
+SPEAK, CHUNK, RECEIPT, PUT, TAKE, REPAIR = "speak", "chunk", "receipt", "put", "take", "repair"
+KINDS = (SPEAK, CHUNK, RECEIPT, PUT, TAKE, REPAIR)
 LONG = (SPEAK, TAKE)  # a site may learn before it answers
 
 

@@ -40,6 +40,7 @@ class SiteNode:
     make: Callable[[str], Path]
     take: Callable[[str, Path, Path | None], Path]
     seal: str = ""
+    repair: Callable[[str, bytes], Path] | None = None  # answers a request for repairs of a secure sum, or refuses
 
     def to(self, kind: str, body: MessageBody) -> MessageBody:
         """The answer to one request; a refusal holds no details, because these belong to the site."""
@@ -62,6 +63,7 @@ class SiteNode:
             messages.RECEIPT: self._receipt,
             messages.PUT: self._put,
             messages.TAKE: self._take,
+            messages.REPAIR: self._repair,
         }
         return answers[kind](fl_round, body)
 
@@ -112,6 +114,17 @@ class SiteNode:
         )
         replace_atomically(self.folder(fl_round) / "receipt.json", json.dumps(known, indent=1, sort_keys=True).encode())
         return {}
+
+    def _repair(self, fl_round: str, body: MessageBody) -> MessageBody:
+        """What this site shares with missing ones, for the server alone: it is never sent unsealed."""
+        request = body.get("request")
+        if self.repair is None or not self.seal or not isinstance(request, bytes):
+            raise UsageError("the message holds no request for repairs that this site can answer", field="request")
+        bundle = self.repair(messages.text(body, "plan"), request)
+        sealed = bundle.with_suffix(".sealed")
+        with locked(sealed.with_name(".sealed.lock")):
+            seal(bundle, sealed, self.seal)
+            return {"data": sealed.read_bytes()}
 
     # --- the release ---
 

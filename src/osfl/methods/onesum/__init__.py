@@ -17,9 +17,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from osfl.core.errors import RoundError, TrainingError, go_on_without
+from osfl.core.errors import RoundError, TrainingError, UsageError, go_on_without
 from osfl.core.method import Context, add_up, ignore_figure, relayed
-from osfl.core.types import ClientId, Contract, Dataset, Exposed, Field, Json, Payload, Release, Shard, Total, Upload, digest_of
+from osfl.core.sums import ALL_SITES
+from osfl.core.types import (
+    ClientId,
+    Contract,
+    Dataset,
+    Exposed,
+    Field,
+    Json,
+    Payload,
+    Plan,
+    Release,
+    Shard,
+    Summand,
+    Total,
+    Upload,
+    digest_of,
+)
 from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
@@ -94,6 +110,7 @@ class Settings(RandomMap, Encoding, Training):
 class OneSum(TokenMethod):
     Settings = Settings
     STRUCTURE = ("filters",)
+    COMMON = ("features",)
     PRESETS = {"paper": {}, "cpu": {}, "smoke": {**SMOKE_TRAINING, "filters": 4}}  # noqa: RUF012
     DEVIATIONS = (
         "a method of this project: there is no paper, and `paper` are its defaults",
@@ -164,7 +181,7 @@ class OneSum(TokenMethod):
         if few:
             ctx.progress(f"{shard.client} keeps {', '.join(few)}: fewer than {self.settings.least} images", len(few), len(few))
         kept = shard.train.subset(counts[shard.train.labels] >= self.settings.least)
-        most = _EXACT // (LEVELS**2 * self.settings.copies())
+        most = self._most_images()
         if len(kept) > most:
             raise TrainingError(
                 "it has more images than its sums can hold exactly",
@@ -175,6 +192,10 @@ class OneSum(TokenMethod):
                 fix="Learn from fewer images, or divide them between two clients.",
             )
         return kept
+
+    def _most_images(self) -> int:
+        """How many images a site's sums can hold exactly."""
+        return int(_EXACT // (LEVELS**2 * self.settings.copies()))
 
     def _summed(self, data: Dataset, shard: Shard, ctx: Context) -> Statistics:
         """The sums over a site's images and their mirrors, in steps of the grid."""
@@ -264,6 +285,20 @@ class OneSum(TokenMethod):
     def additive(self) -> bool:
         return True
 
+    def summands(self, plan: Plan) -> dict[str, Summand]:
+        """The contract's tensors, all whole numbers; a site's images, and what each adds at most, bound them."""
+        if self.settings.send == "smaller":
+            raise UsageError(
+                "setting 'send': factors of G do not add up, as a secure sum needs; set send=triangle", field="settings"
+            )
+        images = min(plan.limits.samples, self._most_images())
+        most = {"counts": images, "sums": images * self.settings.copies() * LEVELS}
+        gram = images * self.settings.copies() * LEVELS**2
+        return {
+            name: Summand(tuple(map(int, field.shape)), most.get(name, gram), whole=True)
+            for name, field in self.contract("").items()
+        }
+
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         """Of the plan's features, within its limits, and what some images add up to."""
         _same_features(upload, self._digest(ctx))
@@ -346,13 +381,14 @@ class OneSum(TokenMethod):
     def _claimed(self, upload: Upload, ctx: Context) -> torch.Tensor:
         """n_c of a site, within what the plan lets a site claim."""
         counts, limits = upload.payload.tensors["counts"].double(), ctx.plan.limits
+        sites = len(ctx.plan.clients) if upload.client == ALL_SITES else 1
         for name, images in (("samples", float(counts.sum())), ("class_samples", float(counts.max()))):
-            if images > getattr(limits, name):
+            if images > sites * getattr(limits, name):
                 raise RoundError(
                     "it claims more images than the plan allows a site",
                     client=upload.client,
                     field="counts",
-                    expected=f"at most {getattr(limits, name)} (limits.{name})",
+                    expected=f"at most {sites * getattr(limits, name)} (limits.{name})",
                     got=int(images),
                     fix=go_on_without(upload.client),
                 )

@@ -28,6 +28,7 @@ from osfl.runtime.payloads import to_raw
 from osfl.wire.bundle import pack
 from osfl.wire.gate import open_upload, verify_release
 from osfl.wire.refusals import HEAD, JOURNAL
+from osfl.wire.repair import REPAIRS, REQUEST
 
 FORMAT = 1
 RELEASE = "release.safetensors"
@@ -53,6 +54,8 @@ ROUND = (
     "journal.jsonl",
     JOURNAL,
     HEAD,
+    REQUEST,
+    REPAIRS,
     CERTIFICATES,
     INTENT,
     "contract.json",
@@ -134,6 +137,12 @@ def has_uploads(fl_round: Round) -> bool:
 
 
 def _label(method: Method, plan: Plan, name: str) -> int:
+    if plan.secure_sum:
+        raise UsageError(
+            "masked uploads of a secure sum cannot be taken apart by class",
+            field="class",
+            fix="Take the release back with --client NAME --withdraw, and open a new round without these images.",
+        )
     if not method.separable():
         able = [known for known in names() if load(known).provides("without_class")]
         settings = " with these settings" if method.provides("without_class") else ""
@@ -238,6 +247,8 @@ def _replay(
 
 
 def _impossible(method: Method, plan: Plan, left: int) -> str:
+    if plan.secure_sum:
+        return "its upload is masked, and nobody knows what it added to the secure sum"
     if left == 0:
         return "it is the last upload"
     if left < plan.quorum:
@@ -254,6 +265,7 @@ def doomed(folder: Path, uploads: Mapping[ClientId, Mapping[str, str]]) -> list[
         paths += inbox.glob(f".{client}.safetensors.*{TEMPORARY}")  # of writers that died
         paths += [p for p in (folder / "partial").glob("*.part") if p.name.rsplit(".", 2)[0] == client]  # half a transfer
         paths += [folder / "partial" / f"{client}.came"]  # how a whole one came
+        paths += [folder / REPAIRS / f"{client}.safetensors"]
         paths += [inbox / f"{client}.safetensors"] if not upload["after"] else []
     return [path for path in paths if path.exists()]
 
