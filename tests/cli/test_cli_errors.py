@@ -246,3 +246,17 @@ def test_ctrl_c_says_how_to_continue(osfl: Osfl, monkeypatch: pytest.MonkeyPatch
     said = osfl("run --method fedavg --smoke")
     assert said.code == 130 and "run the same command again" in said.err
     assert osfl("run --method fedavg --smoke --format json").json["error"] == "Interrupted"
+
+
+def test_windows_is_answered_in_one_sentence(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osfl.cli.main.sys.platform", "win32")
+    said = osfl("ls methods")
+    assert said.code == 1 and "(WSL 2)" in said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(("system", "verdict"), [("linux", "PASS"), ("darwin", "NOTE")])
+def test_doctor_says_what_is_weaker_elsewhere(monkeypatch: pytest.MonkeyPatch, system: str, verdict: str) -> None:
+    from osfl.cli.doctor import _system
+
+    monkeypatch.setattr("osfl.cli.doctor.sys.platform", system)
+    assert _system().verdict == verdict

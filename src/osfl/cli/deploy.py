@@ -34,8 +34,25 @@ Keys = Annotated[
 ]
 
 
+Wheel = Annotated[
+    Path | None,
+    typer.Option(
+        "--wheel",
+        metavar="osfl-*.whl",
+        show_default=False,
+        help="This package as a file, for each machine's folder: `pip wheel --no-deps .` in the checkout makes it.",
+    ),
+]
+
+
 def deploy(
-    plan: PlanFile, out: Out, host: Host, port: Port = 8000, keys: Keys = None, output_format: options.Format = "text"
+    plan: PlanFile,
+    out: Out,
+    host: Host,
+    port: Port = 8000,
+    keys: Keys = None,
+    wheel: Wheel = None,
+    output_format: options.Format = "text",
 ) -> None:
     """Write certificates, keys, the Flower app and start scripts for each machine, and say what to do there.
 
@@ -45,7 +62,7 @@ def deploy(
     from osfl.deploy.flower.deployment import deploy as write
     from osfl.deploy.flower.deployment import readme
 
-    deployment = write(read_plan(plan), out, host, port, keys=keys)
+    deployment = write(read_plan(plan), out, host, port, keys=keys, wheel=wheel)
     if output_format == "json":
         put_json({"out": str(out), "round": deployment.round, "machines": {k: list(v) for k, v in deployment.machines.items()}})
         return

@@ -58,6 +58,7 @@ def _show(finding: Finding) -> None:
 
 def _findings(out: Path) -> Iterator[Finding]:
     yield _python()
+    yield _system()
     yield from _packages()
     yield _machine()
     yield _gpu()
@@ -81,6 +82,18 @@ def _python() -> Finding:
         _verdict(good),
         f"{platform.python_version()} ({platform.system()} {platform.machine()})",
         "Install Python 3.11 or newer and make a new environment.",
+    )
+
+
+def _system() -> Finding:
+    """What the tests run on, and what is weaker elsewhere."""
+    if sys.platform == "linux":
+        return Finding("system", "PASS", "Linux")
+    return Finding(
+        "system",
+        "NOTE",
+        f"{platform.system()}: not tested; after a power cut acknowledged files may be missing, and training is slower",
+        "Keep the coordinator's round on Linux.",
     )
 
 

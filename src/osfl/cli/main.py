@@ -143,6 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
 def answer(arguments: list[str]) -> int:
     as_json = wants_json(arguments)
     try:
+        _check_system()
         code = app(args=arguments, prog_name="osfl", standalone_mode=False)
     except PARSER_ERROR as error:
         return _misused(error, arguments, as_json)
@@ -158,6 +159,16 @@ def answer(arguments: list[str]) -> int:
     if code == 130:  # the parser's code for Ctrl-C
         complain(INTERRUPTED, {"error": "Interrupted", "reason": INTERRUPTED}, as_json)
     return int(code or 0)
+
+
+def _check_system() -> None:
+    """Windows has no locks that die with their process, nor folders that can be synced; a round's promises rest on both."""
+    if sys.platform == "win32":
+        raise FilesError(
+            "OSFL needs the file locks and durable renames of Linux or macOS, which Windows itself does not have",
+            field="system",
+            fix="Install it inside the Windows Subsystem for Linux (WSL 2), and keep the round's folder there.",
+        )
 
 
 # What a file system may answer to a user's paths; anything else would be a mistake of ours.

@@ -8,6 +8,7 @@ import shutil
 import ssl
 import stat
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,22 @@ def test_a_node_without_configuration_is_told_all_that_is_missing() -> None:
     with pytest.raises(UsageError) as caught:
         open_site({"client": "north", "data": "/images"})
     assert all(f"'{name}'" in str(caught.value) for name in ("key", "work", "server", "plans"))
+
+
+def test_the_package_goes_into_each_folder(tmp_path: Path) -> None:
+    wheel = tmp_path / "osfl-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("osfl/__init__.py", "")
+    done = deploy(PLAN, tmp_path / "out", HOST, wheel=wheel)
+    folders = [tmp_path / "out" / "coordinator", *(tmp_path / "out" / "sites" / client for client in CLIENTS)]
+    assert all((folder / wheel.name).read_bytes() == wheel.read_bytes() for folder in folders)
+    assert all(f"pip install './{wheel.name}[flower]'" in commands for commands in done.machines.values())
+    assert all("pip install 'osfl[flower]'" in commands for commands in deploy(PLAN, tmp_path / "o", HOST).machines.values())
+
+
+@pytest.mark.parametrize("name", ["other-1.0-py3-none-any.whl", "osfl-0.1.0.tar.gz", "osfl-0.1.0-py3-none-any.whl"])
+def test_a_file_that_is_no_wheel_of_ours_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("no archive")
+    with pytest.raises(UsageError, match=r"--wheel: expected a file osfl-\*\.whl"):
+        deploy(PLAN, tmp_path / "out", HOST, wheel=tmp_path / name)
+    assert not (tmp_path / "out").exists()

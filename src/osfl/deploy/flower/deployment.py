@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +58,12 @@ def deploy(
     *,
     keys: Path | None = None,
     settings: Mapping[str, float] | None = None,
+    wheel: Path | None = None,
 ) -> Deployment:
     """Write the folders. `keys`: what `osfl keys` wrote, NAME.pub of every site and perhaps NAME.key; without it they are made
-    here."""
+    here. `wheel`: this package, which goes into each folder."""
     coordinator = out / "coordinator"
-    problems = [*_wrong(host, port, settings or {}), *_without_key(plan, coordinator, keys)]
+    problems = [*_wrong(host, port, settings or {}), *_without_key(plan, coordinator, keys), *_no_wheel(wheel)]
     if problems:
         raise UsageError(problems, field="deploy")
     handed = [client for client in plan.clients if (coordinator / "nodes" / f"{client}.pub").exists()]
@@ -78,7 +80,12 @@ def deploy(
         if plan.secure_sum:
             _write_others(folder / "keys", client, enrolled)
         _write_site(folder, client, server, coordinator / "tls" / "ca.crt", name, plan, host, port)
-    deployment = Deployment(out, name, _commands(sites, host, name, handed))
+    install = "pip install 'osfl[flower]'"
+    if wheel is not None:
+        install = f"pip install './{wheel.name}[flower]'"
+        for folder in (coordinator, *sites.values()):
+            shutil.copyfile(wheel, folder / wheel.name)
+    deployment = Deployment(out, name, _commands(sites, host, name, handed, install))
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
     return deployment
 
@@ -109,6 +116,11 @@ def _wrong(host: str, port: int, settings: Mapping[str, float]) -> list[str]:
     if not 0 < port < 65536:
         problems.append(f"--port: expected 1 to 65535, got {port}")
     return problems
+
+
+def _no_wheel(wheel: Path | None) -> list[str]:
+    good = wheel is None or (wheel.name.startswith("osfl-") and wheel.suffix == ".whl" and zipfile.is_zipfile(wheel))
+    return [] if good else [f"--wheel: expected a file osfl-*.whl (`pip wheel --no-deps .` in the checkout), got {wheel}"]
 
 
 # --- keys and certificates ---------------------------------------------------------------------------------------------
@@ -363,10 +375,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _commands(
-    sites: Mapping[ClientId, Path], host: str, fl_round: str, handed: Sequence[ClientId]
+    sites: Mapping[ClientId, Path], host: str, fl_round: str, handed: Sequence[ClientId], install: str
 ) -> dict[str, tuple[str, ...]]:
     """`handed`: the sites that have had a folder before."""
-    install = "pip install 'osfl[flower]'"
     machines: dict[str, tuple[str, ...]] = {
         f"coordinator ({host})": (
             "copy the folder coordinator/ there",

@@ -1,0 +1,59 @@
+"""Every extra of the installed package: what it brings can be imported, or one message says what to install."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from osfl.core.errors import OsflError
+from osfl.data.medical import read_dicom
+from osfl.deploy.flower.grid import require_flower
+from osfl.models.latent_prior import load_prior, pipeline_digest
+from osfl.models.pretrained import from_hub
+from osfl.simulate.ray import require_ray
+
+TOOLS = {"dev", "docs"}  # of those who work on the package
+
+
+def pipeline() -> None:
+    with TemporaryDirectory() as folder:
+        Path(folder, "unet").mkdir()
+        load_prior(folder, pipeline_digest(Path(folder)), 3, ["a cat"], 1.0, torch.device("cpu"))
+
+
+# extra -> (what it brings, what needs it)
+FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], object]]] = {
+    "flower": (("flwr", "httpx", "uvicorn", "osfl.deploy.flower.app"), require_flower),
+    "ray": (("ray",), require_ray),
+    "diffusion": (("diffusers", "transformers", "huggingface_hub"), pipeline),
+    "hub": (("huggingface_hub",), lambda: from_hub("owner/name", "pretrained")),
+    "medical": (("pydicom", "gdcm", "nibabel"), lambda: read_dicom(b"")),
+}
+
+
+def check(extra: str) -> str:
+    modules, feature = FEATURES[extra]
+    if find_spec(modules[0]) is not None:
+        for module in modules:
+            import_module(module)
+        return "works"
+    try:
+        feature()
+    except OsflError as error:
+        if f"'osfl[{extra}]'" in str(error):
+            return "a message names it"
+        sys.exit(f"{extra}: the message does not name the extra: {error}")
+    sys.exit(f"{extra}: it is not installed, and nothing said so")
+
+
+declared = set(metadata("osfl").get_all("Provides-Extra") or ()) - TOOLS
+if unknown := declared ^ FEATURES.keys():
+    sys.exit(f"extras without a check here, or the other way round: {', '.join(sorted(unknown))}")
+for name in sorted(declared):
+    print(f"{name}: {check(name)}")
+print(f"all {len(declared)} extras")
