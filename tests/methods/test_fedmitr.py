@@ -322,7 +322,7 @@ def test_every_pass_of_the_student_is_booked_and_old_images_leave() -> None:
         server.study(0)
     assert meter.flops == 3 * 12 * study_flops(server.student, 11, 5, server.terms, TASK.image)
     server.dream(1)
-    assert len(server.pools) == 1 and len(server.samples()) == 12
+    assert len(server.pools) == 1 and len(server.samples().tensors["labels"]) == 12
 
 
 @pytest.mark.parametrize(

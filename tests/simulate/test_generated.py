@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from osfl.core.types import Payload
 from osfl.evaluation.comparison import summarize
+from osfl.ingredients.distillation.token_relabel import PatchServer
 from osfl.reports.comparison import write_comparison
 from osfl.runtime.meter import measure, spend
 from osfl.runtime.payloads import PayloadCache
@@ -59,3 +61,22 @@ def test_the_comparison_draws_accuracy_against_the_price_of_a_sample(tmp_path: P
     assert "Cost of a synthetic sample" not in write_comparison(
         summarize(results[2:]), results[2:], tmp_path / "none"
     ).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("method", ["fedmitr", "deepinversion_vit"])
+def test_the_evaluation_takes_the_images_that_the_server_phase_kept(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not enter the server phase again, not even to read what that one kept."""
+    servers: list[PatchServer] = []
+    start = PatchServer.__init__
+
+    def counted(self: PatchServer, *args: Any, **options: Any) -> None:
+        servers.append(self)
+        start(self, *args, **options)
+
+    monkeypatch.setattr(PatchServer, "__init__", counted)
+    result = run(small(method), tmp_path)
+    (server,) = servers
+    judged = result["generators"]["classes"].values()
+    assert sum(row["synthetic"] for row in judged) == len(server.samples().tensors["labels"]) > 0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from osfl.core.method import Context
 from osfl.core.types import ClientId, Dataset, Release, Upload
-from osfl.ingredients.distillation.token_relabel import KD_ONLY, PatchServer, relabel_flops
+from osfl.ingredients.distillation.token_relabel import KD_ONLY, PatchServer, kept_samples, relabel_flops
 from osfl.ingredients.training.model_method import ModelMethod
 from osfl.ingredients.training.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
 
@@ -38,6 +38,7 @@ class DeepInversionVit(ModelMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)
         server.show()
+        server.keep_samples()
         return Release(server.release())
 
     def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
@@ -46,4 +47,4 @@ class DeepInversionVit(ModelMethod):
         return server
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
-        return self._learned(uploads, ctx).samples()
+        return kept_samples("deepinversion_vit", uploads, self, ctx, lambda: self._learned(uploads, ctx))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from osfl.core.errors import UsageError
 from osfl.core.method import Context
 from osfl.core.types import ClientId, Dataset, Json, Payload, Release, Upload
-from osfl.ingredients.distillation.token_relabel import PatchServer, Terms, lipschitz, relabel_flops
+from osfl.ingredients.distillation.token_relabel import PatchServer, Terms, kept_samples, lipschitz, relabel_flops
 from osfl.ingredients.generators.synthesis import out_of_range
 from osfl.ingredients.inversion.sparse import Events, events_of
 from osfl.ingredients.training.model_method import ModelMethod
@@ -81,6 +81,7 @@ class FedMitr(ModelMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)
         server.show()
+        server.keep_samples()
         released = server.release()
         measured: dict[str, Json] = {"gradient_norms": lipschitz(server.norms)} if len(server.norms) else {}
         return Release(Payload(released.tensors, {**released.facts, **measured}))
@@ -93,4 +94,4 @@ class FedMitr(ModelMethod):
         return server
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
-        return self._learned(uploads, ctx).samples()
+        return kept_samples("fedmitr", uploads, self, ctx, lambda: self._learned(uploads, ctx))

@@ -7,7 +7,7 @@ were made to the end, with the label they were made for, and x_l the others, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -134,6 +134,15 @@ def gradient_norms(student: Vit, part: Pool, terms: Terms, temperature: float = 
 def _norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     total: torch.Tensor = torch.stack([gradient.norm() for gradient in gradients]).norm()
     return total
+
+
+def kept_samples(
+    what: str, uploads: Sequence[Upload], method: ModelMethod, ctx: Context, learned: Callable[[], PatchServer]
+) -> Dataset:
+    """The images that the server phase kept; only where they are lost, after forgetting for example, it learns once more."""
+    key = {**work_key(what, uploads, method, ctx), "samples": True}
+    kept = ctx.get_or_compute(key, lambda: learned().samples()).tensors
+    return Dataset(kept["images"], kept["labels"])
 
 
 # --- the server ----------------------------------------------------------------------------------------------------------
@@ -300,12 +309,15 @@ class PatchServer:
 
     # --- what the report shows ---
 
-    def samples(self) -> Dataset:
+    def samples(self) -> Payload:
         """The images that the student sees in the end, and what they were made for."""
-        images = torch.cat(
-            [to_images(pool.images.float()) for pool in self.pools]
-        )  # an epoch at a time: floats take much memory
-        return Dataset(images, torch.cat([pool.labels for pool in self.pools]))
+        # an epoch at a time: floats take much memory
+        images = torch.cat([to_images(pool.images.float()) for pool in self.pools])
+        return Payload({"images": images, "labels": torch.cat([pool.labels for pool in self.pools])})
+
+    def keep_samples(self) -> None:
+        """For the evaluation, which asks for them with `kept_samples` when the server phase is over."""
+        self.ctx.get_or_compute({**self.key, "samples": True}, self.samples)
 
     def show(self) -> None:
         newest, classes = self.pools[-1], self.task.classes
