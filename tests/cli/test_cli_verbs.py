@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli.conftest import Osfl
+
 RUN = "run --method fedavg --dataset digits --clients 3 --partition iid --preset smoke --seed 1 --samples 150"
 COMPARE = "compare --methods local_only,fedavg --clients 3 --partition iid --seeds 0,1 --smoke --samples 150 --out runs/c"
 
 
-def test_run_prints_a_summary_and_where_things_are(osfl) -> None:
+def test_run_prints_a_summary_and_where_things_are(osfl: Osfl) -> None:
     said = osfl(RUN)
     assert said.code == 0
     folder = Path("runs/fedavg-digits-iid-seed1")
@@ -30,14 +32,14 @@ def test_run_prints_a_summary_and_where_things_are(osfl) -> None:
     assert "clients  3/3" in said.err
 
 
-def test_run_as_json_is_exactly_the_results(osfl) -> None:
+def test_run_as_json_is_exactly_the_results(osfl: Osfl) -> None:
     said = osfl(f"{RUN} --out runs/a --format json")
     assert said.out == Path("runs/a/results.json").read_text()
     result = said.json
     assert result["method"] == "fedavg" and len(result["clients"]) == 3 and result["costs"]["upload_bytes"] > 0
 
 
-def test_run_again_returns_at_once(osfl) -> None:
+def test_run_again_returns_at_once(osfl: Osfl) -> None:
     first = osfl(f"{RUN} --out runs/a --format json").json
     begin = time.process_time()  # of this process: a busy machine does not count
     again = osfl(f"{RUN} --out runs/a")
@@ -45,19 +47,19 @@ def test_run_again_returns_at_once(osfl) -> None:
     assert json.loads(Path("runs/a/results.json").read_text())["release_digest"] == first["release_digest"]
 
 
-def test_run_refuses_a_folder_of_another_round(osfl) -> None:
+def test_run_refuses_a_folder_of_another_round(osfl: Osfl) -> None:
     assert osfl(f"{RUN} --out runs/a").code == 0
     said = osfl(f"{RUN} --out runs/a --set epochs=2")
     assert said.code == 1 and "settings.epochs (1 there, 2 now)" in said.err
 
 
-def test_the_command_in_the_results_repeats_the_run(osfl) -> None:
+def test_the_command_in_the_results_repeats_the_run(osfl: Osfl) -> None:
     result = osfl(f"{RUN} --out runs/a --set epochs=2 --format json").json
     again = osfl(result["command"].removeprefix("osfl ").replace("runs/a", "runs/b") + " --format json").json
     assert again["release_digest"] == result["release_digest"]
 
 
-def test_fewer_images_may_judge_the_same_models(osfl) -> None:
+def test_fewer_images_may_judge_the_same_models(osfl: Osfl) -> None:
     whole = osfl(f"{RUN} --out runs/a --format json").json
     fewer = osfl(f"{RUN} --test-samples 60 --out runs/b --format json").json
     assert whole["data"]["test_images"] > fewer["data"]["test_images"] == fewer["data"]["test_samples"] == 60
@@ -68,7 +70,7 @@ def test_fewer_images_may_judge_the_same_models(osfl) -> None:
     assert said.code == 2 and "without any image to judge by" in said.err
 
 
-def test_a_plan_runs_like_the_words_it_was_written_from(osfl) -> None:
+def test_a_plan_runs_like_the_words_it_was_written_from(osfl: Osfl) -> None:
     words = "--method fedavg --clients 3 --partition iid --preset smoke --samples 150 --seed 2"
     assert osfl(f"new {words} --dataset digits --out plan.toml").code == 0
     by_words = osfl(f"run {words} --out runs/words --format json").json
@@ -77,7 +79,7 @@ def test_a_plan_runs_like_the_words_it_was_written_from(osfl) -> None:
     assert by_plan["release_digest"] == by_words["release_digest"]
 
 
-def test_a_plan_for_other_data_is_refused(osfl) -> None:
+def test_a_plan_for_other_data_is_refused(osfl: Osfl) -> None:
     osfl("new --method fedavg --dataset digits --smoke --out plan.toml")
     text = Path("plan.toml").read_text()
     digest = text.split('digest = "')[1][:64]
@@ -86,7 +88,7 @@ def test_a_plan_for_other_data_is_refused(osfl) -> None:
     assert said.code == 2 and "0000" in said.err and "write it again" in said.err
 
 
-def test_a_plan_keeps_its_limits(osfl) -> None:
+def test_a_plan_keeps_its_limits(osfl: Osfl) -> None:
     osfl("new --method fedavg --dataset digits --clients 2 --partition iid --smoke --samples 150 --out plan.toml")
     text = Path("plan.toml").read_text()
     Path("plan.toml").write_text(text.replace("facts_bytes = 65536", "facts_bytes = 4096"))
@@ -100,7 +102,7 @@ def test_a_plan_keeps_its_limits(osfl) -> None:
     assert said.code == 1 and "facts" in said.err
 
 
-def test_compare_writes_a_folder_a_run_and_a_table(osfl) -> None:
+def test_compare_writes_a_folder_a_run_and_a_table(osfl: Osfl) -> None:
     said = osfl(COMPARE)
     assert said.code == 0
     assert all(Path(f"runs/c/{m}/seed{s}/results.json").exists() for m in ("local_only", "fedavg") for s in (0, 1))
@@ -111,7 +113,7 @@ def test_compare_writes_a_folder_a_run_and_a_table(osfl) -> None:
     assert again.json["methods"]["fedavg"]["scores.global.accuracy"]["n"] == 2
 
 
-def test_variants_are_rows_of_their_own(osfl) -> None:
+def test_variants_are_rows_of_their_own(osfl: Osfl) -> None:
     said = osfl("compare --methods ensemble,ensemble@ensemble=probabilities --smoke --samples 150 --out runs/v --format json")
     assert list(said.json["methods"]) == ["ensemble", "ensemble@ensemble=probabilities"]
     page = Path("runs/v/ensemble/seed0/report/index.html")
@@ -124,7 +126,7 @@ def test_variants_are_rows_of_their_own(osfl) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_table_keeps_the_columns_that_fit_whole(osfl, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_a_table_keeps_the_columns_that_fit_whole(osfl: Osfl, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     said = osfl("compare --methods ensemble@ensemble=probabilities,local_only --smoke --samples 150 --seeds 0,1 --out runs/w")
     lines = said.out.splitlines()
@@ -133,7 +135,7 @@ def test_a_table_keeps_the_columns_that_fit_whole(osfl, monkeypatch: pytest.Monk
     assert ("Msgs" in said.out) == (width == 100)
 
 
-def test_report_draws_again_and_compares(osfl) -> None:
+def test_report_draws_again_and_compares(osfl: Osfl) -> None:
     osfl(COMPARE)
     page = Path("runs/c/fedavg/seed0/report/index.html")
     page.unlink()
@@ -145,7 +147,7 @@ def test_report_draws_again_and_compares(osfl) -> None:
     assert osfl("report runs/c/fedavg/seed0 --out runs/one").code == 0 and Path("runs/one/index.html").exists()
 
 
-def test_predict_names_classes_and_what_it_could_not_read(osfl, tmp_path: Path) -> None:
+def test_predict_names_classes_and_what_it_could_not_read(osfl: Osfl, tmp_path: Path) -> None:
     osfl(f"{RUN} --out runs/a")
     (tmp_path / "images").mkdir()
     for number in range(3):
@@ -162,7 +164,7 @@ def test_predict_names_classes_and_what_it_could_not_read(osfl, tmp_path: Path) 
     assert "bad.png: not an image" in said.err and "gone.png: No such file" in said.err
 
 
-def test_predict_asks_whose_model_where_each_has_its_own(osfl) -> None:
+def test_predict_asks_whose_model_where_each_has_its_own(osfl: Osfl) -> None:
     osfl("run --method local_only --clients 3 --partition iid --smoke --samples 150 --out runs/l")
     Image.new("L", (16, 16)).save("dot.png")
     said = osfl("predict --run runs/l dot.png")
@@ -170,7 +172,7 @@ def test_predict_asks_whose_model_where_each_has_its_own(osfl) -> None:
     assert osfl("predict --run runs/l --client client-02 dot.png").code == 0
 
 
-def test_check_draws_labels(osfl) -> None:
+def test_check_draws_labels(osfl: Osfl) -> None:
     said = osfl("check --dataset digits --partition silos")
     assert said.code == 0 and "client-10" in said.out and "█" in said.out
     assert "a client without images of a class: 90 × left as it is: the other clients may have some" in said.out
@@ -179,7 +181,7 @@ def test_check_draws_labels(osfl) -> None:
     assert [one["what"] for one in facts["findings"]] == ["a test image that looks like a training image"]
 
 
-def test_check_finds_bounds_for_what_sites_claim(osfl) -> None:
+def test_check_finds_bounds_for_what_sites_claim(osfl: Osfl) -> None:
     words = "check --dataset digits --partition iid --clients 2"
     claims = osfl(f"{words} --format json").json["claims"]
     assert claims["allowed"] == {"samples": 10**6, "class_samples": 10**6} and claims["share"] == 0.4
@@ -188,7 +190,7 @@ def test_check_finds_bounds_for_what_sites_claim(osfl) -> None:
     assert f"samples = {claims['closer']['samples']}, class_samples = {claims['closer']['class_samples']}" in said
 
 
-def test_a_site_with_more_images_than_the_plan_allows_is_stopped_before_it_trains(osfl) -> None:
+def test_a_site_with_more_images_than_the_plan_allows_is_stopped_before_it_trains(osfl: Osfl) -> None:
     osfl("new --method fedavg --dataset digits --clients a,b --partition iid --smoke --samples 90 --sites sites")
     osfl("keys server a b --out keys")
     text = Path("plan.toml").read_text()
@@ -202,7 +204,7 @@ def test_a_site_with_more_images_than_the_plan_allows_is_stopped_before_it_train
             assert said.code == 1 and f"limits.{limit} = " in said.err and not Path("a.safetensors").exists()
 
 
-def test_check_lists_files_that_cannot_be_used(osfl, tmp_path: Path) -> None:
+def test_check_lists_files_that_cannot_be_used(osfl: Osfl, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(20):
@@ -215,14 +217,14 @@ def test_check_lists_files_that_cannot_be_used(osfl, tmp_path: Path) -> None:
     assert any("broken.png" in " ".join(problem["examples"]) for problem in problems)
 
 
-def test_check_of_a_template(osfl) -> None:
+def test_check_of_a_template(osfl: Osfl) -> None:
     osfl("new --method fedavg --classes a,b --clients 2")
     assert "good plan" in osfl("check plan.toml").out
     assert osfl("check plan.toml --format json").json["findings"] == []
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg_rounds", "centralized", "deepinversion_vit"])
-def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimated_bytes_are_those_of_the_run(osfl: Osfl, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osfl.simulate.estimate.SECOND", 0.05)
     words = f"--method {method} --clients 3 --partition iid --smoke --samples 150"
     guess = osfl(f"estimate {words} --format json").json
@@ -236,7 +238,7 @@ def test_estimated_bytes_are_those_of_the_run(osfl, method: str, monkeypatch: py
     assert not guess["server_learns"]
 
 
-def test_lists(osfl) -> None:
+def test_lists(osfl: Osfl) -> None:
     for what in ("methods", "datasets", "architectures", "encoders", "weights", "partitions", "presets"):
         rows = osfl(f"ls {what} --format json").json
         text = osfl(f"ls {what}").out
@@ -249,7 +251,7 @@ def test_lists(osfl) -> None:
     assert signs["available"] == "yes" and signs["architecture"] == "vit"
 
 
-def test_doctor(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     said = osfl("doctor --format json")
     assert said.code == 0 and said.json["ok"]
     assert {"python", "torch", "determinism", "hard links", "disk"} <= {row["name"] for row in said.json["findings"]}
@@ -258,7 +260,7 @@ def test_doctor(osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.code == 1 and "FAIL  data" in said.out and "Set OSFL_DATA" in said.out
 
 
-def test_demo_says_what_it_shows(osfl) -> None:
+def test_demo_says_what_it_shows(osfl: Osfl) -> None:
     said = osfl("demo --smoke --out runs/demo")
     assert said.code == 0
     text = " ".join(said.out.split())
@@ -267,14 +269,14 @@ def test_demo_says_what_it_shows(osfl) -> None:
     assert "FedMITR's server makes images from the models" in text and "demo/transformers/report/index.html" in text
 
 
-def test_a_demo_for_scripts_has_both_tables(osfl) -> None:
+def test_a_demo_for_scripts_has_both_tables(osfl: Osfl) -> None:
     found = osfl("demo --smoke --out runs/demo --format json").json
     assert "federated_factory" in found["methods"] and "fedmitr" in found["transformers"]["methods"]
     rows = found["transformers"]["methods"].values()
     assert len({row["costs.upload_bytes"]["mean"] for row in rows}) == 3  # nothing; a ViT; a ViT and class counts
 
 
-def test_ctrl_c_stops_at_once(osfl, tmp_path: Path) -> None:
+def test_ctrl_c_stops_at_once(osfl: Osfl, tmp_path: Path) -> None:
     """A real process and a real signal, while clients train."""
     words = [
         "run",
@@ -301,7 +303,7 @@ def test_ctrl_c_stops_at_once(osfl, tmp_path: Path) -> None:
     assert not (tmp_path / "runs/stopped/results.json").exists()
 
 
-def test_a_class_that_no_client_has_is_told_and_is_no_error(osfl) -> None:
+def test_a_class_that_no_client_has_is_told_and_is_no_error(osfl: Osfl) -> None:
     rng = np.random.default_rng(0)
     labels = np.repeat([0, 2], 30)  # and none of class 1
     np.savez("hole.npz", train_images=rng.integers(0, 255, (60, 8, 8), dtype=np.uint8), train_labels=labels)
