@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import osfl.methods.onesum as onesum
-from osfl.core.errors import RoundError, TrainingError, UploadBlocked
+from osfl.core.errors import Rejected, RoundError, TrainingError, UploadBlocked
 from osfl.core.method import Context, add_up
 from osfl.core.types import Limits, Payload, Shard, Upload
 from osfl.data.source import together
@@ -18,9 +18,11 @@ from osfl.methods.onesum import OneSum
 from osfl.methods.onesum.features import LEVELS
 from osfl.rounds.folder import contracts_of, simulated_key
 from osfl.rounds.phases import run_client_phase
-from osfl.runtime.payloads import payload_digest
+from osfl.runtime.payloads import payload_digest, to_raw
 from osfl.runtime.workers import Workers
 from osfl.simulate.checks import small_federation
+from osfl.wire.bundle import pack
+from osfl.wire.gate import AcceptancePolicy, accept
 from tests.methods.onesum.test_onesum import ENCODER, ctx, method, only, pooled_shard, released, spoiled, uploads, whole
 
 
@@ -67,6 +69,33 @@ def test_a_term_that_no_images_can_have_does_not_leave_the_site(how: str, field:
     with pytest.raises(UploadBlocked, match="the server would refuse it") as caught:
         send(Spoiling(good.task, good.settings), shard, context)
     assert (caught.value.client, caught.value.field) == (shard.client, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "says"),
+    [
+        ("counts", lambda t: t - 1000, "out of range"),
+        ("counts", lambda t: t + (1 << 40), "out of range"),
+        ("gram", lambda t: t[:-1], "shape"),
+        ("sums", lambda t: t.double(), "dtype"),
+        ("factor", lambda t: torch.full_like(t, float("nan")), "not finite"),
+    ],
+)
+def test_the_gate_refuses_what_it_can_see(name: str, spoil: Callable[[torch.Tensor], torch.Tensor], says: str) -> None:
+    """Counts below zero or beyond reason, other shapes and kinds of numbers, NaN; what they mean is for the server to see."""
+    federation = small_federation("onesum")
+    one = method(federation, least=1, filters=24, send="smaller" if name == "factor" else "triangle")
+    shard, key = only(pooled_shard(), {0: 8, 1: 8, 2: 8}), simulated_key(0, "client-01")
+    payload = one.client_phase(shard, ctx(federation))
+    policy = AcceptancePolicy("0" * 64, {"client-01": key.public_hex}, contracts_of(one), 10)
+
+    def bundle(tensors: Mapping[str, torch.Tensor]) -> bytes:
+        return pack("upload", "client-01", "0" * 64, to_raw(tensors), dict(payload.facts), key)
+
+    assert accept(bundle(payload.tensors), policy).client == "client-01"
+    with pytest.raises(Rejected, match=says) as caught:
+        accept(bundle({**payload.tensors, name: spoil(payload.tensors[name])}), policy)
+    assert caught.value.client == "client-01" and name in str(caught.value)
 
 
 def test_features_that_are_not_numbers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from osfl.core.seeds import torch_generator
+from osfl.ingredients.statistics.gaussians import folded_statistics, statistics, unpacked
 from osfl.methods.onesum.features import (
     LEVELS,
     RandomConvolutions,
     RandomMap,
+    cell_means,
     color_basis,
     cosine_basis,
     draw_filters,
     on_grid,
+    patch_means,
 )
 
 SMALL = RandomMap(filters=2, thumbnail=0)
@@ -123,3 +126,21 @@ def test_large_images_are_reduced_and_small_ones_stay() -> None:
     assert settings.sides(48, 48) == [(32, 32), (48, 48)]
     assert RandomMap().width_for(3) == 1299 and RandomMap(thumbnail=0).width_for(3) == 1152
     assert RandomMap().described((3, 28, 28)) != RandomMap(side=16).described((3, 28, 28))
+
+
+def test_folded_sums_of_whole_numbers_are_those_of_a_plain_product() -> None:
+    rng = torch_generator(0, "folded")
+    x, y = torch.randint(-LEVELS, LEVELS, (50, 7), generator=rng).double(), torch.randint(0, 3, (50,), generator=rng)
+    folded, plain = folded_statistics(x, y, 4), statistics(x, y, 4)
+    assert torch.equal(unpacked(folded.gram), plain.gram) and torch.equal(plain.gram, x.T @ x)
+    assert torch.equal(folded.sums, plain.sums) and folded.counts.tolist() == plain.counts.tolist()
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 24), (9, 7), (1, 4)])
+def test_cells_and_patches_are_those_of_pooling(height: int, width: int) -> None:
+    maps = torch.rand(2, 3, height, width, dtype=torch.float64, generator=torch_generator(0, "maps", height, width))
+    expected = torch.nn.functional.adaptive_avg_pool2d(maps, 3).flatten(2)
+    assert torch.allclose(maps.flatten(2) @ cell_means(height, width), expected, atol=1e-14)
+    wide = torch.rand(2, 1, height + 4, width + 4, dtype=torch.float64, generator=torch_generator(0, "wide", height, width))
+    found = patch_means(height + 4) @ wide[:, 0] @ patch_means(width + 4).T
+    assert torch.allclose(found, torch.nn.functional.avg_pool2d(wide, 5, stride=1)[:, 0], atol=1e-14)

@@ -74,6 +74,21 @@ def test_lda_is_that_of_scikit_learn(alpha: float) -> None:
     assert (answers(x).argmax(1).numpy() == theirs.predict(standard)).all()
 
 
+def test_the_curve_of_the_sums_is_gcv_of_that_ridge_regression() -> None:
+    """Residuals and degrees of freedom of scikit-learn's ridge on the standardized features, images in hand."""
+    x, y = samples(60)
+    found = moments(total(x, y))
+    standard, labels = ((x - found.mean) / found.scale).numpy(), np.eye(CLASSES)[y.numpy()]
+    values = np.linalg.eigvalsh(standard.T @ standard / len(x))
+    curve = found.curve()
+    for candidate, score in zip(curve.candidates.tolist()[::8], curve.scores.tolist()[::8], strict=True):
+        theirs = Ridge(alpha=candidate * len(x)).fit(standard, labels)
+        residual = ((labels - theirs.predict(standard)) ** 2).sum() / len(x)
+        degrees = (values / (values + candidate)).sum() + 1
+        assert score == pytest.approx(residual / (1 - degrees / len(x)) ** 2, rel=1e-6)
+    assert np.allclose(curve.eigenvalues.numpy(), values[::-1])
+
+
 @pytest.mark.parametrize("shrinkage", [1e-3, 0.3])
 def test_ridge_is_that_of_scikit_learn(shrinkage: float) -> None:
     x, y = samples()

@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from osfl.core.errors import RoundError, TrainingError, UploadBlocked
 from osfl.core.method import Context, add_up
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload
 from osfl.data.source import together
-from osfl.ingredients.statistics.gaussians import NEVER, packed, unpacked
+from osfl.ingredients.statistics.gaussians import NEVER, SMALL, packed, unpacked
 from osfl.methods.onesum import OneSum, Settings, mirrored
 from osfl.methods.onesum.features import LEVELS
 from osfl.methods.onesum.head import head_of
@@ -79,6 +81,28 @@ def test_every_partition_gives_the_same_release_to_the_last_bit(changes: dict[st
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("shrinkage", [0.05, 2.0])
+def test_the_release_is_scikit_learn_s_on_the_pooled_features(shrinkage: float) -> None:
+    """(1 - a) S_w + a tr(S_w) / d I with a = lambda / (lambda + tr(S_w) / d) is (1 - a) (S_w + lambda I), on features in units
+    of their deviation; the likelihoods of ours are theirs times (1 - a)."""
+    federation = whole("dirichlet:0.1", 5, 1)
+    one = method(federation, shrinkage=str(shrinkage), least=1)
+    release = one.server_phase(uploads(one, federation), ctx(federation)).shared
+    data = together([shard.train for shard in federation.shards])
+    x, y = one.encode(data.images, ctx(federation)), data.labels
+    scale = x.std(0, correction=0).clamp_min(SMALL)
+    standard, within = ((x - x.mean(0)) / scale).numpy(), torch.zeros((), dtype=torch.float64)
+    for c in range(10):
+        within = within + ((x[y == c] - x[y == c].mean(0)) / scale).square().sum()
+    mean_variance = float(within) / x.numel()
+    alpha = shrinkage / (shrinkage + mean_variance)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=alpha).fit(standard, y.numpy())
+    head = head_of(release.tensors)
+    ours = ((x @ head.weight.T + head.bias) / (1 - alpha) + head.prior).numpy()
+    expected = theirs.decision_function(standard)
+    assert np.allclose(ours[:, 1:] - ours[:, :1], expected[:, 1:] - expected[:, :1], atol=1e-6)
+
+
 def test_a_factor_and_a_triangle_give_the_same_release_to_the_last_bit() -> None:
     federation = whole("dirichlet:0.1", 5, 1)
     one = method(federation, send="smaller", filters=24, least=1)
@@ -129,6 +153,18 @@ def test_the_symmetries_of_a_square_are_eight() -> None:
     images = torch.arange(9).reshape(1, 1, 3, 3)
     assert len({tuple(copy.flatten().tolist()) for copy in mirrored(images, "square")}) == 8
     assert [len(list(mirrored(images, name))) for name in ("none", "flip")] == [1, 2]
+
+
+@pytest.mark.parametrize("symmetry", ["flip", "square"])
+def test_sums_over_mirrored_images_are_those_of_a_site_that_has_them(symmetry: str) -> None:
+    federation = small_federation("onesum")
+    more = []
+    for shard in federation.shards:
+        copies = [Dataset(copy, shard.train.labels) for copy in mirrored(shard.train.images, symmetry)]
+        more.append(replace(shard, train=together(copies)))
+    plain = released(replace(federation, shards=more), least=1).shared.tensors
+    found = released(federation, symmetry=symmetry, least=1).shared.tensors
+    assert set(found) == set(plain) and all(torch.equal(value, plain[name]) for name, value in found.items())
 
 
 @pytest.mark.parametrize("symmetry", ["flip", "square"])

@@ -57,6 +57,19 @@ def statistics(features: torch.Tensor, labels: torch.Tensor, classes: int, chunk
     return Statistics(sums, gram, torch.bincount(labels, minlength=classes).double())
 
 
+def folded_statistics(features: torch.Tensor, labels: torch.Tensor, classes: int) -> Statistics:
+    """The same with the gram folded, as `packed` does it: half the memory of partial sums.
+
+    A symmetric rank-n update (numpy calls BLAS' syrk where both factors are one matrix) takes seven tenths of the time. Its
+    bits differ from a product's, unless features are whole numbers, whose sums are exact.
+    """
+    wide = features.double()
+    square = wide.numpy()
+    spend(1.0 * len(features) * square.shape[1] ** 2)
+    sums = torch.zeros(classes, square.shape[1], dtype=torch.float64).index_add_(0, labels, wide)
+    return Statistics(sums, packed(torch.from_numpy(square.T @ square)), torch.bincount(labels, minlength=classes).double())
+
+
 def linear_classifier(total: Statistics, covariance: Covariance, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
     """W (classes, d) and b (classes,) of the Gaussian classifier with one covariance for all classes; nothing is trained.
 

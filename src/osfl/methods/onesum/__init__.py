@@ -39,7 +39,7 @@ from osfl.core.types import (
 from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
-from osfl.ingredients.statistics.gaussians import Statistics, packed, statistics, summed, unpacked
+from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, packed, summed, unpacked
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
 from osfl.ingredients.tokens.encoding import (
     Encoding,
@@ -162,15 +162,15 @@ class OneSum(TokenMethod):
         if self.settings.by_class:
             held = sorted(set(data.labels.tolist())) or [0]
             found = {c: self._summed(data.subset(data.labels == c), shard, ctx) for c in held}
-            tensors = {f"class-{c}/gram": _whole(packed(one.gram)) for c, one in found.items()}
+            tensors = {f"class-{c}/gram": _whole(one.gram) for c, one in found.items()}
             total = summed(found.values())
         elif self.settings.send == "smaller" and 0 < 2 * len(data) * self.settings.copies() < self.width():
             rows = self._features(data, shard, ctx) / self._step()
-            total = statistics(rows, data.labels.repeat(self.settings.copies()), classes)
+            total = folded_statistics(rows, data.labels.repeat(self.settings.copies()), classes)
             tensors = {"factor": torch.linalg.qr(rows, mode="r").R}
         else:
             total = self._summed(data, shard, ctx)
-            tensors = {"gram": _whole(packed(total.gram))}
+            tensors = {"gram": _whole(total.gram)}
         counts = torch.bincount(data.labels, minlength=classes)
         return Payload({"counts": counts, "sums": _whole(total.sums), **tensors}, {"features": self._digest(ctx)})
 
@@ -198,13 +198,13 @@ class OneSum(TokenMethod):
         return int(_EXACT // (LEVELS**2 * self.settings.copies()))
 
     def _summed(self, data: Dataset, shard: Shard, ctx: Context) -> Statistics:
-        """The sums over a site's images and their mirrors, in steps of the grid."""
+        """The sums over a site's images and their mirrors, in steps of the grid; G is folded."""
         parts, classes = torch.split(torch.arange(len(data)), _TOGETHER), len(self.task.classes)
 
         def sums(part: torch.Tensor) -> Statistics:
             some = data.subset(part)
             features = self._features(some, shard, ctx) / self._step()
-            return statistics(features, some.labels.repeat(self.settings.copies()), classes)
+            return folded_statistics(features, some.labels.repeat(self.settings.copies()), classes)
 
         return summed(ctx.map(sums, parts)) if len(data) else _nothing(classes, self.width())
 
@@ -624,7 +624,8 @@ def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
 
 
 def _nothing(classes: int, d: int) -> Statistics:
-    sums, gram, counts = (torch.zeros(shape, dtype=torch.float64) for shape in ((classes, d), (d, d), (classes,)))
+    triangle = d * (d + 1) // 2
+    sums, gram, counts = (torch.zeros(shape, dtype=torch.float64) for shape in ((classes, d), (triangle,), (classes,)))
     return Statistics(sums, gram, counts)
 
 
