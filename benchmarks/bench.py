@@ -35,6 +35,9 @@ PARTS = (
     "three_ways",
     "pretrained_clients",
     "lying_counts",
+    "onesum_speed",
+    "onesum_memory",
+    "onesum_crossing",
 )
 
 
