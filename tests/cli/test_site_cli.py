@@ -65,21 +65,21 @@ def test_a_personal_part_that_would_be_ignored_is_refused(osfl: Osfl, here: Path
 
 # --- the file that leaves ----------------------------------------------------------------------------------------------
 
-SPEAK = "client plan.toml --client north --key keys/north.key"
+CLIENT = "client plan.toml --client north --key keys/north.key"
 
 
 def test_the_size_is_that_of_the_file_that_leaves(osfl: Osfl, here: Path) -> None:
-    for words, out in ((SPEAK, "usb/plain.safetensors"), (f"{SPEAK} --seal keys/server.pub", "usb/sealed.safetensors")):
+    for words, out in ((CLIENT, "usb/plain.safetensors"), (f"{CLIENT} --seal keys/server.pub", "usb/sealed.safetensors")):
         text = osfl(f"{words} --out {out}").out
         size = Path(out).stat().st_size
         assert f"one file of {size:,} bytes" in text
         assert osfl(f"{words} --out {out} --format json").json["bytes"] == size
     assert Path("usb/sealed.safetensors").stat().st_size > Path("usb/plain.safetensors").stat().st_size
-    assert osfl(f"{SPEAK} --format json").json["bytes"] == Path("usb/plain.safetensors").stat().st_size
+    assert osfl(f"{CLIENT} --format json").json["bytes"] == Path("usb/plain.safetensors").stat().st_size
 
 
 def test_a_folder_is_no_file_and_the_file_is_suggested(osfl: Osfl, here: Path) -> None:
-    said = osfl(f"{SPEAK} --out usb/")
+    said = osfl(f"{CLIENT} --out usb/")
     assert said.code == 2 and "--out usb is a folder" in said.err and "--out usb/north.safetensors" in said.err
     said = osfl("inspect usb/north.safetensors --html usb")
     assert said.code == 2 and "usb/page.html" in said.err
@@ -97,7 +97,7 @@ def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(
 
     Path("stick").mkdir()
     monkeypatch.setattr(os, "open", read_only)
-    said = osfl(f"{SPEAK} --out stick/n.safetensors")
+    said = osfl(f"{CLIENT} --out stick/n.safetensors")
     assert said.code == 1 and "stick/n.safetensors: Read-only file system" in said.err and ".tmp" not in said.err
 
 

@@ -17,7 +17,7 @@ from osfl.core.topology import neighbors, next_encounter
 from osfl.core.types import Contact, Limits, Payload, Plan, Release, Shard, Topology
 from osfl.deploy.flower import app
 from osfl.deploy.flower.collector import Collector
-from osfl.deploy.flower.messages import SPEAK, MessageBody
+from osfl.deploy.flower.messages import ANNOUNCE, MessageBody
 from osfl.deploy.flower.site_node import SiteNode
 from osfl.roles import coordinator, peer, site
 from osfl.rounds.finished import load_model
@@ -166,7 +166,7 @@ def test_at_the_network_a_sealed_bundle_must_fit_into_its_window(sites: Path, tm
     north = at_the_network(plan, sites, tmp_path / "network")[0]
     asked: MessageBody = {"round": plan.digest, "nonce": "ab", "wanted": 1, "length": 10, "plan": json.dumps(plan.as_json())}
     for _ in range(2):
-        assert north.to(SPEAK, asked) == {"client": "north", "refused": "UploadBlocked (topology.contacts)"}
+        assert north.to(ANNOUNCE, asked) == {"client": "north", "refused": "UploadBlocked (topology.contacts)"}
     assert not list(tmp_path.rglob("*.sealed"))
 
 

@@ -177,15 +177,15 @@ def _release(
     """Everything up to release.safetensors, which is kept if it is there."""
     if is_reference(method):
         return _reference(method, federation.shards, fl_round, ctx)
-    speaks = any(fl_round.policy.contracts.values())
+    has_uploads = any(fl_round.policy.contracts.values())
     _client_phases(method, federation.shards, fl_round, ctx, history, machine)
     if fl_round.release() is None:
         run_server_phase(method, fl_round, ctx)
     everyone = {shard.client for shard in federation.shards}
     # an empty contract: the bundles of a real round, so that digests agree, but they say nothing, and count as nothing
-    up = fl_round.delivered() if speaks else dict.fromkeys(sorted(everyone), 0)
+    up = fl_round.delivered() if has_uploads else dict.fromkeys(sorted(everyone), 0)
     down = {client: size for client, size in fl_round.release_bytes().items() if client in everyone}
-    return Traffic(up, down, int(speaks))
+    return Traffic(up, down, int(has_uploads))
 
 
 def _client_phases(

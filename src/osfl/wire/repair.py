@@ -69,7 +69,7 @@ def sign_request(request: RepairRequest, server_key: SigningKey) -> bytes:
 
 
 def read_request(data: bytes, server: str, plan: str, clients: Collection[ClientId]) -> RepairRequest:
-    """The request, if the server signed it for this round and it speaks of every site once."""
+    """The request, if the server signed it for this round and it names every site once."""
     try:
         found = strict_json.parse(data)
         content, signature = found["request"], found["signature"]

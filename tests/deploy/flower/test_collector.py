@@ -179,7 +179,7 @@ def test_a_node_that_cannot_sign_is_never_asked_for_a_byte(tmp_path: Path) -> No
     stranger = CLIENTS[5]  # has a key, but is not enrolled in this round
 
     def lies(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
-        return {**answer, "proof": _KEYS[stranger].sign(b"something")} if kind == messages.SPEAK else answer
+        return {**answer, "proof": _KEYS[stranger].sign(b"something")} if kind == messages.ANNOUNCE else answer
 
     network = refused(story, CLIENTS[1], lies)
     network.sites[13] = story.answer(stranger)
@@ -194,7 +194,7 @@ def test_an_old_proof_is_not_good_again(tmp_path: Path) -> None:
     proofs: list[object] = []
 
     def replays(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
-        if kind == messages.SPEAK:
+        if kind == messages.ANNOUNCE:
             proofs.append(answer["proof"])
             return {**answer, "proof": "0" * 128} if len(proofs) == 1 else {**answer, "proof": str(proofs[0])}
         return answer
@@ -292,6 +292,6 @@ def test_a_site_answers_only_for_itself_and_says_little(tmp_path: Path, capsys: 
     site = Story(tmp_path).site(CLIENTS[0])
     about: MessageBody = {"round": POLICY.plan, "client": CLIENTS[1], "offset": 0, "length": 10}
     assert site.to(messages.CHUNK, about) == {"client": CLIENTS[0], "refused": "UsageError (client)"}
-    assert site.to(messages.SPEAK, {"round": "../../etc"})["refused"] == "UsageError (round)"
+    assert site.to(messages.ANNOUNCE, {"round": "../../etc"})["refused"] == "UsageError (round)"
     assert site.to(messages.CHUNK, {**about, "client": CLIENTS[0]})["refused"] == "UsageError (upload)"
     assert "there is no upload yet" in capsys.readouterr().out  # the reason stays at the site

@@ -72,7 +72,7 @@ def test_what_travels_is_sealed_once(site: SiteNode, tmp_path: Path) -> None:
     spoken(site)
     sealing = replace(site, seal=server.public_hex)
     asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
-    said, again = sealing.to(messages.SPEAK, asked), sealing.to(messages.SPEAK, asked)
+    said, again = sealing.to(messages.ANNOUNCE, asked), sealing.to(messages.ANNOUNCE, asked)
     assert said["data"] == again["data"] and b"said" not in bytes(said["data"])  # type: ignore[arg-type]
     (tmp_path / "came").write_bytes(said["data"])  # type: ignore[arg-type]
     assert bytes(unseal(tmp_path / "came", server, 100)) == b"said"
@@ -90,7 +90,7 @@ def test_another_addressee_or_upload_is_sealed_anew(site: SiteNode, tmp_path: Pa
             later = upload.stat().st_mtime_ns + 10**9
             upload.write_bytes(said)
             os.utime(upload, ns=(later, later))
-        came.write_bytes(replace(site, seal=key.public_hex).to(messages.SPEAK, asked)["data"])  # type: ignore[arg-type]
+        came.write_bytes(replace(site, seal=key.public_hex).to(messages.ANNOUNCE, asked)["data"])  # type: ignore[arg-type]
         assert bytes(unseal(came, key, 100)) == said
 
 
@@ -111,7 +111,7 @@ def test_two_programs_of_one_site_answer_at_once(site: SiteNode, tmp_path: Path)
     asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
 
     def both() -> tuple[object, list[object]]:
-        said = sealing.to(messages.SPEAK, asked)["whole"]
+        said = sealing.to(messages.ANNOUNCE, asked)["whole"]
         pieces = [
             Chunk(at, release[at : at + 1024], hashlib.sha256(release[at : at + 1024]).hexdigest())
             for at in range(0, len(release), 1024)

@@ -182,7 +182,7 @@ class Collector:
 
     def _ask(self, session: NodeSession) -> None:
         if not session.client:
-            self._ask_once(session, messages.SPEAK)
+            self._ask_once(session, messages.ANNOUNCE)
         elif session.partial is not None:
             self._ask_for_pieces(session, session.partial)
         elif session.news is not None:
@@ -199,7 +199,7 @@ class Collector:
     def _ask_once(self, session: NodeSession, kind: str) -> None:
         if session.asked(kind):
             return
-        if kind == messages.SPEAK:
+        if kind == messages.ANNOUNCE:
             session.nonce = secrets.token_hex(16)
             wanted = int(not self._released() and not (self.folder / REQUEST).exists())  # nobody joins a sum being repaired
             body: MessageBody = {
@@ -262,7 +262,7 @@ class Collector:
         else:
             session.failures = 0
             handlers = {
-                messages.SPEAK: self._receive_upload,
+                messages.ANNOUNCE: self._receive_upload,
                 messages.CHUNK: self._hear_piece,
                 messages.RECEIPT: self._hear_noted,
                 messages.PUT: self._hear_put,

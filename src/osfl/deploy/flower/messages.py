@@ -1,6 +1,6 @@
 """Messages between the coordinator's app and a site's: six requests, all sent by the coordinator.
 
-    speak    round, plan, nonce, wanted      → client, proof; the upload's size, hash and first piece; or a refusal
+    announce round, plan, nonce, wanted      → client, proof; the upload's size, hash and first piece; or a refusal
     chunk    round, client, offset, length   → that piece of the upload
     repair   round, client, plan, request → the site's repair of a secure sum, sealed to the server
     receipt  round, client, digest | refused → noted at the site: the upload is in the inbox, or why it is not
@@ -22,9 +22,9 @@ from osfl.deploy.flower.chunks import Chunk
 
 MessageBody: TypeAlias = Mapping[str, str | int | bytes]  # the content of one message; flat, so that any network can carry it
 
-SPEAK, CHUNK, RECEIPT, PUT, TAKE, REPAIR = "speak", "chunk", "receipt", "put", "take", "repair"
-KINDS = (SPEAK, CHUNK, RECEIPT, PUT, TAKE, REPAIR)
-LONG = (SPEAK, TAKE)  # a site may learn before it answers
+ANNOUNCE, CHUNK, RECEIPT, PUT, TAKE, REPAIR = "announce", "chunk", "receipt", "put", "take", "repair"
+KINDS = (ANNOUNCE, CHUNK, RECEIPT, PUT, TAKE, REPAIR)
+LONG = (ANNOUNCE, TAKE)  # a site may learn before it answers
 
 
 @dataclass(frozen=True)

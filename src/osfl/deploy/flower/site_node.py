@@ -54,7 +54,7 @@ class SiteNode:
         fl_round = messages.text(body, "round")
         if not is_digest(fl_round):
             raise UsageError("the message names no round", field="round")
-        if kind == messages.SPEAK:
+        if kind == messages.ANNOUNCE:
             return self._make_upload(fl_round, body)
         if messages.text(body, "client") != self.client:
             raise UsageError("the message is for another client", field="client")
