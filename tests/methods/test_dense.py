@@ -120,6 +120,16 @@ def test_a_step_of_the_student_follows_the_closed_form_at_its_temperature(hard: 
     assert moved > 1e-3
 
 
+def test_the_students_rate_falls_along_a_cosine_over_the_epochs() -> None:
+    method = Dense(TASK, replace(SMALL, generators=1, synthesis_batch=12, server_epochs=4, student_cosine=True, student_lr=0.1))
+    shop, rates = Workshop(method, uploads_of(method), context(method.settings, "ab")), []
+    shop.grow(0, method.objective)
+    for epoch in range(4):
+        shop.study(epoch)
+        rates.append(shop.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.1 * (1 + 0.5**0.5) / 2, 0.05, 0.1 * (1 - 0.5**0.5) / 2])
+
+
 def test_every_epoch_starts_with_a_new_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     import osfl.ingredients.generators.synthesis as synthesis
 

@@ -51,13 +51,15 @@ def test_of_too_few_sequences_none_is_repeated(n: int) -> None:
     assert float((out_of_space(z, labels, space) - tokens).abs().mean()) > 0.1
 
 
-def test_shrinkage_is_that_of_ledoit_and_wolf() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_shrinkage_is_that_of_ledoit_and_wolf(scale: float) -> None:
+    """However small the numbers are."""
     from sklearn.covariance import ledoit_wolf
 
-    off = sequences(12)[0].flatten(1).double()
+    off = scale * sequences(12)[0].flatten(1).double()
     off = off - off.mean(0)
     expected, _ = ledoit_wolf(off.numpy(), assume_centered=True)
-    assert torch.allclose(shrunk_covariance(off), torch.from_numpy(expected), atol=1e-9)
+    assert torch.allclose(shrunk_covariance(off), torch.from_numpy(expected), atol=1e-9 * scale**2)
 
 
 def fitted(patience: int, epochs: int) -> tuple[float, TokenGenerator]:

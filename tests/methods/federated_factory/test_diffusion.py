@@ -243,6 +243,12 @@ def test_hardly_trained_it_draws_from_the_class_gaussian() -> None:
     assert float((found[6].std(0) - real.std(0)).abs().mean()) < 6
 
 
+def test_samples_come_in_pieces_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, tensors = factory_for(replace(TINY, factory="edm"), TASK), learned(1)
+    monkeypatch.setattr(diffusion, "_CHUNK", 2)
+    assert [len(factory.sample(tensors, count, rng())) for count in (0, 2, 5)] == [0, 2, 5]
+
+
 # --- diffusion: what a network sees while it learns ---
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from osfl.methods.federated_factory.factories import factory_for
-from osfl.methods.federated_factory.mixtures import _mixture
+from osfl.methods.federated_factory.mixtures import _mixture, supported_mixture
 from tests.methods.federated_factory.conftest import TASK, TINY, pictures, quiet, rng
 
 
@@ -23,6 +23,23 @@ def test_a_mixture_of_one_component_has_the_moments_of_its_class() -> None:
     made = factory.sample(tensors, 4000, rng(1)).flatten(1).double() / 127.5 - 1
     assert torch.allclose(made.mean(0), x.mean(0), atol=0.02)
     assert torch.allclose(made.std(0), x.std(0), rtol=0.1)
+
+
+def test_copies_of_an_image_add_nothing() -> None:
+    factory, images = factory_for(replace(TINY, factory="mixture"), TASK), pictures(30)
+    one, other = (factory.fit(part, rng(), quiet) for part in (images, torch.cat([images, images[:20], images[:3]])))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_component_of_few_images_is_fitted_again_with_fewer() -> None:
+    """Nineteen points and one far away: two components would be those and it, so there is one. Two true groups stay two."""
+    settings = replace(TINY, mixture_components=2, mixture_prior=1e-3, least=3)
+    near = 0.1 * torch.randn((19, 2), generator=rng(), dtype=torch.float64)
+    lonely = torch.cat([near, torch.full((1, 2), 50.0, dtype=torch.float64)])
+    assert len(supported_mixture(lonely, settings, 20, rng(1))[0]) == 1
+    apart = torch.cat([near, near + 50.0])
+    weights, centers, _ = supported_mixture(apart, settings, 38, rng(1))
+    assert sorted(weights.tolist()) == pytest.approx([0.5, 0.5]) and float((centers[0] - centers[1]).abs().min()) > 45
 
 
 def test_a_mixture_finds_two_groups() -> None:
