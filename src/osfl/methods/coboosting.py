@@ -30,12 +30,13 @@ from osfl.ingredients.generators.synthesis import (
     synthesis_problems,
     work_key,
 )
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, batches
 from osfl.ingredients.training.model_method import ModelMethod
 
 
 @dataclass(frozen=True)
-class Settings(Synthesis, Training):
+class Settings(SitePrior, Synthesis, Training):
     lr: float = 0.01  # of the clients
     schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
     bn: float = 0.0  # weight of the BN statistics, mean over clients
@@ -81,7 +82,7 @@ SMOKE = {
 }
 
 
-class CoBoosting(ModelMethod):
+class CoBoosting(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (

@@ -29,6 +29,7 @@ from osfl.ingredients.generators.synthesis import (
     work_key,
 )
 from osfl.ingredients.inversion.pixels import Watched
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training
 from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, teacher_weights, teachers
 from osfl.models.folding import freeze
@@ -37,7 +38,7 @@ from osfl.models.naming import named
 
 
 @dataclass(frozen=True)
-class Settings(Student, Training):
+class Settings(SitePrior, Student, Training):
     ensemble: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
     server_epochs: int = 2000  # so often server_steps steps
     server_steps: int = 120  # in each epoch: one step of the generator and one of the student
@@ -84,7 +85,7 @@ SMOKE = {
 }
 
 
-class Dafl(ModelMethod):
+class Dafl(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = ("the teacher is an ensemble of clients; the activation term is the mean over them",)

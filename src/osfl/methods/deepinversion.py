@@ -24,6 +24,7 @@ from osfl.ingredients.generators.synthesis import student_problems
 from osfl.ingredients.inversion.pixels import Pixels, Watched, invert, labels_for, pixel_problems
 from osfl.ingredients.inversion.trajectories import Teacher, teacher_of
 from osfl.ingredients.statistics.claimed_counts import capped_sites
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, too_low
 from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, counts_of, digests_of, start_student, teachers
 from osfl.models.folding import freeze
@@ -31,7 +32,7 @@ from osfl.models.naming import load_named, named
 
 
 @dataclass(frozen=True)
-class Settings(Training, Student, Pixels):
+class Settings(SitePrior, Training, Student, Pixels):
     steps: int = 2000  # T, descent steps on the pixels
     ensemble: Combine = "logits"  # how the clients' answers become one teacher
     invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each by itself
@@ -51,7 +52,7 @@ class Settings(Training, Student, Pixels):
     ask_again: bool = False  # ask the guides about each changed image, not once about the original
 
 
-class DeepInversion(ModelMethod):
+class DeepInversion(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

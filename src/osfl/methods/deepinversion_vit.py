@@ -13,11 +13,19 @@ from typing import Any, ClassVar
 from osfl.core.method import Context
 from osfl.core.types import ClientId, Dataset, Release, Upload
 from osfl.ingredients.distillation.token_relabel import KD_ONLY, PatchServer, kept_samples, relabel_flops
+from osfl.ingredients.statistics.site_prior import OneClassifier
 from osfl.ingredients.training.model_method import ModelMethod
-from osfl.ingredients.training.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
+from osfl.ingredients.training.uploaded_vits import (
+    VIT_CPU,
+    VIT_SMOKE,
+    UploadedVits,
+    as_drawn,
+    counts_needed,
+    vit_student_problems,
+)
 
 
-class DeepInversionVit(ModelMethod):
+class DeepInversionVit(OneClassifier, ModelMethod):
     Settings = UploadedVits
     PRESETS: ClassVar[Any] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
     DEVIATIONS = (
@@ -39,7 +47,7 @@ class DeepInversionVit(ModelMethod):
         server = self._learned(uploads, ctx)
         server.show()
         server.keep_samples()
-        return Release(server.release())
+        return as_drawn(Release(server.release()), uploads, self.settings, ctx)
 
     def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
         server = PatchServer(self, uploads, ctx, "deepinversion_vit", self.settings.inversion(), KD_ONLY)

@@ -26,12 +26,13 @@ from osfl.ingredients.generators.synthesis import (
     synthesis_problems,
     work_key,
 )
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training
 from osfl.ingredients.training.model_method import ModelMethod
 
 
 @dataclass(frozen=True)
-class Settings(Synthesis, Training):
+class Settings(SitePrior, Synthesis, Training):
     lr: float = 0.01  # of the clients
     schedule: Literal["steps", "cosine", "constant"] = "constant"  # of the clients
     cross_entropy: float = 1.0  # weight of the label term in the generator's loss
@@ -71,7 +72,7 @@ SMOKE = {
 }
 
 
-class Dense(ModelMethod):
+class Dense(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (

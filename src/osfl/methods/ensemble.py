@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from osfl.core.method import Context
-from osfl.core.types import Limits, Payload, Release, Shard, Upload
+from osfl.core.types import Limits, Payload, Release, Upload
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.ensembles.gathering import gather, members
-from osfl.ingredients.statistics.site_prior import (
-    SitePrior,
-    corrected,
-    site_prior_problems,
-    with_site_prior,
-    without_site_prior,
-)
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, without_site_prior
 from osfl.ingredients.training.local import Training
 from osfl.ingredients.training.model_method import Combine, ModelMethod, teacher_ensemble
 
@@ -33,11 +27,8 @@ class Settings(SitePrior, Training):
     ensemble: Combine = "logits"  # what is averaged, and how it is weighted
 
 
-class EnsembleOfClients(ModelMethod):
+class EnsembleOfClients(OneClassifier, ModelMethod):
     Settings = Settings
-
-    def problems(self, clients: int) -> list[str]:
-        return super().problems(clients) + site_prior_problems(self.settings)
 
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED)
@@ -46,12 +37,6 @@ class EnsembleOfClients(ModelMethod):
         gathered, share = gather({upload.client: upload.payload for upload in uploads}), ctx.plan.limits.share
         cap = {} if share == Limits().share else {"share": share}  # who builds the ensemble has no plan
         return Release(Payload(gathered.tensors, {**gathered.facts, **cap}))
-
-    def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
-        return with_site_prior(release, shard, len(self.task.classes), self.settings)
-
-    def needs_images_after_round(self) -> bool:
-        return bool(self.settings.personalize == "prior")
 
     def build(self, payload: Payload) -> nn.Module:
         return corrected(self._together(without_site_prior(payload)), payload)

@@ -15,6 +15,7 @@ from osfl.core.method import Context
 from osfl.core.types import ADDED, Field, Payload, Plan, Release, Summand, Upload
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import sizes_of
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, site_prior_problems, with_class_shares
 from osfl.ingredients.training.local import Training, not_positive, training_problems
 from osfl.ingredients.training.model_method import ModelMethod
 
@@ -22,30 +23,40 @@ _COUNTER = 1 << 40  # batches that a network can have seen
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Settings(SitePrior, Training):
     weighting: Literal["samples", "uniform"] = "samples"  # Eq. 1 of the paper weights by sample count
     bound: float = field(default=1024.0, metadata=ADDED)  # with a secure sum: no weight or statistic may be further from zero
 
 
-class FedAvg(ModelMethod):
+class FedAvg(OneClassifier, ModelMethod):
     Settings = Settings
     COMMON = ("architecture",)
 
     def problems(self, clients: int) -> list[str]:
         found = training_problems(self.settings, self.task, one="averaging weights needs one architecture for all clients")
-        return [*found, *not_positive(self.settings, "bound")]
+        return [*found, *not_positive(self.settings, "bound"), *site_prior_problems(self.settings)]
+
+    def needs_counts(self) -> bool:
+        """To divide out the shares of the classes, as the clients saw them, where sites correct the average by theirs."""
+        return bool(self.settings.personalize == "prior")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uniform = self.settings.weighting == "uniform"
         weights = [1.0] * len(uploads) if uniform else sizes_of(uploads, ctx.plan.limits.share).tolist()
         mean = average([upload.payload.tensors for upload in uploads], weights)
-        return Release(Payload(mean, {"architecture": self.settings.architecture}))
+        release = Release(Payload(mean, {"architecture": self.settings.architecture}))
+        return with_class_shares(release, uploads, self.settings, ctx.plan.limits.share)
 
     def summands(self, plan: Plan) -> dict[str, Summand]:
         """The weights of all sites, each counting as much as another: the server of a secure sum knows no counts."""
         if self.settings.weighting != "uniform":
             raise UsageError(
                 "setting 'weighting': with a secure sum the server sees no site's counts; set weighting=uniform",
+                field="settings",
+            )
+        if self.settings.personalize == "prior":
+            raise UsageError(
+                "setting 'personalize': with a secure sum the server sees no site's counts to divide out; set personalize=none",
                 field="settings",
             )
         fields = self.contract(self.settings.architecture).items()

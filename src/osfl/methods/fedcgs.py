@@ -30,6 +30,7 @@ from osfl.ingredients.statistics.gaussians import (
     unpacked,
 )
 from osfl.ingredients.statistics.shrinkage import gcv_ridge
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
 from osfl.ingredients.tokens.encoding import (
     Encoding,
     OnTokens,
@@ -46,7 +47,7 @@ from osfl.models.naming import load_named, named
 
 
 @dataclass(frozen=True)
-class Settings(Encoding):
+class Settings(SitePrior, Encoding):
     resolution: int = 224  # R; the paper takes one vector an image
     tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
     covariance: Covariance = "total"  # of all samples (public code), or within classes (linear discriminant analysis)
@@ -62,7 +63,7 @@ class Settings(Encoding):
     alignment: float = 1.0  # weight of the distance between mapped features and the global mean of their class
 
 
-class FedCGS(TokenMethod):
+class FedCGS(OneClassifier, TokenMethod):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
     COMMON = ("encoder",)
@@ -88,6 +89,8 @@ class FedCGS(TokenMethod):
 
     def problems(self, clients: int) -> list[str]:
         found = too_low(self.settings, {"ridge": 0, "personal_epochs": 0, "alignment": 0, "least": 1})
+        if self.settings.personal and self.settings.personalize == "prior":
+            found.append("setting 'personal': a map fitted to a site's images has its prior already; set personalize=none")
         return [*super().problems(clients), *found, *not_positive(self.settings, "personal_lr", "bound")]
 
     def width(self) -> int:
@@ -141,7 +144,8 @@ class FedCGS(TokenMethod):
         weight, bias = linear_classifier(total, s.covariance, ridge)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}
         means = total.means().float()
-        return Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
+        release = Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
+        return with_class_shares(release, uploads, self.settings, ctx.plan.limits.share)
 
     def _statistics(self, upload: Upload) -> Statistics:
         """The statistics of an upload; B stays folded, as it was sent."""
@@ -188,7 +192,7 @@ class FedCGS(TokenMethod):
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         """A residual map of the features that starts as nothing, fitted with CE and drawn to the global class means."""
         if not self.settings.personal:
-            return release.shared
+            return super().personalize(release, shard, ctx)
         head, s = _Mapped(self._linear(release.shared)), self.settings
         x, y, means = self._features(self.encoded(shard.train, shard, ctx)), shard.train.labels, release.shared.tensors["means"]
         scale = x.var(0).mean().clamp_min(1e-12)  # so that one alignment weight serves any encoder
@@ -201,13 +205,16 @@ class FedCGS(TokenMethod):
                 step(head, optimizer, loss)
         return Payload({**named(head.linear, "head"), **named(head.map, "map")})
 
+    def needs_images_after_round(self) -> bool:
+        return bool(self.settings.personal) or super().needs_images_after_round()
+
     def build(self, payload: Payload) -> nn.Module:
         head: nn.Module = self._linear(payload)
         if "map/weight" in payload.tensors:
             assert isinstance(head, nn.Linear)
             head = _Mapped(head)
             load_named(head.map, payload.tensors, "map")
-        return OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval()
+        return corrected(OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval(), payload)
 
     def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
         return self._features(super().encode(images, ctx))

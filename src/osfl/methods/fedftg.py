@@ -29,6 +29,7 @@ from osfl.ingredients.generators.synthesis import (
 )
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.ingredients.statistics.claimed_counts import capped_counts
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, with_class_shares
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, decay
 from osfl.ingredients.training.model_method import ModelMethod, Student, counts_of, teachers
 from osfl.models.folding import freeze
@@ -37,7 +38,7 @@ from osfl.models.naming import named
 
 
 @dataclass(frozen=True)
-class Settings(Student, Training):
+class Settings(SitePrior, Student, Training):
     init: Literal["random", "average", "client", "pretrained"] = "average"  # the paper fine-tunes the clients' average
     iterations: int = 10  # I: each trains the generator on every client, then the student
     generator_steps: int = 1  # on each client, in each iteration
@@ -84,7 +85,7 @@ SMOKE = {
 }
 
 
-class FedFtg(ModelMethod):
+class FedFtg(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
@@ -126,7 +127,8 @@ class FedFtg(ModelMethod):
 
         tuning.restore(in_stages(ctx, work_key("fedftg", uploads, self, ctx), total, Payload({}), run))
         tuning.show()
-        return Release(Payload(named(tuning.student, "model"), {"architecture": tuning.architecture}))
+        release = Release(Payload(named(tuning.student, "model"), {"architecture": tuning.architecture}))
+        return with_class_shares(release, uploads, self.settings, ctx.plan.limits.share)
 
 
 def shares(counts: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

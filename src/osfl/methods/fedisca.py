@@ -32,20 +32,21 @@ from osfl.ingredients.inversion.trajectories import (
     kept_images,
     teacher_of,
 )
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, decay
 from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, digests_of, start_student, teachers
 from osfl.models.naming import load_named, named
 
 
 @dataclass(frozen=True)
-class Settings(Training, Student, Pixels, Following):
+class Settings(SitePrior, Training, Student, Pixels, Following):
     ensemble: Combine = "logits"  # how the clients' answers become one teacher
     invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each its share of them
     guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
     passes: int = 1  # passes of the student along each trajectory; images cost far more than its steps
 
 
-class FedISCA(ModelMethod):
+class FedISCA(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},

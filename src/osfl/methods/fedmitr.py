@@ -19,8 +19,16 @@ from osfl.core.types import ClientId, Dataset, Json, Payload, Release, Upload
 from osfl.ingredients.distillation.token_relabel import PatchServer, Terms, kept_samples, lipschitz, relabel_flops
 from osfl.ingredients.generators.synthesis import out_of_range
 from osfl.ingredients.inversion.sparse import Events, events_of
+from osfl.ingredients.statistics.site_prior import OneClassifier
 from osfl.ingredients.training.model_method import ModelMethod
-from osfl.ingredients.training.uploaded_vits import VIT_CPU, VIT_SMOKE, UploadedVits, counts_needed, vit_student_problems
+from osfl.ingredients.training.uploaded_vits import (
+    VIT_CPU,
+    VIT_SMOKE,
+    UploadedVits,
+    as_drawn,
+    counts_needed,
+    vit_student_problems,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Settings(UploadedVits):
     probe: int = 8  # images an epoch whose gradient norms are recorded (the theorem)
 
 
-class FedMitr(ModelMethod):
+class FedMitr(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS: ClassVar[Any] = {
         "paper": {},
@@ -84,7 +92,8 @@ class FedMitr(ModelMethod):
         server.keep_samples()
         released = server.release()
         measured: dict[str, Json] = {"gradient_norms": lipschitz(server.norms)} if len(server.norms) else {}
-        return Release(Payload(released.tensors, {**released.facts, **measured}))
+        release = Release(Payload(released.tensors, {**released.facts, **measured}))
+        return as_drawn(release, uploads, self.settings, ctx)
 
     def _learned(self, uploads: Sequence[Upload], ctx: Context) -> PatchServer:
         server = PatchServer(

@@ -19,6 +19,7 @@ from osfl.core.types import Contract, Exposed, Field, Payload, Release, Shard, U
 from osfl.ingredients.statistics.claimed_counts import drawn_for
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
 from osfl.ingredients.tokens.encoding import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder, with_enough
 from osfl.ingredients.tokens.training import linear_head
 from osfl.ingredients.training.local import not_positive, too_low
@@ -30,7 +31,7 @@ PIECE_BYTES = 128 << 20  # of one float64 table while features are drawn
 
 
 @dataclass(frozen=True)
-class Settings(Encoding):
+class Settings(SitePrior, Encoding):
     resolution: int = 224  # R; the paper takes one vector an image
     tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
     components: int = 20  # K, Gaussians a class; fewer for classes with few images
@@ -46,7 +47,7 @@ class Settings(Encoding):
     standardize: bool = False  # train the head on standardized features (folded into its weights afterwards)
 
 
-class FedPFT(TokenMethod):
+class FedPFT(OneClassifier, TokenMethod):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
@@ -143,7 +144,7 @@ class FedPFT(TokenMethod):
             device=ctx.device,
             progress=lambda done, total: ctx.progress("head", done, total),
         )
-        return Release(Payload(named(head, "head")))
+        return with_class_shares(Release(Payload(named(head, "head"))), uploads, s, ctx.plan.limits.share)
 
     def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Synthetic features (n, d) of all clients, and their labels."""
@@ -203,7 +204,7 @@ class FedPFT(TokenMethod):
     def build(self, payload: Payload) -> nn.Module:
         head = nn.Linear(self.settings.width(self.settings.tokens), len(self.task.classes))
         load_named(head, payload.tensors, "head")
-        return OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval()
+        return corrected(OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval(), payload)
 
 
 def _in_pieces(mixture: FeatureMixture, count: int, rng: torch.Generator) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +11,27 @@ import torch
 from torch import nn
 
 from osfl.core.method import Context
-from osfl.core.registry import load
+from osfl.core.registry import load, names
 from osfl.core.settings import resolve_settings
-from osfl.core.types import Payload, Upload, settings_as_json
+from osfl.core.types import Payload, Release, Upload, settings_as_json
 from osfl.ingredients.statistics.gaussians import NEVER
-from osfl.ingredients.statistics.site_prior import PriorCorrected, corrected, corrected_prior, site_log_prior
+from osfl.ingredients.statistics.site_prior import (
+    LEARNED,
+    OneClassifier,
+    PriorCorrected,
+    SitePrior,
+    corrected,
+    corrected_prior,
+    site_log_prior,
+    with_class_shares,
+)
 from osfl.simulate.checks import small_federation
 from osfl.simulate.run import run_federation
 
-METHODS = ("ensemble", "federated_factory")
+BALANCED, NATURAL = ("ensemble", "federated_factory", "dense"), ("fedavg", "fedcgs", "fedpft", "falcon")
+METHODS = ("ensemble", "federated_factory", "fedcgs")
+ONE = {"coboosting", "dafl", "deepinversion", "deepinversion_vit", "dense", "ensemble", "falcon", "fedavg", "fedcgs", "fedftg"}
+ONE |= {"fedisca", "fedlmg", "fedmitr", "fedpft"}
 
 
 def test_the_prior_of_three_images() -> None:
@@ -46,21 +59,27 @@ def test_a_class_that_nobody_has_stays_out() -> None:
     assert corrected(model, Payload({})) is model
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", (*BALANCED, *NATURAL))
 def test_a_site_weighs_the_release_by_its_own_classes(name: str, tmp_path: Path) -> None:
     federation = small_federation(name)
     settings = replace(federation.plan.settings, personalize="prior", prior_temperature=0.5)
-    plan = replace(federation.plan, settings=settings)
+    plan = replace(federation.plan, settings=settings, limits=replace(federation.plan.limits, share=1.0))
     method, ctx = load(name)(plan.task, settings), Context(plan, torch.device("cpu"))
     uploads = [Upload(shard.client, "", method.client_phase(shard, ctx)) for shard in federation.shards]
     release, shard = method.server_phase(uploads, ctx), federation.shards[0]
+    learned = torch.zeros(10)
+    if name in NATURAL:
+        counts = torch.tensor([upload.payload.facts["class_counts"] for upload in uploads]).sum(0)
+        learned = torch.tensor([math.log(n / counts.sum()) if n else 0.0 for n in counts])
     x = federation.test.images[:16].float() / 127.5 - 1
     shared = method.build(release.shared).eval()(x)
     own = method.build(method.personalize(release, shard, ctx))(x)
-    expected = 0.5 * shared.log_softmax(-1) + site_log_prior(shard.train.labels, 10).float()
+    expected = 0.5 * (shared.log_softmax(-1) - learned.float()) + site_log_prior(shard.train.labels, 10).float()
     assert torch.allclose(own, expected, atol=1e-4)
     plain = load(name)(plan.task, replace(settings, personalize="none"))
     assert plain.personalize(release, shard, ctx) is release.shared
+    assert (LEARNED in release.shared.tensors) == (name in NATURAL)
+    assert LEARNED not in plain.server_phase(uploads, ctx).shared.tensors
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -71,7 +90,27 @@ def test_a_whole_round_has_personalized_scores(name: str, tmp_path: Path) -> Non
     assert result["scores"]["personalized"] and "personalize = 'prior', paper: 'none'" in result["deviations"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+def test_every_method_with_one_classifier_has_it() -> None:
+    """FedBiCross and FOL personalize by training; OneSum has a prior of its own; references are in simulation only."""
+    assert {name for name in names() if issubclass(load(name), OneClassifier)} == ONE
+    others = {name for name in names() if "prior_temperature" in load(name).Settings.__dataclass_fields__} - ONE
+    assert others == {"federated_factory"}  # which has one in one of its modes
+
+
+def test_shares_that_are_claimed_are_capped_and_divided_out() -> None:
+    """Two sites of 30 and 10 images, each with one class, and a third class that nobody has; nobody counts more than 40 %."""
+    facts = ({"class_counts": [30, 0, 0]}, {"class_counts": [0, 10, 0]})
+    uploads = [Upload(client, "", Payload({}, fact)) for client, fact in zip("ab", facts, strict=True)]
+    settings = SitePrior("prior")
+    found = with_class_shares(Release(Payload({})), uploads, settings, 1.0).shared.tensors[LEARNED].exp()
+    assert found.tolist() == pytest.approx([0.75, 0.25, 1.0])
+    found = with_class_shares(Release(Payload({})), uploads, settings, 0.4).shared.tensors[LEARNED].exp()
+    assert found.tolist() == pytest.approx([0.5, 0.5, 1.0])  # of two, both alike
+    plain = Release(Payload({}))
+    assert with_class_shares(plain, uploads, SitePrior(), 1.0) is plain
+
+
+@pytest.mark.parametrize("name", (*METHODS, "fedavg", "fedmitr", "falcon"))
 def test_plans_that_do_not_use_it_keep_their_digests(name: str) -> None:
     assert not {"personalize", "prior_temperature"} & set(settings_as_json(resolve_settings(load(name), "cpu")))
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from osfl.core.errors import UsageError
-from osfl.core.types import ADDED
+from osfl.core.method import Context
+from osfl.core.types import ADDED, Release, Upload
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.generators.synthesis import out_of_range, student_problems
 from osfl.ingredients.inversion.sparse import Events, VitPixels, vit_pixel_problems
+from osfl.ingredients.statistics.site_prior import SitePrior, with_class_shares
 from osfl.ingredients.training.local import SMOKE_TRAINING, Training
 from osfl.ingredients.training.model_method import Combine, Student
 from osfl.models.architectures import parse
 
 
 @dataclass(frozen=True)
-class UploadedVits(Student, VitPixels, Training):
+class UploadedVits(SitePrior, Student, VitPixels, Training):
     """How clients fine-tune ViTs, and what the server makes of them; defaults are FedMITR's."""
 
     architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
@@ -94,6 +96,11 @@ def tuned_alike() -> dict[str, Any]:
 def counts_needed(settings: Any) -> bool:
     """Whether clients must say how many images of each class they have."""
     return bool(settings.ensemble in COUNTED or settings.labels != "uniform" or settings.balance)
+
+
+def as_drawn(release: Release, uploads: Sequence[Upload], settings: Any, ctx: Context) -> Release:
+    """The release, and where sites correct it the classes' shares if images were drawn in them (`labels=counts`)."""
+    return with_class_shares(release, uploads, settings, ctx.plan.limits.share) if settings.labels == "counts" else release
 
 
 POSITIVE = ("server_epochs", "passes", "student_lr", "temperature")

@@ -22,6 +22,7 @@ from osfl.core.types import ADDED, Contract, Exposed, Field, Json, Payload, Rele
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import capped, drawn_for, sizes_of
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts, shares
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
 from osfl.ingredients.tokens.encoding import Encoding, OnTokens, TokenMethod, same_encoder, with_enough
 from osfl.ingredients.tokens.training import Classifying, classifying_problems, fit_classifier, train_on_tokens
 from osfl.ingredients.training.local import not_positive, too_low
@@ -56,7 +57,7 @@ class Generating:
 
 
 @dataclass(frozen=True)
-class Settings(Encoding, Generating, Classifying):
+class Settings(SitePrior, Encoding, Generating, Classifying):
     per_image: float = 1.5  # sequences drawn for each real image
     labels: Literal["own", "balanced"] = field(default="own", metadata=ADDED)  # as often as own images; all its classes alike
     temperature_sampling: float = 1.0  # on the mixture's weights
@@ -73,7 +74,7 @@ class Settings(Encoding, Generating, Classifying):
 ATTACKED = 256  # sequences of a class that the egress check compares with images
 
 
-class Falcon(TokenMethod):
+class Falcon(OneClassifier, TokenMethod):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
     PRESETS = {  # noqa: RUF012
@@ -321,7 +322,8 @@ class Falcon(TokenMethod):
         same_encoder(uploads, self.settings)
         uploads = sorted(uploads, key=lambda upload: upload.client)
         if self.settings.server == "average":
-            return Release(Payload(self._averaged(uploads, ctx)))
+            averaged = Release(Payload(self._averaged(uploads, ctx)))
+            return with_class_shares(averaged, uploads, self.settings, ctx.plan.limits.share)
         x, y = self.tokens(uploads, ctx)
         student = self._classifier(ctx.generator("student"))
         if self.settings.init != "random":
@@ -333,7 +335,10 @@ class Falcon(TokenMethod):
             return student_loss(logits, y[index].to(ctx.device), teacher[index].to(ctx.device), s.alpha, s.temperature)
 
         train_on_tokens(student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total))
-        return Release(Payload(named(student, "classifier")))
+        release = Release(Payload(named(student, "classifier")))
+        if s.labels == "balanced":  # sequences of all classes alike: there are no shares to divide out
+            return release
+        return with_class_shares(release, uploads, s, ctx.plan.limits.share)
 
     def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """The sequences (n, 1 + L, d) of all clients and their labels; none where only classifiers travel."""
@@ -426,7 +431,7 @@ class Falcon(TokenMethod):
     def build(self, payload: Payload) -> nn.Module:
         model = self._classifier(None)
         load_named(model, payload.tensors, "classifier")
-        return OnTokens(self.tokenizer(), model).eval()
+        return corrected(OnTokens(self.tokenizer(), model).eval(), payload)
 
 
 def _per_component(name: str) -> bool:

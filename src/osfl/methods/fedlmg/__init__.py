@@ -16,6 +16,7 @@ from osfl.core.method import Context
 from osfl.core.types import Dataset, Payload, Release, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.inversion.pixels import Watched
+from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, fit
 from osfl.ingredients.training.model_method import ModelMethod, Student, counts_of, digests_of, start_student
 from osfl.ingredients.training.one_upload import working_on
@@ -26,12 +27,12 @@ from osfl.models.naming import named
 
 
 @dataclass(frozen=True)
-class Settings(Training, Student, Guidance):
+class Settings(SitePrior, Training, Student, Guidance):
     per_class: int = 30  # images of each class that a client has, guided by it; the paper leaves it open
     server_epochs: int = 60  # of the server's model on all images; otherwise it trains as clients do
 
 
-class FedLMG(ModelMethod):
+class FedLMG(OneClassifier, ModelMethod):
     Settings = Settings
     PRESETS = {  # noqa: RUF012
         "paper": {},
