@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from scipy.stats import t
 
-from benchmarks.grid import FEDFTG, SPARING
+from benchmarks.grid import FACTORY_PRIOR, FEDFTG, SPARING, WITH_PRIOR
 from benchmarks.joining import by_seed
 
 OWN, GLOBAL = "scores.clients.own.mean", "scores.global.accuracy"
@@ -77,6 +77,8 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("above local models", "fedbicross", "local_only", _inversion, OWN),
         Claim("… whose BN statistics are settled", "fedbicross", "local_only@recalibrate_bn=true", _inversion, OWN),
         Claim("above local models that train as long", "fedbicross", "local_only@epochs=40", _inversion, OWN),
+        Claim("above odds and the site's prior, untrained", "fedbicross", WITH_PRIOR[0], _inversion, OWN),
+        Claim("above FederatedFactory with the prior", "fedbicross", FACTORY_PRIOR[0], _inversion, OWN),
     ),
     **{
         name: (
@@ -128,6 +130,8 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("… whose BN statistics lag", "fol", "local_only@recalibrate_bn=false", _meetings, OWN),
         Claim("… that are shown as many images", "fol", "local_only@epochs=250", _meetings, OWN),
         Claim("… and these changed, as FOL's are", "fol", "local_only@epochs=250@augment=flip+crop", _meetings, OWN),
+        Claim("FOL above odds and prior, untrained", "fol", WITH_PRIOR[0], _meetings, OWN),
+        Claim("… FOL-A above them", "fol@answer=ensemble", WITH_PRIOR[0], _meetings, OWN),
         Claim("alignment helps: FOL above FOL-N", "fol", "fol@align=false", _meetings, OWN),
         Claim("… FOL-A above FOL-AN", "fol@answer=ensemble", "fol@align=false@answer=ensemble", _meetings, OWN),
         Claim("FOL above DENSE", "fol", "dense", _meetings, OWN),

@@ -507,7 +507,8 @@ def ours_of(cell: str) -> tuple[str, ...]:
         return ENCODED
     round_cells = ROUND_CELLS if CELLS[cell].dataset in ("bloodcells-28", "skinlesions-28") else ()
     upright = tuple(label for label in ONESUM if "flip" not in label) if CELLS[cell].dataset == "digits" else ONESUM
-    controls = {"federated_factory": FACTORY_PRIOR, "fedavg": WITH_PRIOR, "fol": WITH_PRIOR}
+    both = (*WITH_PRIOR, *FACTORY_PRIOR)  # generators need more images of a class than seventy sites have, and no ViTs
+    controls = {"federated_factory": both, "fedavg": both, "fol": WITH_PRIOR, "fedmitr": WITH_PRIOR}
     peers = PEERS if CELLS[cell].method == "fol" else ()
     return (*upright, *round_cells, *peers, *controls.get(CELLS[cell].method, ()))
 
