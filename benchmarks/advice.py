@@ -32,6 +32,14 @@ GLOBAL, OWN = "scores.global.accuracy", "scores.clients.own.mean"
 KIND = {"digits": "writing", "cifar10-subset": "natural", "pacs-subset": "natural"}  # all others are medical
 TOLERANCE = 0.02
 MAJORITY = RECORDS / "majority.json"
+PAGE = Path(__file__).parent.parent / "docs" / "advise.md"
+BEGIN, END = "<!-- judged: written by `python -m benchmarks.advice --judge` -->", "<!-- end of judged -->"
+JUDGED = {
+    "global": "global",
+    "own": "own",
+    "global_of_other_images": "global, without all cells of the same images",
+    "own_of_other_images": "own, without all cells of the same images",
+}
 
 
 def table() -> dict[str, Any]:
@@ -132,6 +140,25 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def write_page(found: Mapping[str, Any]) -> None:
+    """The figures of the record in docs/advise.md."""
+    lines = [
+        "| accuracy | cells | right | cells that have the first of the list | right there | inside the interval |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, title in JUDGED.items():
+        one = found[name]
+        shares = (one["within"] / one["cells"], one["within_of_these"] / one["cells_that_have_the_first"])
+        right, direct = (f"{100 * share:.0f} %" for share in shares)
+        lines.append(
+            f"| {title} | {one['cells']} | {one['within']} ({right}) | {one['cells_that_have_the_first']} | "
+            f"{one['within_of_these']} ({direct}) | {100 * one['accuracy_inside_the_interval']:.0f} % |"
+        )
+    text = PAGE.read_text(encoding="utf-8")
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    PAGE.write_text("\n".join([text[:begin], "", *lines, "", text[end:]]), encoding="utf-8")
+
+
 def write_table() -> Path:
     FILE.write_text(json.dumps(table(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return FILE
@@ -163,6 +190,7 @@ def main(arguments: list[str]) -> None:
         "own_of_other_images": judge(cells, personal=True, of_other_images=True),
     }
     write_json(RECORDS / "advice.json", found)
+    write_page(found)
     for name, one in found.items():
         if isinstance(one, dict):
             print(name, {key: value for key, value in one.items() if key != "by_cell"})
