@@ -108,6 +108,9 @@ def test_the_interval_holds_the_middle_of_the_weight() -> None:
         ("onesum@by_class=true", Wants(forget_class=True), ""),
         ("dense", Wants(secure_sum=True), "not only their sum"),
         ("onesum", Wants(secure_sum=True), ""),
+        ("fedcgs", Wants(secure_sum=True), ""),
+        ("fedavg", Wants(secure_sum=True), "not only their sum"),  # it weighs by counts
+        ("fedavg@weighting=uniform", Wants(secure_sum=True), ""),
         ("onesum", Wants(epsilon=8.0), "differential privacy"),
         ("fedavg", Wants(upload=2e6), ""),
         ("fedavg", Wants(upload=5e5), "sends more: 1.0 MB a site"),

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from osfl.core.errors import UsageError
 from osfl.core.method import Method
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
-from osfl.core.types import Task
+from osfl.core.types import Plan, Task
 
 TASK = Task("advice", ("a", "b"), (3, 32, 32))  # what a method can do does not depend on it
 
@@ -55,9 +56,18 @@ def abilities(label: str) -> Abilities:
         sends=label.partition("@")[0] != "local_only",
         personal=method.needs_images_after_round(),
         forgets_class=method.separable(),
-        adds=method.additive(),
+        adds=_adds(method, label),
         relays=relays,
     )
+
+
+def _adds(method: Method, label: str) -> bool:
+    """Whether a plan with these settings may have a secure sum."""
+    try:
+        method.summands(Plan(TASK, label.partition("@")[0], method.settings, ("north", "south")))
+    except UsageError:
+        return False
+    return True
 
 
 def excluded(label: str, wants: Wants, weights: str, upload: float, server: float) -> str:
