@@ -29,7 +29,7 @@ from osfl.simulate.simulation import Federation, Simulation, prepare
 
 SEEDS = (0, 1, 2)
 SIZES: Mapping[str, tuple[int, ...]] = {  # images, of which a tenth is held out, as at a site
-    "bloodcells-28": (250, 1000, 4000, 11_965),
+    "bloodcells-28": (250, 500, 1000, 2000, 4000, 11_965),
     "cifar10-subset": (250, 1000, 2500, 5000),
 }
 ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

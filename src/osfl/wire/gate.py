@@ -255,7 +255,7 @@ def check_round(manifest: Json, kinds: Collection[str], plan: str) -> dict[str, 
     if manifest["plan"] != plan:
         fix = "Train with the plan.toml of this round; a plan that changed in any way is another round."
         raise _no("plan", "it was made for another round", plan, manifest["plan"], fix)
-    _check_made_from(manifest["made_from"], empty="release" not in kinds)
+    _check_made_from(manifest["made_from"], empty={"release", "total"}.isdisjoint(kinds))
     return manifest
 
 
