@@ -1,6 +1,6 @@
 """Accuracy of intermediate models: over server epochs, or over the rounds of a multi-round reference.
 
-From these curves follows what the accuracy of a one-shot method would have cost by speaking many times.
+From these curves follows what the accuracy of a one-shot method would have cost in many rounds.
 """
 
 from __future__ import annotations
