@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ from osfl.core.errors import UsageError
 from osfl.data.reading import Reading, check_reading, reading_of
 
 if TYPE_CHECKING:
-    from osfl.core.types import Plan, Topology
+    from osfl.core.types import Plan, Privacy, Topology
     from osfl.simulate.simulation import Simulation
 
 PRESETS = ("cpu", "paper", "smoke")
@@ -46,6 +46,9 @@ class RunOptions:
     test_samples: int | None = None
     reading: Reading = field(default_factory=Reading)  # --group, --slices, --window
     secure_sum: bool = False
+    epsilon: float | None = None  # differential privacy: both or neither
+    delta: float | None = None
+    noise: Literal["site", "share"] | None = None
 
 
 @dataclass
@@ -100,6 +103,8 @@ def parse_options(args: RunOptions) -> Simulation:
         reading=args.reading,
         secure_sum=args.secure_sum,
     )
+    with mistakes.noted():
+        simulation = replace(simulation, privacy=_privacy(args))
     _methods(simulation, args, mistakes)
     with mistakes.noted():
         parse_partition(args.partition)
@@ -130,6 +135,20 @@ def _topology(args: RunOptions) -> Topology | None:
     if args.topology is None and args.encounters == 1:
         return None
     return parse_topology("mesh" if args.topology is None else args.topology, args.encounters)
+
+
+def _privacy(args: RunOptions) -> Privacy | None:
+    from osfl.core.types import Privacy
+
+    if args.epsilon is None and args.delta is None and args.noise is None:
+        return None
+    if args.epsilon is None or args.delta is None:
+        raise UsageError(
+            "differential privacy needs --epsilon and --delta",
+            field="epsilon" if args.epsilon is None else "delta",
+            fix="For example --epsilon 8 --delta 1e-5.",
+        )
+    return Privacy(args.epsilon, args.delta, args.noise or "site")
 
 
 def _methods(simulation: Simulation, args: RunOptions, mistakes: Mistakes) -> None:
@@ -246,6 +265,8 @@ def simulated(plan: Plan, path: Path) -> Simulation:
         test_samples=data.get("test_samples"),
         reading=reading_of(data),
         secure_sum=plan.secure_sum,
+        privacy=plan.privacy,
+        quorum=plan.quorum,
     )
 
 

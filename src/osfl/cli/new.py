@@ -113,6 +113,9 @@ def new(
     contacts: options.Contacts = None,
     secure_sum: options.SecureSum = False,
     quorum: Quorum = 0,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    noise: options.Noise = None,
     after: After = None,
     output_format: options.Format = "text",
 ) -> None:
@@ -147,6 +150,9 @@ def new(
         contacts=contacts,
         reading=Reading(group, "", slices, window),
         secure_sum=secure_sum,
+        epsilon=epsilon,
+        delta=delta,
+        noise=noise,
     )
     with mistakes.noted():
         _consistent(dataset, classes, named, sites)
@@ -270,7 +276,9 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
     from osfl.models.input_facts import encoder_side
 
     names = tuple(name.strip() for name in classes.split(",")) if classes else PLACEHOLDERS
-    settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
+    method = load(simulation.method)
+    private = method.PRIVATE if simulation.privacy else {}
+    settings = resolve_settings(method, simulation.preset, {**private, **simulation.changes})
     side = simulation.image_size or encoder_side(settings) or 32  # an encoder gets the detail that files have
     task = Task("my-task", names, (simulation.channels or 3, side, side))
     plan = Plan(
@@ -283,6 +291,7 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
         topology=simulation.topology,
         data=simulation.reading.as_facts(),
         secure_sum=simulation.secure_sum,
+        privacy=simulation.privacy,
     )
     check_plan(plan)
     return plan

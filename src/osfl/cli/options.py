@@ -165,6 +165,31 @@ Window = Annotated[
         help="Gray values that are shown of DICOM and NIfTI, such as 40:400; default: what the file says.",
     ),
 ]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        "--epsilon",
+        metavar="E",
+        rich_help_panel=HOW,
+        show_default=False,
+        help="Differential privacy of single images, for methods that send sums (onesum): noise for this epsilon.",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        "--delta", metavar="D", rich_help_panel=HOW, show_default=False, help="Its delta, well below one over the images: 1e-5."
+    ),
+]
+Noise = Annotated[
+    Literal["site", "share"] | None,
+    typer.Option(
+        "--noise",
+        rich_help_panel=HOW,
+        show_default=False,
+        help="Each site adds all of it (site, the default: against the server, too) or its share (the server is trusted).",
+    ),
+]
 ImageSize = Annotated[
     int | None,
     typer.Option(

@@ -78,6 +78,9 @@ def run(
     encounters: options.Encounters = 1,
     contacts: options.Contacts = None,
     secure_sum: options.SecureSum = False,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    noise: options.Noise = None,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = 1,
@@ -118,6 +121,9 @@ def run(
                 test_samples,
                 reading=Reading(group, "", slices, window),
                 secure_sum=secure_sum,
+                epsilon=epsilon,
+                delta=delta,
+                noise=noise,
             ),
         )
         if method is None and plan is None:

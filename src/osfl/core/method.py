@@ -88,6 +88,7 @@ class Method:
 
     Settings: ClassVar[type[Any]]  # a frozen dataclass; its defaults are the paper's values
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "cpu": {}, "smoke": {}}  # what smaller budgets change
+    PRIVATE: ClassVar[Mapping[str, Any]] = {}  # settings that a round with differential privacy begins with
     DEVIATIONS: ClassVar[Sequence[str]] = ()  # where we depart from the paper whatever the settings, a sentence each
     NEEDS: ClassVar[Sequence[str]] = ()  # facts without which an upload cannot be used
     STRUCTURE: ClassVar[Sequence[str]] = ()  # numbers of the smoke preset that change an upload's size: no rehearsal takes them
@@ -210,6 +211,10 @@ class Method:
     def from_sum(self, total: Payload, sites: int) -> Payload:
         """The payload that the server phase gets as its only upload, of the sum over so many sites. Default: the sum."""
         return total
+
+    def privacy_problems(self, plan: Plan) -> Sequence[str]:
+        """Why this method cannot keep the plan's `[privacy]` with these settings, a sentence each. Default: it has no noise."""
+        return (f"privacy: what sites of {plan.method} send is not a sum that noise is added to",)
 
     # --- removal of single classes
     # ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from osfl.core.errors import UsageError, nearest
+from osfl.core.method import Method
 from osfl.core.names import is_client_id, is_digest
 from osfl.core.registry import load
 from osfl.core.settings import comments_of, resolve_settings
 from osfl.core.sums import secure_sum_problems
 from osfl.core.topology import KINDS, is_contact, topology_from, topology_problems
-from osfl.core.types import ClientId, Contact, Json, Limits, Plan, Task, Topology
+from osfl.core.types import ClientId, Contact, Json, Limits, Plan, Privacy, Task, Topology
 
 VERSION = 1
 
@@ -66,9 +68,15 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
         dict(table.get("data", {})),
         **table.get("round", {}),
         topology=topology_from(table["topology"]) if "topology" in table else None,
+        privacy=_privacy(table["privacy"]) if "privacy" in table else None,
     )
     check_plan(plan)
     return plan
+
+
+def _privacy(table: Mapping[str, Any]) -> Privacy:
+    """8 and 8.0 are one plan."""
+    return Privacy(float(table["epsilon"]), float(table["delta"]), table.get("noise", "site"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +93,10 @@ def _whole(value: Any) -> bool:
 
 def _positive(value: Any) -> bool:
     return _whole(value) and value > 0
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _moment(value: Any) -> bool:
@@ -116,6 +128,7 @@ _KEYS = {
     "data": _TABLE,
     "round": _TABLE,
     "topology": _TABLE,
+    "privacy": _TABLE,
 }
 _PARTS: Mapping[str, Mapping[str, _Kind]] = {
     "task": {
@@ -145,6 +158,11 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "late": _Kind("true or false", lambda value: isinstance(value, bool)),
         "secure_sum": _Kind("true or false", lambda value: isinstance(value, bool)),
     },
+    "privacy": {
+        "epsilon": _Kind("a number above 0", lambda value: _number(value) and value > 0),
+        "delta": _Kind("a number above 0 and below 1", lambda value: _number(value) and 0 < value < 1),
+        "noise": _Kind("'site' or 'share'", lambda value: value in ("site", "share")),
+    },
     "topology": {
         "kind": _Kind(" or ".join(map(repr, KINDS)), lambda value: value in KINDS),
         "peers": _Kind("a whole number, 0 unless the kind is 'random'", lambda value: _whole(value) and value >= 0),
@@ -157,7 +175,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         ),
     },
 }
-_NEEDED = ("task", "method", "clients", "task.classes", "task.image")
+_NEEDED = ("task", "method", "clients", "task.classes", "task.image", "privacy.epsilon", "privacy.delta")
 
 
 def _misshapen(table: Mapping[str, Any]) -> list[str]:
@@ -226,6 +244,10 @@ def check_plan(plan: Plan) -> None:
         problems.append(
             f"round.late: the release of {plan.method} is no function of a sum, to which a later upload can be added"
         )
+    if plan.privacy is not None:
+        wrong = _privacy_problems(plan, method)
+        fix = "Correct [privacy], or leave it out; onesum has differential privacy." if wrong else fix
+        problems += wrong
     try:
         problems += method.problems(len(plan.clients))
         problems += secure_sum_problems(plan, method) if plan.secure_sum else []
@@ -233,6 +255,26 @@ def check_plan(plan: Plan) -> None:
         problems, fix = [*problems, *error.problems], error.fix
     if problems:
         raise UsageError(problems, field="plan", fix=fix)
+
+
+def _privacy_problems(plan: Plan, method: Method) -> list[str]:
+    """What would make the plan's epsilon untrue."""
+    privacy = plan.privacy
+    assert privacy is not None
+    problems = [
+        f"privacy.{key}: expected {_PARTS['privacy'][key].texts}, got {value!r}"
+        for key, value in dataclasses.asdict(privacy).items()
+        if not _PARTS["privacy"][key].fits(value)
+    ]
+    if plan.topology is not None:
+        problems.append("privacy: with a topology sites would draw noise anew for each encounter, which averages it out")
+    if plan.secure_sum:
+        problems.append("privacy: noise beside a secure sum is not supported yet; set secure_sum = false and noise = 'site'")
+    if plan.late and privacy.noise == "share":
+        problems.append(
+            "round.late: two releases that differ by one site show its sums with a share of the noise; set noise = 'site'"
+        )
+    return problems or [*method.privacy_problems(plan)]
 
 
 _LIMITS = comments_of(Limits)
@@ -278,11 +320,22 @@ def write_plan(plan: Plan) -> str:
             f"secure_sum = {_toml(plan.secure_sum)}               # true: the server learns the sum of all uploads only; needs "
             "limits.share = 1, and each site the others' keys"
         )
+    lines += _privacy_lines(plan.privacy) if plan.privacy else []
     lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:
         lines += ["", "[data]                           # where simulated shards come from, and how files are read"]
         lines += [f"{key} = {_toml(value)}" for key, value in data["data"].items() if value is not None]
     return "\n".join(lines) + "\n"
+
+
+def _privacy_lines(privacy: Privacy) -> list[str]:
+    return [
+        "",
+        "[privacy]                        # differential privacy of single images; every round spends it anew",
+        f"epsilon = {_toml(privacy.epsilon)}                    # smaller is more private, and less accurate",
+        f"delta = {_toml(privacy.delta)}                    # how often that may fail; far below one over the images",
+        f"noise = {_toml(privacy.noise)}                   # site: against the server, too; share: a trusted server",
+    ]
 
 
 def _topology_lines(topology: Topology) -> list[str]:

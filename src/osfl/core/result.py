@@ -246,6 +246,21 @@ class Course(TypedDict):
     accuracy: list[float]  # share of right answers then, on the images that the scores are on
 
 
+class DifferentialPrivacy(TypedDict):
+    """What holds for one image of one site, computed from the noise and the number of uploads that the release was made of."""
+
+    epsilon: float | None  # against `adversary`; None: so large that it says nothing
+    delta: float
+    adversary: str
+    epsilon_release: float | None  # against those who see the release alone
+    epsilon_term: float | None  # against those who see one site's upload: the server, unless it gets the total alone
+    unit: str  # what is hidden
+    noise: str  # site: each site added all of it; share: the sites' noise adds up to it
+    sites: int  # uploads in the release
+    noised: list[str]
+    repeatable: bool  # False: noise is drawn anew, and others who repeat the round get other digests
+
+
 class Result(TypedDict):
     schema: int
     method: str
@@ -271,6 +286,7 @@ class Result(TypedDict):
     topology: NotRequired[dict[str, Any]]  # topology and encounters, where the plan has them
     encounters: NotRequired[list[Encounter]]  # where clients exchange several times; `costs` are then those of all encounters
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
+    privacy: NotRequired[DifferentialPrivacy]  # only for rounds with [privacy] in their plan
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
 
 

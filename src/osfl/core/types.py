@@ -105,6 +105,16 @@ class Topology:
 
 
 @dataclass(frozen=True)
+class Privacy:
+    """Differential privacy of a round, for methods that send sums: the least noise that is (epsilon, delta)-private."""
+
+    epsilon: float  # how much one image may change what is learned about it; smaller is more private
+    delta: float  # how often that may fail; well below one over the number of images
+    # site: each site adds all of the noise, against the server, too; share: sites' noise adds up to it, for a trusted server
+    noise: Literal["site", "share"] = "site"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Agreed before the round; its digest is the round's name."""
 
@@ -120,6 +130,7 @@ class Plan:
     topology: Topology | None = None  # neighbors, for methods without a server; None: everybody
     late: bool = False  # an upload that comes after the release makes the next release; for methods that only add
     secure_sum: bool = False  # uploads are masked: the server learns their sum only; for methods that need no more
+    privacy: Privacy | None = None  # noise on what sites send; None: none
 
     def as_json(self) -> dict[str, Json]:
         chosen = {name: True for name in ("late", "secure_sum") if getattr(self, name)}
@@ -134,6 +145,7 @@ class Plan:
             "seed": self.seed,
             "data": dict(self.data),
             **({"round": waiting} if any(waiting.values()) else {}),
+            **({"privacy": asdict(self.privacy)} if self.privacy else {}),
             **({"topology": json.loads(canonical(asdict(self.topology)))} if self.topology else {}),
         }
 

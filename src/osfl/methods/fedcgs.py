@@ -93,6 +93,9 @@ class FedCGS(OneClassifier, TokenMethod):
             found.append("setting 'personal': a map fitted to a site's images has its prior already; set personalize=none")
         return [*super().problems(clients), *found, *not_positive(self.settings, "personal_lr", "bound")]
 
+    def privacy_problems(self, plan: Plan) -> list[str]:
+        return ["privacy: fedcgs' sums are floating point, to which no noise is added; use onesum with features=encoder"]
+
     def width(self) -> int:
         """d of what is summed."""
         return int(self.settings.width(self.settings.tokens))

@@ -8,6 +8,7 @@ from typing import Any
 
 from osfl.core.result import Result, finding_line
 from osfl.reports.columns import POOLED
+from osfl.reports.differential_privacy import privacy_sentences
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, write_text
 from osfl.reports.text import count, decimal, flops, judged_on, many, percent, seconds, size
@@ -133,6 +134,8 @@ def _privacy(result: Result) -> str:
             "statistics or synthetic data), as listed in the signed bundles; such things can still reveal something about "
             "the images they were made from."
         )
+    if "privacy" in result:
+        text += " " + " ".join(safe(sentence) for sentence in privacy_sentences(result["privacy"]))
     for warning in result["generators"]["warnings"] if "generators" in result else ():
         text += f" **{safe(warning)}**"
     audits: Any = result.get("audits")

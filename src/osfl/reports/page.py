@@ -9,6 +9,7 @@ from typing import Any
 from osfl.core.result import Result, finding_line
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
+from osfl.reports.differential_privacy import privacy_sentences
 from osfl.reports.figures import figure_views
 from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.generators import generators_section
@@ -39,6 +40,7 @@ def write_report(result: Result, folder: Path, references: Sequence[Result] = ()
         **gains_section(result),
         **encounters_section(result),
         **_record(result, references),
+        privacy=privacy_sentences(result["privacy"]) if "privacy" in result else [],
     )
     return write_text(folder / "index.html", page)
 

@@ -99,6 +99,11 @@ def evaluate(
         "inputs": describe_inputs(plan.settings, plan.task.image[1], federation.source.native),
         "figures": fl_round.figures() | dict(method.review(payloads)),
     }
+    if plan.privacy is not None:
+        result["deviations"].append(
+            "noise for differential privacy is on the sums, which hold all images of a site, also of rare classes"
+        )
+        result["privacy"] = published[0].shared.facts["privacy"]
     if judged is not None:
         result["generators"] = judged
     if plan.topology is not None:

@@ -17,7 +17,7 @@ from osfl.core.plan import check_plan
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
 from osfl.core.topology import parse_topology, topology_options, topology_summary
-from osfl.core.types import ClientId, Dataset, Limits, Plan, Shard, Task, Topology
+from osfl.core.types import ClientId, Dataset, Limits, Plan, Privacy, Shard, Task, Topology
 from osfl.data import (
     Problem,
     Source,
@@ -63,11 +63,13 @@ class Simulation:
     reading: Reading = field(default_factory=Reading)  # columns, slices and gray values
     secure_sum: bool = False  # masked uploads; then nobody's share can be capped, and limits.share is 1
     test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
+    privacy: Privacy | None = None  # differential privacy, for methods that send sums
+    quorum: int = 0  # no option: only a plan says that fewer than all sites are enough
 
     def command(self, out: str) -> str:
         """The command that repeats this run."""
         usual = replace(Limits(), share=1.0) if self.secure_sum else Limits()
-        if self.plan and (self.limits not in (usual, Limits()) or (self.topology and self.topology.contacts)):
+        if self.plan and (self.quorum or self.limits not in (usual, Limits()) or (self.topology and self.topology.contacts)):
             return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
         parts = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
         parts += ["--clients", str(self.clients)] if self.clients is not None else []
@@ -79,6 +81,9 @@ class Simulation:
         parts += ["--test-samples", str(self.test_samples)] if self.test_samples is not None else []
         parts += ["--secure-sum"] if self.secure_sum else []
         parts += ["--contacts", self.contacts] if self.contacts else topology_options(self.topology) if self.topology else []
+        if self.privacy:
+            parts += ["--epsilon", str(self.privacy.epsilon), "--delta", str(self.privacy.delta)]
+            parts += ["--noise", self.privacy.noise]
         for key, value in self.changes.items():
             parts += ["--set", f"{key}={value}"]
         return shlex.join([*parts, "--out", out])
@@ -108,7 +113,9 @@ class Federation:
 
 def prepare(simulation: Simulation) -> Federation:
     """Plan, shards and test set of a simulation. Settings are checked first, before any image is decoded."""
-    settings = resolve_settings(load(simulation.method), simulation.preset, simulation.changes)
+    method = load(simulation.method)
+    private = method.PRIVATE if simulation.privacy else {}
+    settings = resolve_settings(method, simulation.preset, {**private, **simulation.changes})
     partition = parse_partition(simulation.partition)
     reading = replace(simulation.reading, by=partition.column)
     source = _opened(simulation, settings, reading)
@@ -145,8 +152,10 @@ def prepare(simulation: Simulation) -> Federation:
         replace(simulation.limits, share=1.0) if simulation.secure_sum else simulation.limits,
         simulation.seed,
         data,
+        simulation.quorum,
         topology=simulation.topology,
         secure_sum=simulation.secure_sum,
+        privacy=simulation.privacy,
     )
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from osfl.core.errors import RoundError, TrainingError, UsageError, go_on_withou
 from osfl.core.method import Context, add_up, ignore_figure, relayed
 from osfl.core.sums import ALL_SITES
 from osfl.core.types import (
+    ADDED,
     ClientId,
     Contract,
     Dataset,
@@ -64,6 +65,20 @@ from osfl.methods.onesum.features import LEVELS, RandomConvolutions, RandomMap, 
 from osfl.methods.onesum.figures import preview_figures, server_figures
 from osfl.methods.onesum.head import Classifier, Head, head_of, lda, moments, qda, ridge
 from osfl.methods.onesum.personal import NETWORK, Blended, Choice, choose, default_choice, heads_for_sites, is_blend, offered
+from osfl.methods.onesum.private import (
+    ROOM,
+    Noise,
+    check_noise,
+    check_shares,
+    in_features,
+    largest,
+    noised,
+    noisy_moments,
+    plan_problems,
+    site_noise,
+    statement,
+)
+from osfl.methods.onesum.public import Projected, projection, public_images
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_input
 from osfl.runtime.meter import spend
@@ -81,6 +96,8 @@ class Settings(RandomMap, Encoding, Training):
     features: Literal["random", "encoder"] = "random"  # random convolutions, or the tokens of `encoder`
     tokens: Pooling = "concat"  # encoder: the whole image's vector, the mean of all views, or all side by side
     bound: float = 0.0  # features are clipped here and rounded to 2^-15 of it; 0: 8 for random, 64 for encoder
+    dimensions: int = field(default=0, metadata=ADDED)  # at most so many features, whitened by public images; 0: as they are
+    norm: float = field(default=0.125, metadata=ADDED)  # longer features are shortened to it; public images have about 1
     # sums run over mirrored images, too (flip), or over all eight symmetries of a square; answers are for their mean features
     symmetry: Literal["none", "flip", "square"] = "none"  # what an image may look like without being another one
     head: Literal["lda", "ridge", "qda"] = "lda"  # one covariance, regression of one-hot labels (AFL), one covariance a class
@@ -106,11 +123,16 @@ class Settings(RandomMap, Encoding, Training):
     def copies(self) -> int:
         return {"none": 1, "flip": 2, "square": 8}[self.symmetry]
 
+    def vectors(self) -> int:
+        """How many an image adds to the sums: with `dimensions` the mean of its copies."""
+        return 1 if self.dimensions else self.copies()
+
 
 class OneSum(TokenMethod):
     Settings = Settings
     STRUCTURE = ("filters",)
     COMMON = ("features",)
+    PRIVATE = {"dimensions": 256, "filters": 32}  # noqa: RUF012
     PRESETS = {"paper": {}, "cpu": {}, "smoke": {**SMOKE_TRAINING, "filters": 4}}  # noqa: RUF012
     DEVIATIONS = (
         "a method of this project: there is no paper, and `paper` are its defaults",
@@ -120,8 +142,8 @@ class OneSum(TokenMethod):
     def problems(self, clients: int) -> list[str]:
         s = self.settings
         found = super().problems(clients) if s.features == "encoder" else []
-        found += too_low(s, {"filters": 1, "scales": 1, "side": 8, "thumbnail": 0, "least": 1, "bound": 0})
-        found += not_positive(s, "temperature")
+        found += too_low(s, {"filters": 1, "scales": 1, "side": 8, "thumbnail": 0, "least": 1, "bound": 0, "dimensions": 0})
+        found += not_positive(s, "temperature", "norm")
         if not _is_shrinkage(s.shrinkage):
             found.append(f"setting 'shrinkage': expected gcv or a number of at least 0, got {s.shrinkage!r}")
         if s.head == "qda" and not s.by_class:
@@ -142,6 +164,9 @@ class OneSum(TokenMethod):
 
     def width(self) -> int:
         """d of what is summed."""
+        return min(self.settings.dimensions, self._base_width()) or self._base_width()
+
+    def _base_width(self) -> int:
         s = self.settings
         return int(s.width_for(self.task.image[0]) if s.features == "random" else s.width(s.tokens))
 
@@ -152,21 +177,24 @@ class OneSum(TokenMethod):
         if not by_class:
             gram = {"gram": Field("I64", triangle, required=not smaller, choice="gram" if smaller else "")}
         factor = {"factor": Field("F64", ("rows", d), required=False, choice="gram")} if smaller else {}
-        return {"counts": Field("I64", (classes,), below=1 << 40), "sums": Field("I64", (classes, d)), **gram, **factor}
+        counts = Field("I64", (classes,), below=None if self.settings.dimensions else 1 << 40)  # noise may make them negative
+        return {"counts": counts, "sums": Field("I64", (classes, d)), **gram, **factor}
 
     # --- a site --------------------------------------------------------------------------------------------------------------
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         """n_c, A_c and G in whole steps of the grid, which are exact; zeros from a site without a class of `least` images."""
+        if ctx.plan.privacy is not None:
+            return self._private_term(shard, ctx)
         classes, data = len(self.task.classes), self._enough(shard, ctx)
         if self.settings.by_class:
             held = sorted(set(data.labels.tolist())) or [0]
             found = {c: self._summed(data.subset(data.labels == c), shard, ctx) for c in held}
             tensors = {f"class-{c}/gram": _whole(one.gram) for c, one in found.items()}
             total = summed(found.values())
-        elif self.settings.send == "smaller" and 0 < 2 * len(data) * self.settings.copies() < self.width():
+        elif self.settings.send == "smaller" and 0 < 2 * len(data) * self.settings.vectors() < self.width():
             rows = self._features(data, shard, ctx) / self._step()
-            total = folded_statistics(rows, data.labels.repeat(self.settings.copies()), classes)
+            total = folded_statistics(rows, data.labels.repeat(self.settings.vectors()), classes)
             tensors = {"factor": torch.linalg.qr(rows, mode="r").R}
         else:
             total = self._summed(data, shard, ctx)
@@ -174,13 +202,32 @@ class OneSum(TokenMethod):
         counts = torch.bincount(data.labels, minlength=classes)
         return Payload({"counts": counts, "sums": _whole(total.sums), **tensors}, {"features": self._digest(ctx)})
 
+    def _private_term(self, shard: Shard, ctx: Context) -> Payload:
+        """The same with noise, of every image of the site: which ones are held out depends on the others, and a class of
+        few images is hidden by noise."""
+
+        def make() -> Payload:
+            parts = (shard.train, shard.val)
+            data = Dataset(torch.cat([one.images for one in parts]), torch.cat([one.labels for one in parts]).long())
+            total = self._summed(self._countable(data, shard), shard, ctx)
+            counts = torch.bincount(data.labels, minlength=len(self.task.classes))
+            return Payload({"counts": counts, "sums": _whole(total.sums), "gram": _whole(total.gram)})
+
+        noise, features = site_noise(ctx.plan), self._digest(ctx)
+        exact = ctx.get_or_compute(["osfl onesum exact term", 1, features, shard.digest], make).tensors
+        tensors = noised(exact, noise)
+        return Payload(tensors, {"features": features, "noise": noise.as_json()})
+
     def _enough(self, shard: Shard, ctx: Context) -> Dataset:
         """Training images of classes that have enough: a sum over few shows each. The site learns which stay at home."""
         counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes))
         few = [self.task.classes[c] for c, count in enumerate(counts.tolist()) if 0 < count < self.settings.least]
         if few:
             ctx.progress(f"{shard.client} keeps {', '.join(few)}: fewer than {self.settings.least} images", len(few), len(few))
-        kept = shard.train.subset(counts[shard.train.labels] >= self.settings.least)
+        return self._countable(shard.train.subset(counts[shard.train.labels] >= self.settings.least), shard)
+
+    def _countable(self, kept: Dataset, shard: Shard) -> Dataset:
+        """No more images than float64 adds exactly."""
         most = self._most_images()
         if len(kept) > most:
             raise TrainingError(
@@ -195,7 +242,7 @@ class OneSum(TokenMethod):
 
     def _most_images(self) -> int:
         """How many images a site's sums can hold exactly."""
-        return int(_EXACT // (LEVELS**2 * self.settings.copies()))
+        return int(_EXACT // (LEVELS**2 * self.settings.vectors()))
 
     def _summed(self, data: Dataset, shard: Shard, ctx: Context) -> Statistics:
         """The sums over a site's images and their mirrors, in steps of the grid; G is folded."""
@@ -203,13 +250,23 @@ class OneSum(TokenMethod):
 
         def sums(part: torch.Tensor) -> Statistics:
             some = data.subset(part)
-            features = self._features(some, shard, ctx) / self._step()
-            return folded_statistics(features, some.labels.repeat(self.settings.copies()), classes)
+            features = (self._features(some, shard, ctx) / self._step()).round_()  # a norm that is no power of two: last bits
+            return folded_statistics(features, some.labels.repeat(self.settings.vectors()), classes)
 
         return summed(ctx.map(sums, parts)) if len(data) else _nothing(classes, self.width())
 
     def _features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
-        """Features of images and then of their mirrors, (copies * n, d) on the grid."""
+        """Features of images and then of their mirrors, (vectors * n, d) on the grid."""
+        if not self.settings.dimensions:
+            return self._base_features(data, shard, ctx)
+        projected: torch.Tensor = Projected(*self._projection(ctx), self.settings.norm)(self._mean_features(data, shard, ctx))
+        return projected
+
+    def _mean_features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
+        """The mean over an image and its mirrors, (n, d)."""
+        return self._base_features(data, shard, ctx).reshape(self.settings.copies(), len(data), -1).mean(0)
+
+    def _base_features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
         images = torch.cat(list(mirrored(data.images, self.settings.symmetry)))
         if self.settings.features == "encoder":
             tokens = self.encoded(Dataset(images, data.labels), shard, ctx)
@@ -248,10 +305,12 @@ class OneSum(TokenMethod):
     def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
         """Features of any images, the mean over their mirrors, (n, d)."""
         shard = Shard("", Dataset(images, torch.zeros(len(images), dtype=torch.int64)), Dataset(images[:0], torch.zeros(0)))
-        return self._features(shard.train, shard, ctx).reshape(self.settings.copies(), len(images), -1).mean(0)
+        return self._features(shard.train, shard, ctx).reshape(self.settings.vectors(), len(images), -1).mean(0)
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
         """The mean features of each class and the thumbnail among them, beside those of the site's images."""
+        if ctx.plan.privacy is not None:  # noise protects; to look at the images and stop would say something about them
+            return
         means, pixels, of_class = self._means(payload), self._pixels(), self.features_of(shard, ctx)
         for c, count in enumerate(payload.tensors["counts"].tolist()):
             if count:
@@ -266,17 +325,18 @@ class OneSum(TokenMethod):
         """The mean thumbnail of each class, and how the second moments fall off."""
         if "sums" not in payload.tensors:
             return {}
-        gram = unpacked(self._term(Upload("preview", "", payload)).gram)
+        gram = unpacked(self._sums_of(payload).gram)
         return preview_figures(self._thumbnails(self._means(payload)), payload.tensors["counts"], self.task.classes, gram)
 
     def _means(self, payload: Payload) -> torch.Tensor:
         """Mean features of each class, (classes, d); zeros where there are none."""
-        counts = payload.tensors["counts"].double() * self.settings.copies()
+        counts = payload.tensors["counts"].double() * self.settings.vectors()
         return torch.div(payload.tensors["sums"].double() * self._step(), counts.clamp_min(1)[:, None])
 
     def _pixels(self) -> int:
         """How many of the features are a thumbnail; they come last."""
-        return self.settings.thumbnail**2 * self.task.image[0] if self.settings.features == "random" else 0
+        plain = self.settings.features == "random" and not self.settings.dimensions
+        return self.settings.thumbnail**2 * self.task.image[0] if plain else 0
 
     def _thumbnails(self, means: torch.Tensor) -> torch.Tensor | None:
         side, pixels = self.settings.thumbnail, self._pixels()
@@ -292,18 +352,21 @@ class OneSum(TokenMethod):
                 "setting 'send': factors of G do not add up, as a secure sum needs; set send=triangle", field="settings"
             )
         images = min(plan.limits.samples, self._most_images())
-        most = {"counts": images, "sums": images * self.settings.copies() * LEVELS}
-        gram = images * self.settings.copies() * LEVELS**2
+        most = {"counts": images, "sums": images * self.settings.vectors() * LEVELS}
+        gram = images * self.settings.vectors() * LEVELS**2
         return {
             name: Summand(tuple(map(int, field.shape)), most.get(name, gram), whole=True)
             for name, field in self.contract("").items()
         }
 
+    def privacy_problems(self, plan: Plan) -> list[str]:
+        return plan_problems(self.settings, plan)
+
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         """Of the plan's features, within its limits, and what some images add up to."""
         _same_features(upload, self._digest(ctx))
         self._claimed(upload, ctx)
-        self._term(upload)
+        self._term(upload, ctx.plan)
 
     # --- the server ----------------------------------------------------------------------------------------------------------
 
@@ -314,8 +377,19 @@ class OneSum(TokenMethod):
         return self.release_of(add_up(self, uploads, ctx), uploads, ctx)
 
     def release_of(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> Release:
+        if ctx.plan.privacy is not None:
+            return Release(self._private_model(total, ctx))
         sums, grams = self._believed(total, uploads, ctx)
         return Release(self._model(sums, grams, ctx))
+
+    def _private_model(self, total: Total, ctx: Context) -> Payload:
+        """The classifier of noisy sums. No site's term is scaled down: its part of the noise would go with it."""
+        check_shares(ctx.plan, len(total.images))
+        self._check_room(sum(total.images.values()) + ROOM // LEVELS**2)  # noise takes as much as so many images
+        found, shrinkage = noisy_moments(*in_features(total, ctx.plan, self._step()), self.task.classes)
+        more = heads_for_sites(found, shrinkage) if self.settings.prior == "site" and self.settings.blend == "auto" else {}
+        facts = {"shrinkage": shrinkage, "privacy": statement(ctx.plan, len(total.images))}
+        return Payload({**self._map_tensors(ctx), **lda(found, shrinkage).tensors(), **more}, facts)
 
     def _model(self, total: Statistics, grams: torch.Tensor | None, ctx: Context) -> Payload:
         """The classifier of these sums."""
@@ -335,7 +409,8 @@ class OneSum(TokenMethod):
 
     def _maps(self) -> int:
         """How many features come from filters."""
-        return self.width() - self._pixels() if self.settings.features == "random" else 0
+        plain = self.settings.features == "random" and not self.settings.dimensions
+        return self.width() - self._pixels() if plain else 0
 
     def _believed(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
         """The sums in units of the features, and G of each class where it was sent. Mirrored images are images.
@@ -349,7 +424,7 @@ class OneSum(TokenMethod):
             if belief < claim:
                 for name, value in self.term(uploads[place]).tensors.items():
                     sums[name] -= value.double() * (1 - float(belief / claim))
-        step, counts = self._step(), sums["counts"] * self.settings.copies()
+        step, counts = self._step(), sums["counts"] * self.settings.vectors()
         whole = Statistics(sums["sums"] * step, unpacked(sums["gram"]) * step**2, counts)
         return whole, unpacked(sums["grams"]) * step**2 if "grams" in sums else None
 
@@ -365,7 +440,7 @@ class OneSum(TokenMethod):
 
     def _check_room(self, images: int) -> None:
         """Some images, and not so many that sums could leave int64, whatever they show: each adds at most bound^2."""
-        most = (_WHOLE - 1) // (LEVELS**2 * self.settings.copies())
+        most = (_WHOLE - 1) // (LEVELS**2 * self.settings.vectors())
         if images > most:
             raise RoundError(
                 "all sites together claim more images than sums can hold", field="counts", expected=f"at most {most}"
@@ -379,10 +454,21 @@ class OneSum(TokenMethod):
             )
 
     def _claimed(self, upload: Upload, ctx: Context) -> torch.Tensor:
-        """n_c of a site, within what the plan lets a site claim."""
+        """n_c of a site, within what the plan lets a site claim; noise is no claim."""
         counts, limits = upload.payload.tensors["counts"].double(), ctx.plan.limits
         sites = len(ctx.plan.clients) if upload.client == ALL_SITES else 1
-        for name, images in (("samples", float(counts.sum())), ("class_samples", float(counts.max()))):
+        noise = largest(ctx.plan).counts if ctx.plan.privacy is not None else 0.0
+        if bool((counts < -noise).any()):
+            raise RoundError(
+                "it claims fewer images than none",
+                client=upload.client,
+                field="counts",
+                expected=f"at least {-noise:.0f}",
+                got=int(counts.min()),
+                fix=go_on_without(upload.client),
+            )
+        claims = (("samples", float(counts.sum()) - noise * len(counts)), ("class_samples", float(counts.max()) - noise))
+        for name, images in claims:
             if images > sites * getattr(limits, name):
                 raise RoundError(
                     "it claims more images than the plan allows a site",
@@ -408,23 +494,35 @@ class OneSum(TokenMethod):
             return payload.tensors["gram"].double()
         return torch.stack(list(self._grams(payload).values())).double().sum(0)
 
-    def _term(self, upload: Upload) -> Statistics:
+    def _term(self, upload: Upload, plan: Plan) -> Statistics:
         """What an upload says, in steps of the grid; G stays folded. A term that no images can have is refused by name."""
-        tensors = upload.payload.tensors
         with working_on(upload.client):
-            term = Statistics(tensors["sums"].double(), self._gram(upload.payload), tensors["counts"].double())
-            self._check_term(term)
+            term = self._sums_of(upload.payload)
+            if plan.privacy is None:
+                self._check_bounds(term, Noise(0.0, 0.0, 0.0))
+                self._check_scatter(term)
+            else:
+                check_noise(upload, plan)
+                self._check_bounds(term, largest(plan))
         return term
 
-    def _check_term(self, term: Statistics) -> None:
-        """|A_c| <= n_c b, |G_ij| <= n b^2, and G - sum_c A_c A_c^T / n_c is positive semidefinite, as sums of images are."""
-        counts = term.counts * self.settings.copies()
-        if bool((term.sums.abs() > counts[:, None] * LEVELS).any()):
+    def _sums_of(self, payload: Payload) -> Statistics:
+        """The tensors of a term, whatever they say; G stays folded."""
+        return Statistics(payload.tensors["sums"].double(), self._gram(payload), payload.tensors["counts"].double())
+
+    def _check_bounds(self, term: Statistics, noise: Noise) -> None:
+        """|A_c| <= n_c b and |G_ij| <= n b^2, and no more beyond than noise can be."""
+        counts = (term.counts + noise.counts) * self.settings.vectors()
+        if bool((term.sums.abs() > counts[:, None] * LEVELS + noise.sums).any()):
             raise RoundError("its class sums do not fit its counts", field="sums", expected="at most count times bound")
-        if bool((term.gram.abs() > counts.sum() * LEVELS**2).any()):
+        if bool((term.gram.abs() > counts.sum() * LEVELS**2 + noise.gram).any()):
             raise RoundError(
                 "its second moments do not fit its counts", field="gram", expected="at most count times bound squared"
             )
+
+    def _check_scatter(self, term: Statistics) -> None:
+        """G - sum_c A_c A_c^T / n_c is positive semidefinite, as sums of images are; with noise it may not be."""
+        counts = term.counts * self.settings.vectors()
         scatter = unpacked(term.gram) - (term.sums / counts.clamp_min(1)[:, None]).T @ term.sums
         slack = 1e-8 * float(term.gram.abs().max()) + 1e-3
         if int(torch.linalg.cholesky_ex(scatter + slack * torch.eye(len(scatter), dtype=torch.float64)).info):
@@ -476,7 +574,7 @@ class OneSum(TokenMethod):
         """By the site's held-out images where it has any and the plan leaves it to them."""
         if self.settings.blend != "auto":
             return Choice(1.0, 1.0, float(self.settings.blend) if network is not None else 0.0)
-        if not len(shard.val):
+        if not len(shard.val) or ctx.plan.privacy is not None:  # in a private round they are in the sums
             start = default_choice(network is not None)
             return start if start.factor in heads else replace(start, factor=1.0)
         features, tau = self.encode(shard.val.images, ctx), self.settings.temperature
@@ -498,7 +596,11 @@ class OneSum(TokenMethod):
             features: nn.Module = self._random_map(payload.tensors["map/filters"])
         else:
             features = OnTokens(self.tokenizer(), Pooled(_OnGrid(self.settings.reach()), self.settings.tokens))
-        summed = nn.Sequential(_Mirrored(features, self.settings.symmetry), answers)
+        steps: list[nn.Module] = [_Mirrored(features, self.settings.symmetry), answers]
+        if self.settings.dimensions:
+            public = Projected(payload.tensors["map/mean"], payload.tensors["map/basis"], self.settings.norm)
+            steps.insert(1, public)
+        summed = nn.Sequential(*steps)
         if "network" not in payload.facts:
             return summed.eval()
         weights = {name.removeprefix(NETWORK): value for name, value in payload.tensors.items() if name.startswith(NETWORK)}
@@ -523,8 +625,8 @@ class OneSum(TokenMethod):
             self._claimed(upload, ctx)
             _same_features(upload, self._digest(ctx))
             if name not in met:
-                total, met = total + self._term(upload), [*met, name]
-        step, copies = self._step(), self.settings.copies()
+                total, met = total + self._term(upload, ctx.plan), [*met, name]
+        step, copies = self._step(), self.settings.vectors()
         if not float(total.counts.sum()):
             raise TrainingError(
                 "neither this site nor a neighbor has a class of enough images",
@@ -542,7 +644,7 @@ class OneSum(TokenMethod):
         """The sum after the encounter before, and whose terms are in it; at first the site's own."""
         if ctx.previous is None:
             own = Upload(shard.client, "", self.client_phase(shard, ctx))
-            return self._term(own), [shard.client]
+            return self._term(own, ctx.plan), [shard.client]
         t = ctx.previous.tensors
         return Statistics(t["met/sums"], t["met/gram"], t["met/counts"]), list(ctx.previous.facts["met"])
 
@@ -567,7 +669,21 @@ class OneSum(TokenMethod):
     # --- the feature map -----------------------------------------------------------------------------------------------------
 
     def _step(self) -> float:
-        return float(self.settings.reach() / LEVELS)
+        s = self.settings
+        return float((s.norm if s.dimensions else s.reach()) / LEVELS)
+
+    def _projection(self, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and basis of public images' features, the same at every site."""
+
+        def make() -> Payload:
+            images = public_images(self.width(), self.task.image, ctx.generator("onesum", "public images"))
+            none = Dataset(images[:0], torch.zeros(0, dtype=torch.int64))
+            nobody = Shard("public images", Dataset(images, torch.zeros(len(images), dtype=torch.int64)), none)
+            mean, basis = projection(self._mean_features(nobody.train, nobody, ctx), self.width())
+            return Payload({"mean": mean, "basis": basis})
+
+        made = ctx.get_or_compute(["osfl onesum projection", 1, self._digest(ctx), ctx.device.type], make)
+        return made.tensors["mean"], made.tensors["basis"]
 
     def _filters(self, ctx: Context) -> torch.Tensor:
         s = self.settings
@@ -577,15 +693,20 @@ class OneSum(TokenMethod):
         return RandomConvolutions(filters, self.settings, self.settings.reach())
 
     def _map_tensors(self, ctx: Context) -> dict[str, torch.Tensor]:
-        return {"map/filters": self._filters(ctx)} if self.settings.features == "random" else {}
+        filters = {"map/filters": self._filters(ctx)} if self.settings.features == "random" else {}
+        if not self.settings.dimensions:
+            return filters
+        mean, basis = self._projection(ctx)
+        return {**filters, "map/mean": mean, "map/basis": basis}
 
     def _digest(self, ctx: Context) -> str:
         """Names everything that features depend on besides the images."""
         s = self.settings
+        more = [self.width(), s.norm, ctx.plan.seed] if s.dimensions else []
         if s.features == "encoder":
-            return digest_of(["osfl onesum", tokens_digest(s), s.tokens, s.reach(), s.symmetry])
+            return digest_of(["osfl onesum", tokens_digest(s), s.tokens, s.reach(), s.symmetry, *more])
         filters = hashlib.sha256(self._filters(ctx).numpy().tobytes()).hexdigest()
-        return digest_of(["osfl onesum", s.described(self.task.image), filters, s.reach(), s.symmetry])
+        return digest_of(["osfl onesum", s.described(self.task.image), filters, s.reach(), s.symmetry, *more])
 
 
 class _OnGrid(nn.Module):

@@ -253,6 +253,8 @@ def _impossible(method: Method, plan: Plan, left: int) -> str:
         return "it is the last upload"
     if left < plan.quorum:
         return f"the plan's quorum is {plan.quorum} uploads"
+    if plan.privacy is not None and plan.privacy.noise == "share":
+        return "beside the release that was, it would show the sums of who left with a share of the noise alone"
     return "; ".join(method.problems(left))
 
 

@@ -1,0 +1,254 @@
+"""What differential privacy costs OneSum: accuracy over epsilon on three data sets, and a membership attack with canaries.
+
+    python -m benchmarks.private_sums             all cells and the attack; what the record has is not made again
+    python -m benchmarks.private_sums blood       one cell; `attack` the attack alone
+    python -m benchmarks.private_sums --draw      the figure alone, from the record
+
+Five sites, Dirichlet 0.1, test images, three seeds. `share`: the sites' noise adds up to that of a trusted curator; `site`:
+each site adds all of it. Noise cannot be repeated, so each seed is the mean of `DRAWS` rounds on the same exact sums. inf is
+OneSum without noise, with its ordinary features.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.claims_picture import WIDTH, alone
+from osfl.core.method import Context
+from osfl.core.registry import load
+from osfl.core.result import write_json
+from osfl.core.types import Plan, Privacy, Upload
+from osfl.methods.onesum import OneSum
+from osfl.methods.onesum.features import LEVELS
+from osfl.methods.onesum.gaussian_mechanism import multiplier_for
+from osfl.methods.onesum.head import Classifier, head_of
+from osfl.methods.onesum.private import Noise, noised, site_noise
+from osfl.reports.svg import label, tag
+from osfl.runtime.payloads import PayloadCache
+from osfl.runtime.workers import Workers, compute_threads
+from osfl.simulate.simulation import Federation, Simulation, prepare
+
+RECORD = Path(__file__).parent / "records" / "private_sums.json"
+FIGURE = Path(__file__).parents[1] / "docs" / "results" / "private-sums.svg"
+EPSILONS, DELTA, SEEDS, DRAWS = (1.0, 2.0, 4.0, 8.0, 16.0), 1e-5, (0, 1, 2), 3
+_SPLIT = {"clients": 5, "partition": "dirichlet:0.1", "preset": "cpu"}
+CELLS: Mapping[str, Simulation] = {
+    "blood, no symmetry": Simulation("onesum", "bloodcells-28", samples=4000, **_SPLIT),  # type: ignore[arg-type]
+    "blood": Simulation("onesum", "bloodcells-28", samples=4000, changes={"symmetry": "square"}, **_SPLIT),  # type: ignore[arg-type]
+    "digits": Simulation("onesum", "digits", **_SPLIT),  # type: ignore[arg-type]
+    "brain": Simulation("onesum", "brain-mri-subset", image_size=224, changes={"features": "encoder"}, **_SPLIT),  # type: ignore[arg-type]
+}
+RECORDED = {  # rows of the same splits without noise; for blood the nearest one, mirrored left to right alone
+    "blood, no symmetry": ("blood-n5-a0.1", "onesum"),
+    "blood": ("blood-n5-a0.1", "onesum@symmetry=flip"),
+    "brain": ("brain-a0.1", "onesum@features=encoder"),
+}
+CANARIES, TRIALS = 4, 500
+
+
+# --- accuracy over epsilon ----------------------------------------------------------------------------------------------
+
+
+def curve(simulation: Simulation) -> dict[str, Any]:
+    """Accuracy in percent by epsilon and kind of noise, one number a seed."""
+    found: dict[str, Any] = {"share": {}, "site": {}}
+    for seed in SEEDS:
+        with tempfile.TemporaryDirectory() as folder, compute_threads(1):
+            private = prepare(replace(simulation, seed=seed, privacy=Privacy(1.0, DELTA)))
+            kept: dict[str, torch.Tensor] = {}
+            for noise in ("share", "site"):
+                for epsilon in EPSILONS:
+                    plan = replace(private.plan, privacy=Privacy(epsilon, DELTA, noise))
+                    draws = [_accuracy(private, plan, Path(folder), kept) for _ in range(DRAWS)]
+                    found[noise].setdefault(f"{epsilon:g}", []).append(round(statistics.mean(one[0] for one in draws), 2))
+                    found["stated"] = {**found.get("stated", {}), f"{noise} {epsilon:g}": draws[0][1]}
+        print(f"{time.strftime('%H:%M:%S')} {simulation.dataset} seed {seed}", found, file=sys.stderr, flush=True)
+    return {"command": simulation.command("DIR"), "settings": private.plan.as_json()["settings"], **found}
+
+
+def without_noise(name: str) -> dict[str, Any]:
+    """OneSum as it is, from the committed record of the cell where there is one, on the same splits."""
+    if name in RECORDED:
+        cell, row = RECORDED[name]
+        scores = json.loads((RECORD.parent / f"{cell}.json").read_text(encoding="utf-8"))["methods"][row]
+        return {
+            "inf": [round(100 * one, 2) for one in scores["scores.global.accuracy"]["values"]],
+            "inf from": f"{cell}, {row}",
+        }
+    found = []
+    for seed in SEEDS:
+        with tempfile.TemporaryDirectory() as folder, compute_threads(1):
+            plain = prepare(replace(CELLS[name], seed=seed))
+            found.append(_accuracy(plain, plain.plan, Path(folder), {})[0])
+    return {"inf": found}
+
+
+def _accuracy(federation: Federation, plan: Plan, folder: Path, kept: dict[str, torch.Tensor]) -> tuple[float, Any]:
+    """A round without wire and report: client phases, server phase, answers on the test images. `kept`: their features."""
+    method = load(plan.method)(plan.task, plan.settings)
+    assert isinstance(method, OneSum)
+    ctx = Context(plan, torch.device("cpu"), map=Workers(1).map, get_or_compute=PayloadCache(folder).get_or_compute)
+    uploads = [Upload(shard.client, plan.digest, method.client_phase(shard, ctx)) for shard in federation.shards]
+    for upload in uploads:
+        method.check_upload(upload, ctx)
+    release = method.server_phase(uploads, ctx).shared
+    features = kept["test"] if "test" in kept else kept.setdefault("test", method.encode(federation.test.images, ctx))
+    right = Classifier(head_of(release.tensors))(features).argmax(1) == federation.test.labels
+    return round(100 * float(right.double().mean()), 2), release.facts.get("privacy", {}).get("epsilon")
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------
+
+
+def attack(epsilon: float = 1.0) -> dict[str, Any]:
+    """The best test for one image, by who knows all other images, the features of this one and the noise's deviation: is it
+    in the sums or not? Canaries have features of full length in random directions.
+    """
+    digits = prepare(replace(CELLS["digits"], privacy=Privacy(epsilon, DELTA)))
+    method, plan = OneSum(digits.plan.task, digits.plan.settings), digits.plan
+    ctx, noise, rng = Context(plan, torch.device("cpu")), site_noise(plan), torch.Generator().manual_seed(0)
+    d, classes = method.width(), len(plan.task.classes)
+    base = method.client_phase(digits.shards[0], ctx).tensors  # what is there besides does not matter: it is subtracted again
+    scores: dict[str, list[float]] = {"in": [], "out": []}
+    for _ in range(CANARIES):
+        step = canary(d, classes, rng)
+        for where, add in (("in", 1), ("out", 0)):
+            for _ in range(TRIALS):
+                sent = noised({name: base[name] + add * step[name] for name in step}, noise)
+                scores[where].append(log_likelihood({n: sent[n] - base[n] for n in sent}, step, noise))
+    return {"epsilon": epsilon, "delta": DELTA, "canaries": CANARIES, "trials": TRIALS, **judged(scores, epsilon)}
+
+
+def canary(d: int, classes: int, rng: torch.Generator) -> dict[str, torch.Tensor]:
+    """What one image of full length changes."""
+    z = torch.randn(d, generator=rng, dtype=torch.float64)
+    whole = (z / z.norm() * LEVELS).trunc().to(torch.int64)
+    place = int(torch.randint(classes, (1,), generator=rng))
+    counts, sums = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, d, dtype=torch.int64)
+    counts[place], sums[place] = 1, whole
+    row, column = torch.triu_indices(d, d).unbind()
+    return {"counts": counts, "sums": sums, "gram": whole[row] * whole[column]}
+
+
+def log_likelihood(seen: Mapping[str, torch.Tensor], step: Mapping[str, torch.Tensor], noise: Noise) -> float:
+    """ln p(seen | with the canary) - ln p(seen | without): the test that no other beats (Neyman and Pearson)."""
+    total, d = 0.0, step["sums"].shape[1]
+    row, column = torch.triu_indices(d, d).unbind()
+    one = torch.ones((), dtype=torch.float64)
+    weights = {"counts": one, "sums": one, "gram": torch.where(row == column, 1.0, 2.0).double()}
+    for name, weight in weights.items():
+        x, v = seen[name].double(), step[name].double()
+        total += float((weight * v * (x - v / 2)).sum()) / getattr(noise, name) ** 2
+    return total
+
+
+def judged(scores: Mapping[str, Sequence[float]], epsilon: float) -> dict[str, Any]:
+    """True and false positive rates at fixed thresholds, with 95 % intervals, beside what (epsilon, delta) allows."""
+    rows: list[dict[str, Any]] = []
+    for threshold in (-0.25, 0.0, 0.25, 0.5):
+        (tp, tpr), (fp, fpr) = ((sum(s > threshold for s in scores[w]), len(scores[w])) for w in ("in", "out"))
+        (low, high), (low_out, high_out) = interval(tp, tpr), interval(fp, fpr)
+        allowed = min(1.0, math.exp(epsilon) * high_out + DELTA)
+        rows.append(
+            {
+                "threshold": threshold,
+                "tpr": round(tp / tpr, 4),
+                "tpr_interval": [round(low, 4), round(high, 4)],
+                "fpr": round(fp / fpr, 4),
+                "fpr_interval": [round(low_out, 4), round(high_out, 4)],
+                "within": low <= allowed,
+            }
+        )
+    mu = 1 / multiplier_for(epsilon, DELTA)
+    best = max(rows, key=lambda row: row["tpr"] - row["fpr"])
+    bound = math.erf(mu / 2 / math.sqrt(2))  # 2 Phi(mu / 2) - 1, of the best test against this noise
+    most = best["tpr_interval"][0] - best["fpr_interval"][1]
+    return {"rates": rows, "advantage": round(best["tpr"] - best["fpr"], 4), "most": round(bound, 4), "within": most <= bound}
+
+
+def interval(hits: int, trials: int) -> tuple[float, float]:
+    """Wilson's, 95 %."""
+    z, share = 1.96, hits / trials
+    middle, reach = share + z * z / (2 * trials), z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2))
+    return (middle - reach) / (1 + z * z / trials), (middle + reach) / (1 + z * z / trials)
+
+
+# --- record and figure ----------------------------------------------------------------------------------------------------
+
+
+def picture(cells: Mapping[str, Any]) -> str:
+    """A line a cell and kind of noise, over epsilon; a dashed line without noise."""
+    inks = ("#4477aa", "#ee6677", "#228833", "#aa8833")
+    left, right, top, bottom, height = 56, 640, 56, 340, 392
+
+    def x(epsilon: float) -> float:
+        return left + (right - left) * math.log2(epsilon) / math.log2(EPSILONS[-1])
+
+    def y(percent: float) -> float:
+        return bottom - (bottom - top) * (percent - 20) / 80
+
+    parts = [label(16, 26, "Accuracy over ε, δ = 1e-5, five sites, test images, mean of three seeds", size=15)]
+    for tick in range(20, 101, 20):
+        parts += [tag("line", x1=left, x2=right, y1=y(tick), y2=y(tick), stroke="#dddddd")]
+        parts += [label(left - 6, y(tick) + 4, f"{tick} %", size=11, anchor="end")]
+    parts += [label(x(e), bottom + 18, f"{e:g}", size=11, anchor="middle") for e in EPSILONS]
+    parts += [label((left + right) / 2, bottom + 38, "ε, one image more or less at one site", size=12, anchor="middle")]
+    ends: list[float] = []
+    for ink, (name, cell) in zip(inks, cells.items(), strict=False):
+        clean = statistics.mean(cell.get("inf", [math.nan]))
+        if math.isfinite(clean):
+            parts += [tag("line", x1=left, x2=right, y1=y(clean), y2=y(clean), stroke=ink, stroke_dasharray="2 4")]
+        for noise, width, dash in (("share", 2.5, "none"), ("site", 1.5, "6 4")):
+            points = [(x(float(e)), y(statistics.mean(v))) for e, v in cell[noise].items()]
+            path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+            parts += [tag("polyline", points=path, fill="none", stroke=ink, stroke_width=width, stroke_dasharray=dash)]
+            parts += [tag("circle", cx=a, cy=b, r=3, fill=ink) for a, b in points]
+        place = max(74.0, *(end + 40 for end in ends)) if ends else 74.0
+        ends.append(place)
+        parts += [
+            tag("rect", x=right + 20, y=place - 9, width=14, height=4, fill=ink),
+            label(right + 42, place - 3, name, size=12),
+        ]
+        parts += [label(right + 42, place + 12, f"without noise {clean:.1f} %", size=11)]
+    where = max(ends) + 46
+    parts += [label(right + 20, where, "thick: noise = share, a trusted server", size=11)]
+    parts += [label(right + 20, where + 16, "dashed: noise = site, against the server, too", size=11)]
+    parts += [label(right + 20, where + 32, "dotted: OneSum without privacy", size=11)]
+    return alone(WIDTH, height, *parts)
+
+
+def main(names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in (*CELLS, "attack", "--draw")]:
+        raise SystemExit(f"unknown: {unknown[0]}; cells: {', '.join(CELLS)}, attack\n{__doc__}")
+    made: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"cells": {}}
+    made |= {"command": "python -m benchmarks.private_sums", "delta": DELTA, "draws": DRAWS, "seeds": list(SEEDS)}
+    wanted = [name for name in names if name != "--draw"] or ([] if names else [*CELLS, "attack"])
+    for name in wanted:
+        if name in CELLS and (names or name not in made["cells"]):
+            made["cells"][name] = curve(CELLS[name])
+        elif name == "attack" and (names or "attack" not in made):
+            made["attack"] = {"epsilon 1": attack(1.0), "almost without noise": attack(1000.0)}
+        made["cells"] = {cell: made["cells"][cell] for cell in CELLS if cell in made["cells"]}
+        write_json(RECORD, made)
+    for name in made["cells"] if wanted else ():
+        if "inf" not in made["cells"][name]:
+            made["cells"][name] |= without_noise(name)
+        made["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+        write_json(RECORD, made)
+    if made["cells"]:
+        FIGURE.write_text(picture(made["cells"]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

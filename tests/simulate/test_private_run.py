@@ -1,0 +1,68 @@
+"""A private round from images to report: what it states, noise that is drawn once, and what may be forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osfl.core.errors import RoundError
+from osfl.core.registry import load
+from osfl.core.result import Result
+from osfl.core.settings import resolve_settings
+from osfl.core.types import Privacy
+from osfl.roles import site
+from osfl.rounds.forgetting import forget, verify
+from osfl.runtime.machine import Machine
+from osfl.simulate.run import run
+from osfl.simulate.simulation import Simulation
+from tests.roles.test_roles import keys, make_plan, make_sites
+
+ONE = Machine(workers=1)
+SMALL = Simulation(
+    "onesum", "digits", 3, "iid", "smoke", changes={"filters": 4}, samples=240, image_size=8, privacy=Privacy(30.0, 1e-5)
+)
+
+
+def digests(result: Result) -> tuple[str, str]:
+    return result["plan_digest"], result["release_digest"]
+
+
+def test_a_private_round_states_what_ran_and_resumes_without_new_noise(tmp_path: Path) -> None:
+    first = run(SMALL, tmp_path / "first", machine=ONE)
+    stated = first["privacy"]
+    assert (stated["epsilon"], stated["delta"], stated["noise"], stated["sites"]) == (30.0, 1e-5, "site", 3)
+    assert "--epsilon 30.0 --delta 1e-05 --noise site" in first["command"]
+    assert first["settings"]["dimensions"] == 256  # what a private round begins with; here d is less
+    page = (tmp_path / "first" / "report" / "index.html").read_text(encoding="utf-8")
+    card = (tmp_path / "first" / "model_card.md").read_text(encoding="utf-8")
+    for text in ("epsilon 30, delta 1e-05, for one image more or less at one site", "nobody can repeat this round bit by bit"):
+        assert text in page and text in card
+    for name in ("release.safetensors", "results.json"):
+        (tmp_path / "first" / name).unlink()
+    assert digests(run(SMALL, tmp_path / "first", machine=ONE)) == digests(first)  # the uploads that are there are taken
+    plan, release = digests(run(SMALL, tmp_path / "second", machine=ONE))
+    assert plan == first["plan_digest"]
+    assert release != first["release_digest"]
+
+
+def test_a_site_sends_the_same_noise_again(tmp_path: Path) -> None:
+    settings = resolve_settings(load("onesum"), "smoke", {"dimensions": 16})
+    plan = replace(make_plan("onesum"), settings=settings, privacy=Privacy(4.0, 1e-5))
+    folder, key = make_sites(tmp_path / "sites") / "north", keys()["north"]
+    path = site.make_upload(plan, "north", folder, key, tmp_path / "work", machine=ONE)
+    sent = path.read_bytes()
+    assert site.make_upload(plan, "north", folder, key, tmp_path / "work", machine=ONE).read_bytes() == sent
+    assert site.make_upload(plan, "north", folder, key, tmp_path / "other", machine=ONE).read_bytes() != sent
+
+
+def test_a_site_whose_noise_others_rely_on_cannot_be_subtracted(tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "site", machine=ONE)
+    forget(tmp_path / "site", clients=["client-01"], machine=ONE)
+    assert next(finding.good for finding in verify(tmp_path / "site") if finding.check == "release")
+    run(replace(SMALL, privacy=Privacy(30.0, 1e-5, "share")), tmp_path / "share", machine=ONE)
+    with pytest.raises(RoundError, match="it would show the sums of who left with a share of the noise"):
+        forget(tmp_path / "share", clients=["client-01"], machine=ONE)
+    forget(tmp_path / "share", clients=["client-01"], withdraw=True, machine=ONE)
+    assert not (tmp_path / "share" / "release.safetensors").exists()
