@@ -79,7 +79,8 @@ def verify(
     known = _with_certificates(_known(plan, server, fl_round, keys), paths, fl_round, certificates)
     verdicts = examine(paths, known)
     if fl_round is not None:
-        verdicts.append(examine_head(fl_round, known.plan, known.server, known.last, head))
+        judged = examine_head(fl_round, known.plan, known.server, known.last, head)
+        verdicts += [judged] if judged else []
     elif head is not None:
         raise UsageError("a copy of a head is compared with a round's folder", field="head", fix="Give --round ROUND.")
     good = bool(verdicts) and all(verdict.good for verdict in verdicts)

@@ -75,14 +75,15 @@ def check_agreed(folder: Path, server: str) -> None:
         )
 
 
-def examine_head(folder: Path, plan: str, server: str, release: str, copy: Path | None = None) -> Verdict:
-    """Whether the folder still holds what the server last signed; `release` is the digest of the one that it has, or "".
+def examine_head(folder: Path, plan: str, server: str, release: str, copy: Path | None = None) -> Verdict | None:
+    """Whether the folder still holds what the server last signed; None before it has signed anything here. `release` is the
+    digest of the one that the folder has, or "".
 
     `copy`: a head of this round that somebody kept, which shows whether the folder was put back to an older state.
     """
     path, question = folder / HEAD, "the head is signed by the server, for this round"
     if not path.exists() and not release and copy is None:
-        return Verdict(path, "head", checks=[Check(question, "not checked", "the server has not signed anything here yet")])
+        return None
     try:
         head = read_head(path, server)
         if head["plan"] != plan:
