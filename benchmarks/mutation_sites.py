@@ -10,7 +10,7 @@ from itertools import islice
 
 # Functions with losses, updates and samplers of the methods and of the ingredients they use; "*": all of the file.
 TARGETS: dict[str, str] = {
-    "ingredients/distillation/student.py": "kd_loss distill _keep_statistics _changed",
+    "ingredients/distillation/student.py": "kd_loss distill _keep_statistics _steps",
     "ingredients/distillation/token_relabel.py": "relabel_terms weighted gradient_norms _norm lipschitz label_weights "
     "PatchServer.release PatchServer.dream PatchServer._dream PatchServer._ask PatchServer._together PatchServer._study "
     "PatchServer._step PatchServer._probe",
@@ -33,7 +33,7 @@ TARGETS: dict[str, str] = {
     "ingredients/statistics/site_prior.py": "site_log_prior corrected_prior PriorCorrected",
     "ingredients/statistics/support.py": "*",
     "ingredients/tokens/training.py": "fit_classifier train_on_tokens train_epoch linear_head",
-    "ingredients/training/local.py": "fit step batches augment _shift noisy _optimizer decay",
+    "ingredients/training/local.py": "fit step batches _steps draw_noise draw_changes changed _shifted _optimizer decay",
     "ingredients/training/multi_round.py": "MultiRound._one_round MultiRound._local mean_model",
     "methods/coboosting.py": "CoBoosting.objective hard_samples perturbed vote weight_step Voices",
     "methods/dafl.py": "entropy_term Featured Game.play Game.turn Game.objective",

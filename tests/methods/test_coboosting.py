@@ -153,7 +153,7 @@ def teacher_of(count: int = 2) -> Teacher:
 
 def test_the_perturbation_has_sup_norm_epsilon() -> None:
     x = torch.rand((6, *TASK.image), generator=rng()) * 2 - 1
-    batch = Batch(x, torch.zeros(2, 6, 3), rng(1))
+    batch = Batch(x, torch.zeros(2, 6, 3), [torch.rand((6, 3), generator=rng(1))])
     teacher = teacher_of()
     seen, answer = perturbed(batch, teacher, 8 / 255)
     sizes = (seen - x).abs().amax((1, 2, 3))
@@ -165,7 +165,7 @@ def test_the_perturbation_has_sup_norm_epsilon() -> None:
 def test_the_perturbation_follows_the_sign_of_a_random_mix_of_probabilities() -> None:
     x = torch.rand((4, *TASK.image), generator=rng()) * 2 - 1
     teacher = teacher_of()
-    seen, _ = perturbed(Batch(x, torch.zeros(2, 4, 3), rng(1)), teacher, 0.25)
+    seen, _ = perturbed(Batch(x, torch.zeros(2, 4, 3), [torch.rand((4, 3), generator=rng(1))]), teacher, 0.25)
     leaf, u = x.clone().requires_grad_(), 2 * torch.rand((4, 3), generator=rng(1)) - 1
     answer = torch.stack([member(leaf) for member in teacher.members]).mean(0)
     (gradient,) = torch.autograd.grad((u * (answer / 4).softmax(-1)).sum(), leaf)

@@ -119,7 +119,8 @@ def nearest(queries: Tensor, references: Tensor, *, same: bool = False) -> tuple
         rows = queries[start : start + _CHUNK]
         table = references.square().sum(1) - 2 * rows @ references.T  # + |row|², which changes no order
         if same:
-            table[torch.arange(len(rows)), torch.arange(start, start + len(rows))] = torch.inf
+            place = torch.arange(len(rows), device=rows.device)
+            table[place, start + place] = torch.inf
         places.append(table.argmin(1))
-    place = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+    place = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64, device=queries.device)
     return (queries - references[place]).square().sum(1).sqrt(), place  # exact, also for copies

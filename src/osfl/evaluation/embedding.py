@@ -47,7 +47,7 @@ class Space:
 
         def features(chunk: torch.Tensor) -> torch.Tensor:
             with torch.inference_mode():
-                return network(_shown(chunk, self.side, device)).double().cpu()  # type: ignore[no-any-return]
+                return network(_shown(chunk, self.side, device)).cpu().double()  # type: ignore[no-any-return]
 
         return torch.cat(run_map(features, torch.split(images, _CHUNK))).clone()  # clone: out of inference mode
 

@@ -36,7 +36,7 @@ def judge(
     """All figures about the generators behind `pool`; `draw(*labels)` gives the random numbers for samples."""
     space = space or available_space()
     found = collect(pool, shards, held_out, classes, space, draw=draw, device=device, run_map=run_map)
-    verdicts = dict(zip(found, run_map(_verdict, list(found.values())), strict=True))
+    verdicts = dict(zip(found, run_map(lambda kinds: _verdict(kinds, device), list(found.values())), strict=True))
     axes = _axes(found)
     errors = {name: _class_error(kinds, axes) for name, kinds in found.items()}
     rows = {name: _class_row(kinds, verdicts[name], errors[name]) for name, kinds in found.items()}
@@ -56,9 +56,10 @@ def judge(
 # --- one class -------------------------------------------------------------------------------------------------------
 
 
-def _verdict(kinds: ByKind) -> Memorization:
+def _verdict(kinds: ByKind, device: torch.device) -> Memorization:
     """A sample of synthetic and held-out images against all training images: a copy may be of any of them."""
-    return verdict(kinds["synthetic"].shown, kinds["training"].images, kinds["held_out"].shown)
+    images = kinds["synthetic"].shown, kinds["training"].images, kinds["held_out"].shown
+    return verdict(*(some.to(device) for some in images))
 
 
 def _class_row(kinds: ByKind, found: Memorization, error: float | None) -> ClassOfImages:

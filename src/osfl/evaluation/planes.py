@@ -75,7 +75,7 @@ def model_plane(
 def _features(model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map) -> torch.Tensor:
     def describe(chunk: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            found: torch.Tensor = model.features(to_input(chunk, device)).double().cpu()  # type: ignore[operator]
+            found: torch.Tensor = model.features(to_input(chunk, device)).cpu().double()  # type: ignore[operator]
             return found
 
     return torch.cat(run_map(describe, torch.split(images, CHUNK)))

@@ -36,7 +36,7 @@ def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, 
     def answer(chunk: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             logits: torch.Tensor = model(to_input(chunk, device))
-            return logits.double().softmax(-1).cpu()
+            return logits.cpu().double().softmax(-1)  # on the CPU: some devices have no 64-bit floats
 
     found = torch.cat(run_map(answer, torch.split(images, CHUNK)))
     if not bool(torch.isfinite(found).all()):

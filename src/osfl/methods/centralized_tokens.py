@@ -33,7 +33,7 @@ class CentralizedTokens(Method):
 
     def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated:
         everyone, tokenizer = sorted(shards, key=lambda shard: shard.client), Tokenizer(self.settings)
-        tokens = {s.client: tokenizer.tokens(s.train.images, ctx.device, ctx.map).cpu() for s in everyone}
+        tokens = {s.client: tokenizer.tokens(s.train.images, ctx.device, ctx.map) for s in everyone}
         labels = torch.cat([s.train.labels for s in everyone])
         model = fit_classifier(
             self.settings,

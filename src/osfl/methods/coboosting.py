@@ -111,7 +111,7 @@ class CoBoosting(OneClassifier, ModelMethod):
                 shop.grow(epoch, self.objective, self.settings.generator_clip)
                 if epoch:
                     voices.learn(epoch)
-                shop.study(epoch, lambda batch: perturbed(batch, shop.folded, self.settings.epsilon))
+                shop.study(epoch, lambda batch: perturbed(batch, shop.folded, self.settings.epsilon), self._directions)
                 ctx.milestone(epoch + 1, self.settings.server_epochs, shop.release)
                 ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
             return shop.payload(weights=voices.weights, history=voices.history)
@@ -122,6 +122,10 @@ class CoBoosting(OneClassifier, ModelMethod):
         shop.show()
         voices.show(ctx)
         return Release(shop.release())
+
+    def _directions(self, count: int, rng: torch.Generator) -> list[torch.Tensor]:
+        """u of `perturbed`, from 0 to 1, for so many images."""
+        return [torch.rand((count, len(self.task.classes)), generator=rng)] if self.settings.epsilon else []
 
     def objective(self, seen: Seen) -> torch.Tensor:
         """(1 - p_y)^hs CE - adv KL_3(E_w || S) + bn R_BN / N."""
@@ -143,7 +147,7 @@ def perturbed(batch: Batch, teacher: Teacher, epsilon: float) -> tuple[torch.Ten
         return batch.inputs, teacher.combined(batch.logits)
     x = batch.inputs.clone().requires_grad_()
     answer = teacher.combined(teacher(x)[0])
-    direction = torch.rand(answer.shape, generator=batch.rng).to(answer) * 2 - 1
+    direction = batch.drawn[0] * 2 - 1
     (gradient,) = torch.autograd.grad((direction * (answer / 4).softmax(-1)).sum(), x)
     with torch.no_grad():
         moved = (x + epsilon * gradient.sign()).detach()
@@ -206,14 +210,13 @@ class Voices:
 
     def _tell(self) -> None:
         """All teachers of the workshop vote with the new weights from now on; odds keep the class counts as they are."""
-        if self.shop.settings.ensemble == "odds":
-            for teacher in [*self.shop.teachers, self.shop.folded]:
-                teacher.member_weights = self.weights
-            return
-        base = self.base if self.base.ndim == 2 else self.base[:, None]
-        votes = (self.weights[:, None] * base).double()
+        votes = self.weights
+        if self.shop.settings.ensemble != "odds":
+            base = self.base if self.base.ndim == 2 else self.base[:, None]
+            scaled = (self.weights[:, None] * base).double()
+            votes = scaled if self.base.ndim == 2 else scaled[:, 0]
         for teacher in [*self.shop.teachers, self.shop.folded]:
-            teacher.weights = votes if self.base.ndim == 2 else votes[:, 0]
+            teacher.weigh(votes)
 
     def show(self, ctx: Context) -> None:
         series: dict[str, Any] = {name: self.history[:, i].tolist() for i, name in enumerate(self.clients)}

@@ -18,7 +18,7 @@ from torch.nn import functional
 from osfl.core.method import Context
 from osfl.core.types import Payload, Release, Upload
 from osfl.ingredients.distillation.student import kd_loss
-from osfl.ingredients.ensembles.ensemble import COUNTED, combine
+from osfl.ingredients.ensembles.ensemble import COUNTED, Combination
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.generators.synthesis import (
     Pair,
@@ -35,6 +35,7 @@ from osfl.ingredients.training.model_method import Combine, ModelMethod, Student
 from osfl.models.folding import freeze
 from osfl.models.generators import Ending
 from osfl.models.naming import named
+from osfl.runtime.devices import ahead
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,10 @@ class Game(Pair):
     def __init__(self, method: Dafl, uploads: Sequence[Upload], ctx: Context) -> None:
         super().__init__(method, uploads, ctx)
         self.settings = method.settings
-        self.plain = teachers(uploads, method)
+        self.plain = teachers(uploads, method, ctx.device)
         self.members = [Featured(member, self.settings.bn > 0).to(ctx.device) for member in self.plain]
-        self.weights = teacher_weights(uploads, self.settings.ensemble, len(method.task.classes))
+        weights = teacher_weights(uploads, self.settings.ensemble, len(method.task.classes))
+        self.rule = Combination(len(self.members), self.settings.ensemble, weights, ctx.plan.limits.share)
 
     def play(self, epoch: int) -> None:
         settings = self.settings
@@ -163,8 +165,10 @@ class Game(Pair):
         rng = self.ctx.generator("game", epoch)
         self.student.train()
         total = torch.zeros((), device=self.ctx.device)
-        for _ in range(settings.server_steps):
-            total += self.turn(torch.randn((settings.synthesis_batch, settings.latent_dim), generator=rng))
+        size = (settings.synthesis_batch, settings.latent_dim)
+        draws = ((torch.randn(size, generator=rng),) for _ in range(settings.server_steps))
+        for (z,) in ahead(draws, self.ctx.device):
+            total += self.turn(z)
         check_finite(total, "generator or the student", "generator_lr", settings.generator_lr)
         images = settings.synthesis_batch * settings.server_steps
         self.spend(self.plain, images, images, images)
@@ -172,7 +176,7 @@ class Game(Pair):
 
     def turn(self, z: torch.Tensor) -> torch.Tensor:
         """One step of the generator and one of the student on the same images."""
-        x = self.draw(z.to(self.ctx.device))
+        x = self.draw(z)
         teacher, loss = self.objective(x)
         lesson = kd_loss(teacher.detach(), self.student(x.detach()), self.settings.temperature)
         return self.improve_generator(loss) + self.improve_student(lesson, self.settings.student_clip)
@@ -180,12 +184,7 @@ class Game(Pair):
     def objective(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The teacher's answer, and oh CE(T, argmax T) + ie sum p log10 p - a mean |features| (+ bn R_BN)."""
         answers: list[Any] = [member(x) for member in self.members]
-        teacher = combine(
-            torch.stack([logits for logits, _, _ in answers]),
-            self.settings.ensemble,
-            self.weights,
-            share=self.ctx.plan.limits.share,
-        )
+        teacher = self.rule(torch.stack([logits for logits, _, _ in answers]))
         loss = self.settings.one_hot * functional.cross_entropy(teacher, teacher.detach().argmax(-1))
         loss = loss + self.settings.entropy * entropy_term(teacher)
         loss = loss - self.settings.activation * torch.stack([size for _, size, _ in answers]).mean()

@@ -104,7 +104,7 @@ class DeepInversion(OneClassifier, ModelMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
-        members = teachers(uploads, self)
+        members = teachers(uploads, self, ctx.device)
         everyone = teacher_of(uploads, members, self.settings.ensemble, len(self.task.classes), ctx.plan.limits.share)
         key = {
             "what": "deepinversion",
@@ -152,12 +152,12 @@ class DeepInversion(OneClassifier, ModelMethod):
 
         made = ctx.map(make, [(maker, batch) for maker in makers for batch in range(self.settings.batches)])
         inputs, labels = (torch.cat([payload.tensors[name] for payload in made]) for name in ("inputs", "labels"))
-        logits = fast_logits(members, inputs, run_map=ctx.map)
+        logits = fast_logits(members, inputs, run_map=ctx.map, device=ctx.device)
         if self.settings.guides == "everyone" or self.settings.invert == "ensemble":
-            return Pool(inputs, everyone.combine(logits), labels)
+            return Pool(inputs, everyone.combine(logits).cpu(), labels)
         parts = torch.split(logits, self.settings.images * self.settings.batches, 1)  # by maker, all members' answers
         own = [maker.combine(part[i : i + 1]) for i, (maker, part) in enumerate(zip(single, parts, strict=True))]
-        return Pool(inputs, torch.cat(own), labels)
+        return Pool(inputs, torch.cat(own).cpu(), labels)
 
     def _batch(
         self, maker: Teacher, batch: int, number: int, counts: Mapping[str, torch.Tensor], student: nn.Module, ctx: Context
@@ -172,10 +172,11 @@ class DeepInversion(OneClassifier, ModelMethod):
             self.task.image,
             settings.inversion(adi=settings.adi if number else 0.0, l2=settings.l2),  # nothing to disagree with at first
             rng,
-            student=freeze(student) if settings.adi else None,
+            student=freeze(student).to(ctx.device) if settings.adi else None,
+            device=ctx.device,
             combine=maker.combine,
         )
-        return Payload({"inputs": images.contiguous(), "labels": labels})
+        return Payload({"inputs": images.cpu().contiguous(), "labels": labels})
 
     def _teach(self, student: nn.Module, pool: Pool, number: int, everyone: Teacher, ctx: Context) -> Payload:
         settings = self.settings
@@ -193,6 +194,7 @@ class DeepInversion(OneClassifier, ModelMethod):
             noise=settings.noise_std,
             mirror=settings.mirror,
             ask=frozen if settings.ask_again else None,
+            device=ctx.device,
             progress=lambda done, total: ctx.progress("distills", done, total),
         )
         return Payload(named(student, "model"))

@@ -41,9 +41,10 @@ from osfl.ingredients.tokens.encoding import (
     same_encoders,
     with_enough,
 )
-from osfl.ingredients.training.local import batches, not_positive, step, too_low
+from osfl.ingredients.training.local import batches_on, not_positive, step, too_low
 from osfl.ingredients.training.one_upload import working_on
 from osfl.models.naming import load_named, named
+from osfl.runtime.devices import exact
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class FedCGS(OneClassifier, TokenMethod):
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         shard = with_enough(shard, self.settings.least)
-        x, y = self._features(self.encoded(shard.train, shard, ctx)), shard.train.labels
+        x, y = self._features(self.encoded(shard.train, shard, ctx)).to(exact(ctx.device)), shard.train.labels
         classes = len(self.task.classes)
         kind = torch.float64 if self.settings.precision == "float64" else torch.float32
         if self.settings.by_class:
@@ -198,10 +199,11 @@ class FedCGS(OneClassifier, TokenMethod):
             return super().personalize(release, shard, ctx)
         head, s = _Mapped(self._linear(release.shared)), self.settings
         x, y, means = self._features(self.encoded(shard.train, shard, ctx)), shard.train.labels, release.shared.tensors["means"]
+        head, x, y, means = head.to(ctx.device), x.to(ctx.device), y.to(ctx.device), means.to(ctx.device)
         scale = x.var(0).mean().clamp_min(1e-12)  # so that one alignment weight serves any encoder
         optimizer, rng = torch.optim.Adam(head.parameters(), s.personal_lr), ctx.generator("personal", shard.client)
         for _ in range(s.personal_epochs):
-            for index in batches(len(x), 64, rng):
+            for index in batches_on(ctx.device, len(x), 64, rng):
                 mapped = head.mapped(x[index])
                 loss = functional.cross_entropy(head.linear(mapped), y[index])
                 loss = loss + s.alignment * (mapped - means[y[index]]).square().mean() / scale

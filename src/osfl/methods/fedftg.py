@@ -153,7 +153,7 @@ class Tuning(Pair):
         super().__init__(method, uploads, ctx, classes)
         self.settings = method.settings
         self.counts = capped_counts(counts_of(uploads, classes), ctx.plan.limits.share)
-        members = [member.to(ctx.device) for member in teachers(uploads, method)]
+        members = teachers(uploads, method, ctx.device)
         self.folded = [freeze(member) for member in members]
         self.members = [Watched(member) for member in members] if self.settings.bn > 0 else self.folded
         self.plain = members

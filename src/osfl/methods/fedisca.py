@@ -91,8 +91,8 @@ class FedISCA(OneClassifier, ModelMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
-        makers, everyone = self._teachers(uploads, ctx.plan.limits.share)
-        learner = Learner(student, self.settings.temperature)
+        makers, everyone = self._teachers(uploads, ctx)
+        learner = Learner(student, self.settings.temperature, ctx.device)
         kept = Payload({})
         key = {
             "what": "fedisca",
@@ -110,19 +110,20 @@ class FedISCA(OneClassifier, ModelMethod):
             def work(part: range = part) -> Payload:
                 lessons = made.take(part)
                 made.beside(part, lambda mine: self._passes(learner, mine, part), [lessons])
-                state = {**named(learner.model, "model"), "velocity": learner.velocity.clone()}
+                state = {**named(learner.model, "model"), "velocity": learner.velocity.to("cpu", copy=True)}
                 return Payload({**state, **kept_images(lessons[-1])})
 
             kept = ctx.get_or_compute({**key, "until": part.stop}, work)
             load_named(learner.model, kept.tensors, "model")
-            learner.velocity = kept.tensors["velocity"].clone()
+            learner.velocity = kept.tensors["velocity"].to(ctx.device, copy=True)
             ctx.progress("repetitions", part.stop, self.settings.repetitions)
         self._show(finished_images(kept), ctx)
         return Release(Payload(named(learner.model, "model"), {"architecture": architecture}))
 
-    def _teachers(self, uploads: Sequence[Upload], share: float) -> tuple[list[Teacher], Teacher]:
+    def _teachers(self, uploads: Sequence[Upload], ctx: Context) -> tuple[list[Teacher], Teacher]:
         """Who makes images, and all clients as one."""
-        members, classes, mode = teachers(uploads, self), len(self.task.classes), self.settings.ensemble
+        members, classes, mode = teachers(uploads, self, ctx.device), len(self.task.classes), self.settings.ensemble
+        share = ctx.plan.limits.share
         everyone = teacher_of(uploads, members, mode, classes, share)
         if self.settings.invert == "ensemble":
             return [everyone], everyone
@@ -139,6 +140,7 @@ class FedISCA(OneClassifier, ModelMethod):
         for place in [*range(len(lessons[0].trajectory))] * settings.passes:
             gradient = learner.gradient(lessons, place)
             learner.step(gradient, lr, settings.student_momentum, settings.student_decay, settings.student_clip)
+        learner.check_finite(lr)
 
     def _show(self, pictures: Sequence[tuple[torch.Tensor, torch.Tensor]], ctx: Context) -> None:
         images, labels = (torch.cat(parts) for parts in zip(*pictures, strict=True))

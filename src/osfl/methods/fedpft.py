@@ -25,6 +25,7 @@ from osfl.ingredients.tokens.training import linear_head
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.one_upload import working_on
 from osfl.models.naming import load_named, named
+from osfl.runtime.devices import exact
 
 LEAST_SPREAD = 5e-8  # the smallest 16-bit float above zero is larger
 PIECE_BYTES = 128 << 20  # of one float64 table while features are drawn
@@ -106,7 +107,7 @@ class FedPFT(OneClassifier, TokenMethod):
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         s, shard = self.settings, with_enough(shard, self.settings.least)
-        x, y = pooled(self.encoded(shard.train, shard, ctx), s.tokens), shard.train.labels
+        x, y = pooled(self.encoded(shard.train, shard, ctx), s.tokens).to(exact(ctx.device)), shard.train.labels
 
         def fitted(c: int) -> dict[str, torch.Tensor]:
             mine = x[y == c]
@@ -115,7 +116,7 @@ class FedPFT(OneClassifier, TokenMethod):
             spread = packed(found.spread) if s.shape == "full" else found.spread
             return {f"class-{c}/weights": found.weights, f"class-{c}/means": found.means, f"class-{c}/spread": spread}
 
-        tensors = {name: value.half() for c in sorted(set(y.tolist())) for name, value in fitted(c).items()}
+        tensors = {name: value.half().cpu() for c in sorted(set(y.tolist())) for name, value in fitted(c).items()}
         return Payload(tensors, self.facts(shard))
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:

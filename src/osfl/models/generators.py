@@ -27,10 +27,15 @@ class UpConv(nn.Conv2d):
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__(channels, out, 3, padding=1)
+        self.register_buffer("spread", torch.empty(4, 3), persistent=False)
+        self.start()
+
+    def start(self) -> None:
+        """Which taps fall on each of four places. A buffer, because a GPU would wait for a copy in each pass."""
+        self.get_buffer("spread").copy_(torch.tensor([[0.0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        spread = x.new_tensor([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]])  # which taps fall on each of four places
-        kernel = torch.einsum("at,oitu,bu->ioab", spread, self.weight, spread)
+        kernel = torch.einsum("at,oitu,bu->ioab", self.spread, self.weight, self.spread)
         return functional.conv_transpose2d(x, kernel, self.bias, stride=2, padding=1)
 
 
@@ -101,6 +106,8 @@ def _start(module: nn.Module, rng: torch.Generator | None, start: Start) -> None
             module.weight.normal_(1.0, 0.02, generator=rng)
         module.bias.zero_()
     elif isinstance(module, (nn.Conv2d, nn.Linear)):
+        if isinstance(module, UpConv):
+            module.start()
         assert module.bias is not None
         module.bias.zero_()
         if rng is None:

@@ -27,11 +27,12 @@ def recalibrate_bn(model: nn.Module, images: torch.Tensor, batch: int = 128) -> 
     device = next(model.parameters()).device
     for norm in layers:
         norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over the batches
         norm.train()
-    for part in torch.split(images, batch):
-        if len(part) > 1 or len(images) == 1:
-            model(to_input(part if len(part) > 1 else part.repeat(2, 1, 1, 1), device))
+    parts = [part for part in torch.split(images, batch) if len(part) > 1 or len(images) == 1]
+    for count, part in enumerate(parts, 1):
+        for norm in layers:
+            norm.momentum = 1 / count  # a plain mean over the batches; torch would ask the device for their number
+        model(to_input(part if len(part) > 1 else part.repeat(2, 1, 1, 1), device))
     for norm, momentum in zip(layers, momenta, strict=True):
         norm.momentum = momentum
     model.eval()

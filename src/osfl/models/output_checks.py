@@ -23,7 +23,9 @@ def loudest(model: nn.Module, image: tuple[int, int, int]) -> float:
 @torch.no_grad()
 def on_noise(model: nn.Module, image: tuple[int, int, int]) -> torch.Tensor:
     """What a network in evaluation mode answers to two images of noise, always the same ones: (2, classes)."""
-    answered: torch.Tensor = model(torch.rand((2, *image), generator=torch_generator(0, "noise")) * 2 - 1)
+    noise = torch.rand((2, *image), generator=torch_generator(0, "noise")) * 2 - 1
+    device = next((parameter.device for parameter in model.parameters()), noise.device)
+    answered: torch.Tensor = model(noise.to(device)).cpu()
     return answered
 
 

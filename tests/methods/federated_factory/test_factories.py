@@ -18,7 +18,7 @@ from osfl.methods.federated_factory.autoencoders import vae_loss
 from osfl.methods.federated_factory.cells import Cell, cells_of
 from osfl.methods.federated_factory.factories import factory_for, factory_problems, sample_cell, train_factories, train_factory
 from osfl.methods.federated_factory.mixtures import Mixture, MixtureSettings
-from osfl.methods.federated_factory.symmetries import orbit, turned
+from osfl.methods.federated_factory.symmetries import draw_turns, orbit, turned
 from osfl.runtime.payloads import PayloadCache
 from tests.methods.federated_factory.conftest import KINDS, TASK, TINY, Kind, pictures, quiet, rng, shard_of
 
@@ -277,6 +277,7 @@ def test_orbits_hold_every_copy_once() -> None:
     assert [len(orbit(image, how)) for how in ("none", "flip", "dihedral")] == [1, 2, 8]
     copies = {tuple(one.flatten().tolist()) for one in orbit(image, "dihedral")}
     assert len(copies) == 8
-    seen = {tuple(one.flatten().tolist()) for one in turned(image.expand(300, -1, -1, -1), "dihedral", rng())}
+    drawn = draw_turns(300, "dihedral", rng())
+    seen = {tuple(one.flatten().tolist()) for one in turned(image.expand(300, -1, -1, -1), "dihedral", drawn)}
     assert seen == copies
-    assert torch.equal(turned(image, "none", rng()), image)
+    assert torch.equal(turned(image, "none", draw_turns(1, "none", rng())), image)

@@ -235,8 +235,8 @@ def test_who_learns_how_long_from_what_and_from_which_seed(monkeypatch: pytest.M
     """Experts have their own number of epochs, or the classifier's; both get noise; nobody shares an order of images."""
     used: list[tuple[int, bool, int]] = []
 
-    def watched(model: Any, data: Dataset, settings: Any, rng: torch.Generator, *, perturb: Any, **options: Any) -> None:
-        used.append((settings.epochs, perturb is not None, rng.initial_seed()))
+    def watched(model: Any, data: Dataset, settings: Any, rng: torch.Generator, *, noise: float, **options: Any) -> None:
+        used.append((settings.epochs, noise > 0, rng.initial_seed()))
 
     monkeypatch.setattr("osfl.methods.federated_factory.fit", watched)
     sent = uploads_of(method(), "ab")

@@ -68,7 +68,7 @@ def _margin(copied: float, floor: float, made: int, real: int) -> float:
 
 
 def _copies(to_training: torch.Tensor, to_held_out: torch.Tensor, usual: torch.Tensor) -> float:
-    return float((to_training < HALF * torch.minimum(usual, to_held_out)).double().mean())
+    return float((to_training < HALF * torch.minimum(usual, to_held_out)).cpu().double().mean())
 
 
 def closest(queries: torch.Tensor, references: torch.Tensor, *, same: bool = False) -> Neighbors:

@@ -33,6 +33,7 @@ from osfl.evaluation.privacy.similarity import psnr, squared_errors, ssim
 from osfl.evaluation.tokens import Features
 from osfl.models.decoders import START, build_decoder
 from osfl.models.pictures import png
+from osfl.runtime.devices import ahead
 
 SIMILAR, KNOWN = "similar images", "the training images"  # what the attackers have
 DECODER = 2  # the first saturated at black and found nothing; a round that it attacked is attacked again
@@ -169,10 +170,10 @@ def _learn(
     """Least squared error: what a high signal-to-noise ratio asks for."""
     optimizer = torch.optim.Adam(decoder.parameters(), effort.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, effort.steps)
-    for step in range(effort.steps):
-        index = torch.randint(len(features), (effort.batch,), generator=rng)
-        output = decoder(features[index].to(device), labels[index].to(device))
-        loss = functional.mse_loss(output, differences[index].to(device))
+    x, y, target = features.to(device), labels.to(device), differences.to(device)
+    draws = ((torch.randint(len(x), (effort.batch,), generator=rng),) for _ in range(effort.steps))
+    for step, (index,) in enumerate(ahead(draws, device)):
+        loss = functional.mse_loss(decoder(x[index], y[index]), target[index])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -6,8 +6,9 @@ Teacher answers are computed once an image and kept (`answers`), because a pool 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError
 from osfl.ingredients.training.local import After, batches, decay, step
 from osfl.models.flops import training_flops
+from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
 
 
@@ -70,6 +72,7 @@ def distill(
     """
     device = device or torch.device("cpu")
     student.to(device).train()
+    pool = Pool(pool.inputs.to(device), pool.teacher.to(device), None if pool.labels is None else pool.labels.to(device))
     if not track:
         _keep_statistics(student)
     optimizer = torch.optim.SGD(student.parameters(), lr, momentum=momentum, weight_decay=weight_decay)
@@ -78,14 +81,16 @@ def distill(
         for group in optimizer.param_groups:
             group["lr"] = now
         total = torch.zeros((), device=device)
-        for index in batches(len(pool), batch_size, rng):
-            inputs = _changed(pool.inputs[index], noise, mirror, rng).to(device)
+        for index, sides, *drawn in ahead(_steps(pool, batch_size, noise, mirror, rng), device):
+            inputs = pool.inputs[index].flip(sides) if sides else pool.inputs[index]
+            inputs = inputs + noise * drawn[0] if noise else inputs
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                target = ask(inputs) if ask is not None else pool.teacher[index].to(device)
+                target = ask(inputs) if ask is not None else pool.teacher[index]
             answer = student(inputs)
             loss = soft * kd_loss(target, answer, temperature)
             if hard and pool.labels is not None:
-                loss = loss + hard * functional.cross_entropy(answer, pool.labels[index].to(device))
+                loss = loss + hard * functional.cross_entropy(answer, pool.labels[index])
             step(student, optimizer, loss, clip=clip)
             if after is not None:
                 after(student, now)
@@ -107,11 +112,9 @@ def _keep_statistics(model: nn.Module) -> None:
             module.eval()
 
 
-def _changed(inputs: torch.Tensor, noise: float, mirror: bool, rng: torch.Generator) -> torch.Tensor:
-    """Images mirrored either way, with noise of standard deviation `noise`."""
-    if mirror:
-        sides = [side for side in (2, 3) if bool(torch.rand((), generator=rng) < 0.5)]
-        inputs = inputs.flip(sides)
-    if noise:
-        inputs = inputs + noise * torch.randn(inputs.shape, generator=rng)
-    return inputs.contiguous(memory_format=torch.channels_last)
+def _steps(pool: Pool, batch_size: int, noise: float, mirror: bool, rng: torch.Generator) -> Iterator[Sequence[Any]]:
+    """What each step of an epoch draws: which images, along which sides they are mirrored, and noise."""
+    for index in batches(len(pool), batch_size, rng):
+        sides = [side for side in (2, 3) if mirror and bool(torch.rand((), generator=rng) < 0.5)]
+        shape = (len(index), *pool.inputs.shape[1:])
+        yield (index, sides, torch.randn(shape, generator=rng)) if noise else (index, sides)

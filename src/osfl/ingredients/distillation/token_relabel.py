@@ -7,6 +7,7 @@ were made to the end, with the label they were made for, and x_l the others, whi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -69,10 +70,13 @@ class Pool:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, index: torch.Tensor, device: torch.device) -> Pool:
+    def take(self, index: torch.Tensor | slice, device: torch.device) -> Pool:
         """A part of the pool, ready to be learned from."""
         parts = {name: value[index].to(device) for name, value in self.tensors().items()}
         return Pool(**{**parts, "images": parts["images"].float()})
+
+    def on(self, device: torch.device) -> Pool:
+        return Pool(**{name: value.to(device) for name, value in self.tensors().items()})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -95,7 +99,7 @@ class Pools:
         places = zip(whose.tolist(), (index - self.begins[whose]).tolist(), strict=True)
         rows = [(self.parts[part], row) for part, row in places]
         picked = {field.name: torch.stack([part[field.name][row] for part, row in rows]) for field in fields(Pool)}
-        return Pool(**picked).take(torch.arange(len(index)), device)
+        return Pool(**picked).take(slice(None), device)
 
 
 def relabel_terms(student: Vit, part: Pool, terms: Terms, temperature: float = 1.0) -> torch.Tensor:
@@ -111,7 +115,13 @@ def relabel_terms(student: Vit, part: Pool, terms: Terms, temperature: float = 1
 
 
 def weighted(values: torch.Tensor, terms: Terms) -> torch.Tensor:
-    return (values * values.new_tensor([terms.whole, terms.kept, terms.rest])).sum()
+    return (values * _weights(terms, values.device)).sum()
+
+
+@functools.lru_cache(maxsize=16)
+def _weights(terms: Terms, device: torch.device) -> torch.Tensor:
+    """Made once, because a GPU would wait for each copy."""
+    return torch.tensor([terms.whole, terms.kept, terms.rest], device=device)
 
 
 def gradient_norms(student: Vit, part: Pool, terms: Terms, temperature: float = 1.0) -> torch.Tensor:
@@ -124,7 +134,7 @@ def gradient_norms(student: Vit, part: Pool, terms: Terms, temperature: float = 
     apart = Terms(0.0, terms.kept / total, terms.rest / total), Terms(0.0, 1.0, terms.rest)
     rows = []
     for i in range(len(part)):
-        one = part.take(torch.tensor([i]), part.whole.device)
+        one = part.take(slice(i, i + 1), part.whole.device)
         hard = functional.cross_entropy(student(one.images), one.labels)
         soft = [weighted(relabel_terms(student, one, way, temperature), way) for way in apart]
         rows.append(torch.stack([_norm(torch.autograd.grad(loss, parameters)) for loss in (hard, *soft)]))
@@ -167,7 +177,7 @@ class PatchServer:
         self.inversion, self.terms = inversion, terms
         self.probe = probe if terms.kept or terms.rest else 0  # else there is nothing to compare
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
-        self.members = [as_vit(freeze(member.to(ctx.device))) for member in teachers(uploads, method)]
+        self.members = [as_vit(freeze(member)) for member in teachers(uploads, method, ctx.device)]
         self.counts = counts_of(uploads, classes)
         votes = softened(teacher_weights(uploads, self.settings.ensemble, classes), self.settings.votes)
         self.votes = capped(votes, ctx.plan.limits.share)
@@ -260,14 +270,14 @@ class PatchServer:
         self.losses, self.norms = done.tensors["losses"], done.tensors["norms"]
 
     def _study(self, epoch: int) -> Payload:
-        settings, pool = self.settings, Pools(self.pools)
+        settings, pool = self.settings, Pools([part.on(self.ctx.device) for part in self.pools])
         norms = self._probe(self.pools[-1], self.ctx.generator("probe", epoch))
         rate = decay("cosine" if settings.student_cosine else "constant", epoch, settings.server_epochs)
         self.optimizer.param_groups[0]["lr"] = settings.student_lr * rate
         rng = self.ctx.generator("study", epoch)
         self.student.train()
         order = [index for _ in range(settings.passes) for index in batches(len(pool), settings.student_batch, rng)]
-        losses = torch.stack([self._step(pool, index) for index in order]).mean(0, keepdim=True)
+        losses = torch.stack([self._step(pool, index) for index in order]).mean(0, keepdim=True).cpu()
         check_finite(losses.sum(), "student", "student_lr", settings.student_lr)
         self.student.eval()
         newest = self.pools[-1]
@@ -284,7 +294,7 @@ class PatchServer:
             share = len(part) / len(index)
             values = relabel_terms(self.student, pool.take(part, self.ctx.device), self.terms, self.settings.temperature)
             gradients = torch.autograd.grad(share * weighted(values, self.terms), parameters)
-            return gradients, share * values.detach().cpu()
+            return gradients, share * values.detach()
 
         found = self.ctx.map(slopes, index.chunk(_SHARDS))
         for parameter, *parts in zip(parameters, *(gradients for gradients, _ in found), strict=True):

@@ -76,6 +76,26 @@ class Ensemble(nn.Module):
         return _combine(logits, self.mode, self.weights, self.voted, share=self.share)
 
 
+class Combination:
+    """An ensemble rule with its weights, checked once: members' logits (members, batch, classes) become one answer.
+
+    The answer has logits or log-probabilities, (batch, classes), finite. `share`: the cap of weights by claimed counts.
+    """
+
+    def __init__(self, members: int, mode: str = "logits", weights: torch.Tensor | None = None, share: float = 1.0) -> None:
+        check_mode(mode)
+        self.mode, self.share = mode, share
+        self.shares = _shares(mode, weights, members, share)
+        self.voted = _voted(self.shares)
+
+    def __call__(self, logits: torch.Tensor, member_weights: torch.Tensor | None = None) -> torch.Tensor:
+        """`member_weights` (members,), for odds only, whose weights are counts: how much each member counts besides."""
+        if self.shares.device != logits.device:  # once: a copy at each step would make a GPU wait
+            self.shares = self.shares.to(logits.device)
+            self.voted = None if self.voted is None else self.voted.to(logits.device)
+        return _combine(logits, self.mode, self.shares, self.voted, member_weights, self.share)
+
+
 def combine(
     logits: torch.Tensor,
     mode: str = "logits",
@@ -83,14 +103,8 @@ def combine(
     member_weights: torch.Tensor | None = None,
     share: float = 1.0,
 ) -> torch.Tensor:
-    """Members' logits (members, batch, classes) as one: logits or log-probabilities, (batch, classes), finite.
-
-    `member_weights` (members,), for odds only, whose weights are counts: how much each member counts besides. `share`: the cap
-    of weights that come from claimed counts.
-    """
-    check_mode(mode)
-    shares = _shares(mode, weights, len(logits), share)
-    return _combine(logits, mode, shares, _voted(shares), member_weights, share)
+    """The same, where it is asked for once."""
+    return Combination(len(logits), mode, weights, share)(logits, member_weights)
 
 
 def _combine(
@@ -167,20 +181,28 @@ def _placed(scores: torch.Tensor, voted: torch.Tensor | None, classes: int) -> t
 
 @torch.no_grad()
 def fast_logits(
-    members: Sequence[nn.Module], images: torch.Tensor, *, run_map: Map | None = None, batch: int = 64
+    members: Sequence[nn.Module],
+    images: torch.Tensor,
+    *,
+    run_map: Map | None = None,
+    batch: int = 64,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Logits of every member for every image, (members, images, classes); members in parallel, frozen and folded.
+    """Logits of every member for every image, (members, images, classes), on the device; members in parallel, frozen and
+    folded.
 
     `images` are uint8, or floats in [-1, 1]. The same batches go through one compute thread a member, so the result
     has the same bits for any number of workers.
     """
-    inputs = images if images.dtype == torch.uint8 else to_input(images)  # uint8 stays small until its batch comes
+    device = device or torch.device("cpu")
+    # uint8 stays small until its batch comes
+    inputs = images.to(device) if images.dtype == torch.uint8 else to_input(images, device)
     shape = tuple(images.shape[1:])
 
     @torch.no_grad()  # gradients are switched off per thread, and this runs in others
     def ask(member: nn.Module) -> torch.Tensor:
-        teacher = freeze(member)
+        teacher = freeze(member).to(device)
         spend(forward_flops(teacher, shape) * len(images))
-        return torch.cat([teacher(to_input(part)) for part in torch.split(inputs, batch)])
+        return torch.cat([teacher(to_input(part, device)) for part in torch.split(inputs, batch)])
 
     return torch.stack((run_map or Workers().map)(ask, members))

@@ -20,7 +20,7 @@ from osfl.core.errors import TrainingError
 from osfl.core.method import Context
 from osfl.core.types import Json, Payload, Upload
 from osfl.ingredients.distillation.student import kd_loss
-from osfl.ingredients.ensembles.ensemble import combine
+from osfl.ingredients.ensembles.ensemble import Combination
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.ingredients.statistics.claimed_counts import capped
@@ -39,11 +39,17 @@ from osfl.models.folding import freeze
 from osfl.models.generators import Generator, build_generator
 from osfl.models.inputs import to_images, to_input
 from osfl.models.naming import load_named, named
+from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
 from osfl.runtime.payloads import payload_digest
 
 Objective = Callable[["Seen"], torch.Tensor]  # the generator's loss, a number
 Touch = Callable[["Batch"], tuple[torch.Tensor, torch.Tensor]]  # inputs and teacher's answers that the student learns from
+Draw = Callable[[int, torch.Generator], Sequence[torch.Tensor]]  # random numbers for a batch of so many
+
+
+def draw_nothing(_: int, __: torch.Generator) -> Sequence[torch.Tensor]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,7 @@ class Teacher:
         # weights that training changes later are capped here, by counts; odds are capped where votes are made of counts
         self.mode, self.share, self.members = mode, share if mode == "odds" else 1.0, members
         self.weights = weights if mode == "odds" else capped(weights, share)
+        self.rule = Combination(len(members), mode, self.weights, self.share)
         self.member_weights: torch.Tensor | None = None  # odds: how much each client counts beside its class counts
         self.watched = [Watched(member) for member in members] if watch else []
         self.folded = [] if watch else [freeze(member) for member in members]
@@ -156,7 +163,17 @@ class Teacher:
 
     def combined(self, logits: torch.Tensor) -> torch.Tensor:
         """Members' logits as the teacher's, (batch, classes)."""
-        return combine(logits, self.mode, self.weights, self.member_weights, self.share)
+        if self.member_weights is not None:
+            self.member_weights = self.member_weights.to(logits.device)
+        return self.rule(logits, self.member_weights)
+
+    def weigh(self, weights: torch.Tensor) -> None:
+        """Members vote with these weights from now on; for odds, beside their class counts."""
+        if self.mode == "odds":
+            self.member_weights = weights
+        else:
+            self.weights = weights
+            self.rule = Combination(len(self.members), self.mode, weights, self.share)
 
 
 def draw_labels(count: int, weights: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
@@ -284,7 +301,7 @@ class Batch:
 
     inputs: torch.Tensor  # in [-1, 1]
     logits: torch.Tensor  # of every client, (clients, batch, classes)
-    rng: torch.Generator
+    drawn: Sequence[torch.Tensor] = ()  # random numbers for it
 
 
 def spans(total: int, parts: int) -> Iterator[range]:
@@ -326,7 +343,7 @@ class Workshop:
     def __init__(self, method: ModelMethod, uploads: Sequence[Upload], ctx: Context) -> None:
         self.ctx, self.settings, self.task = ctx, method.settings, method.task
         classes = len(method.task.classes)
-        members = [member.to(ctx.device) for member in teachers(uploads, method)]
+        members = teachers(uploads, method, ctx.device)
         weights = teacher_weights(uploads, self.settings.ensemble, classes)
         watch, share = self.settings.bn > 0, ctx.plan.limits.share
         # one a thread, because a watched network keeps notes
@@ -392,16 +409,18 @@ class Workshop:
         spend(sum(forward_flops(member, self.task.image) for member in self.folded.members) * len(images))
         return torch.cat([self.folded(to_input(part, self.ctx.device))[0].cpu() for part in torch.split(images, 128)], 1)
 
-    def study(self, epoch: int, touch: Touch | None = None) -> None:
-        """The student passes over the pool: KD, plus cross-entropy on the labels if `hard` is set."""
+    def study(self, epoch: int, touch: Touch | None = None, draw: Draw = draw_nothing) -> None:
+        """The student passes over the pool: KD, plus cross-entropy on the labels if `hard` is set. `draw` gives the random
+        numbers that `touch` wants for a batch."""
         self.student.train()
         rate = decay("cosine" if self.settings.student_cosine else "constant", epoch, self.settings.server_epochs)
         self.optimizer.param_groups[0]["lr"] = self.settings.student_lr * rate
         rng = self.ctx.generator("study", epoch)
-        total = torch.zeros(())
+        total = torch.zeros((), device=self.ctx.device)
+        pool = tuple(value.to(self.ctx.device) for value in (self.images, self.labels, self.logits))
         for _ in range(self.settings.passes):
-            for index in batches(len(self.images), self.settings.student_batch, rng):
-                total += self._lesson(index, touch or self._as_kept, rng)
+            for index, *drawn in ahead(self._steps(rng, draw), self.ctx.device):
+                total += self._lesson(index, drawn, pool, touch or self._as_kept)
         check_finite(total, "student", "student_lr", self.settings.student_lr)
         spend(training_flops(self.student, self.task.image) * len(self.images) * self.settings.passes)
         self.student.eval()
@@ -409,18 +428,27 @@ class Workshop:
     def _as_kept(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return batch.inputs, self.folded.combined(batch.logits)
 
-    def _lesson(self, index: torch.Tensor, touch: Touch, rng: torch.Generator) -> torch.Tensor:
-        device = self.ctx.device
-        batch = Batch(to_input(self.images[index], device), self.logits[:, index].to(device), rng)
-        inputs, teacher = touch(batch)
+    def _steps(self, rng: torch.Generator, draw: Draw) -> Iterator[Sequence[torch.Tensor]]:
+        """What each step of a pass draws: which images, what `touch` wants, and noise."""
+        for index in batches(len(self.images), self.settings.student_batch, rng):
+            drawn = [index, *draw(len(index), rng)]
+            if self.settings.noise_std:
+                drawn.append(torch.randn((len(index), *self.task.image), generator=rng))
+            yield drawn
+
+    def _lesson(
+        self, index: torch.Tensor, drawn: Sequence[torch.Tensor], pool: Sequence[torch.Tensor], touch: Touch
+    ) -> torch.Tensor:
+        images, labels, logits = pool
+        inputs, teacher = touch(Batch(to_input(images[index], self.ctx.device), logits[:, index], drawn))
         if self.settings.noise_std:
-            inputs = inputs + self.settings.noise_std * torch.randn(inputs.shape, generator=rng).to(inputs)
+            inputs = inputs + self.settings.noise_std * drawn[-1]
         answer = self.student(inputs.contiguous(memory_format=torch.channels_last))
         loss = kd_loss(teacher, answer, self.settings.temperature)
         if self.settings.hard:
-            loss = loss + self.settings.hard * functional.cross_entropy(answer, self.labels[index].to(device))
+            loss = loss + self.settings.hard * functional.cross_entropy(answer, labels[index])
         step(self.student, self.optimizer, loss, clip=self.settings.student_clip)
-        return loss.detach().cpu()
+        return loss.detach()
 
     def show(self) -> None:
         """The newest images of each class, for the report."""

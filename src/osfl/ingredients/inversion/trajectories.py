@@ -7,9 +7,10 @@ Client Model Adaptation" (FedISCA), MICCAI 2023; FedBiCross builds on it. At ste
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -20,7 +21,7 @@ from osfl.core.errors import TrainingError
 from osfl.core.method import Context
 from osfl.core.types import Payload, Upload
 from osfl.ingredients.distillation.student import kd_loss
-from osfl.ingredients.ensembles.ensemble import COUNTED, combine
+from osfl.ingredients.ensembles.ensemble import COUNTED, Combination
 from osfl.ingredients.inversion.pixels import Inversion, Watched, invert, labels_for
 from osfl.ingredients.statistics.claimed_counts import capped_sites
 from osfl.ingredients.training.local import not_positive, too_low
@@ -28,6 +29,7 @@ from osfl.ingredients.training.model_method import ModelMethod, counts_of, teach
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
 from osfl.models.norms import norms
+from osfl.runtime.devices import wide
 from osfl.runtime.meter import spend
 
 Reading = Literal["running", "batch_stats"]
@@ -75,8 +77,9 @@ class Teacher:
     def name(self) -> str:
         return "+".join(self.clients)
 
-    def combine(self, logits: torch.Tensor) -> torch.Tensor:  # (members, batch, classes) -> (batch, classes)
-        return combine(logits, self.mode, self.weights, share=self.share)
+    @functools.cached_property
+    def combine(self) -> Combination:  # (members, batch, classes) -> (batch, classes)
+        return Combination(len(self.clients), self.mode, self.weights, self.share)
 
     def of(self, members: Sequence[nn.Module]) -> Teacher:
         """The same clients with other networks, as adapted or frozen copies are."""
@@ -119,18 +122,19 @@ def record(
     *,
     every: int = 1,
     half: bool = True,
+    device: torch.device | None = None,
 ) -> Trajectory:
     """Invert the teacher and keep the intermediate images; the last step is always kept."""
     kept = [t for t in range(1, settings.steps + 1) if (settings.steps - t) % every == 0]
     place = {t: i for i, t in enumerate(kept)}
-    images = torch.empty((len(kept), len(labels), *image), dtype=torch.float16 if half else torch.float32)
+    images = torch.empty((len(kept), len(labels), *image), dtype=torch.float16 if half else torch.float32, device=device)
 
     def keep(t: int, x: torch.Tensor) -> None:
         if t in place:
             images[place[t]].copy_(x)  # a copy: x itself goes on changing
 
     watched = [Watched(member) for member in teacher.members]
-    invert(watched, labels, image, settings, rng, each=keep, combine=teacher.combine)
+    invert(watched, labels, image, settings, rng, each=keep, device=device, combine=teacher.combine)
     return Trajectory(images, tuple(t / settings.steps for t in kept), labels)
 
 
@@ -194,9 +198,10 @@ def lesson(
     *,
     every: int,
     reading: Reading,
+    device: torch.device | None = None,
 ) -> Lesson:
     """Images that `makers` dream up, with what `guides` say about them, before and after adaptation to noise."""
-    trajectory = record(makers, labels, image, settings, rng, every=every)
+    trajectory = record(makers, labels, image, settings, rng, every=every, device=device)
     clean = answers(guides.of([freeze(member) for member in guides.members]), trajectory)
     return Lesson(trajectory, clean, answers(noise_adapted(guides, trajectory, reading), trajectory))
 
@@ -251,7 +256,15 @@ class Lessons:
         seen = torch.stack([self.counts[client] for client in maker.clients]).sum(0)
         labels = labels_for(s.labels, self.images, seen, rng)
         return lesson(
-            maker, self.guides or maker, labels, self.image, s.inversion(), rng, every=s.every, reading=s.noise_teacher
+            maker,
+            self.guides or maker,
+            labels,
+            self.image,
+            s.inversion(),
+            rng,
+            every=s.every,
+            reading=s.noise_teacher,
+            device=self.ctx.device,
         )
 
 
@@ -262,40 +275,38 @@ class Learner:
     """A student with SGD by hand, on flat vectors: bi-level weights need each source's gradient by itself."""
 
     def __init__(self, model: nn.Module, temperature: float, device: torch.device | None = None) -> None:
-        self.model = model.to(device or torch.device("cpu")).train()
+        self.device = device or torch.device("cpu")
+        self.model = model.to(self.device).train()
         self.temperature = temperature
         self.parameters = list(model.parameters())
-        self.velocity = torch.zeros(sum(p.numel() for p in self.parameters))
+        self.largest = torch.zeros((), device=self.device)  # norm of a gradient so far
+        self.velocity = torch.zeros(sum(p.numel() for p in self.parameters), device=self.device)
         self._flops = functools.cache(lambda image: training_flops(self.model, image))
 
     def gradient(
-        self, lessons: Sequence[Lesson], place: int, index: torch.Tensor | None = None, track: bool = True
+        self, lessons: Sequence[Lesson], place: int, index: torch.Tensor | None = None, track: bool | torch.Tensor = True
     ) -> torch.Tensor:
         """∇_G L_KD^(t), flat, on one batch of all these lessons' images at a kept step; `index` takes some of each.
 
-        Without `track` the forward pass is in training mode but does not change the running statistics.
+        Without `track` the forward pass is in training mode but does not change the running statistics; where that depends on
+        a number of the device, it is a tensor, so that nobody has to wait for it.
         """
         x, clean, noisy = (torch.cat(parts) for parts in zip(*(_at(one, place, index) for one in lessons), strict=True))
         share = 1 - lessons[0].trajectory.times[place]  # λ
         with _statistics(self.model, track):
             output = self.model(x.contiguous(memory_format=torch.channels_last))
-        loss = share * kd_loss(noisy, output, self.temperature) + (1 - share) * kd_loss(clean, output, self.temperature)
+            loss = share * kd_loss(noisy, output, self.temperature) + (1 - share) * kd_loss(clean, output, self.temperature)
+            found = torch.autograd.grad(loss, self.parameters)
         spend(self._flops(tuple(x.shape[1:])) * len(x))
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.parameters)])
+        return torch.cat([gradient.flatten() for gradient in found])
 
     @torch.no_grad()
     def step(self, direction: torch.Tensor, lr: float, momentum: float = 0.0, decay: float = 0.0, clip: float = 0.0) -> None:
-        """One SGD step, as torch.optim.SGD does it."""
-        size = float(direction.norm())
-        if not size < float("inf"):
-            raise TrainingError(
-                "the student's gradient is not finite",
-                field="student_lr",
-                got=lr,
-                fix="Lower it (`--set student_lr=...`) or clip (`--set student_clip=5`).",
-            )
-        if clip and size > clip:
-            direction = direction * (clip / size)
+        """One SGD step, as torch.optim.SGD does it. `check_finite` is to follow, after some of them."""
+        size = direction.norm()
+        self.largest = torch.maximum(self.largest, size)  # what is no number stays
+        if clip:
+            direction = direction * (clip / size.to(wide(self.device))).clamp_max(1)
         if decay:
             direction = direction + decay * torch.cat([p.flatten() for p in self.parameters])
         self.velocity.mul_(momentum).add_(direction)
@@ -305,6 +316,16 @@ class Learner:
             parameter.sub_(lr * change.view(parameter.shape))
             start += parameter.numel()
 
+    def check_finite(self, lr: float) -> None:
+        """Stop if a gradient was not finite. Not asked at each step: a GPU would have to wait for the answer."""
+        if not float(self.largest) < float("inf"):
+            raise TrainingError(
+                "the student's gradient is not finite",
+                field="student_lr",
+                got=lr,
+                fix="Lower it (`--set student_lr=...`) or clip (`--set student_clip=5`).",
+            )
+
 
 def _at(one: Lesson, place: int, index: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     parts = one.trajectory.images[place], one.clean[place], one.noisy[place]
@@ -312,19 +333,14 @@ def _at(one: Lesson, place: int, index: torch.Tensor | None) -> tuple[torch.Tens
     return images.float(), clean, noisy
 
 
-class _statistics:
-    """Inside, BN layers keep their running statistics as they are unless `track`."""
-
-    def __init__(self, model: nn.Module, track: bool) -> None:
-        self.kept = [] if track else [(norm, norm.momentum) for norm in norms(model)]
-
-    def __enter__(self) -> None:
-        for norm, _ in self.kept:
-            norm.momentum = 0.0
-
-    def __exit__(self, *error: object) -> None:
-        for norm, momentum in self.kept:
-            norm.momentum = momentum
+@contextlib.contextmanager
+def _statistics(model: nn.Module, track: bool | torch.Tensor) -> Iterator[None]:
+    """Behind it, BN layers have the running statistics that they had before, unless `track`."""
+    moving = [] if track is True else [value for norm in norms(model) for value in (norm.running_mean, norm.running_var)]
+    kept = [(value, value.clone()) for value in moving if value is not None]
+    yield
+    for value, before in kept:
+        value.copy_(torch.where(track, value, before) if isinstance(track, torch.Tensor) else before)
 
 
 def in_parts(count: int, groups: int) -> list[range]:
@@ -338,7 +354,7 @@ def in_parts(count: int, groups: int) -> list[range]:
 
 def kept_images(lessons: Sequence[Lesson]) -> dict[str, torch.Tensor]:
     """The finished images of each lesson and their labels, for pictures, as a payload keeps them."""
-    images = {f"images/{i}": one.trajectory.images[-1].half() for i, one in enumerate(lessons)}
+    images = {f"images/{i}": one.trajectory.images[-1].half().cpu() for i, one in enumerate(lessons)}
     return images | {f"labels/{i}": one.trajectory.labels for i, one in enumerate(lessons)}
 
 

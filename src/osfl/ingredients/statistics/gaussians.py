@@ -46,15 +46,16 @@ class Statistics:
 
 
 def statistics(features: torch.Tensor, labels: torch.Tensor, classes: int, chunk: int = 4096) -> Statistics:
-    """Of features (n, d); in chunks, so that memory does not grow with n."""
-    d = features.shape[1]
-    sums, gram = torch.zeros(classes, d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
-    for x, y in zip(torch.split(features, chunk), torch.split(labels, chunk), strict=True):
+    """Of features (n, d), computed where they are, and given on the CPU; in chunks, so that memory does not grow with n."""
+    d, device = features.shape[1], features.device
+    sums = torch.zeros(classes, d, dtype=torch.float64, device=device)
+    gram = torch.zeros(d, d, dtype=torch.float64, device=device)
+    for x, y in zip(torch.split(features, chunk), torch.split(labels.to(device), chunk), strict=True):
         wide = x.double()
         sums.index_add_(0, y, wide)
         gram.addmm_(wide.T, wide)
     spend(2.0 * len(features) * d * d)
-    return Statistics(sums, gram, torch.bincount(labels, minlength=classes).double())
+    return Statistics(sums.cpu(), gram.cpu(), torch.bincount(labels, minlength=classes).double())
 
 
 def folded_statistics(features: torch.Tensor, labels: torch.Tensor, classes: int) -> Statistics:
@@ -63,6 +64,9 @@ def folded_statistics(features: torch.Tensor, labels: torch.Tensor, classes: int
     A symmetric rank-n update (numpy calls BLAS' syrk where both factors are one matrix) takes seven tenths of the time. Its
     bits differ from a product's, unless features are whole numbers, whose sums are exact.
     """
+    if features.device.type != "cpu":  # numpy knows no other
+        whole = statistics(features, labels, classes)
+        return Statistics(whole.sums, packed(whole.gram), whole.counts)
     wide = features.double()
     square = wide.numpy()
     spend(1.0 * len(features) * square.shape[1] ** 2)
@@ -227,8 +231,8 @@ def _fitted(
     """
     center = x.double().mean(0)
     x = x.double() - center  # products of centered numbers lose fewer digits
-    powers = _powers(x, shape)
-    owned = torch.nn.functional.one_hot(torch.tensor(kmeans(x, k, rng, starts=1)), k).T.double()
+    start = torch.nn.functional.one_hot(torch.tensor(kmeans(x.cpu(), k, rng, starts=1)), k).T.double()
+    powers, owned = _powers(x, shape), start.to(x.device)
     before = -math.inf
     for _ in range(iterations):
         used = owned

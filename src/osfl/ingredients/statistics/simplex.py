@@ -12,7 +12,7 @@ import torch
 def project(v: torch.Tensor) -> torch.Tensor:
     """The nearest point of the simplex {w : w ≥ 0, Σ w = 1} to v (k,), exactly, by sorting."""
     falling = v.sort(descending=True).values
-    places = torch.arange(1, len(v) + 1, dtype=v.dtype)
+    places = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
     shift = (1 - falling.cumsum(0)) / places
-    last = int((falling + shift > 0).nonzero().max())  # ρ; the first place always qualifies
-    return (v + shift[last]).clamp_min(0)
+    last = (places * (falling + shift > 0)).argmax(0, keepdim=True)  # ρ; the first place always qualifies
+    return (v + shift.gather(0, last)).clamp_min(0)

@@ -125,7 +125,7 @@ class Tokenizer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_meta:
             return self._encoded(x)
-        return self.tokens(to_images(x), x.device)
+        return self.tokens(to_images(x), x.device).to(x.device)
 
     def tokens(
         self,
@@ -134,7 +134,7 @@ class Tokenizer(nn.Module):
         run_map: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> torch.Tensor:
-        """uint8 images (n, channels, height, width) -> tokens on the device; what is new is encoded and kept."""
+        """uint8 images (n, channels, height, width) -> tokens, on the CPU; what is new is encoded on the device, and kept."""
         device = device or torch.device("cpu")
         kept = self.digest if device.type == "cpu" else digest_of([self.digest, device.type])  # another device, other bits
         store, digests = store_of(kept), image_digests(images)
@@ -144,7 +144,7 @@ class Tokenizer(nn.Module):
                 self._keep(store, images, digests, new[start : start + BLOCK], device, run_map)
             if progress is not None:
                 progress(min(start + BLOCK, len(new)), len(new))
-        return store.get(digests).to(device)
+        return store.get(digests)
 
     def _keep(
         self,
@@ -209,12 +209,8 @@ class TokenMethod(Method):
     def encoded(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
         """Tokens of a client's images, (n, 1 + L, d)."""
         try:
-            return (
-                self.tokenizer()
-                .tokens(
-                    data.images, ctx.device, ctx.map, lambda done, total: ctx.progress(f"{shard.client} encodes", done, total)
-                )
-                .cpu()
+            return self.tokenizer().tokens(
+                data.images, ctx.device, ctx.map, lambda done, total: ctx.progress(f"{shard.client} encodes", done, total)
             )
         except TrainingError as error:
             error.client = shard.client
@@ -222,7 +218,7 @@ class TokenMethod(Method):
 
     def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
         """Tokens of any images, (n, 1 + L, d)."""
-        return self.tokenizer().tokens(images, ctx.device, ctx.map).cpu()
+        return self.tokenizer().tokens(images, ctx.device, ctx.map)
 
     def facts(self, shard: Shard) -> dict[str, Any]:
         """What goes with every upload: the encoder's identity, and how many images of each class stand behind it."""

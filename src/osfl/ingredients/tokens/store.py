@@ -27,7 +27,7 @@ from osfl.runtime.payloads import save_payload
 def image_digests(images: torch.Tensor) -> list[bytes]:
     """sha256 of each uint8 image and its shape."""
     shape = repr(tuple(images.shape[1:])).encode()
-    return [hashlib.sha256(shape + image.tobytes()).digest() for image in images.contiguous().numpy()]
+    return [hashlib.sha256(shape + image.tobytes()).digest() for image in images.cpu().contiguous().numpy()]
 
 
 class TokenStore:

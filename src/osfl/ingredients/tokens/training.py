@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,10 +15,16 @@ from osfl.core.types import ADDED
 from osfl.ingredients.training.local import batches, decay, not_positive, step, too_low
 from osfl.models.initial import initialize
 from osfl.models.token_models import AttentionPool
+from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
 
 Progress = Callable[[int, int], None]
+Draw = Callable[[int], Sequence[torch.Tensor]]  # random numbers for a batch of so many
 PIECE = 4096  # sequences that are drawn at once
+
+
+def draw_nothing(_: int) -> Sequence[torch.Tensor]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -56,50 +62,60 @@ def fit_classifier(
 ) -> AttentionPool:
     """A classifier of real sequences (n, 1 + L, d), by cross-entropy."""
     model = settings.classifier(tokens.shape[2], classes, start)
+    x, y = tokens.to(device), labels.to(device)
 
-    def loss(index: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(model(tokens[index].to(device), rng), labels[index].to(device))
+    def loss(index: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(model(x[index], *kept), y[index])
 
-    train_on_tokens(model, len(tokens), loss, rng, settings, device, progress)
+    train_on_tokens(model, len(tokens), loss, rng, settings, device, progress, lambda n: model.draw_kept(n, rng))
     return model
 
 
 def train_on_tokens(
     model: nn.Module,
     count: int,
-    loss: Callable[[torch.Tensor], torch.Tensor],
+    loss: Callable[..., torch.Tensor],
     rng: torch.Generator,
     settings: Classifying,
     device: torch.device,
     progress: Progress,
+    draw: Draw = draw_nothing,
 ) -> None:
-    """Adam over `count` sequences in random order, the last epoch kept; `loss` takes the positions of a batch."""
+    """Adam over `count` sequences in random order, the last epoch kept. `loss` takes the positions of a batch, and what `draw`
+    draws for it."""
     model.to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), settings.lr)
     for epoch in range(settings.epochs):
-        train_epoch(model, optimizer, count, settings.batch_size, loss, rng, 0.0, "the classifier's loss", "lr", settings.lr)
+        steps = steps_of(count, settings.batch_size, rng, draw)
+        train_epoch(model, optimizer, steps, loss, 0.0, "the classifier's loss", "lr", settings.lr)
         progress(epoch + 1, settings.epochs)
     spend(6.0 * parameter_count(model) * count * settings.epochs)
     model.cpu().eval()
 
 
+def steps_of(count: int, batch_size: int, rng: torch.Generator, draw: Draw = draw_nothing) -> Iterator[Sequence[torch.Tensor]]:
+    """What each step of an epoch draws: the positions of a batch, and what `draw` draws for so many."""
+    for index in batches(count, batch_size, rng):
+        yield index, *draw(len(index))
+
+
 def train_epoch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    count: int,
-    batch_size: int,
-    loss: Callable[[torch.Tensor], torch.Tensor],
-    rng: torch.Generator,
+    steps: Iterable[Sequence[torch.Tensor]],
+    loss: Callable[..., torch.Tensor],
     clip: float,
     what: str,
     field: str,
     lr: float,
 ) -> None:
-    total = torch.zeros(())
-    for index in batches(count, batch_size, rng):
-        value = loss(index)
+    """A step on `loss` of what each of the steps draws."""
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
+    for drawn in ahead(steps, device):
+        value = loss(*drawn)
         step(model, optimizer, value, clip=clip)
-        total = total.to(value.device) + value.detach()
+        total = total + value.detach()
     if not bool(total.isfinite()):
         raise TrainingError(f"{what} is not finite", field=field, got=lr, fix=f"Lower it (`--set {field}=...`).")
 
@@ -134,7 +150,7 @@ def linear_head(
     for epoch in range(epochs):
         for group in descent.param_groups:
             group["lr"] = lr * decay("cosine", epoch, epochs)
-        train_epoch(head, descent, len(z), batch_size, loss, rng, 0.0, "the head's loss", "lr", lr)
+        train_epoch(head, descent, steps_of(len(z), batch_size, rng), loss, 0.0, "the head's loss", "lr", lr)
         progress(epoch + 1, epochs)
     spend(6.0 * parameter_count(head) * len(x) * epochs)
     head.cpu()

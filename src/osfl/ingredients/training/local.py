@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
@@ -21,11 +21,11 @@ from osfl.models.naming import load_named, named
 from osfl.models.norms import norms, recalibrate_bn
 from osfl.models.pretrained import fit_problems, pin_problems, pixels_for, start_from
 from osfl.models.weights_table import KNOWN
+from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
 
 Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
 After = Callable[[nn.Module, float], None]  # changes the weights after a step with this learning rate
-Perturb = Callable[[torch.Tensor, torch.Generator], torch.Tensor]  # changes what enters the network while it learns
 
 
 @dataclass(frozen=True)
@@ -146,23 +146,27 @@ def fit(
     device: torch.device | None = None,
     adjust: Adjust | None = None,
     after: After | None = None,
-    perturb: Perturb | None = None,
+    noise: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Train in place with cross-entropy; returns the number of steps. `rng` decides order and augmentation."""
+    """Train in place with cross-entropy; returns the number of steps. `rng` decides order and augmentation.
+
+    `noise`: x + sigma N(0, 1) is shown instead of x, with sigma ~ U(0, noise) for each image.
+    """
     device = device or torch.device("cpu")
     model.to(device).train()
+    images, labels = data.images.to(device), data.labels.to(device)  # once: copies at each step would make a GPU wait
     optimizer = _optimizer(model, settings)
     steps = 0
     for epoch in range(settings.epochs):
         lr = settings.lr * decay(settings.schedule, epoch, settings.epochs)
         _set_lr(optimizer, lr)
         total = torch.zeros((), device=device)
-        for index in batches(len(data), settings.batch_size, rng):
-            inputs = to_input(augment(data.images[index], settings.augment, rng), device)
-            if perturb is not None:
-                inputs = perturb(inputs, rng)
-            loss = functional.cross_entropy(model(inputs), data.labels[index].to(device))
+        for index, *drawn in ahead(_steps(data, settings, noise, rng), device):
+            inputs = to_input(changed(images[index], settings.augment, drawn), device)
+            if noise:
+                inputs = inputs + drawn[-1]
+            loss = functional.cross_entropy(model(inputs), labels[index])
             step(model, optimizer, loss, clip=settings.clip, adjust=adjust)
             if after is not None:
                 after(model, lr)
@@ -214,46 +218,75 @@ def batches(count: int, size: int, rng: torch.Generator) -> Sequence[torch.Tenso
     return parts
 
 
+def _steps(data: Dataset, settings: Training, noise: float, rng: torch.Generator) -> Iterator[Sequence[torch.Tensor]]:
+    """What each step of an epoch draws: which images, how they are changed, and the noise on them."""
+    for index in batches(len(data), settings.batch_size, rng):
+        shape = (len(index), *data.images.shape[1:])
+        drawn = [index, *draw_changes(shape, settings.augment, rng)]
+        if noise:
+            drawn.append(draw_noise(shape, noise, rng))
+        yield drawn
+
+
+def draw_noise(shape: Sequence[int], most: float, rng: torch.Generator) -> torch.Tensor:
+    """sigma N(0, 1) with sigma ~ U(0, most) for each image."""
+    sigma = most * torch.rand((shape[0], 1, 1, 1), generator=rng)
+    return sigma * torch.randn(tuple(shape), generator=rng)
+
+
+def batches_on(device: torch.device, count: int, size: int, rng: torch.Generator) -> Iterator[torch.Tensor]:
+    """The same order, on the device."""
+    return (index for (index,) in ahead(((index,) for index in batches(count, size, rng)), device))
+
+
 def augment(images: torch.Tensor, how: str, rng: torch.Generator) -> torch.Tensor:
     """Random mirror, and shift or quarter turns, of uint8 images (batch, channels, height, width)."""
+    return changed(images, how, draw_changes(images.shape, how, rng))
+
+
+def draw_changes(shape: Sequence[int], how: str, rng: torch.Generator) -> list[torch.Tensor]:
+    """What is drawn to augment a batch of this shape: which images are mirrored, and by how much each is shifted or turned."""
+    if how == "none":
+        return []
+    mirrored = torch.rand(shape[0], generator=rng) < 0.5
+    if how == "flip":
+        return [mirrored]
+    if how == "flip+turn":
+        return [mirrored, torch.randint(0, 4, (shape[0],), generator=rng)]
+    return [mirrored, torch.randint(0, 2 * _reach(shape[-2]) + 1, (2, shape[0]), generator=rng)]
+
+
+def changed(images: torch.Tensor, how: str, drawn: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The batch, augmented with what was drawn for it."""
     if how == "none":
         return images
-    mirrored = torch.rand(len(images), generator=rng) < 0.5
-    images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
-    if how == "flip+turn":
-        return _turned(images, rng)
-    return images if how == "flip" else _shift(images, rng)
+    images = torch.where(drawn[0][:, None, None, None], images.flip(-1), images)
+    if how == "flip":
+        return images
+    return _turned(images, drawn[1]) if how == "flip+turn" else _shifted(images, drawn[1])
 
 
-def _turned(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Each image turned by none to three quarters; its sides are equal."""
-    turns = torch.randint(0, 4, (len(images),), generator=rng)
+def _turned(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Each image turned by its number of quarters; its sides are equal."""
     for quarter in (1, 2, 3):
         mine = (turns == quarter)[:, None, None, None]
         images = torch.where(mine, torch.rot90(images, quarter, (-2, -1)), images)
     return images
 
 
-def _shift(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Each image moved by up to an eighth of its side, the border repeated."""
-    height, width = images.shape[-2:]
-    reach = max(1, height // 8)
-    padded = functional.pad(images.float(), (reach,) * 4, mode="replicate").to(images.dtype)
-    down, right = torch.randint(0, 2 * reach + 1, (2, len(images)), generator=rng)
-    rows = (torch.arange(height) + down[:, None])[:, None, :, None]
-    columns = (torch.arange(width) + right[:, None])[:, None, None, :]
-    which = torch.arange(len(images))[:, None, None, None]
-    return padded[which, torch.arange(images.shape[1])[None, :, None, None], rows, columns]
+def _reach(side: int) -> int:
+    """Images move by up to an eighth of their side."""
+    return max(1, side // 8)
 
 
-def noisy(most: float) -> Perturb | None:
-    """x + sigma N(0, 1) with sigma ~ U(0, most) for each image; nothing for 0."""
-
-    def perturb(x: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        sigma = most * torch.rand((len(x), 1, 1, 1), generator=rng)
-        return x + (sigma * torch.randn(x.shape, generator=rng)).to(x.device)
-
-    return perturb if most > 0 else None
+def _shifted(images: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    """Each image moved by its own shift (2, images), the border repeated."""
+    count, channels, rows, columns = (torch.arange(size, device=images.device) for size in images.shape)
+    padded = functional.pad(images.float(), (_reach(images.shape[-2]),) * 4, mode="replicate").to(images.dtype)
+    down, right = shifts
+    rows = (rows + down[:, None])[:, None, :, None]
+    columns = (columns + right[:, None])[:, None, None, :]
+    return padded[count[:, None, None, None], channels[None, :, None, None], rows, columns]
 
 
 def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:

@@ -101,12 +101,13 @@ def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def teachers(uploads: Sequence[Upload], method: ModelMethod) -> list[nn.Module]:
-    """The uploaded classifiers in evaluation mode, in the order of the uploads; one that explodes is refused by name."""
+def teachers(uploads: Sequence[Upload], method: ModelMethod, device: torch.device | None = None) -> list[nn.Module]:
+    """The uploaded classifiers in evaluation mode, on the device, in the order of the uploads; one that explodes is refused by
+    name."""
     members = []
     for upload in uploads:
         with working_on(upload.client):
-            members.append(method.build(upload.payload))
+            members.append(method.build(upload.payload).to(device or torch.device("cpu")))
     for upload, member in zip(uploads, members, strict=True):
         if not (most := loudest(member, method.task.image)) < SANE:
             raise TrainingError(

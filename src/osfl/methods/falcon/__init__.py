@@ -328,13 +328,20 @@ class Falcon(OneClassifier, TokenMethod):
         student = self._classifier(ctx.generator("student"))
         if self.settings.init != "random":
             load_named(student, self._averaged(uploads, ctx, alike=self.settings.init == "mean"), "classifier")
+        x, y = x.to(ctx.device), y.to(ctx.device)
         teacher, s, rng = self._teacher(uploads, x, ctx), self.settings, ctx.generator("distil")
 
-        def loss(index: torch.Tensor) -> torch.Tensor:
-            logits = student(noised(x[index], s.noise_std, rng).to(ctx.device), rng)
-            return student_loss(logits, y[index].to(ctx.device), teacher[index].to(ctx.device), s.alpha, s.temperature)
+        def draw(count: int) -> list[torch.Tensor]:
+            noise = [noised(torch.zeros(count, *x.shape[1:]), s.noise_std, rng)] if s.noise_std else []
+            return [*noise, *student.draw_kept(count, rng)]
 
-        train_on_tokens(student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total))
+        def loss(index: torch.Tensor, *drawn: torch.Tensor) -> torch.Tensor:
+            seen, kept = (x[index] + drawn[0], drawn[1:]) if s.noise_std else (x[index], drawn)
+            return student_loss(student(seen, *kept), y[index], teacher[index], s.alpha, s.temperature)
+
+        train_on_tokens(
+            student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total), draw
+        )
         release = Release(Payload(named(student, "classifier")))
         if s.labels == "balanced":  # sequences of all classes alike: there are no shares to divide out
             return release
@@ -399,14 +406,14 @@ class Falcon(OneClassifier, TokenMethod):
         )
         weights = claims if how == "uniform" else capped(claims, ctx.plan.limits.share)
         weights = weights + 1e-6 if how == "class_count" else weights  # where nobody has a class, all answer alike
-        weights = weights / weights.sum(0)
-        total = torch.zeros(len(x), len(self.task.classes))
+        weights = (weights / weights.sum(0)).to(ctx.device)
+        total = torch.zeros(len(x), len(self.task.classes), device=ctx.device)
         for upload, weight in zip(uploads, weights, strict=True):
             with working_on(upload.client):
                 model = self._classifier(None)
                 load_named(model, upload.payload.tensors, "classifier")
                 model.to(ctx.device).eval()
-                answers = torch.cat([model(part.to(ctx.device)).cpu() for part in torch.split(x, 4096)])
+                answers = torch.cat([model(part) for part in torch.split(x, 4096)])
                 check_sane(answers, "classifier")
             logits = (answers / self.settings.temperature).softmax(-1)
             total += weight * (logits / logits.mean(0).clamp_min(1e-12) if how == "relative" else logits)

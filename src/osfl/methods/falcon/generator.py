@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from osfl.ingredients.tokens.training import PIECE, Progress, parameter_count, train_epoch
+from osfl.ingredients.tokens.training import PIECE, Progress, parameter_count, steps_of, train_epoch
 from osfl.methods.falcon.token_space import out_of_space
 from osfl.models.token_models import TokenGenerator
 from osfl.runtime.meter import spend
@@ -34,12 +34,15 @@ def fit_generator(
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4)
 
+    x, y = tokens.to(device), labels.to(device)
+
     def loss(index: torch.Tensor) -> torch.Tensor:
-        return -model.log_likelihood(tokens[index].to(device), labels[index].to(device)).mean()
+        return -model.log_likelihood(x[index], y[index]).mean()
 
     best = _Best(model, held_out, device) if patience and held_out is not None and len(held_out[1]) else None
     for epoch in range(epochs):
-        train_epoch(model, optimizer, len(tokens), batch_size, loss, rng, 2.0, "the generator's likelihood", "generator_lr", lr)
+        steps = steps_of(len(tokens), batch_size, rng)
+        train_epoch(model, optimizer, steps, loss, 2.0, "the generator's likelihood", "generator_lr", lr)
         spend(6.0 * parameter_count(model) * tokens.shape[0] * tokens.shape[1])
         progress(epoch + 1, epochs)
         if best is not None and best.worse_since(model) >= patience:

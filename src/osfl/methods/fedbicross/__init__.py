@@ -45,7 +45,7 @@ from osfl.ingredients.training.local import (
     CPU_TRAINING,
     SMOKE_TRAINING,
     Training,
-    batches,
+    batches_on,
     classifier,
     decay,
     local_model,
@@ -59,6 +59,7 @@ from osfl.methods.fedbicross.clustering import hierarchical, members_of, paramet
 from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
 from osfl.models.norms import recalibrated_bn
+from osfl.runtime.devices import wide
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class FedBiCross(ModelMethod):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
-        members = teachers(uploads, self)
+        members = teachers(uploads, self, ctx.device)
         groups, start = self._clusters(members, ctx)
         makers = [self._teacher(uploads, members, group, ctx) for group in groups]
         weights = start.clone()
@@ -185,7 +186,7 @@ class FedBiCross(ModelMethod):
             history.append(kept.tensors["history"])
             for number, learner in enumerate(learners):
                 load_named(learner.model, kept.tensors, f"cluster-{number}")
-                learner.velocity = kept.tensors[f"velocity-{number}"].clone()
+                learner.velocity = kept.tensors[f"velocity-{number}"].to(ctx.device, copy=True)
             ctx.progress("repetitions", part.stop, self.settings.repetitions)
         self._show(uploads, members, groups, weights, torch.cat(history, 1), finished_images(kept), ctx)
         return self._release(uploads, groups, learners, weights)
@@ -193,7 +194,7 @@ class FedBiCross(ModelMethod):
     def _clusters(self, members: Sequence[nn.Module], ctx: Context) -> tuple[list[list[int]], torch.Tensor]:
         """Stage 1: groups of clients, and the weights (clusters, clusters) to begin with."""
         s = self.settings
-        points = predictions(members, self.task.image, ctx.generator("probes"), ctx.map)
+        points = predictions(members, self.task.image, ctx.generator("probes"), ctx.map, ctx.device)
         k = s.clusters or math.ceil(math.sqrt(len(members)))
         where = points if s.clustering == "predictions" else parameters(members)
         labels = hierarchical(where, k) if s.clustering == "hierarchical" else kmeans(where, k, ctx.generator("clusters"))
@@ -215,13 +216,14 @@ class FedBiCross(ModelMethod):
     def _learner(self, uploads: Sequence[Upload], group: Sequence[int], ctx: Context) -> Learner:
         """G_k: all clusters start from the same random weights, or from the average of their own clients."""
         student, _ = start_student([uploads[i] for i in group], self, ctx)
-        return Learner(student, self.settings.temperature)
+        return Learner(student, self.settings.temperature, ctx.device)
 
     def _repeat(self, part: range, made: Lessons, learners: Sequence[Learner], weights: torch.Tensor, ctx: Context) -> Payload:
         """Some repetitions: every cluster's images, then every cluster's student along all of them."""
         state: dict[str, torch.Tensor] = {}
         histories = []
         every, (train, val) = made.take(part), self._split(ctx)
+        weights = weights.to(ctx.device, wide(ctx.device))
         for repetition, lessons in zip(part, every, strict=True):
             tasks = [(k, learner, lessons, weights[k], train, val, repetition) for k, learner in enumerate(learners)]
             at_once = functools.partial(made.beside, part) if repetition == part[-1] else ctx.map
@@ -229,13 +231,15 @@ class FedBiCross(ModelMethod):
             weights = paths[:, -1]
             histories.append(paths)
         for k, learner in enumerate(learners):
-            state |= named(learner.model, f"cluster-{k}") | {f"velocity-{k}": learner.velocity.clone()}
-        return Payload({**state, **kept_images(every[-1]), "weights": weights, "history": torch.cat(histories, 1)})
+            state |= named(learner.model, f"cluster-{k}") | {f"velocity-{k}": learner.velocity.to("cpu", copy=True)}
+        learned = {"weights": weights.cpu(), "history": torch.cat(histories, 1).cpu()}
+        return Payload({**state, **kept_images(every[-1]), **learned})
 
     def _split(self, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Which images are for training and which for validation: the same at every step and in every cluster."""
         order = torch.randperm(self.settings.images, generator=ctx.generator("split"))
         held = min(max(2, round(self.settings.validation * len(order))), len(order) - 2)
+        order = order.to(ctx.device)
         return order[held:], order[:held]
 
     def _follow(
@@ -250,10 +254,13 @@ class FedBiCross(ModelMethod):
     ) -> torch.Tensor:
         """Stage 2 for cluster k along one repetition; gives w_k after each step, (kept steps, clusters)."""
         lr = self.settings.student_lr * decay(self.settings.student_schedule, repetition, self.settings.repetitions)
+        learned = self.settings.weights == "learned"
+        used = [j for j, w in enumerate(weights.tolist()) if learned or w > 0]  # asked once: others than learned ones stay
         path = []
         for place in range(len(lessons[0].trajectory)):
-            weights = self._bilevel_step(k, learner, lessons, weights, place, train, val, lr)
+            weights = self._bilevel_step(k, learner, lessons, weights, place, train, val, lr, used)
             path.append(weights)
+        learner.check_finite(lr)
         return torch.stack(path)
 
     def _bilevel_step(
@@ -266,14 +273,14 @@ class FedBiCross(ModelMethod):
         train: torch.Tensor,
         val: torch.Tensor,
         lr: float,
+        used: Sequence[int] = (),
     ) -> torch.Tensor:
         """Inner: G ← G - η Σ_j w_kj g_j. Outer: w_k ← Π(w_k + step ⟨g_val, g_j⟩), exact for this one step."""
         s, learned = self.settings, self.settings.weights == "learned" and len(lessons) > 1
-        used = [j for j in range(len(lessons)) if learned or weights[j] > 0]
-        sources = {j: learner.gradient([lessons[j]], place, train, track=bool(weights[j] > 0)) for j in used}
+        sources = {j: learner.gradient([lessons[j]], place, train, track=weights[j] > 0) for j in used or range(len(lessons))}
         total = torch.zeros_like(learner.velocity)
         for j, gradient in sources.items():
-            total += float(weights[j]) * gradient
+            total += weights[j] * gradient
         learner.step(total, lr, s.student_momentum, s.student_decay, s.student_clip)
         if not learned:
             return weights
@@ -303,11 +310,11 @@ class FedBiCross(ModelMethod):
         given = release.for_client(shard.client)
         if not self.settings.personalize:
             return given
-        cluster = classifier(given, self.task)
+        cluster = classifier(given, self.task).to(ctx.device)
         if self.settings.recalibrate_personal_bn:
             cluster = recalibrated_bn(cluster, shard.train.images)
         local = classifier(local_model(shard, self.task, self.settings, ctx), self.task)
-        guides = fast_logits([cluster, local], shard.train.images, run_map=_one_by_one)
+        guides = fast_logits([cluster, local], shard.train.images, run_map=_one_by_one, device=ctx.device)
         own = copy.deepcopy(cluster)
         self._fine_tune(own, shard, guides, ctx)
         return Payload(named(own, "model"), given.facts)
@@ -315,22 +322,24 @@ class FedBiCross(ModelMethod):
     def _fine_tune(self, own: nn.Module, shard: Shard, guides: torch.Tensor, ctx: Context) -> None:
         s, rng = self.settings, ctx.generator("personal", shard.client)
         own.train()
+        images, labels = shard.train.images.to(ctx.device), shard.train.labels.to(ctx.device)
         optimizer = torch.optim.SGD(own.parameters(), s.personal_lr, momentum=0.9)
         for epoch in range(s.personal_epochs):
             for group in optimizer.param_groups:
                 group["lr"] = s.personal_lr * decay(s.personal_schedule, epoch, s.personal_epochs)
-            for index in batches(len(shard.train), s.personal_batch, rng):
-                sent = own(to_input(shard.train.images[index]))
-                loss = self._personal_loss(sent, shard.train.labels[index], guides[:, index])
-                if not bool(torch.isfinite(loss)):
-                    raise TrainingError(
-                        "personalization diverged: its loss is not finite",
-                        client=shard.client,
-                        field="personal_lr",
-                        got=s.personal_lr,
-                        fix="Lower it (`--set personal_lr=...`) or clip (`--set clip=5`).",
-                    )
+            total = torch.zeros((), device=ctx.device)
+            for index in batches_on(ctx.device, len(shard.train), s.personal_batch, rng):
+                loss = self._personal_loss(own(to_input(images[index], ctx.device)), labels[index], guides[:, index])
                 step(own, optimizer, loss, clip=s.clip)
+                total += loss.detach()
+            if not math.isfinite(float(total)):
+                raise TrainingError(
+                    "personalization diverged: its loss is not finite",
+                    client=shard.client,
+                    field="personal_lr",
+                    got=s.personal_lr,
+                    fix="Lower it (`--set personal_lr=...`) or clip (`--set clip=5`).",
+                )
         own.eval()
 
     def _personal_loss(self, sent: torch.Tensor, labels: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
@@ -384,7 +393,7 @@ class FedBiCross(ModelMethod):
         everyone = self._teacher(uploads, members, range(len(uploads)), ctx)
         before, after = [], []
         for group, (images, _) in zip(groups, pictures, strict=True):
-            logits = fast_logits(members, images, run_map=_one_by_one)
+            logits = fast_logits(members, images, run_map=_one_by_one, device=ctx.device).cpu()
             before.append(_entropies(everyone.combine(logits)))
             after.append(_entropies(self._teacher(uploads, members, group, ctx).combine(logits[list(group)])))
         most = math.log(len(self.task.classes))

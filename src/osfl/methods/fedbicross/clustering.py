@@ -18,18 +18,24 @@ from osfl.ingredients.statistics.kmeans import check_cluster_count, renumber
 PROBES = 256  # M noise images
 
 
-def predictions(models: Sequence[nn.Module], image: tuple[int, int, int], rng: torch.Generator, run_map: Map) -> torch.Tensor:
+def predictions(
+    models: Sequence[nn.Module],
+    image: tuple[int, int, int],
+    rng: torch.Generator,
+    run_map: Map,
+    device: torch.device | None = None,
+) -> torch.Tensor:
     """P_i: what each model answers to the same noise images, as probabilities, flattened to (models, probes * classes).
 
     The paper leaves open whether logits or probabilities; the scale of logits differs between clients, so probabilities.
     """
     noise = torch.randn((PROBES, *image), generator=rng)
-    return functional.softmax(fast_logits(models, noise, run_map=run_map).double(), -1).flatten(1)
+    return functional.softmax(fast_logits(models, noise, run_map=run_map, device=device).cpu().double(), -1).flatten(1)
 
 
 def parameters(models: Sequence[nn.Module]) -> torch.Tensor:
     """All weights of each model as one row; the models must have one architecture."""
-    rows = [torch.cat([p.detach().flatten().double() for p in model.parameters()]) for model in models]
+    rows = [torch.cat([p.detach().cpu().flatten().double() for p in model.parameters()]) for model in models]
     if len({len(row) for row in rows}) > 1:
         raise TrainingError(
             "clients of different architectures cannot be clustered by their parameters",

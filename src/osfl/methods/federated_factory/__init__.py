@@ -36,7 +36,6 @@ from osfl.ingredients.training.local import (
     classifier,
     first_model,
     fit,
-    noisy,
     training_problems,
 )
 from osfl.methods.federated_factory.cells import Cell, Prior, cells_of, heatmap, prefix, quotas, under
@@ -236,7 +235,7 @@ class FederatedFactory(Method):
             s,
             ctx.generator(*labels),
             device=ctx.device,
-            perturb=noisy(s.noise_std),
+            noise=s.noise_std,
             progress=lambda done, total: ctx.progress(" ".join(labels), done, total),
         )
         return Payload(named(model, "model"), {"architecture": s.architecture})

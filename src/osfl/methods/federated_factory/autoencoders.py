@@ -7,7 +7,7 @@ nothing has to balance the two terms of the loss (Rybkin et al., "Simple and Eff
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,10 +18,11 @@ from torch import nn
 from osfl.core.errors import TrainingError
 from osfl.core.types import Contract
 from osfl.ingredients.statistics.support import Readable, Support
-from osfl.methods.federated_factory.symmetries import turned
+from osfl.methods.federated_factory.symmetries import draw_turns, turned
 from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
 from osfl.models.naming import contract_of, load_named, named
+from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ class Vae:
         decoder = self._decoder(rng).to(self.device)
         optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], s.vae_lr)
         total = torch.zeros((), device=self.device)
-        for step in range(s.vae_steps):
+        known = images.to(self.device)
+        for step, (picked, noise, *draws) in enumerate(ahead(self._steps(len(images), rng), self.device)):
             for group in optimizer.param_groups:
                 group["lr"] = s.vae_lr * 0.5 * (1 + math.cos(math.pi * step / s.vae_steps))
-            picked = torch.randint(len(images), (s.vae_batch,), generator=rng)
-            x = to_input(turned(images[picked], self.symmetry, rng), self.device).reshape(len(picked), pixels)
+            x = to_input(turned(known[picked], self.symmetry, draws), self.device).reshape(len(picked), pixels)
             mean, spread = encoder(x).chunk(2, 1)
-            z = mean + torch.randn(mean.shape, generator=rng).to(self.device) * (spread / 2).exp()
+            z = mean + noise * (spread / 2).exp()
             loss = vae_loss(x, decoder(z), mean, spread)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -83,6 +84,13 @@ class Vae:
         progress(1, 1)
         return {name.removeprefix("net/"): value for name, value in named(decoder, "net").items()}
 
+    def _steps(self, images: int, rng: torch.Generator) -> Iterator[Sequence[torch.Tensor]]:
+        """What each step draws: which images, noise on what describes them, and how they are turned."""
+        for _ in range(self.settings.vae_steps):
+            picked = torch.randint(images, (self.settings.vae_batch,), generator=rng)
+            turns = draw_turns(len(picked), self.symmetry, rng)
+            yield picked, torch.randn((len(picked), self.settings.vae_latent_dim), generator=rng), *turns
+
     @torch.no_grad()
     def readable(self, tensors: Tensors) -> Readable:
         return Readable({"center": self._loaded(tensors)(torch.zeros(1, self.settings.vae_latent_dim))})
@@ -95,10 +103,10 @@ class Vae:
     @torch.no_grad()
     def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor:
         """`count` images as uint8."""
-        decoder = self._loaded(tensors)
-        z = torch.randn((count, self.settings.vae_latent_dim), generator=rng)
+        decoder = self._loaded(tensors).to(self.device)
+        z = torch.randn((count, self.settings.vae_latent_dim), generator=rng).to(self.device)
         spend(2.0 * count * sum(p.numel() for p in decoder.parameters()), makes=count)
-        return to_images(decoder(z).reshape(-1, *self.image))
+        return to_images(decoder(z).reshape(-1, *self.image)).cpu()
 
 
 def vae_loss(x: torch.Tensor, made: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:

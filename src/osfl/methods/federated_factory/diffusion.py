@@ -21,13 +21,14 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError
 from osfl.core.types import ADDED, Contract
 from osfl.ingredients.statistics.support import Readable, Support, supported_directions
-from osfl.methods.federated_factory.symmetries import orbit, turned
+from osfl.methods.federated_factory.symmetries import draw_turns, orbit, turned
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
 from osfl.models.naming import contract_of, load_named, named
 from osfl.models.preconditioning import Gaussian
 from osfl.models.unet import Denoiser, parse_unet
+from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
 
 if TYPE_CHECKING:
@@ -98,11 +99,14 @@ class Diffusion:
         optimizer = torch.optim.Adam(net.parameters(), s.edm_lr, betas=(0.9, 0.99))
         total = torch.zeros((), device=self.device)
         shown = max(1, steps // 4)
-        for step in range(1, steps + 1):
+        known = images.to(self.device)
+        draws = (
+            (torch.randint(len(images), (batch,), generator=rng), *draw_turns(batch, self.symmetry, rng)) for _ in range(steps)
+        )
+        for step, (picked, *turns) in enumerate(ahead(draws, self.device), 1):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(s, step, batch)
-            picked = torch.randint(len(images), (batch,), generator=rng)
-            x = self._pad(to_input(turned(images[picked], self.symmetry, rng), self.device))
+            x = self._pad(to_input(turned(known[picked], self.symmetry, turns), self.device))
             loss = diffusion_loss(net, x, s.edm_noise_mean, s.edm_noise_std, noise)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -23,6 +23,7 @@ from osfl.ingredients.statistics.kmeans import kmeans
 from osfl.ingredients.statistics.support import Readable, Support, effective_images, supported_directions
 from osfl.methods.federated_factory.symmetries import orbit
 from osfl.models.inputs import to_images, to_input
+from osfl.runtime.devices import exact
 from osfl.runtime.meter import spend
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Mixture:
     """The generator `factory=mixture`. Small classes get fewer directions and components."""
 
     def __init__(self, settings: MixtureSettings, image: tuple[int, int, int], symmetry: str, device: torch.device) -> None:
-        self.settings, self.image, self.symmetry = settings, image, symmetry  # a CPU is fast enough, so no device
+        self.settings, self.image, self.symmetry, self.device = settings, image, symmetry, device
 
     def contract(self) -> Contract:
         """Unused directions and components are zeros, so that the size of an upload reveals nothing about a class."""
@@ -64,14 +65,14 @@ class Mixture:
     def fit(self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]) -> dict[str, torch.Tensor]:
         """uint8 images (n, channels, height, width) of one class -> named tensors."""
         images = torch.unique(images, dim=0)  # copies of one image are one image
-        x = to_input(orbit(images, self.symmetry)).reshape(-1, math.prod(self.image)).double()
+        x = to_input(orbit(images, self.symmetry), exact(self.device)).reshape(-1, math.prod(self.image)).double()
         mean = x.mean(0, keepdim=True)
         basis = supported_directions(x - mean, self._dims(), self.settings.least, len(images))
         points = (x - mean) @ basis.T
         weights, centers, scales = supported_mixture(points, self.settings, len(images), rng)
         progress(1, 1)
         found = {"mean": mean, "basis": basis, "weights": weights, "centers": centers, "scales": scales}
-        return {name: _padded(found[name].float(), line.shape) for name, line in self.contract().items()}
+        return {name: _padded(found[name].float().cpu(), line.shape) for name, line in self.contract().items()}
 
     def readable(self, tensors: Tensors) -> Readable:
         used = tensors["weights"] > 0
@@ -82,13 +83,14 @@ class Mixture:
         """`count` images as uint8."""
         weights, dims = tensors["weights"], self._dims()
         which = torch.multinomial(weights, max(count, 1), replacement=True, generator=rng)[:count]  # it refuses 0
-        z = torch.randn((count, dims), generator=rng)
+        z = torch.randn((count, dims), generator=rng).to(self.device)
+        mean, basis, centers, scales = (tensors[name].to(self.device) for name in ("mean", "basis", "centers", "scales"))
         points = torch.empty_like(z)
-        for part in range(len(weights)):
-            mine = which == part
-            points[mine] = tensors["centers"][part] + z[mine] @ tensors["scales"][part].T
+        sizes = torch.bincount(which, minlength=len(weights)).tolist()  # known here, so that no device is asked
+        for part, mine in enumerate(torch.split(which.argsort(stable=True).to(self.device), sizes)):
+            points[mine] = centers[part] + z[mine] @ scales[part].T
         spend(2.0 * count * dims * (dims + math.prod(self.image)), makes=count)
-        return to_images((tensors["mean"] + points @ tensors["basis"]).reshape(-1, *self.image))
+        return to_images((mean + points @ basis).reshape(-1, *self.image)).cpu()
 
 
 def _padded(value: torch.Tensor, shape: tuple[int | str, ...]) -> torch.Tensor:
@@ -122,8 +124,9 @@ def _mixture(
     under an inverse Wishart belief, and positive definite for a component of any size.
     """
     n, dims = points.shape
-    floor = 1e-6 * torch.eye(dims, dtype=points.dtype)
-    owned = torch.nn.functional.one_hot(torch.tensor(kmeans(points, k, rng, starts=1)), k).double()  # (n, k)
+    floor = 1e-6 * torch.eye(dims, dtype=points.dtype, device=points.device)
+    start = torch.nn.functional.one_hot(torch.tensor(kmeans(points.cpu(), k, rng, starts=1)), k).double()
+    owned = start.to(points.device)  # (n, k)
     before = -math.inf
     for _ in range(settings.mixture_iterations):
         mass, used = owned.sum(0).clamp_min(1e-9), owned

@@ -236,19 +236,19 @@ class Fol(ModelMethod):
             "candidates": {name: _short(score) for name, score in found.scores().items()},
             "pruned": {name: part.facts["pruned"] for name, part in found.pool.items() if "pruned" in part.facts},
             "left_out": list(found.left_out),
-            **self._measured(found, student, teacher),
+            **self._measured(found, student, teacher, ctx.device),
         }
         return Payload({**named(student, "model"), **ensemble.tensors}, {**own.facts, **ensemble.facts, "notes": notes})
 
     def _candidates(self, received: Mapping[ClientId, Payload], own: Payload, shard: Shard, ctx: Context) -> Candidates:
         """Prepare every neighbor's model, and compute the outputs of all candidates on the own images once. A neighbor
         whose model explodes is left out and named in the report; it must not spoil the exchange for those that receive it."""
-        usable = [name for name in sorted(received) if self._answers(name, received[name], shard)]
+        usable = [name for name in sorted(received) if self._answers(name, received[name], shard, ctx.device)]
         ready = {name: self._prepared(name, received[name], own, shard, ctx) for name in usable}
         pool = {shard.client: own, **{name: payload for name, payload in ready.items() if payload is not None}}
-        models = {name: classifier(payload, self.task) for name, payload in pool.items()}
+        models = {name: classifier(payload, self.task).to(ctx.device) for name, payload in pool.items()}
         images = torch.cat([shard.train.images, shard.val.images])
-        logits = fast_logits(list(models.values()), images, run_map=_one_by_one)
+        logits = fast_logits(list(models.values()), images, run_map=_one_by_one, device=ctx.device).cpu()
         labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(received.keys() - pool.keys())
         return Candidates(shard, pool, models, images, labels, logits, left_out)
 
@@ -261,7 +261,7 @@ class Fol(ModelMethod):
         weights = simplex_weights(found.answers(chosen)[:, fitted], found.labels[fitted], self.settings.evenness)
         return {name: float(w) for name, w in zip(chosen, weights, strict=True) if w > 0}
 
-    def _answers(self, name: ClientId, given: Payload, shard: Shard) -> bool:
+    def _answers(self, name: ClientId, given: Payload, shard: Shard, device: torch.device) -> bool:
         """Whether a neighbor's model gives usable numbers on the own images; a broken one is refused by name."""
         try:
             model = classifier(given, self.task)
@@ -276,7 +276,7 @@ class Fol(ModelMethod):
                 field=broken[0],
                 fix="Ask for it again, or leave this neighbor out.",
             )
-        return _sane(model, shard)
+        return _sane(model, shard, device)
 
     def _prepared(self, name: ClientId, given: Payload, own: Payload, shard: Shard, ctx: Context) -> Payload | None:
         """A neighbor's model ready to be judged; None where alignment, which sees it in training mode, makes it explode."""
@@ -286,20 +286,20 @@ class Fol(ModelMethod):
             found = aligned(name, given, own, shard, self.settings, self.task, ctx)
         except TrainingError:
             return None
-        return found if _sane(classifier(found, self.task), shard) else None
+        return found if _sane(classifier(found, self.task), shard, ctx.device) else None
 
     def _taught(self, found: Candidates, weights: Mapping[ClientId, float], teacher: torch.Tensor, ctx: Context) -> nn.Module:
         """argmin KL(softmax(A_w/T) ‖ softmax(f/T)) + λ ‖θ - θ_before‖² over the training images."""
         s, rng = self.settings, ctx.generator("student", found.shard.client, *ctx.encounter)
-        student, before = self._begin(found, weights).to(ctx.device), found.models[found.shard.client]
-        anchors = [parameter.detach().to(ctx.device, copy=True) for parameter in before.parameters()]
+        student, before = self._begin(found, weights, ctx.device), found.models[found.shard.client]
+        anchors = [parameter.detach().clone() for parameter in before.parameters()]
         pairs = list(zip(student.parameters(), anchors, strict=True))
 
         def stay_near(_: nn.Module, lr: float) -> None:
             for parameter, anchor in pairs:
                 pull(parameter, anchor, lr * s.anchor)
 
-        lessons = self._lessons(found, weights, teacher[found.trained], rng)
+        lessons = self._lessons(found, weights, teacher[found.trained], rng, ctx.device)
         try:
             distill(
                 student,
@@ -322,11 +322,9 @@ class Fol(ModelMethod):
             error.client, error.field = found.shard.client, "student_lr"
             error.fix = "Lower it (`--set student_lr=...`), or clip gradients (`--set clip=5`)."
             raise
-        return (
-            recalibrated_bn(student.cpu(), found.shard.train.images) if s.track and s.recalibrate_personal_bn else student.cpu()
-        )
+        return recalibrated_bn(student, found.shard.train.images) if s.track and s.recalibrate_personal_bn else student
 
-    def _begin(self, found: Candidates, weights: Mapping[ClientId, float]) -> nn.Module:
+    def _begin(self, found: Candidates, weights: Mapping[ClientId, float], device: torch.device) -> nn.Module:
         """Where the student begins: θ_before, or the w-weighted average of the members that have its architecture, with BN
         statistics of the own images. As it is, the average is worse than θ_before; but the ensemble's outputs are learned
         sooner from there (the method's card)."""
@@ -335,10 +333,15 @@ class Fol(ModelMethod):
         if self.settings.start == "own" or not alike:
             return copy.deepcopy(found.models[found.shard.client])
         mean = average([found.pool[name].tensors for name in alike], list(alike.values()))
-        return recalibrated_bn(classifier(Payload(mean, mine.facts), self.task), found.shard.train.images)
+        return recalibrated_bn(classifier(Payload(mean, mine.facts), self.task).to(device), found.shard.train.images)
 
     def _lessons(
-        self, found: Candidates, weights: Mapping[ClientId, float], teacher: torch.Tensor, rng: torch.Generator
+        self,
+        found: Candidates,
+        weights: Mapping[ClientId, float],
+        teacher: torch.Tensor,
+        rng: torch.Generator,
+        device: torch.device,
     ) -> Pool:
         """The training images and changed copies of them, each with the output of A_w on it."""
         images = found.shard.train.images
@@ -346,30 +349,32 @@ class Fol(ModelMethod):
         more += [blended(augment(images, "flip+crop", rng), rng) for _ in range(self.settings.blends)]
         if not more:
             return Pool(to_input(images), teacher)
-        answers = fast_logits([found.models[name] for name in weights], torch.cat(more), run_map=_one_by_one)
+        answers = fast_logits(
+            [found.models[name] for name in weights], torch.cat(more), run_map=_one_by_one, device=device
+        ).cpu()
         notes = torch.tensordot(torch.tensor(list(weights.values())), answers, 1)
         return Pool(to_input(torch.cat([images, *more])), torch.cat([teacher, notes]))
 
     # --- what theory promises ---
 
-    def _measured(self, found: Candidates, student: nn.Module, teacher: torch.Tensor) -> dict[str, Json]:
+    def _measured(self, found: Candidates, student: nn.Module, teacher: torch.Tensor, device: torch.device) -> dict[str, Json]:
         """Theorem 1 on held-out images and, if asked for, Theorem 2 on the training images (`methods/fol/bounds.py`)."""
-        answers = fast_logits([student], found.images[found.judged], run_map=_one_by_one)[0]
+        answers = fast_logits([student], found.images[found.judged], run_map=_one_by_one, device=device)[0].cpu()
         gap = asdict(risk_gap(teacher[found.judged], answers, found.labels[found.judged], self.settings.temperature))
         notes: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
         if self.settings.rate_steps:
-            descent = asdict(self._descent(found, teacher[found.trained]))
+            descent = asdict(self._descent(found, teacher[found.trained], device))
             notes["descent"] = {name: [_short(value) for value in row] for name, row in descent.items()}
         return notes
 
-    def _descent(self, found: Candidates, teacher: torch.Tensor) -> Descent:
+    def _descent(self, found: Candidates, teacher: torch.Tensor, device: torch.device) -> Descent:
         """Only the last layer of the own model learns from the ensemble, its other layers stay."""
         s, before = self.settings, found.models[found.shard.client]
         last = layers_of(before)[-1].module
         assert last.bias is not None
         with torch.no_grad():
-            features = before.features(to_input(found.shard.train.images))  # type: ignore[operator]
-            head = torch.cat([last.weight, last.bias[:, None]], 1)
+            features = before.features(to_input(found.shard.train.images, device)).cpu()  # type: ignore[operator]
+            head = torch.cat([last.weight, last.bias[:, None]], 1).cpu()
         scale = s.temperature**2 if s.scaled else 1.0  # of the KL, as in `_taught`
         return head_descent(
             features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps, scale=scale
@@ -396,9 +401,9 @@ class Fol(ModelMethod):
         return model.eval()
 
 
-def _sane(model: nn.Module, shard: Shard) -> bool:
+def _sane(model: nn.Module, shard: Shard, device: torch.device) -> bool:
     """Whether a model answers the own images with usable numbers."""
-    return sane(fast_logits([model], shard.train.images, run_map=_one_by_one))
+    return sane(fast_logits([model], shard.train.images, run_map=_one_by_one, device=device))
 
 
 def _member(found: Candidates, name: ClientId, weight: float) -> Payload:

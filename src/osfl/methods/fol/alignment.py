@@ -75,8 +75,8 @@ def likeness(model: nn.Module, own: nn.Module) -> float:
     pairs = shared_layers(model, own).items()
     if not pairs:
         return 0.0
-    a = torch.cat([theirs[name].detach().flatten().double() for name, _ in pairs])
-    b = torch.cat([mine[name].detach().flatten().double() for _, name in pairs])
+    a = torch.cat([theirs[name].detach().cpu().flatten().double() for name, _ in pairs])
+    b = torch.cat([mine[name].detach().cpu().flatten().double() for _, name in pairs])
     return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
 
@@ -123,7 +123,7 @@ def aligned(neighbor: ClientId, given: Payload, own: Payload, shard: Shard, sett
         rng = ctx.generator("align", shard.client, *ctx.encounter)  # identical neighbors get identical scores
         try:
             pruned = align(model, mine, shard, settings, rng, ctx.device)
-            model = recalibrated_bn(model.cpu(), shard.train.images) if settings.recalibrate_personal_bn else model
+            model = recalibrated_bn(model, shard.train.images) if settings.recalibrate_personal_bn else model
         except TrainingError as error:
             error.client, error.field = neighbor, "align_lr"
             error.fix = f"While {shard.client} aligned it; lower align_lr, or clip gradients (`--set clip=5`)."

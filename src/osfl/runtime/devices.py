@@ -1,0 +1,58 @@
+"""How a loop on an accelerator gets what is drawn on the CPU, and what an accelerator lacks.
+
+Random numbers come from CPU generators, whatever the device, so that users with and without a GPU draw the same ones. A loop
+that copied them at each step would make the device wait; so they are drawn some steps ahead and copied together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+AHEAD_BYTES = 64 << 20  # of numbers that are drawn before their step comes
+
+
+def ahead(draws: Iterable[Sequence[Any]], device: torch.device) -> Iterator[Sequence[Any]]:
+    """What each step of a loop takes from the CPU (indices, random numbers), on the device: many steps in one transfer.
+    What is no tensor stays what it is.
+
+    The draws are made in their order, one step's after the other's; so a loop gets the numbers that it would draw itself, if
+    nothing else uses the generator meanwhile. On a CPU nothing is drawn before its step.
+    """
+    if device.type == "cpu":
+        yield from draws
+        return
+    waiting: list[Sequence[Any]] = []
+    size = 0
+    for drawn in draws:
+        waiting.append(drawn)
+        size += sum(part.nbytes for part in drawn if isinstance(part, torch.Tensor))
+        if size >= AHEAD_BYTES:
+            yield from _moved(waiting, device)
+            waiting, size = [], 0
+    yield from _moved(waiting, device)
+
+
+def _moved(steps: Sequence[Sequence[Any]], device: torch.device) -> Iterator[Sequence[Any]]:
+    """Tensors of one place in all steps travel as one."""
+    return zip(*(_together(parts, device) for parts in zip(*steps, strict=True)), strict=True)
+
+
+def _together(parts: Sequence[Any], device: torch.device) -> Sequence[Any]:
+    if not isinstance(parts[0], torch.Tensor):
+        return parts
+    flat = torch.cat([part.flatten() for part in parts]).to(device)
+    cut = torch.split(flat, [part.numel() for part in parts])
+    return [one.view(part.shape) for one, part in zip(cut, parts, strict=True)]
+
+
+def exact(device: torch.device) -> torch.device:
+    """Where 64-bit floats are computed: on the device, but on the CPU where it has none."""
+    return device if wide(device) == torch.float64 else torch.device("cpu")
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The widest floats of a device: 64 bits, but 32 on Apple's, which has no others."""
+    return torch.float32 if device.type == "mps" else torch.float64
