@@ -99,7 +99,10 @@ def test_a_round_runs_on_the_device_and_ends_as_on_the_cpu(case: str, tmp_path: 
 
 
 def worked_there(log: Log) -> None:
-    """At least 99 % of the FLOPs of each phase are the device's, but for those that stay on the CPU on purpose."""
+    """At least 99 % of the FLOPs of each phase are the device's, but for those that stay on the CPU on purpose.
+
+    Only torch's own operations are seen: OneSum's sums are numpy's.
+    """
     beside: dict[str, float] = {}
     for phase in {phase for phase, _, _ in log.flops}:
         done = dict.fromkeys((NAME, "cpu"), 0.0)
