@@ -40,7 +40,7 @@ from osfl.runtime.workers import Workers, compute_threads
 from osfl.simulate.simulation import Federation, Simulation, prepare
 
 RECORD = Path(__file__).parent / "records" / "private_sums.json"
-FIGURE = Path(__file__).parents[1] / "docs" / "results" / "private-sums.svg"
+FIGURE = Path(__file__).parents[1] / "docs" / "methods" / "private-sums.svg"
 EPSILONS, DELTA, SEEDS, DRAWS = (1.0, 2.0, 4.0, 8.0, 16.0), 1e-5, (0, 1, 2), 3
 _SPLIT = {"clients": 5, "partition": "dirichlet:0.1", "preset": "cpu"}
 CELLS: Mapping[str, Simulation] = {

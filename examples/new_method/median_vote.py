@@ -18,8 +18,7 @@ class Median(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        votes = torch.stack([member(x).softmax(-1) for member in self.members])
-        return votes.quantile(0.5, dim=0).clamp_min(1e-6).log()
+        return torch.stack([member(x).softmax(-1) for member in self.members]).quantile(0.5, dim=0).clamp_min(1e-6).log()
 
 
 class MedianVote(Method):

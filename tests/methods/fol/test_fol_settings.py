@@ -83,7 +83,9 @@ def test_the_gap_is_between_student_and_ensemble_on_held_out_images() -> None:
     with torch.no_grad():
         said = {client: classifier(payload, TASK)(to_input(val.images)) for client, payload in sent.items()}
     together = torch.stack([w * said[client] for client, w in found.facts["weights"].items()]).sum(0)
-    assert found.facts["notes"]["gap"] == pytest.approx(asdict(risk_gap(together, said["a"], val.labels)), rel=1e-3)
+    assert found.facts["notes"]["gap"] == pytest.approx(
+        asdict(risk_gap(together, said["a"], val.labels, settings.temperature)), rel=1e-3
+    )
 
 
 def test_what_is_kept_answers_only_for_the_same_models_images_and_settings() -> None:
