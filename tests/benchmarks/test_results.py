@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import results
+from benchmarks import advice, results
 from benchmarks.grid import CELLS
 
 
@@ -56,7 +56,7 @@ def test_committed_pages_are_what_the_records_give(tmp_path: Path, monkeypatch: 
     page, folder = results.PAGE, results.FOLDER
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
-    monkeypatch.setattr(results.advice, "main", lambda options: None)  # its table has a test of its own
+    monkeypatch.setattr(advice, "main", lambda options: None)  # its table has a test of its own
     results.main()
     for path in (page, page.with_name("claims.svg"), *sorted(folder.iterdir())):
         made = tmp_path / path.relative_to(page.parent)
