@@ -7,6 +7,7 @@ that is passed in, because threads share torch's global one.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -18,6 +19,13 @@ Ending = Literal["sigmoid", "tanh+norm"]  # DENSE's, and DAFL's: what brings the
 Start = Literal["normal", "uniform"]  # N(0, 0.02) as in DENSE's code, or torch's usual bounds as in DAFL's
 
 
+@functools.cache
+def _taps(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Which taps fall on each of four places; made once for a device, which would wait for a copy in each pass."""
+    with torch.inference_mode(False):
+        return torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]], device=device, dtype=dtype)
+
+
 class UpConv(nn.Conv2d):
     """Doubling by repetition and a 3x3 convolution, computed as one transposed convolution: 4 taps a pixel instead of 9.
 
@@ -27,15 +35,10 @@ class UpConv(nn.Conv2d):
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__(channels, out, 3, padding=1)
-        self.register_buffer("spread", torch.empty(4, 3), persistent=False)
-        self.start()
-
-    def start(self) -> None:
-        """Which taps fall on each of four places. A buffer, because a GPU would wait for a copy in each pass."""
-        self.get_buffer("spread").copy_(torch.tensor([[0.0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kernel = torch.einsum("at,oitu,bu->ioab", self.spread, self.weight, self.spread)
+        spread = _taps(x.device, x.dtype)
+        kernel = torch.einsum("at,oitu,bu->ioab", spread, self.weight, spread)
         return functional.conv_transpose2d(x, kernel, self.bias, stride=2, padding=1)
 
 
@@ -106,8 +109,6 @@ def _start(module: nn.Module, rng: torch.Generator | None, start: Start) -> None
             module.weight.normal_(1.0, 0.02, generator=rng)
         module.bias.zero_()
     elif isinstance(module, (nn.Conv2d, nn.Linear)):
-        if isinstance(module, UpConv):
-            module.start()
         assert module.bias is not None
         module.bias.zero_()
         if rng is None:
