@@ -70,7 +70,7 @@ def test_who_is_met_again_is_not_counted_again() -> None:
         digests.append({client: payload_digest(payload) for client, payload in kept.items()})
     assert digests[0] == digests[1] == digests[2]
     first = federation.shards[0].client
-    assert sorted(kept[first].facts["met"]) == sorted([first, *neighbors(in_topology(federation, "ring")[0], first)])
+    assert sorted(kept[first].facts["summed"]) == sorted([first, *neighbors(in_topology(federation, "ring")[0], first)])
 
 
 def test_later_encounters_add_new_neighbors_once() -> None:
@@ -82,9 +82,9 @@ def test_later_encounters_add_new_neighbors_once() -> None:
         kept = encounter(one, federation, plan, kept)
         for client, names in met.items():
             names |= set(neighbors(plan, client))
-            assert set(kept[client].facts["met"]) == names and len(kept[client].facts["met"]) == len(names)
+            assert set(kept[client].facts["summed"]) == names and len(kept[client].facts["summed"]) == len(names)
             expected = torch.stack([counts[name].tensors["counts"] for name in sorted(names)]).sum(0)
-            assert torch.equal(kept[client].tensors["met/counts"], expected.double())
+            assert torch.equal(kept[client].tensors["summed/counts"], expected.double())
     assert any(len(names) > 3 for names in met.values())
 
 
@@ -120,7 +120,7 @@ def test_a_site_alone_answers_from_its_own_term_and_a_covariance_a_class_is_refu
     ctx = Context(plan, torch.device("cpu"))
     alone = Release(Payload({}), {shard.client: method(federation).relay(shard.client, [], ctx)})
     own = method(federation).personalize(alone, shard, ctx)
-    assert own.facts["met"] == [shard.client]
+    assert own.facts["summed"] == [shard.client]
     with pytest.raises(TrainingError, match="peers keep one second moment"):
         method(federation, head="qda", by_class=True).personalize(alone, shard, ctx)
 

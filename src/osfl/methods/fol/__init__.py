@@ -152,7 +152,7 @@ class Fol(ModelMethod):
         "E encounters exchange students, also where the ensemble answers",
     )
 
-    # --- before the meeting ---
+    # --- before the exchange ---
 
     def problems(self, clients: int) -> list[str]:
         least = {
@@ -190,7 +190,7 @@ class Fol(ModelMethod):
         tensors = {name: value for name, value in ctx.previous.tensors.items() if name.startswith("model/")}
         return Payload(tensors, {name: ctx.previous.facts[name] for name in ("architecture", "samples")})
 
-    # --- the meeting ---
+    # --- the exchange ---
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         return relayed(self, uploads, ctx)
@@ -198,7 +198,7 @@ class Fol(ModelMethod):
     def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
         return gather({upload.client: upload.payload for upload in uploads})
 
-    # --- after the meeting ---
+    # --- after the exchange ---
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         own = self._own(shard, ctx)

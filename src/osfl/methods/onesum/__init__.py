@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from osfl.core.errors import RoundError, TrainingError, UsageError, go_on_without
+from osfl.core.errors import RoundError, TrainingError, UsageError
 from osfl.core.method import Context, add_up, ignore_figure, relayed
-from osfl.core.sums import ALL_SITES
 from osfl.core.types import (
-    ADDED,
     ClientId,
     Contract,
     Dataset,
@@ -40,38 +38,31 @@ from osfl.core.types import (
 from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
-from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, packed, summed, unpacked
+from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, summed, unpacked
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
 from osfl.ingredients.tokens.encoding import (
-    Encoding,
     OnTokens,
     Pooled,
-    Pooling,
     TokenMethod,
     pooled,
     tokens_digest,
 )
 from osfl.ingredients.training.local import (
     SMOKE_TRAINING,
-    Training,
     classifier,
     local_model,
     not_positive,
     too_low,
     training_problems,
 )
-from osfl.ingredients.training.one_upload import working_on
-from osfl.methods.onesum.features import LEVELS, RandomConvolutions, RandomMap, draw_filters, on_grid
+from osfl.methods.onesum.features import LEVELS, Mirrored, OnGrid, RandomConvolutions, draw_filters, mirrored, on_grid
 from osfl.methods.onesum.figures import preview_figures, server_figures
 from osfl.methods.onesum.head import Classifier, Head, head_of, lda, moments, qda, ridge
 from osfl.methods.onesum.personal import NETWORK, Blended, Choice, choose, default_choice, heads_for_sites, is_blend, offered
 from osfl.methods.onesum.private import (
     ROOM,
-    Noise,
-    check_noise,
     check_shares,
     in_features,
-    largest,
     noised,
     noisy_moments,
     plan_problems,
@@ -79,53 +70,23 @@ from osfl.methods.onesum.private import (
     statement,
 )
 from osfl.methods.onesum.public import Projected, projection, public_images
+from osfl.methods.onesum.settings import Settings, is_shrinkage
+from osfl.methods.onesum.terms import (
+    check_claims,
+    check_features,
+    checked_term,
+    gram_of,
+    grams_of,
+    no_images,
+    sums_of,
+    to_whole,
+)
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_input
 from osfl.runtime.meter import spend
 
 _TOGETHER = 1024  # images whose features are in memory at once
 _EXACT, _WHOLE = 2**53, 2**63  # whole numbers below are exact in float64, in which a site adds; and in int64, as all do
-
-
-@dataclass(frozen=True)
-class Settings(RandomMap, Encoding, Training):
-    encoder: str = "efficientnet_lite0_320"  # of features=encoder; `osfl ls encoders`, or an architecture with a file
-    resolution: int = 224
-    window: int = 112
-    stride: int = 112
-    features: Literal["random", "encoder"] = "random"  # random convolutions, or the tokens of `encoder`
-    tokens: Pooling = "concat"  # encoder: the whole image's vector, the mean of all views, or all side by side
-    bound: float = 0.0  # features are clipped here and rounded to 2^-15 of it; 0: 8 for random, 64 for encoder
-    dimensions: int = field(default=0, metadata=ADDED)  # at most so many features, whitened by public images; 0: as they are
-    norm: float = field(default=0.125, metadata=ADDED)  # longer features are shortened to it; public images have about 1
-    # sums run over mirrored images, too (flip), or over all eight symmetries of a square; answers are for their mean features
-    symmetry: Literal["none", "flip", "square"] = "none"  # what an image may look like without being another one
-    head: Literal["lda", "ridge", "qda"] = "lda"  # one covariance, regression of one-hot labels (AFL), one covariance a class
-    shrinkage: str = "gcv"  # lambda: a number, or by generalized cross-validation
-    least: int = 3  # images that a class needs to be in the sums; the sum over one image is that image's features
-    by_class: bool = False  # send G class by class: a class can be forgotten, and head=qda needs it
-    send: Literal["triangle", "smaller"] = "triangle"  # smaller: where images are few, a factor of G (see Privacy in the card)
-    prior: Literal["global", "site"] = "global"  # site: each site weighs classes as it has them
-    temperature: float = 0.5  # tau, on the scores beside a site's prior: Gaussian scores are too confident
-    # auto: the site chooses the share, lambda and tau on its held-out images (features=encoder: no network); 0: no network
-    blend: str = "auto"  # beside a site's prior: share of its answers that its own network gives
-    architecture: str = "cnn-w16"  # of the site's own network, which never leaves it; how it is trained follows
-    epochs: int = 20
-    batch_size: int = 64
-    lr: float = 0.05
-    schedule: Literal["steps", "cosine", "constant"] = "cosine"
-    clip: float = 5.0
-
-    def reach(self) -> float:
-        """The bound of features."""
-        return self.bound or (8.0 if self.features == "random" else 64.0)
-
-    def copies(self) -> int:
-        return {"none": 1, "flip": 2, "square": 8}[self.symmetry]
-
-    def vectors(self) -> int:
-        """How many an image adds to the sums: with `dimensions` the mean of its copies."""
-        return 1 if self.dimensions else self.copies()
 
 
 class OneSum(TokenMethod):
@@ -144,7 +105,7 @@ class OneSum(TokenMethod):
         found = super().problems(clients) if s.features == "encoder" else []
         found += too_low(s, {"filters": 1, "scales": 1, "side": 8, "thumbnail": 0, "least": 1, "bound": 0, "dimensions": 0})
         found += not_positive(s, "temperature", "norm")
-        if not _is_shrinkage(s.shrinkage):
+        if not is_shrinkage(s.shrinkage):
             found.append(f"setting 'shrinkage': expected gcv or a number of at least 0, got {s.shrinkage!r}")
         if s.head == "qda" and not s.by_class:
             found.append("setting 'head': qda needs the second moments of each class; set by_class=true")
@@ -190,7 +151,7 @@ class OneSum(TokenMethod):
         if self.settings.by_class:
             held = sorted(set(data.labels.tolist())) or [0]
             found = {c: self._summed(data.subset(data.labels == c), shard, ctx) for c in held}
-            tensors = {f"class-{c}/gram": _whole(one.gram) for c, one in found.items()}
+            tensors = {f"class-{c}/gram": to_whole(one.gram) for c, one in found.items()}
             total = summed(found.values())
         elif self.settings.send == "smaller" and 0 < 2 * len(data) * self.settings.vectors() < self.width():
             rows = self._features(data, shard, ctx) / self._step()
@@ -198,9 +159,9 @@ class OneSum(TokenMethod):
             tensors = {"factor": torch.linalg.qr(rows, mode="r").R}
         else:
             total = self._summed(data, shard, ctx)
-            tensors = {"gram": _whole(total.gram)}
+            tensors = {"gram": to_whole(total.gram)}
         counts = torch.bincount(data.labels, minlength=classes)
-        return Payload({"counts": counts, "sums": _whole(total.sums), **tensors}, {"features": self._digest(ctx)})
+        return Payload({"counts": counts, "sums": to_whole(total.sums), **tensors}, {"features": self._digest(ctx)})
 
     def _private_term(self, shard: Shard, ctx: Context) -> Payload:
         """The same with noise, of every image of the site: which ones are held out depends on the others, and a class of
@@ -211,7 +172,7 @@ class OneSum(TokenMethod):
             data = Dataset(torch.cat([one.images for one in parts]), torch.cat([one.labels for one in parts]).long())
             total = self._summed(self._countable(data, shard), shard, ctx)
             counts = torch.bincount(data.labels, minlength=len(self.task.classes))
-            return Payload({"counts": counts, "sums": _whole(total.sums), "gram": _whole(total.gram)})
+            return Payload({"counts": counts, "sums": to_whole(total.sums), "gram": to_whole(total.gram)})
 
         noise, features = site_noise(ctx.plan), self._digest(ctx)
         exact = ctx.get_or_compute(["osfl onesum exact term", 1, features, shard.digest], make).tensors
@@ -253,7 +214,7 @@ class OneSum(TokenMethod):
             features = (self._features(some, shard, ctx) / self._step()).round_()  # a norm that is no power of two: last bits
             return folded_statistics(features, some.labels.repeat(self.settings.vectors()), classes)
 
-        return summed(ctx.map(sums, parts)) if len(data) else _nothing(classes, self.width())
+        return summed(ctx.map(sums, parts)) if len(data) else no_images(classes, self.width())
 
     def _features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
         """Features of images and then of their mirrors, (vectors * n, d) on the grid."""
@@ -325,7 +286,7 @@ class OneSum(TokenMethod):
         """The mean thumbnail of each class, and how the second moments fall off."""
         if "sums" not in payload.tensors:
             return {}
-        gram = unpacked(self._sums_of(payload).gram)
+        gram = unpacked(sums_of(payload).gram)
         return preview_figures(self._thumbnails(self._means(payload)), payload.tensors["counts"], self.task.classes, gram)
 
     def _means(self, payload: Payload) -> torch.Tensor:
@@ -364,9 +325,9 @@ class OneSum(TokenMethod):
 
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         """Of the plan's features, within its limits, and what some images add up to."""
-        _same_features(upload, self._digest(ctx))
-        self._claimed(upload, ctx)
-        self._term(upload, ctx.plan)
+        check_features(upload, self._digest(ctx))
+        check_claims(upload, ctx.plan)
+        checked_term(upload, ctx.plan, self.settings.vectors())
 
     # --- the server ----------------------------------------------------------------------------------------------------------
 
@@ -431,10 +392,10 @@ class OneSum(TokenMethod):
     def term(self, upload: Upload) -> Total:
         """Counts, A_c and G in whole steps; G of each class only where the head needs it."""
         tensors = upload.payload.tensors
-        found = {"counts": tensors["counts"], "sums": tensors["sums"], "gram": _whole(self._gram(upload.payload))}
+        found = {"counts": tensors["counts"], "sums": tensors["sums"], "gram": to_whole(gram_of(upload.payload))}
         if self.settings.head == "qda":
             found["grams"] = torch.zeros(len(found["counts"]), len(found["gram"]), dtype=torch.int64)
-            for c, gram in self._grams(upload.payload).items():
+            for c, gram in grams_of(upload.payload).items():
                 found["grams"][c] = gram
         return Total(found, {upload.client: int(found["counts"].sum())})
 
@@ -453,91 +414,12 @@ class OneSum(TokenMethod):
                 fix="Add images, or agree on a smaller `least`.",
             )
 
-    def _claimed(self, upload: Upload, ctx: Context) -> torch.Tensor:
-        """n_c of a site, within what the plan lets a site claim; noise is no claim."""
-        counts, limits = upload.payload.tensors["counts"].double(), ctx.plan.limits
-        sites = len(ctx.plan.clients) if upload.client == ALL_SITES else 1
-        noise = largest(ctx.plan).counts if ctx.plan.privacy is not None else 0.0
-        if bool((counts < -noise).any()):
-            raise RoundError(
-                "it claims fewer images than none",
-                client=upload.client,
-                field="counts",
-                expected=f"at least {-noise:.0f}",
-                got=int(counts.min()),
-                fix=go_on_without(upload.client),
-            )
-        claims = (("samples", float(counts.sum()) - noise * len(counts)), ("class_samples", float(counts.max()) - noise))
-        for name, images in claims:
-            if images > sites * getattr(limits, name):
-                raise RoundError(
-                    "it claims more images than the plan allows a site",
-                    client=upload.client,
-                    field="counts",
-                    expected=f"at most {sites * getattr(limits, name)} (limits.{name})",
-                    got=int(images),
-                    fix=go_on_without(upload.client),
-                )
-        return counts
-
-    def _grams(self, payload: Payload) -> dict[int, torch.Tensor]:
-        """Second moments by class, folded."""
-        named = {name: value for name, value in payload.tensors.items() if name.endswith("/gram")}
-        return {int(name.split("/")[0].removeprefix("class-")): value for name, value in named.items()}
-
-    def _gram(self, payload: Payload) -> torch.Tensor:
-        """Second moments of all classes in steps of the grid, folded, in float64, which holds those of one site exactly."""
-        if "factor" in payload.tensors:
-            rows = payload.tensors["factor"].double()
-            return packed((rows.T @ rows).round())  # G is whole numbers, which rounding finds again
-        if "gram" in payload.tensors:
-            return payload.tensors["gram"].double()
-        return torch.stack(list(self._grams(payload).values())).double().sum(0)
-
-    def _term(self, upload: Upload, plan: Plan) -> Statistics:
-        """What an upload says, in steps of the grid; G stays folded. A term that no images can have is refused by name."""
-        with working_on(upload.client):
-            term = self._sums_of(upload.payload)
-            if plan.privacy is None:
-                self._check_bounds(term, Noise(0.0, 0.0, 0.0))
-                self._check_scatter(term)
-            else:
-                check_noise(upload, plan)
-                self._check_bounds(term, largest(plan))
-        return term
-
-    def _sums_of(self, payload: Payload) -> Statistics:
-        """The tensors of a term, whatever they say; G stays folded."""
-        return Statistics(payload.tensors["sums"].double(), self._gram(payload), payload.tensors["counts"].double())
-
-    def _check_bounds(self, term: Statistics, noise: Noise) -> None:
-        """|A_c| <= n_c b and |G_ij| <= n b^2, and no more beyond than noise can be."""
-        counts = (term.counts + noise.counts) * self.settings.vectors()
-        if bool((term.sums.abs() > counts[:, None] * LEVELS + noise.sums).any()):
-            raise RoundError("its class sums do not fit its counts", field="sums", expected="at most count times bound")
-        if bool((term.gram.abs() > counts.sum() * LEVELS**2 + noise.gram).any()):
-            raise RoundError(
-                "its second moments do not fit its counts", field="gram", expected="at most count times bound squared"
-            )
-
-    def _check_scatter(self, term: Statistics) -> None:
-        """G - sum_c A_c A_c^T / n_c is positive semidefinite, as sums of images are; with noise it may not be."""
-        counts = term.counts * self.settings.vectors()
-        scatter = unpacked(term.gram) - (term.sums / counts.clamp_min(1)[:, None]).T @ term.sums
-        slack = 1e-8 * float(term.gram.abs().max()) + 1e-3
-        if int(torch.linalg.cholesky_ex(scatter + slack * torch.eye(len(scatter), dtype=torch.float64)).info):
-            raise RoundError(
-                "its second moments are not those of any images with its class sums and counts",
-                field="gram",
-                expected="a positive semidefinite scatter within classes",
-            )
-
     # --- the release ---------------------------------------------------------------------------------------------------------
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         """The scores of all sites' images, weighed by how often the site has each class (`methods/onesum/personal.py`)."""
         if ctx.plan.topology is not None:
-            return self._with_prior(self._met(release.for_client(shard.client), shard, ctx), shard, ctx)
+            return self._with_prior(self._with_neighbors(release.for_client(shard.client), shard, ctx), shard, ctx)
         return self._with_prior(release.shared, shard, ctx)
 
     def _with_prior(self, shared: Payload, shard: Shard, ctx: Context) -> Payload:
@@ -595,8 +477,8 @@ class OneSum(TokenMethod):
         if self.settings.features == "random":
             features: nn.Module = self._random_map(payload.tensors["map/filters"])
         else:
-            features = OnTokens(self.tokenizer(), Pooled(_OnGrid(self.settings.reach()), self.settings.tokens))
-        steps: list[nn.Module] = [_Mirrored(features, self.settings.symmetry), answers]
+            features = OnTokens(self.tokenizer(), Pooled(OnGrid(self.settings.reach()), self.settings.tokens))
+        steps: list[nn.Module] = [Mirrored(features, self.settings.symmetry), answers]
         if self.settings.dimensions:
             public = Projected(payload.tensors["map/mean"], payload.tensors["map/basis"], self.settings.norm)
             steps.insert(1, public)
@@ -613,19 +495,19 @@ class OneSum(TokenMethod):
         """The neighbors' terms, one by one: who adds them up knows whose they are, and counts nobody twice."""
         return gather({upload.client: upload.payload for upload in uploads})
 
-    def _met(self, received: Payload, shard: Shard, ctx: Context) -> Payload:
-        """The classifier of the site's own term and of everybody's that it has met, each once; what it keeps says whose."""
+    def _with_neighbors(self, received: Payload, shard: Shard, ctx: Context) -> Payload:
+        """The classifier of the site's own term and its neighbors', each once; `summed` in what it keeps says whose."""
         if self.settings.head == "qda":
             raise TrainingError(
                 "peers keep one second moment for all classes", field="head", expected="lda or ridge", fix="Set head=lda."
             )
-        total, met = self._so_far(shard, ctx)
+        total, names = self._so_far(shard, ctx)
         for name, payload in members(received).items():
             upload = Upload(name, "", payload)
-            self._claimed(upload, ctx)
-            _same_features(upload, self._digest(ctx))
-            if name not in met:
-                total, met = total + self._term(upload, ctx.plan), [*met, name]
+            check_claims(upload, ctx.plan)
+            check_features(upload, self._digest(ctx))
+            if name not in names:
+                total, names = total + checked_term(upload, ctx.plan, self.settings.vectors()), [*names, name]
         step, copies = self._step(), self.settings.vectors()
         if not float(total.counts.sum()):
             raise TrainingError(
@@ -633,20 +515,20 @@ class OneSum(TokenMethod):
                 client=shard.client,
                 field="least",
                 expected=f"a class of at least {self.settings.least} images",
-                fix="Meet more neighbors, or agree on a smaller `least`.",
+                fix="Exchange with more neighbors, or agree on a smaller `least`.",
             )
         sums = Statistics(total.sums * step, unpacked(total.gram) * step**2, total.counts * copies)
         made = self._model(sums, None, replace(ctx, show=ignore_figure))
-        kept = {"met/sums": total.sums, "met/gram": total.gram, "met/counts": total.counts}
-        return Payload({**made.tensors, **kept}, {**made.facts, "met": met})
+        kept = {"summed/sums": total.sums, "summed/gram": total.gram, "summed/counts": total.counts}
+        return Payload({**made.tensors, **kept}, {**made.facts, "summed": names})
 
     def _so_far(self, shard: Shard, ctx: Context) -> tuple[Statistics, list[ClientId]]:
         """The sum after the encounter before, and whose terms are in it; at first the site's own."""
         if ctx.previous is None:
             own = Upload(shard.client, "", self.client_phase(shard, ctx))
-            return self._term(own, ctx.plan), [shard.client]
+            return checked_term(own, ctx.plan, self.settings.vectors()), [shard.client]
         t = ctx.previous.tensors
-        return Statistics(t["met/sums"], t["met/gram"], t["met/counts"]), list(ctx.previous.facts["met"])
+        return Statistics(t["summed/sums"], t["summed/gram"], t["summed/counts"]), list(ctx.previous.facts["summed"])
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its site no image of the class; possible where G was sent class by class."""
@@ -709,69 +591,5 @@ class OneSum(TokenMethod):
         return digest_of(["osfl onesum", s.described(self.task.image), filters, s.reach(), s.symmetry, *more])
 
 
-class _OnGrid(nn.Module):
-    """Features as they were summed."""
-
-    def __init__(self, bound: float) -> None:
-        super().__init__()
-        self.bound = bound
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return on_grid(x, self.bound)
-
-
-class _Mirrored(nn.Module):
-    """The mean features of an image and of what the symmetry makes of it."""
-
-    def __init__(self, features: nn.Module, symmetry: str) -> None:
-        super().__init__()
-        self.features, self.symmetry = features, symmetry
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = [self.features(copy) for copy in mirrored(x, self.symmetry)]
-        return torch.stack(found).mean(0) if len(found) > 1 else found[0]
-
-
-def mirrored(images: torch.Tensor, symmetry: str) -> Iterator[torch.Tensor]:
-    """The images, and what a symmetry makes of them: mirrored left to right, or also turned by quarters."""
-    for turned in [images.rot90(k, (-2, -1)) for k in range(4)] if symmetry == "square" else [images]:
-        yield turned
-        if symmetry != "none":
-            yield turned.flip(-1)
-
-
 def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     return [work(item) for item in items]
-
-
-def _nothing(classes: int, d: int) -> Statistics:
-    triangle = d * (d + 1) // 2
-    sums, gram, counts = (torch.zeros(shape, dtype=torch.float64) for shape in ((classes, d), (triangle,), (classes,)))
-    return Statistics(sums, gram, counts)
-
-
-def _whole(values: torch.Tensor) -> torch.Tensor:
-    return values.round().to(torch.int64)
-
-
-def _is_shrinkage(text: str) -> bool:
-    if text == "gcv":
-        return True
-    try:
-        return 0 <= float(text) < 1e30
-    except ValueError:
-        return False
-
-
-def _same_features(upload: Upload, expected: str) -> None:
-    """Sums of other features than the plan's mean something else; who has them is named."""
-    if upload.payload.facts.get("features") != expected:
-        raise RoundError(
-            "this upload was made with other features than the plan's",
-            client=upload.client,
-            field="facts.features",
-            expected=expected,
-            got=str(upload.payload.facts.get("features", "nothing")),
-            fix="The site needs the plan's encoder file or seed, and this version of osfl; or go on without it: "
-            f"`osfl server ROUND --without {upload.client}`.",
-        )

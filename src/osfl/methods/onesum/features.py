@@ -8,6 +8,7 @@ products are sums of whole numbers: exact in float64, in any order and however t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -143,3 +144,34 @@ def on_grid(features: torch.Tensor, bound: float) -> torch.Tensor:
     """Features rounded to multiples of bound / 2^15 and clipped to [-bound, bound], in float64."""
     step = bound / LEVELS
     return (features.double() / step).round_().clamp_(-LEVELS, LEVELS).mul_(step)
+
+
+class OnGrid(nn.Module):
+    """Features as they were summed."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return on_grid(x, self.bound)
+
+
+class Mirrored(nn.Module):
+    """The mean features of an image and of what the symmetry makes of it."""
+
+    def __init__(self, features: nn.Module, symmetry: str) -> None:
+        super().__init__()
+        self.features, self.symmetry = features, symmetry
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [self.features(copy) for copy in mirrored(x, self.symmetry)]
+        return torch.stack(found).mean(0) if len(found) > 1 else found[0]
+
+
+def mirrored(images: torch.Tensor, symmetry: str) -> Iterator[torch.Tensor]:
+    """The images, and what a symmetry makes of them: mirrored left to right, or also turned by quarters."""
+    for turned in [images.rot90(k, (-2, -1)) for k in range(4)] if symmetry == "square" else [images]:
+        yield turned
+        if symmetry != "none":
+            yield turned.flip(-1)
