@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"core", "runtime", "models", "data"},
     "transports": {"core", "runtime"},
     "rounds": {"core", "runtime", "wire", "models"},
-    "roles": {"core", "runtime", "wire", "models", "data", "reports", "rounds"},
+    "roles": {"core", "runtime", "wire", "models", "data", "reports", "evaluation", "rounds"},
     "inspection": {"core", "runtime", "wire", "models", "rounds", "roles"},
     "simulate": {
         "core",

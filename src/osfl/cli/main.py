@@ -26,6 +26,7 @@ from osfl.cli import (
     doctor,
     enroll,
     estimate,
+    evaluate,
     exchange,
     forget,
     fuse,
@@ -38,6 +39,7 @@ from osfl.cli import (
     receive,
     repair,
     report,
+    results,
     run,
     server,
     show,
@@ -83,6 +85,8 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "report": (report.report, report.EXAMPLES),
     "audit": (audit.audit, audit.EXAMPLES),
     "predict": (predict.predict, predict.EXAMPLES),
+    "evaluate": (evaluate.evaluate, evaluate.EXAMPLES),
+    "results": (results.results, results.EXAMPLES),
     "ls": (ls.ls, ls.EXAMPLES),
     "new": (new.new, new.EXAMPLES),
     "check": (check.check, check.EXAMPLES),
@@ -117,11 +121,12 @@ PANELS = {
         "show",
         "dashboard",
         "server",
+        "results",
         "fuse",
         "forget",
     ),
     "Site of a real round": ("check", "client", "inspect", "repair", "exchange", "personalize", "predict"),
-    "Anybody": ("ls", "verify", "doctor", "cache"),
+    "Anybody": ("ls", "evaluate", "verify", "doctor", "cache"),
 }
 _OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 _ORDER = list(_OWNER)

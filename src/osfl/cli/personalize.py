@@ -20,6 +20,8 @@ EXAMPLES = (
     "osfl server round --key keys/server.key",
     "osfl personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model",
     "osfl predict --run model sites/north",
+    "osfl evaluate model --data sites/north --client north --key keys/north.key --out measured",
+    "osfl results round measured/summary.json",
 )
 
 Release = Annotated[
@@ -60,9 +62,12 @@ def personalize(
 ) -> None:
     """Verify the release with the server's public key and make this site's model from it. Some methods train once more: --data.
 
+    With --data the model is measured on the site's test part, or on what it held out: evaluation.json, report/, model_card.md.
     A release that was withdrawn is refused where a certificate of forgetting is at hand: --certificates, or beside the release.
     """
+    from osfl.cli.evaluate import show_evaluation
     from osfl.core.plan import read_plan
+    from osfl.roles.finished_model import describe_at_site
     from osfl.roles.site import take_release
     from osfl.rounds.state import beside, certificates_at
     from osfl.runtime.machine import Machine
@@ -88,13 +93,21 @@ def personalize(
             withdrawn=withdrawn,
         )
     folder = placed(model, out)
+    command = f"osfl evaluate {folder} --data {data} --client {name}"
+    evaluation = describe_at_site(folder, name, data, command, Machine(device=device))
     kept = load_payload(model)
     digest = str(kept.facts["release"]) if kept else ""
     if output_format == "json":
-        put_json({"client": name, "round": agreed.digest, "release": digest, "model": str(folder / "model.safetensors")})
+        facts = {"client": name, "round": agreed.digest, "release": digest, "model": str(folder / "model.safetensors")}
+        put_json({**facts, "card": str(folder / "model_card.md"), "evaluation": evaluation})
         return
     echo(f"Release  {digest}, signed by the server for this round")
     echo(f"Model    {escape(str(folder / 'model.safetensors'))}")
+    if evaluation:
+        show_evaluation(evaluation, folder)
+    else:
+        echo("[dim]Not measured: add --data with labelled images, or use `osfl evaluate`.[/]")
+    echo(f"Card     {escape(str(folder / 'model_card.md'))}")
     echo(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 
 

@@ -42,7 +42,7 @@ def open_site(path: Path, task: Task, progress: Progress = quiet, reading: Readi
         train = [parts[key] for key in ("train", "val") if key in parts]
         return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), unknown_arrays(path), native)
     found = collect(path, task.classes, height, channels, progress, "", reading)
-    _refuse_unknown(found.unknown, task)
+    refuse_unknown(found.unknown, task)
     test = np.flatnonzero(found.parts == "test")
     rest = np.flatnonzero(found.parts != "test")
     if not len(rest):
@@ -56,7 +56,7 @@ def site_problems(found: SiteData, client: ClientId, task: Task) -> list[Problem
     return [*found.problems, *name_problems(found.train, found.test), *site_class_problems(task.classes, client, counts)]
 
 
-def _refuse_unknown(labels: Sequence[str], task: Task) -> None:
+def refuse_unknown(labels: Sequence[str], task: Task) -> None:
     """Images left out because a folder is misspelled would be missed by nobody."""
     if labels:
         close = {label: nearest(label, list(task.classes)) for label in labels}

@@ -25,10 +25,15 @@ def make_shards(source: Source, assignment: Mapping[ClientId, Indices], *, seed:
 
 def make_shard(part: Part, client: ClientId, *, seed: int, val_fraction: float = 0.1) -> Shard:
     """One client's data, split by class and, where they are known, by patient; training is never empty."""
-    held = hold_out_mask(part.labels, val_fraction, seed, "validation", client, groups=part.groups)
-    train, val = part.subset(np.flatnonzero(~held)), part.subset(np.flatnonzero(held))
+    train, val = train_and_validation(part, client, seed=seed, val_fraction=val_fraction)
     digest = digest_of([content_digest(train.dataset), content_digest(val.dataset)])
     return Shard(client, train.dataset, val.dataset, digest)
+
+
+def train_and_validation(part: Part, client: ClientId, *, seed: int, val_fraction: float = 0.1) -> tuple[Part, Part]:
+    """One client's images, cut by class and person."""
+    held = hold_out_mask(part.labels, val_fraction, seed, "validation", client, groups=part.groups)
+    return part.subset(np.flatnonzero(~held)), part.subset(np.flatnonzero(held))
 
 
 def class_counts(labels: npt.ArrayLike, classes: int) -> Indices:

@@ -1,0 +1,198 @@
+"""`osfl evaluate`: measure a finished model on labelled images."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osfl.cli import options
+from osfl.cli.finished import ModelArchitecture, ModelChannels, ModelClasses, ModelPixels, ModelSize, opened
+from osfl.cli.progress import progress_display
+from osfl.cli.terminal import echo, escape, output, put_json
+from osfl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from osfl.core.evaluated import Evaluation
+
+EXAMPLES = (
+    "osfl run --method fedavg --clients 3 --partition iid --smoke --out runs/asked",
+    "osfl evaluate runs/asked --data digits --out runs/measured",
+)
+
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="The folder of a run, a fusion or a site's model; or a plain checkpoint.")
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data", metavar="PATH|NAME", help="Labelled images: a folder or zip of class/*, a .csv, an .npz, or a known dataset."
+    ),
+]
+Client = Annotated[
+    str | None,
+    typer.Option("--client", "-c", metavar="NAME", show_default=False, help="Whose model, where each has its own; who signs."),
+]
+Whole = Annotated[bool, typer.Option("--all", help="Use all images, also where a part is called test.")]
+By = Annotated[
+    str,
+    typer.Option(
+        "--by",
+        metavar="COLUMN",
+        show_default=False,
+        help="Column of a CSV (scanner, ward, sex): scores for each of its values.",
+    ),
+]
+Metric = Annotated[
+    str,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        show_default=False,
+        help="Read this one first: accuracy, balanced_accuracy, auroc or f1; default: by the balance of the classes.",
+    ),
+]
+Resamples = Annotated[
+    int, typer.Option("--resamples", metavar="N", min=0, max=100_000, help="Bootstrap draws for the intervals; 0: none.")
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="FILE",
+        show_default=False,
+        help="This site's private key: also write summary.json, signed, for the coordinator's `osfl results`.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        parser=options.new_folder,
+        show_default=False,
+        help="Gets evaluation.json and report/; default runs/evaluation-MODEL-DATA.",
+    ),
+]
+
+
+def evaluate(
+    model: Model,
+    data: Data,
+    client: Client = None,
+    whole: Whole = False,
+    group: options.Group = "",
+    by: By = "",
+    metric: Metric = "",
+    resamples: Resamples = 1000,
+    key: Key = None,
+    out: Out = None,
+    architecture: ModelArchitecture = "",
+    classes: ModelClasses = None,
+    image_size: ModelSize = None,
+    channels: ModelChannels = None,
+    pixels: ModelPixels = None,
+    device: options.Device = "cpu",
+    no_cache: options.NoCache = False,
+    output_format: options.Format = "text",
+) -> None:
+    """Measure any finished model on labelled images, an external test set too: all scores with intervals, by class and group.
+
+    The part called test is used if there is one, else all images. Nothing is trained, and nothing is chosen by these images.
+    """
+    from osfl.core.headline import headline
+    from osfl.data.labelled import open_labelled
+    from osfl.roles.finished_model import evaluate_model, write_evaluation
+    from osfl.runtime.machine import Machine
+
+    headline([1, 1], metric)  # a misspelled metric is refused before any work
+    found = opened(model, client, architecture, classes, image_size, channels, pixels)
+    reading = replace(found.reading, group=group or (found.reading.group if data.endswith(".csv") else ""), by=by)
+    folder = out or Path("runs") / f"evaluation-{model.stem or 'model'}-{Path(data).stem}"
+    words = ["osfl", "evaluate", str(model), "--data", data, *(["--client", client] if client else [])]
+    for name, value in (("--group", group), ("--by", by), ("--metric", metric), ("--architecture", architecture)):
+        words += [name, value] if value else []
+    for name, given in (("--classes", classes), ("--image-size", image_size), ("--channels", channels), ("--pixels", pixels)):
+        words += [name, str(given)] if given is not None else []
+    words += ["--all"] if whole else []
+    words += ["--resamples", str(resamples)] if resamples != 1000 else []
+    with progress_display(output_format == "json") as progress:
+        images = open_labelled(data, found.task, whole=whole, reading=reading, progress=progress)
+        evaluation = evaluate_model(
+            found,
+            images,
+            metric=metric,
+            resamples=resamples,
+            command=shlex.join([*words, "--out", str(folder)]),
+            column=by,
+            machine=Machine(device=device),
+            progress=progress,
+        )
+    page = write_evaluation(evaluation, folder)
+    summary = sign(evaluation, client, key, folder) if key else None
+    if output_format == "json":
+        put_json({**evaluation, "report": str(page), **({"summary": str(summary)} if summary else {})})
+    else:
+        show_evaluation(evaluation, folder)
+        if summary:
+            show_summary(summary)
+
+
+def sign(evaluation: Evaluation, client: str | None, key: Path, folder: Path) -> Path:
+    """`summary.json`: the few numbers that the coordinator may have, signed by the site."""
+    from osfl.wire.signing import SigningKey
+    from osfl.wire.summary import sign_summary, summary_of
+
+    if client is None:
+        raise UsageError("--key signs a summary, and nobody is named who signs", field="client", fix="Add --client NAME.")
+    if not evaluation["model"].get("round"):
+        raise UsageError(
+            "a plain checkpoint belongs to no round, so there is nobody to sign for", field="key", fix="Leave --key out."
+        )
+    path = folder / "summary.json"
+    path.write_bytes(sign_summary(summary_of(evaluation, client), SigningKey.load(key)))
+    return path
+
+
+def show_summary(path: Path) -> None:
+    """All of it, for whoever decides whether it may leave."""
+    echo(f"Summary  {escape(str(path))}: {path.stat().st_size:,} bytes, signed. All that it holds:")
+    for name, value in json.loads(path.read_bytes())["summary"].items():
+        echo(f"  [dim]{escape(name)}: {escape(json.dumps(value))}[/]")
+    echo("Give it to the coordinator: `osfl results ROUND FILE...` verifies and tabulates.")
+
+
+def show_evaluation(evaluation: Evaluation, folder: Path) -> None:
+    from rich.table import Table
+
+    from osfl.reports.evaluation import LABELS, below_constant, cell, heading, interval_sentence, lede
+
+    echo(f"[bold]{escape(heading(evaluation))}[/]")
+    echo(escape(lede(evaluation)))
+    table = Table.grid(padding=(0, 2))
+    for name, (label, why) in LABELS.items():
+        found = cell(name, evaluation["metrics"][name])
+        table.add_row(label, f"[bold]{found['value']}[/]", f"{found['interval']}", f"[dim]{why}[/]")
+    for name, scored in evaluation["per_class"].items():
+        found = cell("recall", scored["recall"])
+        table.add_row(
+            escape(name), f"[bold]{found['value']}[/]", found["interval"], f"[dim]recall, {scored['images']:,} images[/]"
+        )
+    for name, group in evaluation["groups"].items():
+        found = cell(evaluation["headline"], group["metrics"][evaluation["headline"]])
+        column = escape(str(evaluation["data"]["column"]))
+        table.add_row(
+            f"{column} {escape(name)}", f"[bold]{found['value']}[/]", found["interval"], f"[dim]{group['images']:,} images[/]"
+        )
+    output().print(table)
+    echo(f"[dim]{interval_sentence(evaluation)}[/]")
+    for sentence in filter(None, [below_constant(evaluation), *evaluation["cautions"]]):
+        echo(f"[yellow]{escape(sentence)}[/]")
+    echo(f"Results  {escape(str(folder / 'evaluation.json'))}")
+    echo(f"Report   {escape(str(folder / 'report' / 'index.html'))}")

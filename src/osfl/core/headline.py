@@ -1,0 +1,45 @@
+"""Which metric to read first. Accuracy rewards the answer "always the most frequent class" where classes are unbalanced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from osfl.core.errors import UsageError, nearest
+
+UNBALANCED = 1.5  # the most frequent class has so many times the images of the rarest one
+CHOICES = ("accuracy", "balanced_accuracy", "auroc", "f1")
+NAMES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "auroc": "AUROC", "f1": "macro F1"}
+
+
+def headline(counts: Sequence[float], chosen: str = "") -> tuple[str, str]:
+    """The metric and why it is this one, from the test images of each class; `chosen` (`--metric`) overrides the rule."""
+    if chosen:
+        if chosen not in CHOICES:
+            raise UsageError(
+                f"there is no metric {chosen!r}.{nearest(chosen, CHOICES)}",
+                field="metric",
+                fix=f"Choose {' or '.join(CHOICES)}.",
+            )
+        return chosen, "it was chosen with --metric"
+    present = [count for count in counts if count > 0]
+    if len(present) < 2:
+        return "accuracy", "there are test images of fewer than two classes"
+    ratio = max(present) / min(present)
+    if ratio < UNBALANCED:
+        return "accuracy", f"the test images are balanced (no class has {UNBALANCED} times the images of another)"
+    times = f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
+    return "balanced_accuracy", f"the test images are unbalanced (one class has {times} times the images of another)"
+
+
+def constant_answer(metric: str, counts: Sequence[float]) -> float:
+    """What "always the most frequent class" reaches; a model that does not exceed it has learned nothing of use."""
+    present = [count for count in counts if count > 0]
+    if not present:
+        return 0.0
+    share = max(present) / sum(present)
+    return {
+        "accuracy": share,
+        "balanced_accuracy": 1 / len(present),
+        "auroc": 0.5,
+        "f1": 2 * share / (1 + share) / len(present),
+    }[metric]

@@ -1,0 +1,97 @@
+"""A finished model on labelled images: every score with its interval, by class and by group, calibration and confusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from osfl.core.evaluated import Bin, ClassScores, Estimate, GroupScores
+from osfl.core.headline import headline
+from osfl.data.source import Part
+from osfl.evaluation.intervals import BINS, LEVEL, RESAMPLES, estimates
+from osfl.evaluation.scores import Floats, confusion, probabilities
+
+OVERALL = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "nll")
+Answers: TypeAlias = Floats  # class probabilities (images, classes)
+
+
+def _in_order(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [function(item) for item in items]
+
+
+def answers_of(model: nn.Module, images: torch.Tensor, device: torch.device | str = "cpu") -> Answers:
+    return probabilities(model, images, torch.device(device), _in_order)
+
+
+def score_answers(
+    answers: Answers, part: Part, classes: tuple[str, ...], *, metric: str = "", resamples: int = RESAMPLES
+) -> dict[str, Any]:
+    """The scores of an `Evaluation`; what model and which data it was is for the caller to add."""
+    labels = part.labels
+    found = estimates(answers, labels, groups=part.groups, resamples=resamples)
+    counts = np.bincount(labels, minlength=len(classes))
+    first, why = headline(counts.tolist(), metric)
+    people = None if part.groups is None else len(set(part.groups.tolist()))
+    return {
+        "interval": {"level": LEVEL, "resamples": resamples, "of": "images" if people is None else "people"},
+        "headline": first,
+        "rule": why,
+        "majority": float(counts.max() / len(labels)),
+        "metrics": {name: found[name] for name in OVERALL},
+        "per_class": {name: _class_scores(found, c, int(counts[c])) for c, name in enumerate(classes)},
+        "confusion": confusion(answers.argmax(1), labels, len(classes)).tolist(),
+        "calibration": calibration(answers, labels),
+        "groups": _by_group(answers, part, resamples),
+    }
+
+
+def _class_scores(found: dict[str, Estimate | list[Estimate]], place: int, images: int) -> ClassScores:
+    def one(name: str) -> Estimate:
+        return cast(list[Estimate], found[f"class_{name}"])[place]
+
+    return {
+        "images": images,
+        "recall": one("recall"),
+        "precision": one("precision"),
+        "specificity": one("specificity"),
+        "f1": one("f1"),
+        "auroc": one("auroc"),
+    }
+
+
+def calibration(answers: Answers, labels: NDArray[np.int64]) -> list[Bin]:
+    """How often the model is right when it is so sure."""
+    confidence, right = answers.max(1), answers.argmax(1) == labels
+    bin_of = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    return [
+        {
+            "low": place / BINS,
+            "high": (place + 1) / BINS,
+            "images": int((bin_of == place).sum()),
+            "confidence": float(confidence[bin_of == place].mean()),
+            "accuracy": float(right[bin_of == place].mean()),
+        }
+        for place in sorted(set(bin_of.tolist()))
+    ]
+
+
+def _by_group(answers: Answers, part: Part, resamples: int) -> dict[str, GroupScores]:
+    """The overall scores of the images of each domain: what is right on average may be wrong for one scanner."""
+    if part.domains is None:
+        return {}
+    groups: dict[str, GroupScores] = {}
+    for name in sorted(set(part.domains.tolist())):
+        here = part.subset(np.flatnonzero(part.domains == name))
+        found = estimates(answers[part.domains == name], here.labels, groups=here.groups, resamples=resamples)
+        groups[name or "(none)"] = {
+            "images": len(here),
+            "people": None if here.groups is None else len(set(here.groups.tolist())),
+            "majority": float(np.bincount(here.labels).max() / len(here)),
+            "metrics": {metric: cast(Estimate, found[metric]) for metric in OVERALL},
+        }
+    return groups

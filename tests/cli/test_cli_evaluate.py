@@ -1,0 +1,122 @@
+"""`osfl evaluate` and `osfl results`: any finished model, any labelled images, and signed summaries."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Osfl, round_with_bundles
+
+RUN = "run --method fedavg --clients 2 --partition iid --smoke --samples 120 --out runs/a"
+
+
+def pictures(folder: Path, per_class: int = 4, classes: int = 10) -> None:
+    """Made-up 8 × 8 pictures in folders of the digits' names."""
+    rng = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / str(label)).mkdir(parents=True)
+        for number in range(per_class):
+            pixels = rng.integers(0, 255, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / str(label) / f"{number}.png")
+
+
+def test_a_run_measured_again_has_the_scores_of_its_own_report(osfl: Osfl) -> None:
+    ran = osfl(f"{RUN} --format json").json
+    said = osfl("evaluate runs/a --data digits --out runs/m --format json")
+    assert said.code == 0
+    for name, value in ran["scores"]["global"].items():
+        found = said.json["metrics"][name]
+        assert found["value"] == pytest.approx(value, abs=1e-9) and found["low"] <= found["value"] <= found["high"]
+    assert said.json["confusion"] == ran["scores"]["confusion"] and said.json["data"]["part"] == "test"
+    page = Path("runs/m/report/index.html").read_text()
+    assert "Class by class" in page and "Calibration" in page and "<script" not in page
+    again = osfl(said.json["command"].removeprefix("osfl ") + " --format json").json
+    assert again["metrics"] == said.json["metrics"]
+
+
+def test_an_external_folder_and_what_to_know_about_it(osfl: Osfl, tmp_path: Path) -> None:
+    osfl(RUN)
+    pictures(tmp_path / "elsewhere", classes=9)
+    said = osfl("evaluate runs/a --data elsewhere --out runs/m --resamples 50")
+    assert said.code == 0 and "All images were used" in said.out and "no image of 9" in said.out
+    (tmp_path / "elsewhere" / "nine").mkdir()
+    (tmp_path / "elsewhere" / "0" / "0.png").rename(tmp_path / "elsewhere" / "nine" / "0.png")
+    said = osfl("evaluate runs/a --data elsewhere")
+    assert said.code == 1 and "classes that the plan does not know" in said.err and "nine" in said.err
+
+
+def test_scores_by_scanner_and_people_drawn_whole(osfl: Osfl, tmp_path: Path) -> None:
+    osfl(RUN)
+    pictures(tmp_path / "images")
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "label", "scanner", "mrn"])
+        for path in sorted((tmp_path / "images").rglob("*.png")):
+            number = int(path.stem)
+            table.writerow([path.relative_to(tmp_path), path.parent.name, f"CT{number % 2}", f"p{number}"])
+    found = osfl("evaluate runs/a --data table.csv --by scanner --group mrn --out runs/m --resamples 50 --format json").json
+    assert set(found["groups"]) == {"CT0", "CT1"} and found["groups"]["CT0"]["images"] == 20
+    assert found["data"]["people"] == 4 and found["interval"]["of"] == "people" and found["data"]["column"] == "scanner"
+    assert "Group by group: scanner" in Path("runs/m/report/index.html").read_text()
+    said = osfl("evaluate runs/a --data images --by scanner")
+    assert said.code == 2 and "is no table" in said.err
+
+
+def test_a_plain_checkpoint(osfl: Osfl) -> None:
+    osfl("run --method local_only --set architecture=cnn-w8 --clients 2 --samples 120 --smoke --out runs/l")
+    Path("classes.txt").write_text("\n".join(map(str, range(10))))
+    file = "runs/l/models/client-01.safetensors"
+    said = osfl(f"evaluate {file} --data digits")
+    assert said.code == 2 and "--architecture NAME and --classes" in said.err
+    plain = osfl(
+        f"evaluate {file} --architecture cnn-w8 --classes classes.txt --image-size 16 --channels 1 --data digits --format json"
+    )
+    ours = osfl("evaluate runs/l --client client-01 --data digits --format json")
+    assert plain.code == 0 and plain.json["metrics"] == ours.json["metrics"]
+
+
+def test_a_misspelled_metric_is_refused_before_any_work(osfl: Osfl) -> None:
+    said = osfl("evaluate nowhere --data digits --metric auroq")
+    assert said.code == 2 and "Did you mean 'auroc'" in said.err
+
+
+def test_a_site_gets_results_and_the_coordinator_a_signed_summary(osfl: Osfl, tmp_path: Path) -> None:
+    round_with_bundles(tmp_path, ["north", "south"])
+    assert osfl("receive round usb").code == 0 and osfl("server round --key keys/server.key").code == 0
+    take = "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub"
+    assert "Not measured" in osfl(f"{take} --out bare").out and "Not measured" in Path("bare/model_card.md").read_text()
+    found = osfl(f"{take} --data sites/north --out model --format json").json
+    assert found["evaluation"]["data"]["part"] in ("test", "validation")
+    assert all(Path(f"model/{name}").exists() for name in ("evaluation.json", "report/index.html", "model_card.md"))
+    assert "Balanced accuracy" in Path("model/model_card.md").read_text()
+
+    said = osfl("evaluate model --data sites/north --client north --key keys/north.key --out measured")
+    assert said.code == 0 and "All that it holds" in said.out
+    table = osfl("results round measured --format json")
+    assert table.code == 0 and [one["client"] for one in table.json["summaries"]] == ["north"]
+    assert "north" in osfl("results round").out  # kept
+
+    signed = json.loads(Path("measured/summary.json").read_text())
+    signed["summary"]["metrics"]["accuracy"]["value"] = 1.0
+    Path("summary-forged.json").write_text(json.dumps(signed))
+    said = osfl("results round summary-forged.json")
+    assert said.code == 1 and "not signed with the key that is enrolled" in said.err
+    osfl("evaluate model --data sites/north --client north --key keys/south.key --out stolen")
+    assert osfl("results round stolen").code == 1
+    Path("junk.json").write_text("{}")
+    assert "no signed summary" in osfl("results round junk.json").err
+
+
+def test_few_images_of_a_class_stay_at_the_site(osfl: Osfl, tmp_path: Path) -> None:
+    round_with_bundles(tmp_path, ["north"])
+    osfl("receive round usb")
+    osfl("server round --key keys/server.key")
+    osfl("personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model")
+    pictures(tmp_path / "few", per_class=9)
+    osfl("evaluate model --data few --client north --key keys/north.key --out measured --resamples 20")
+    assert set(json.loads(Path("measured/summary.json").read_text())["summary"]["classes"].values()) == {None}
