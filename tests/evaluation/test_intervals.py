@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from osfl.core.headline import constant_answer, headline
 from osfl.evaluation.intervals import draws, estimates, scores_of
 from osfl.evaluation.scores import metrics
 
 
-def made_up(images: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def made_up(images: int, classes: int, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, images)
     raw = rng.random((images, classes)) + 0.7 * np.eye(classes)[labels]
     return np.round(raw, 1) / np.round(raw, 1).sum(1, keepdims=True), labels  # rounded: there are ties
+
+
+def accuracy(probability: NDArray[Any], labels: NDArray[Any], **how: Any) -> tuple[float, float]:
+    """The interval of the accuracy."""
+    found = estimates(probability, labels, **how).overall["accuracy"]
+    assert found["low"] is not None and found["high"] is not None
+    return found["low"], found["high"]
 
 
 def test_with_weights_of_one_they_are_the_scores_of_every_report() -> None:
@@ -37,8 +47,8 @@ def test_a_class_that_is_absent_has_no_score_and_spoils_none() -> None:
     probability, labels = made_up(50, 3)
     labels[labels == 2] = 0
     found = estimates(probability, labels, resamples=20)
-    assert found["class_recall"][2] == {"value": None, "low": None, "high": None}
-    assert found["balanced_accuracy"]["value"] == pytest.approx(metrics(probability, labels)["balanced_accuracy"])
+    assert found.by_class["recall"][2] == {"value": None, "low": None, "high": None}
+    assert found.overall["balanced_accuracy"]["value"] == pytest.approx(metrics(probability, labels)["balanced_accuracy"])
 
 
 def test_people_are_drawn_whole() -> None:
@@ -52,9 +62,9 @@ def test_images_of_one_person_widen_the_interval() -> None:
     probability = np.stack([right, 1 - right], axis=1)
     labels = np.zeros(200, dtype=np.int64)
     labels[-1] = 1
-    alone = estimates(probability, labels)["accuracy"]
-    people = estimates(probability, labels, groups=np.repeat(np.arange(20), 10).astype(str))["accuracy"]
-    assert people["high"] - people["low"] > 2 * (alone["high"] - alone["low"])
+    alone = accuracy(probability, labels)
+    people = accuracy(probability, labels, groups=np.repeat(np.arange(20), 10).astype(str))
+    assert people[1] - people[0] > 2 * (alone[1] - alone[0])
 
 
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -62,8 +72,8 @@ def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
     for trial in range(60):
         right = rng.random(120) < 0.7
         probability = np.stack([right, ~right], axis=1).astype(float)
-        found = estimates(probability, np.zeros(120, dtype=np.int64), resamples=200, seed=trial)["accuracy"]
-        held += found["low"] <= 0.7 <= found["high"]
+        low, high = accuracy(probability, np.zeros(120, dtype=np.int64), resamples=200, seed=trial)
+        held += low <= 0.7 <= high
     assert held >= 50  # 57 expected
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from osfl.core.evaluated import Bin, ClassScores, Estimate, GroupScores
+from osfl.core.evaluated import Bin, ClassScores, GroupScores
 from osfl.core.headline import headline
 from osfl.data.source import Part
-from osfl.evaluation.intervals import BINS, LEVEL, RESAMPLES, estimates
+from osfl.evaluation.intervals import BINS, LEVEL, RESAMPLES, Estimates, estimates
 from osfl.evaluation.scores import Floats, confusion, probabilities
 
-OVERALL = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "nll")
 Answers: TypeAlias = Floats  # class probabilities (images, classes)
 
 
@@ -42,7 +41,7 @@ def score_answers(
         "headline": first,
         "rule": why,
         "majority": float(counts.max() / len(labels)),
-        "metrics": {name: found[name] for name in OVERALL},
+        "metrics": found.overall,
         "per_class": {name: _class_scores(found, c, int(counts[c])) for c, name in enumerate(classes)},
         "confusion": confusion(answers.argmax(1), labels, len(classes)).tolist(),
         "calibration": calibration(answers, labels),
@@ -50,18 +49,9 @@ def score_answers(
     }
 
 
-def _class_scores(found: dict[str, Estimate | list[Estimate]], place: int, images: int) -> ClassScores:
-    def one(name: str) -> Estimate:
-        return cast(list[Estimate], found[f"class_{name}"])[place]
-
-    return {
-        "images": images,
-        "recall": one("recall"),
-        "precision": one("precision"),
-        "specificity": one("specificity"),
-        "f1": one("f1"),
-        "auroc": one("auroc"),
-    }
+def _class_scores(found: Estimates, place: int, images: int) -> ClassScores:
+    one = {name: estimates_by_class[place] for name, estimates_by_class in found.by_class.items()}
+    return {"images": images, **one}  # type: ignore[typeddict-item]
 
 
 def calibration(answers: Answers, labels: NDArray[np.int64]) -> list[Bin]:
@@ -92,6 +82,6 @@ def _by_group(answers: Answers, part: Part, resamples: int) -> dict[str, GroupSc
             "images": len(here),
             "people": None if here.groups is None else len(set(here.groups.tolist())),
             "majority": float(np.bincount(here.labels).max() / len(here)),
-            "metrics": {metric: cast(Estimate, found[metric]) for metric in OVERALL},
+            "metrics": found.overall,
         }
     return groups

@@ -6,6 +6,7 @@ A draw is a row of weights: how often each image is in it. All scores are comput
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,14 @@ def _calibration_error(confidence: Floats, hits: Floats, weights: Floats) -> Flo
     return gaps
 
 
+@dataclass(frozen=True)
+class Estimates:
+    """Each score with its percentile interval."""
+
+    overall: dict[str, Estimate]
+    by_class: dict[str, list[Estimate]]  # recall, precision, specificity, f1, auroc
+
+
 def estimates(
     probability: Floats,
     labels: NDArray[np.int64],
@@ -94,17 +103,17 @@ def estimates(
     groups: NDArray[np.str_] | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> dict[str, Estimate | list[Estimate]]:
-    """Each score with its percentile interval; those by class as a list."""
+) -> Estimates:
     point = scores_of(probability, labels, np.ones((1, len(labels))))
     drawn = [scores_of(probability, labels, block) for block in draws(len(labels), resamples, groups, seed=seed)]
-    found: dict[str, Estimate | list[Estimate]] = {}
+    found = Estimates({}, {})
     for name, value in point.items():
         samples = np.concatenate([block[name] for block in drawn]) if drawn else np.empty((0, *value.shape[1:]))
         if value.ndim == 1:
-            found[name] = _estimate(value[0], samples)
+            found.overall[name] = _estimate(value[0], samples)
         else:
-            found[name] = [_estimate(value[0, c], samples[:, c]) for c in range(value.shape[1])]
+            by_class = [_estimate(value[0, c], samples[:, c]) for c in range(value.shape[1])]
+            found.by_class[name.removeprefix("class_")] = by_class
     return found
 
 
