@@ -13,9 +13,11 @@ from osfl.cli.audit import _show
 def test_a_run_of_a_comparison_is_told_how_to_stand_beside_the_others_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result: Any = {"reconstruction": {"attackers": {}}}
+    audit = {"membership": [], "canaries": [], "verdict": ["Nothing was found."], "not_shown": ["Much."]}
+    result: Any = {"reconstruction": {"attackers": {}}, "audit": audit}
     _show(result, tmp_path / "falcon" / "seed0")
-    assert "osflreport" not in "".join("".join(capsys.readouterr()).split())
+    said = "".join("".join(capsys.readouterr()).split())
+    assert "osflreport" not in said and "Nothingwasfound." in said and "Notshown:Much." in said
     (tmp_path / "comparison.json").write_text("{}", encoding="utf-8")
     _show(result, tmp_path / "falcon" / "seed0")
     said = "".join("".join(capsys.readouterr()).split())  # lines may break anywhere

@@ -1,4 +1,4 @@
-"""`osfl audit`: run a reconstruction attack on the uploads of a finished simulated round."""
+"""`osfl audit`: run privacy attacks on a finished simulated round."""
 
 from __future__ import annotations
 
@@ -18,31 +18,48 @@ if TYPE_CHECKING:
     from osfl.simulate.simulation import Federation
 
 EXAMPLES = (
-    "osfl run --method falcon --smoke --out runs/tokens",
-    "osfl audit runs/tokens --steps 20",
+    "osfl run --method fedavg --smoke --out runs/fedavg",
+    "osfl audit runs/fedavg --shadows 2",
+    "osfl audit runs/fedavg --shadows 0 --format json",
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished round of falcon or fedpft.")]
-Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Training steps of each attacker; more find more.")]
-Side = Annotated[int, typer.Option("--side", metavar="PX", min=4, help="Images are compared at this size, or their own.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished simulated round.")]
+Shadows = Annotated[
+    int,
+    typer.Option("--shadows", metavar="N", min=0, help="Shadow rounds (an even number) to compare with; 0: thresholds only."),
+]
+Planted = Annotated[int, typer.Option("--canaries", metavar="N", min=0, help="Images planted, to see if the audit finds them.")]
+Images = Annotated[int, typer.Option("--images", metavar="N", min=1, help="Members of a client that are asked for, at most.")]
+Minutes = Annotated[
+    float,
+    typer.Option("--minutes", metavar="M", min=0, help="Repeat the server phase in shadows only if that takes no longer."),
+]
+Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Training steps of decoders of features.")]
+Side = Annotated[int, typer.Option("--side", metavar="PX", min=4, help="Decoded images are compared at this size at most.")]
 
 
 def audit(
     folder: Folder,
+    shadows: Shadows = 4,
+    canaries: Planted = 10,
+    images: Images = 400,
+    minutes: Minutes = 10.0,
     steps: Steps = 1000,
     side: Side = 64,
     workers: options.Workers = None,
     device: options.Device = "cpu",
     output_format: options.Format = "text",
 ) -> None:
-    """Train decoders from features to images and apply them to the features that clients uploaded.
+    """Attack a finished simulated round as a curious server, other sites and anybody with the released model could.
 
-    One attacker has the clients' validation images, the other the training images themselves. Results go into the round's
-    results.json, report and model card. It never changes the release.
+    Membership inference (thresholds, LiRA, RMIA), reconstruction of images, shares of classes, presence of a site, and planted
+    canaries that say whether the audit is able to see. Figures are lower bounds. They go into the round's results.json, report
+    and model card; the release is never changed. An interrupted audit goes on when the command is run again.
     """
     from osfl.evaluation.privacy.reconstruction import Effort
     from osfl.runtime.environment import device_named
     from osfl.runtime.machine import Machine
+    from osfl.simulate.audit import Attempt
     from osfl.simulate.audit import audit as carry_out
 
     device_named(device)
@@ -51,11 +68,13 @@ def audit(
         result = carry_out(
             folder,
             federation,
+            attempt=Attempt(shadows=shadows, canaries=canaries, images=images, minutes=minutes),
             effort=Effort(steps=steps, side=_power(side)),
             machine=Machine(workers=workers, device=device),
             progress=progress,
         )
-    put_json(result["reconstruction"]) if output_format == "json" else _show(result, folder)
+    found = {key: result[key] for key in ("audit", "reconstruction") if key in result}
+    put_json(found) if output_format == "json" else _show(result, folder)
 
 
 def _power(side: int) -> int:
@@ -77,7 +96,7 @@ def _federation(folder: Path) -> Federation:
         raise RoundError(
             f"the plan of {folder} has no [data] table, and an attack needs the images",
             field="data",
-            fix="Audit a simulated round: `osfl run --method falcon --dataset NAME`.",
+            fix="Audit a simulated round: `osfl run --method fedavg --dataset NAME`.",
         )
     federation = prepare(simulated(plan, path))
     same_plan(plan, federation.plan, path)
@@ -88,15 +107,26 @@ def _show(result: Result, folder: Path) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from osfl.reports.audit import canary_row, membership_row
     from osfl.reports.tokens import attack_rows
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("Attacker has", "it draws from", "PSNR, dB", "SSIM"):
-        table.add_column(title, justify="right" if title in ("PSNR, dB", "SSIM") else "left")
-    for row in attack_rows(result["reconstruction"]):
-        table.add_row(row["attacker"], row["source"], row["psnr"], row["ssim"])
+    found = result["audit"]
+    titles = ("Who, from what", "Attack", "Area", "Found at 0.1 %", "Found at 1 %")
+    table = Table(*titles, box=SIMPLE_HEAD, pad_edge=False)
+    for row in (membership_row(row) for row in found["membership"] if row["of"] == "all"):
+        table.add_row(row["party"], row["attack"], row["auc"], *row["tpr"])
     output().print(table)
-    echo("[dim]Higher is more alike. What these attackers find is a lower bound of what can be found.[/]")
+    for one in map(canary_row, found["canaries"]):
+        echo(f"Canaries by {one['signal']}: {one['found']} found, false alarms {one['false']}")
+    if "reconstruction" in result:
+        table = Table("Attacker has", "it draws from", "PSNR, dB", "SSIM", box=SIMPLE_HEAD, pad_edge=False)
+        for line in attack_rows(result["reconstruction"]):
+            table.add_row(line["attacker"], line["source"], line["psnr"], line["ssim"])
+        output().print(table)
+    for sentence in found["verdict"]:
+        echo(sentence)
+    for sentence in found["not_shown"]:
+        echo(f"[dim]Not shown: {sentence}[/]")
     echo(f"Report  {folder / 'report' / 'index.html'}")
     whole = folder.parent.parent
     if (whole / "comparison.json").is_file():

@@ -240,6 +240,13 @@ class Method:
         nothing."""
         return ()
 
+    def upload_model(self, upload: Upload, ctx: Context) -> nn.Module | None:
+        """The classifier that an upload is, or that follows from it alone: `osfl audit` asks what it knows. Default: for
+        additive methods what the server would make of it, else none."""
+        if not self.additive():
+            return None
+        return self.build(self.release_of(self.term(upload), [upload], ctx).shared)
+
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
         """What a message looks like, for `osfl inspect`: figures by title (osfl.reports.figures). Default: none."""
         return {}

@@ -238,6 +238,93 @@ class Reconstruction(TypedDict):
     figures: dict[str, Any]
 
 
+class Rate(TypedDict):
+    """A share or an area, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Membership(TypedDict):
+    """One membership attack: who was in the training data? Members and non-members are as many of each class."""
+
+    party: str  # who can try it: server (an upload), peers (a bundle), outsider (the release)
+    of: str  # whose images: a client, or all
+    attack: str  # loss, confidence, nearness, span, leverage; lira and rmia compare with shadows
+    signal: str  # what the attack starts from
+    members: int
+    others: int
+    auc: Rate
+    tpr: dict[str, Rate | None]  # by false positive rate; None: too few non-members for so small a rate
+    exceeds_bound: NotRequired[bool]  # in rounds with [privacy]: surely more than (epsilon, delta) allows, a mistake of ours
+
+
+class Canaries(TypedDict):
+    """Is the audit able to see? Mislabeled images, planted into one client phase more, and others that were never planted."""
+
+    client: str
+    signal: str
+    planted: int
+    found: int  # planted ones above the threshold that 1 % of never-planted ones exceed
+    false_alarms: Rate  # never-planted ones above it, of another half than the threshold is from
+    found_unplanted: int  # of the same canaries, by the same threshold, in the round as it was: false alarms, too
+
+
+class Rebuilt(TypedDict):
+    """Images that were made from one client's upload, beside its own and held-out ones."""
+
+    party: str
+    of: str
+    how: str  # model inversion, samples
+    images: int  # that were made
+    by_original: Reconstructed  # for each training image the highest PSNR and SSIM of all that was made of its class
+    by_reconstruction: Reconstructed  # for each that was made the nearest training image of its class
+    blind: Reconstructed  # as by_original, with the mean held-out image of the class: what is found without the upload
+    ratio: float  # median distance to the nearest training image over that to the nearest of as many held-out ones
+
+
+class Readout(TypedDict):
+    """What the egress check's attack (osfl.rounds.exposure) reads out of the uploads: the least ratio of all classes."""
+
+    of: str
+    what: str  # component, mean, direction, sample, ...
+    ratio: float  # 0 is a copy of a training image, 1 no nearer to one than to others
+
+
+class Shares(TypedDict):
+    """Attribute inference: a client's share of each class. Distances are total variation: 0 is exact, 1 as wrong as can be."""
+
+    of: str
+    how: str  # sent in the clear, answers, batch norm statistics
+    distance: float
+    blind: float  # of the guess that all classes are alike
+
+
+class Presence(TypedDict):
+    """Is this site's data in the round? Told from so many of its images and the released model."""
+
+    of: str
+    images: int
+    auc: float  # the chance that such a set of members looks more familiar than one of non-members
+
+
+class Audit(TypedDict):
+    """What `osfl audit` tried, and what it found: lower bounds of what can be learned (see evaluation/privacy)."""
+
+    shadows: int  # rounds that were repeated with other images
+    population: str  # who the non-members are, and what the attacker knows
+    replayed: bool | None  # whether the upload can be made again bit by bit from its images, the plan and its seed
+    membership: list[Membership]
+    canaries: list[Canaries]
+    rebuilt: list[Rebuilt]
+    readout: list[Readout]
+    shares: list[Shares]
+    presence: list[Presence]
+    verdict: list[str]  # a sentence for each party
+    not_shown: list[str]  # what was not tried, or cannot be told, a sentence each
+
+
 class Course(TypedDict):
     """Scores of the server's intermediate models; in simulations only, for it takes test images."""
 
@@ -288,6 +375,7 @@ class Result(TypedDict):
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     privacy: NotRequired[DifferentialPrivacy]  # only for rounds with [privacy] in their plan
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
+    audit: NotRequired[Audit]  # only where `osfl audit` attacked the run
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

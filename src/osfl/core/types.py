@@ -275,6 +275,7 @@ class Exposed:
     held_out: torch.Tensor  # (m, d): images of the class that were not used
     mean: torch.Tensor | None = None  # (1, d), with `directions` (k, d): combinations of them might be images
     directions: torch.Tensor | None = None
+    moments: Callable[[], torch.Tensor] | None = None  # (d, d): second moments of all classes' rows; for `osfl audit` alone
     setting: str = "least"  # what to raise where a candidate is too near
 
 

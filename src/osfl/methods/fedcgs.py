@@ -125,9 +125,13 @@ class FedCGS(OneClassifier, TokenMethod):
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
         """The mean features of each class, beside the features of the site's images. See the card about the matrix B."""
         features, counts = self.features_of(shard, ctx), reported_counts(payload.facts, shard.client)
+        moments = (lambda: unpacked(payload.tensors["gram"])) if "gram" in payload.tensors else None
         for c, count in enumerate(counts):
             if count:
-                yield Exposed(c, {"mean": payload.tensors["sums"][c : c + 1].float() / count}, *features(c))
+                yield Exposed(c, {"mean": payload.tensors["sums"][c : c + 1].float() / count}, *features(c), moments=moments)
+
+    def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
+        return self.build(self.server_phase([upload], ctx).shared)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         """Sums are added one upload at a time, and only the total is unfolded: memory does not grow with the clients."""

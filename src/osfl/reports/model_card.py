@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.core.result import Result, finding_line
+from osfl.reports.audit import audit_sentences
 from osfl.reports.columns import POOLED
 from osfl.reports.differential_privacy import privacy_sentences
 from osfl.reports.markdown import code, safe, table
@@ -140,6 +141,8 @@ def _privacy(result: Result) -> str:
         text += f" **{safe(warning)}**"
     audits: Any = result.get("audits")
     lines = [f"{safe(key)}: {safe(value)}" for key, value in fact_rows(audits)] if isinstance(audits, Mapping) else []
+    if "audit" in result:
+        lines += [safe(sentence) for sentence in audit_sentences(result["audit"])]
     if "reconstruction" in result:
         lines += [safe(sentence) for sentence in attack_sentences(result["reconstruction"])]
     if lines:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.core.result import Result, finding_line
+from osfl.reports.audit import audit_section
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
 from osfl.reports.differential_privacy import privacy_sentences
@@ -37,6 +38,7 @@ def write_report(result: Result, folder: Path, references: Sequence[Result] = ()
         **_costs(result),
         **generators_section(result, references),
         **tokens_section(result),
+        **audit_section(result),
         **gains_section(result),
         **encounters_section(result),
         **_record(result, references),

@@ -81,6 +81,9 @@ class ModelMethod(Method):
         counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
         return Payload(payload.tensors, {**payload.facts, "class_counts": counts})
 
+    def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
+        return classifier(upload.payload, self.task)
+
     def build(self, payload: Payload) -> nn.Module:
         return classifier(payload, self.task)
 

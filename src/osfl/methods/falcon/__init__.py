@@ -435,6 +435,9 @@ class Falcon(OneClassifier, TokenMethod):
         cut = {"sequences": payload.tensors["sequences"][keep], "labels": payload.tensors["labels"][keep]}
         return Payload({**payload.tensors, **cut}, facts_without(payload.facts, label))
 
+    def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
+        return self.build(upload.payload)
+
     def build(self, payload: Payload) -> nn.Module:
         model = self._classifier(None)
         load_named(model, payload.tensors, "classifier")

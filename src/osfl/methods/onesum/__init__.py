@@ -276,7 +276,9 @@ class OneSum(TokenMethod):
         for c, count in enumerate(payload.tensors["counts"].tolist()):
             if count:
                 train, held_out = (rows.float() for rows in of_class(c))
-                yield Exposed(c, {"mean": means[c : c + 1].float()}, train, held_out)
+                yield Exposed(
+                    c, {"mean": means[c : c + 1].float()}, train, held_out, moments=lambda: self._second_moments(payload)
+                )
                 if pixels:
                     yield Exposed(
                         c, {"thumbnail": means[c : c + 1, -pixels:].float()}, train[:, -pixels:], held_out[:, -pixels:]
@@ -293,6 +295,9 @@ class OneSum(TokenMethod):
         """Mean features of each class, (classes, d); zeros where there are none."""
         counts = payload.tensors["counts"].double() * self.settings.vectors()
         return torch.div(payload.tensors["sums"].double() * self._step(), counts.clamp_min(1)[:, None])
+
+    def _second_moments(self, payload: Payload) -> torch.Tensor:
+        return unpacked(gram_of(payload)) * self._step() ** 2
 
     def _pixels(self) -> int:
         """How many of the features are a thumbnail; they come last."""
