@@ -38,6 +38,7 @@ PARTS = (
     "onesum_speed",
     "onesum_memory",
     "onesum_crossing",
+    "named_mutants",
     "mutation",
 )
 

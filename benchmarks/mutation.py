@@ -1,19 +1,19 @@
 """Mutants of losses, updates and samplers: one place is changed at a time, and a test that runs it must fail.
 
-python -m benchmarks.bench mutation        a fixed sample of all mutants
-python -m benchmarks.mutation 12 WORD...   of the sample, those from the 12th whose names hold one of these words, one by one
+python -m benchmarks.bench mutation        all that were tried so far, and as many more as the time allows
+python -m benchmarks.mutation --seconds=120 [WORD...]   some more, those whose names hold one of these words; no record
 
-Which lines and which changes: `benchmarks/mutation_sites.py`. Once, the tests of methods, ingredients and models run with
-coverage, so that it is known which of them run a line and how long they take. A mutant then gets the tests of its line, the
-fastest first, until one fails, on one core; each is a fork of a process that has torch loaded. Mutants and what became of them
-are kept in runs/mutation: a run that ends early goes on there. A killed one is not tried again while its function stays the
-same; a survivor is, once any test has changed. The tests must pass before anything is changed.
+Which lines and which changes: `benchmarks/mutation_sites.py`. All of them are in one random order, so that any beginning is a
+fair sample of all. Each test of methods, ingredients and models runs once with coverage, so that it is known which of them run
+a line and how long they take; a test file that has not changed is not measured again. A mutant then gets the tests of its
+line, the fastest first, until one fails, on one core; each is a fork of a process that has torch loaded. Mutants and what
+became of them are kept in runs/mutation: a run that ends early goes on there. A killed one is not tried again while its
+function stays the same; a survivor is, once any test has changed. The tests must pass before anything is changed.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import hashlib
 import json
 import math
@@ -23,10 +23,10 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.mutation_sites import TARGETS, Mutant, mutants_of, mutated
 
@@ -34,9 +34,9 @@ ROOT = Path(__file__).parent.parent
 STATE = ROOT / "runs" / "mutation"
 ROOMS = ("tests/methods", "tests/ingredients", "tests/models")
 WITHOUT = ("tests/methods/test_every_method.py",)  # whole runs of every method: minutes for each mutant
-SAMPLE, SEED = 400, 0
-BUDGET = 3 * 3600.0  # seconds; a beginning of the sample is a sample, too, and the record says how large it is
-ENOUGH = 90.0  # seconds of tests for one mutant, the fastest first
+SEED = 0
+BUDGET = 3 * 3600.0  # seconds; the record says how many mutants that was
+ENOUGH = 20.0  # seconds of tests for one mutant, the fastest first
 WORTH = 3.0  # times the processor seconds that its tests took unchanged, and no less than `LEAST`
 LEAST = 30.0
 
@@ -53,11 +53,14 @@ HARMLESS: dict[str, str] = {
 }
 
 
+Lines: TypeAlias = dict[str, dict[str, list[str]]]  # file below src/osfl -> line -> tests
+
+
 @dataclass(frozen=True)
 class Suite:
     """Which tests run a line, and how long each takes."""
 
-    lines: dict[str, dict[str, list[str]]]  # file below src/osfl -> line -> tests
+    lines: Lines
     seconds: dict[str, float]
 
     def of(self, mutant: Mutant) -> list[str]:
@@ -152,26 +155,56 @@ def copied() -> Path:
 
 
 def suite(folder: Path) -> Suite:
-    """Measured once for these sources and tests."""
-    kept = STATE / f"suite-{digest_of('src', 'tests')}.json"
-    if kept.exists():
-        return Suite(**json.loads(kept.read_text(encoding="utf-8")))
-    print("which tests run which line ...", flush=True)
-    skipped = [f"--ignore={path}" for path in WITHOUT]
-    found = in_child(folder, [*ROOMS, *skipped, "--cov=osfl", "--cov-context=test", "--cov-report="], 3600.0)
-    if found["code"] != 0:
-        raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
-    made = Suite(_lines(folder), found["seconds"])
-    kept.write_text(json.dumps({"lines": made.lines, "seconds": made.seconds}), encoding="utf-8")
-    return made
+    """Measured once for these sources, a test file at a time."""
+    kept_at = STATE / f"suite-{digest_of('src')}.json"
+    kept: dict[str, Any] = json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.exists() else {}
+    files = {str(path.relative_to(ROOT)): path for room in ROOMS for path in sorted((ROOT / room).rglob("test_*.py"))}
+    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if name not in WITHOUT}
+    stale = [name for name, digest in digests.items() if kept.get(name, {}).get("digest") != digest]
+    if stale:
+        print(f"which tests run which line: {len(stale)} files ...", flush=True)
+        (STATE / "coverage").unlink(missing_ok=True)
+        found = in_child(folder, [*stale, "--cov=osfl", "--cov-context=test", "--cov-report="], 3600.0)
+        if found["code"] != 0:
+            raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
+        lines = _lines(folder)
+        for name in stale:
+            seconds = {test: took for test, took in found["seconds"].items() if test.startswith(f"{name}::")}
+            kept[name] = {"digest": digests[name], "seconds": seconds, "lines": _of_tests(lines, seconds)}
+        _written(kept_at, kept)
+    parts = [kept[name] for name in digests]
+    every = {test: took for part in parts for test, took in part["seconds"].items()}
+    return Suite(_joined([part["lines"] for part in parts]), every)
 
 
-def _lines(folder: Path) -> dict[str, dict[str, list[str]]]:
+def _of_tests(lines: Lines, tests: Iterable[str]) -> Lines:
+    """What these tests alone run."""
+    mine = set(tests)
+    found = {file: {line: sorted(mine.intersection(names)) for line, names in by.items()} for file, by in lines.items()}
+    return {file: {line: names for line, names in by.items() if names} for file, by in found.items()}
+
+
+def _joined(parts: Sequence[Lines]) -> Lines:
+    found: Lines = {}
+    for part in parts:
+        for file, by_line in part.items():
+            for line, names in by_line.items():
+                found.setdefault(file, {}).setdefault(line, []).extend(names)
+    return found
+
+
+def _written(path: Path, what: Any) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(what), encoding="utf-8")
+    fresh.replace(path)
+
+
+def _lines(folder: Path) -> Lines:
     from coverage import CoverageData
 
     data = CoverageData(str(STATE / "coverage"))
     data.read()
-    found: dict[str, dict[str, list[str]]] = {}
+    found: Lines = {}
     for file in TARGETS:
         by_line = data.contexts_by_lineno(str(folder / "src" / "osfl" / file))
         tests = {line: sorted({name.rsplit("|", 1)[0] for name in names if name}) for line, names in by_line.items()}
@@ -248,14 +281,12 @@ def results(
     folder = copied()
     tests, found, began = suite(folder), dict[str, dict[str, Any]](), time.monotonic()
     for number, mutant in enumerate(mutants, 1):
-        if time.monotonic() - began > seconds:
-            break
         key, start = _key(mutant, folder), time.monotonic()
         if not (key in kept and (kept[key]["killed"] or kept[key]["with"] == now)):
+            if start - began > seconds:
+                break  # what follows would be no fair sample, known or not
             kept[key] = {**judged(mutant, tests, folder), "with": now}
-            fresh = kept_at.with_suffix(".new")
-            fresh.write_text(json.dumps(kept), encoding="utf-8")
-            fresh.replace(kept_at)
+            _written(kept_at, kept)
             word = "killed" if kept[key]["killed"] else f"SURVIVED {kept[key]['tests']} tests"
             took = f"{number}/{len(mutants)} {time.monotonic() - start:.0f} s"
             say(f"{took} {word}: {mutant.line} {mutant.name} | {kept[key]['by']}")
@@ -271,9 +302,9 @@ def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def sampled(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """The same ones every time, in the order of the draw: any beginning of it is a sample, too."""
-    return random.Random(SEED).sample(list(mutants), min(SAMPLE, len(mutants)))
+def shuffled(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """The same order every time."""
+    return random.Random(SEED).sample(list(mutants), len(mutants))
 
 
 def summary(mutants: Sequence[Mutant], found: dict[str, dict[str, Any]], total: int) -> dict[str, Any]:
@@ -300,17 +331,18 @@ def summary(mutants: Sequence[Mutant], found: dict[str, dict[str, Any]], total: 
 
 def run() -> dict[str, Any]:
     mutants = everything()
-    chosen = sampled(mutants)
-    found = results(chosen, seconds=BUDGET)
-    return summary([mutant for mutant in chosen if mutant.name in found], found, len(mutants))
+    order = shuffled(mutants)
+    found = results(order, seconds=BUDGET)
+    return summary([mutant for mutant in order if mutant.name in found], found, len(mutants))
 
 
 def main(words: list[str]) -> None:
-    first, *names = words or ["1"]
-    chosen = sampled(everything())[int(first) - 1 :]
-    picked = [mutant for mutant in chosen if not names or any(name in mutant.name for name in names)]
-    with contextlib.suppress(KeyboardInterrupt):
-        print(json.dumps(summary(picked, results(picked, lambda line: print(line, flush=True)), len(picked)), indent=1))
+    seconds = next((float(word.removeprefix("--seconds=")) for word in words if word.startswith("--seconds=")), math.inf)
+    names = [word for word in words if not word.startswith("--")]
+    picked = [mutant for mutant in shuffled(everything()) if not names or any(name in mutant.name for name in names)]
+    found = results(picked, lambda line: print(line, flush=True), seconds)
+    tried = [mutant for mutant in picked if mutant.name in found]
+    print(json.dumps(summary(tried, found, len(picked)), indent=1))
 
 
 if __name__ == "__main__":

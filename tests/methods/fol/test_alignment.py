@@ -98,7 +98,9 @@ def test_pruned_filters_of_a_resnet_stay_silent_while_it_is_tuned() -> None:
     share = align(tuned, model(0, "resnet18-w4"), shard("a"), settings, rng(), CPU)
     silent = {layer.name: (layer.weight.flatten(1) == 0).all(1) for layer in prunable(tuned)}
     assert silent[layer.name].tolist() == [False, True, False, False] and pruned_share(silent) == pytest.approx(share)
-    assert not any(bool(tensor[1].any()) for tensor in layer.speakers())
+    tensors = dict(tuned.named_parameters())
+    for tensor in (tensors[f"layer1.0.{name}"] for name in ("conv2.weight", "bn2.weight", "bn2.bias")):
+        assert not bool(tensor[1].any()) and bool(tensor[0].any())
 
 
 def test_sparsity_prunes_and_tuning_keeps_it() -> None:
