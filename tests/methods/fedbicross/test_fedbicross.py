@@ -296,6 +296,19 @@ def test_one_step_of_stage_three_by_hand(settle: bool) -> None:
     assert all(torch.allclose(got[name], tensor, atol=1e-5) for name, tensor in named(own, "model").items())
 
 
+def test_without_a_server_stage_three_begins_at_the_own_upload() -> None:
+    """The control: its model is its own, and what it learns is what stage 3 makes of that."""
+    settings = replace(SMOKE, architecture="cnn-w4", server="none")
+    method, mine, ctx = FedBiCross(TASK, settings), shard("a"), context(settings, CLIENTS)
+    sent = {name: method.client_phase(shard(name), ctx) for name in CLIENTS}
+    release = method.server_phase([Upload(name, "", payload) for name, payload in sent.items()], ctx)
+    assert {name: part.tensors for name, part in release.personal.items()} == {name: p.tensors for name, p in sent.items()}
+    by_hand = Release(Payload({}), {"a": Payload(sent["a"].tensors, {"architecture": "cnn-w4"})})
+    got, expected = (method.personalize(one, mine, ctx).tensors for one in (release, by_hand))
+    assert all(torch.equal(got[name], value) for name, value in expected.items())
+    assert any(not torch.equal(got[name], value) for name, value in sent["a"].tensors.items())
+
+
 @pytest.mark.parametrize(("schedule", "rates"), [("constant", (1, 1, 1)), ("cosine", (1, 0.75, 0.25)), ("steps", (1, 1, 0.1))])
 def test_stage_three_has_momentum_and_its_own_schedule(schedule: Any, rates: tuple[float, ...]) -> None:
     """Three epochs of one batch: v <- 0.9 v + g, p <- p - rate v, with the rate of each epoch."""

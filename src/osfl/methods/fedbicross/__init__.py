@@ -14,7 +14,7 @@ import copy
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
-from osfl.core.types import Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, Payload, Release, Shard, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, fast_logits
 from osfl.ingredients.generators.pictures import by_class
@@ -75,6 +75,8 @@ class Settings(Training, Student, Pixels, Following):
     weight_lr: float = 0.05  # largest change of a weight in a step
     raw_weights: bool = False  # true: the step is weight_lr times the gradient, whatever its scale
     validation: float = 0.2  # share of the images that the weights are learned on
+    # none: a control, in which no site learns anything from another
+    server: Literal["distil", "none"] = field(default="distil", metadata=ADDED)  # none: stage 3 begins at the own upload
     personalize: bool = True  # stage 3
     personal_epochs: int = 10  # passes over the client's images in stage 3
     personal_lr: float = 1e-3  # learning rate of stage 3
@@ -159,6 +161,8 @@ class FedBiCross(ModelMethod):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)
+        if self.settings.server == "none":
+            return Release(Payload({}), {one.client: Payload(one.payload.tensors, _architecture(one)) for one in uploads})
         members = teachers(uploads, self, ctx.device)
         groups, start = self._clusters(members, ctx)
         makers = [self._teacher(uploads, members, group, ctx) for group in groups]
@@ -410,6 +414,10 @@ class FedBiCross(ModelMethod):
             "y_label": "synthetic images",
             "note": f"Uniform answers would have {most:.2f}.",
         }
+
+
+def _architecture(upload: Upload) -> dict[str, Any]:
+    return {"architecture": upload.payload.facts["architecture"]}
 
 
 def _server_side(settings: Settings) -> Settings:
