@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from osfl.ingredients.statistics.averaging import average
 from osfl.methods.deepinversion_vit import DeepInversionVit
 from osfl.methods.fedmitr import FedMitr, Settings
 from osfl.models.flops import forward_flops
+from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
 from osfl.reports.figures import figure_views
 from osfl.runtime.meter import measure
@@ -75,7 +77,8 @@ def test_presets_say_how_far_pixels_go() -> None:
 def test_what_we_added_is_not_in_the_papers_plan_and_alike_for_the_baseline() -> None:
     paper = resolve_settings(FedMitr, "paper")
     assert (paper.scales, paper.start, paper.votes, paper.ensemble, paper.adversarial) == (1, 1.0, 1.0, "logits", 1.0)
-    later = {"scales", "start", "votes", "student_share"}
+    assert (paper.invert, paper.order, paper.student_epochs) == ("clients", "interleaved", 0)
+    later = {"scales", "start", "votes", "student_share", "invert", "order", "student_epochs"}
     assert not later & settings_as_json(paper).keys()  # digests of plans that never heard of them stand
     mine, baseline = (resolve_settings(method, "cpu") for method in (FedMitr, DeepInversionVit))
     assert (
@@ -105,6 +108,8 @@ def test_kd_only_without_dropping_is_the_baseline_to_the_bit() -> None:
         {"ensemble": "probabilities", "labels": "counts"},
         {"student_clip": 1.0, "student_cosine": True, "pool_epochs": 1},
         {"student": "vit-p2-w8-d1-h2", "init": "random"},
+        {"invert": "ensemble", "ensemble": "odds", "balance": 0.5, "votes": 0.5},
+        {"order": "images_first", "student_epochs": 3},
     ],
 )
 def test_variants_differ_and_stay_finite(change: dict[str, Any]) -> None:
@@ -243,6 +248,8 @@ def test_settings_that_cannot_work_are_named() -> None:
     assert [text.split("'")[1] for text in both] == ["stops", "architecture"]  # all mistakes at once
     (nothing,) = FedMitr(TASK, replace(SMOKE, stops="2:0", lambda1=0.0)).problems(3)
     assert nothing == "setting 'stops': expected step:ratio with 0 < ratio < 1, got '2:0'"
+    (early,) = FedMitr(TASK, replace(SMOKE, student_epochs=3)).problems(3)
+    assert "order=images_first" in early
     assert "patch 3 does not divide" in FedMitr(TASK, replace(SMOKE, architecture="vit-p3")).problems(3)[0]
 
 
@@ -263,6 +270,42 @@ def test_images_are_made_of_each_client_for_classes_of_its_own() -> None:
     server = server_of([[5, 0, 0], [0, 0, 5]], labels="counts")
     server.dream(0)
     assert server.pools[0].makers.tolist() == [0] * 6 + [1] * 6 and server.pools[0].labels.tolist() == [0] * 6 + [2] * 6
+
+
+def test_as_one_all_clients_make_images_for_the_classes_of_all() -> None:
+    """As many images as all would make apart, drawn by what all have together; and what is inverted is the teacher E itself."""
+    server = server_of([[8, 0, 0], [0, 0, 8]], labels="counts", invert="ensemble", ensemble="odds", balance=0.5)
+    server.dream(0)
+    (pool,) = server.pools
+    assert server.makers == ["all clients"] and pool.makers.tolist() == [0] * 12 and set(pool.labels.tolist()) == {0, 2}
+    x = pool.images[:3].float()
+    with torch.no_grad():
+        together = server._together(torch.stack([member(x) for member in server.members]))
+    torch.testing.assert_close(pool.whole[:3], together, atol=1e-4, rtol=1e-4)
+
+
+def test_images_first_and_then_a_student_that_sees_all_of_them_in_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start makes all images, and its rate falls along one cosine over its own epochs."""
+    server = server_of(order="images_first", student_epochs=4, server_epochs=2, student_cosine=True, student_lr=0.1)
+    seen: list[tuple[int, float]] = []
+    study = PatchServer._study
+
+    def watched(self: PatchServer, epoch: int) -> Any:
+        done = study(self, epoch)
+        seen.append((sum(map(len, self.pools)), round(self.optimizer.param_groups[0]["lr"], 4)))
+        return done
+
+    monkeypatch.setattr(PatchServer, "_study", watched)
+    dream = PatchServer._dream
+
+    def from_the_start(self: PatchServer, epoch: int) -> Any:
+        assert all(torch.equal(value, self.start[name]) for name, value in named(self.student, "model").items())
+        return dream(self, epoch)
+
+    monkeypatch.setattr(PatchServer, "_dream", from_the_start)
+    server.learn()
+    assert [count for count, _ in seen] == [24] * 4
+    assert [rate for _, rate in seen] == [round(0.05 * (1 + math.cos(math.pi * e / 4)), 4) for e in range(4)]
 
 
 def test_a_step_goes_down_the_mean_over_its_batch_however_it_is_cut() -> None:
@@ -336,6 +379,9 @@ def test_every_pass_of_the_student_is_booked_and_old_images_leave() -> None:
         {"stops": "1:0.3,3:0.5"},
         {"pool_epochs": 1, "server_epochs": 3, "passes": 2},
         {"architecture": "a:vit-p2-w16-d2-h2,b:vit-p2-w8-d1-h2", "student": "vit-p2-w8-d2-h2", "init": "random"},
+        {"invert": "ensemble"},
+        {"order": "images_first", "student_epochs": 3, "passes": 2},
+        {"order": "images_first", "pool_epochs": 1, "server_epochs": 3},
     ],
 )
 def test_what_the_server_will_do_is_foretold_to_the_operation(change: dict[str, Any]) -> None:

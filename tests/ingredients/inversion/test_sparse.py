@@ -15,6 +15,7 @@ from osfl.core.types import Task
 from osfl.ingredients.inversion import sparse as sparse_inversion
 from osfl.ingredients.inversion.pixels import disagreement, jensen_shannon, total_variation
 from osfl.ingredients.inversion.sparse import (
+    Joint,
     Move,
     Pyramid,
     Sparse,
@@ -260,6 +261,24 @@ def test_the_server_is_asked_to_disagree() -> None:
         return float(disagreement(server(x), model(x)))
 
     assert apart(5.0) > apart(0.0)
+
+
+def test_several_are_inverted_as_one() -> None:
+    """The loss is of their combined logits, patches stay by their mean attention, and each pass of each is booked."""
+    members = [vit(seed) for seed in (3, 4)]
+    joint = Joint(members, lambda logits: 0.8 * logits[0] + 0.2 * logits[1])
+    x, keep = torch.randn((3, *IMAGE), generator=torch_generator(2, "x")), torch.tensor([[0, 3, 9], [1, 2, 15], [4, 5, 6]])
+    (first, row), (second, other) = (member.with_attention(x, keep) for member in members)
+    logits, attention = joint.with_attention(x, keep)
+    torch.testing.assert_close(logits, 0.8 * first + 0.2 * second)
+    torch.testing.assert_close(attention, (row + other) / 2)
+    settings = replace(SHORT, steps=40, js=0.0)
+    with measure() as meter:
+        found = invert_sparsely(joint, LABELS, IMAGE, settings, torch_generator(0, "x"))
+    assert torch.equal(joint.with_attention(found.images, found.keep)[0].argmax(1), LABELS)
+    assert meter.flops == 2 * len(LABELS) * sparse_flops(vit(), IMAGE, settings)
+    alone = invert_sparsely(Joint([vit()], lambda logits: logits[0]), LABELS, IMAGE, SHORT, torch_generator(0, "x"))
+    assert torch.equal(alone.images, inverted().images)  # one is itself
 
 
 def test_pixels_stay_in_range_and_find_their_class() -> None:

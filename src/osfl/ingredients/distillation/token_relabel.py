@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +24,18 @@ from osfl.ingredients.ensembles.ensemble import combine
 from osfl.ingredients.ensembles.odds import from_odds, rebalanced, softened
 from osfl.ingredients.generators.pictures import by_class, gallery
 from osfl.ingredients.generators.synthesis import check_finite, draw_labels, keep, take_up, work_key
-from osfl.ingredients.inversion.sparse import SparseInversion, dropped, invert_sparsely, patches_left, pixels_of, sparse_flops
+from osfl.ingredients.inversion.sparse import (
+    Inverted,
+    Joint,
+    SparseInversion,
+    dropped,
+    invert_sparsely,
+    patches_left,
+    pixels_of,
+    sparse_flops,
+)
 from osfl.ingredients.statistics.averaging import average
-from osfl.ingredients.statistics.claimed_counts import capped
+from osfl.ingredients.statistics.claimed_counts import capped, capped_sites
 from osfl.ingredients.training.local import batches, decay
 from osfl.ingredients.training.model_method import ModelMethod, counts_of, start_student, teacher_weights, teachers
 from osfl.models.build import architecture_for, build_model
@@ -61,7 +71,7 @@ class Pool:
 
     images: torch.Tensor  # (n, channels, height, width) float16
     labels: torch.Tensor  # (n,) made for
-    makers: torch.Tensor  # (n,) which client was inverted
+    makers: torch.Tensor  # (n,) which client was inverted; zeros where all were, as one
     keep: torch.Tensor  # (n, kept) patches made to the end
     drop: torch.Tensor  # (n, others)
     whole: torch.Tensor  # E(x), (n, classes)
@@ -181,7 +191,10 @@ class PatchServer:
         self.counts = counts_of(uploads, classes)
         votes = softened(teacher_weights(uploads, self.settings.ensemble, classes), self.settings.votes)
         self.votes = capped(votes, ctx.plan.limits.share)
-        self.wanted = label_weights(self.settings.labels, self.counts)
+        self.together = self.settings.invert == "ensemble"
+        known = capped_sites(self.counts, ctx.plan.limits.share).sum(0, keepdim=True) if self.together else self.counts
+        self.wanted = label_weights(self.settings.labels, known)  # of each maker
+        self.makers = ["all clients"] if self.together else self.clients
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
         self.start = named(self.student, "model")
@@ -196,12 +209,20 @@ class PatchServer:
         self.key = work_key(what, uploads, method, ctx)
 
     def learn(self) -> None:
-        """Algorithm 1: images from every client against the server as it is, then a pass over all images so far."""
-        for epoch in range(self.settings.server_epochs):
+        """Algorithm 1: images from every client against the server as it is, then a pass over all images so far. Or all images
+        first, against the server as it began, and then `student_epochs` passes over all of them."""
+        s = self.settings
+        first = s.order == "images_first"
+        for epoch in range(s.server_epochs):
             self.dream(epoch)
+            if not first:
+                self.study(epoch)
+                self.ctx.milestone(epoch + 1, s.server_epochs, self.release)
+            self.ctx.progress("server epochs", epoch + 1, s.server_epochs)
+        for epoch in range(studies(s) if first else 0):
             self.study(epoch)
-            self.ctx.milestone(epoch + 1, self.settings.server_epochs, self.release)
-            self.ctx.progress("server epochs", epoch + 1, self.settings.server_epochs)
+            self.ctx.milestone(epoch + 1, studies(s), self.release)
+            self.ctx.progress("student epochs", epoch + 1, studies(s))
 
     def release(self) -> Payload:
         """The student as it is now, or a point on its straight way from where it began: synthetic images teach it things that
@@ -219,19 +240,19 @@ class PatchServer:
         self.pools = [*self.pools, Pool(**made.tensors)][-self.settings.pool_epochs :]
 
     def _dream(self, epoch: int) -> Pool:
-        server = as_vit(freeze(self.student))
+        server, count = as_vit(freeze(self.student)), self.settings.images
+        joint = Joint(self.members, self._together)
 
-        def make(which: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            rng = self.ctx.generator("images", self.clients[which], epoch)
-            labels = draw_labels(self.settings.images, self.wanted[which], rng)
-            found = invert_sparsely(
-                self.members[which], labels, self.task.image, self.inversion, rng, server=server, device=self.ctx.device
-            )
+        def make(part: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            model: Inverted = joint if self.together else self.members[part]
+            rng = self.ctx.generator("images", *([self.makers[0], part] if self.together else [self.makers[part]]), epoch)
+            labels = draw_labels(count, self.wanted[0 if self.together else part], rng)
+            found = invert_sparsely(model, labels, self.task.image, self.inversion, rng, server=server, device=self.ctx.device)
             return halved(found.images, self.inversion.lr).cpu().contiguous(), labels, found.keep.cpu()
 
-        made = self.ctx.map(make, range(len(self.members)))
+        made = self.ctx.map(make, range(len(self.members)))  # as many images, whoever makes them
         images, labels, kept = (torch.cat(parts) for parts in zip(*made, strict=True))
-        makers = torch.arange(len(self.members)).repeat_interleave(self.settings.images)
+        makers = torch.arange(len(self.members)).repeat_interleave(count) * (not self.together)
         drop = dropped(kept, self.student.patches)
         whole, rest = self._ask(images, drop)
         return Pool(images, labels, makers, kept, drop, whole, rest)
@@ -258,7 +279,7 @@ class PatchServer:
         """All clients as one, E."""
         freed = rebalanced(logits, self.counts, self.settings.balance)
         if self.settings.ensemble == "odds":
-            return from_odds(freed, self.votes, logits.mean(0))
+            return from_odds(freed, self.votes.to(logits.device), logits.mean(0))
         return combine(freed, self.settings.ensemble, self.votes)
 
     # --- the student ---
@@ -272,7 +293,7 @@ class PatchServer:
     def _study(self, epoch: int) -> Payload:
         settings, pool = self.settings, Pools([part.on(self.ctx.device) for part in self.pools])
         norms = self._probe(self.pools[-1], self.ctx.generator("probe", epoch))
-        rate = decay("cosine" if settings.student_cosine else "constant", epoch, settings.server_epochs)
+        rate = decay("cosine" if settings.student_cosine else "constant", epoch, studies(settings))
         self.optimizer.param_groups[0]["lr"] = settings.student_lr * rate
         rng = self.ctx.generator("study", epoch)
         self.student.train()
@@ -337,17 +358,17 @@ class PatchServer:
         if newest.drop.shape[1]:
             self.ctx.show("Kept and dropped patches", self._patches(newest))
         self.ctx.show("Loss over server epochs", loss_curve(self.losses, self.terms))
-        self.ctx.show("Labels of the synthetic images", label_table(newest, self.clients, classes))
-        self.ctx.show("What the synthetic images are taken for", taken_table(newest, self.clients, classes))
+        self.ctx.show("Labels of the synthetic images", label_table(newest, self.makers, classes))
+        self.ctx.show("What the synthetic images are taken for", taken_table(newest, self.makers, classes))
         if len(self.norms):
             self.ctx.show("Gradient norms of the student", norm_figure(self.norms, self.terms))
 
     def _patches(self, newest: Pool) -> Json:
         """Pairs: a synthetic image, and the same with its dropped patches blanked (Fig. 6)."""
-        first = [int((newest.makers == i).nonzero()[0]) for i in range(len(self.clients))][:12]
+        first = [int((newest.makers == i).nonzero()[0]) for i in range(len(self.makers))][:12]
         x, inside = newest.images[first].float(), pixels_of(newest.keep[first], self.student.grid, self.student.patch)
         pairs = torch.cat([x, x.new_ones(*x.shape[:3], 2), torch.where(inside > 0, x, 1.0)], 3)  # white between them
-        names = [f"{self.clients[int(newest.makers[i])]}: {self.task.classes[int(newest.labels[i])]}" for i in first]
+        names = [f"{self.makers[int(newest.makers[i])]}: {self.task.classes[int(newest.labels[i])]}" for i in first]
         count, total = newest.keep.shape[1], self.student.patches
         note = f"Left as made, right without the {total - count} of {total} patches that were stopped."
         return {**gallery(pairs, names, note), "wide": True}
@@ -460,6 +481,12 @@ def halved(images: torch.Tensor, lr: float) -> torch.Tensor:
     )
 
 
+def studies(settings: Any) -> int:
+    """How many epochs the student learns: one after each epoch of images, or so many after all of them."""
+    first = settings.order == "images_first" and settings.student_epochs
+    return int(settings.student_epochs if first else settings.server_epochs)
+
+
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:
     """How likely each client is asked for each class, (clients, classes), not yet normalized."""
     if how == "uniform":
@@ -488,10 +515,12 @@ def relabel_flops(method: ModelMethod, clients: Sequence[ClientId], inversion: S
     kept = patches_left(student.patches, inversion.events)
     asked_again = student.patches - kept if terms.rest else 0
     new, epochs = settings.images * len(members), settings.server_epochs
-    seen = sum(new * min(epoch + 1, settings.pool_epochs or epochs) for epoch in range(epochs)) * settings.passes
+    last, first = settings.pool_epochs or epochs, settings.order == "images_first"
+    pools = [min(epochs, last)] * studies(settings) if first else [min(epoch + 1, last) for epoch in range(epochs)]
+    seen = sum(pools) * new * settings.passes
     total: float = seen * study_flops(student, kept, student.patches - kept, terms, image)
     for member in members:
-        networks = [member, student] if inversion.js else [member]
-        dreamed = sum(sparse_flops(network, image, inversion) for network in networks) * settings.images
-        total += epochs * (dreamed + new * ask_flops(member, asked_again, image))
+        dreamed = sparse_flops(member, image, inversion) * (new if settings.invert == "ensemble" else settings.images)
+        against = sparse_flops(student, image, inversion) * settings.images if inversion.js else 0.0
+        total += epochs * (dreamed + against + new * ask_flops(member, asked_again, image))
     return total

@@ -5,14 +5,16 @@ The loss is CE(f(x), y) - js·JS(f(x), f_S(x)) + tv·R_TV(x) + l2·||x||, with a
 attended patches leave the token sequence (`Vit.embed`), so that both passes get cheaper, and their pixels never move again.
 
 `scales` is ours: a step moves the image on several grids at once (`Pyramid`). A ViT has no batch norm that would tie images to
-those it was trained on, and descending on pixels only finds noise that no other network understands.
+those it was trained on, and descending on pixels only finds noise that no other network understands. `Joint` is ours, too: all
+clients as one network, so that images are of their class for all who know it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -230,11 +232,36 @@ def stretching(size: int, halvings: int) -> torch.Tensor:
     return functional.interpolate(torch.eye(few)[None], size=size, mode="linear", align_corners=False)[0].T.contiguous()
 
 
+# --- what is inverted ------------------------------------------------------------------------------------------------
+
+
+class Inverted(Protocol):
+    """What images are made from: logits and the class token's attention to each patch."""
+
+    patches: int
+    grid: tuple[int, int]
+    patch: int
+
+    def with_attention(self, x: torch.Tensor, keep: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class Joint:
+    """Several ViTs as one: their logits (members, batch, classes) combined, and the mean of their attention."""
+
+    def __init__(self, members: Sequence[Vit], combine: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.members, self.combine = members, combine
+        self.patches, self.grid, self.patch = members[0].patches, members[0].grid, members[0].patch
+
+    def with_attention(self, x: torch.Tensor, keep: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, attention = zip(*(member.with_attention(x, keep) for member in self.members), strict=True)
+        return self.combine(torch.stack(logits)), torch.stack(attention).mean(0)
+
+
 # --- the descent -----------------------------------------------------------------------------------------------------
 
 
 def invert_sparsely(
-    model: Vit,
+    model: Inverted,
     labels: torch.Tensor,
     image: tuple[int, int, int],
     settings: SparseInversion,
@@ -243,7 +270,7 @@ def invert_sparsely(
     server: Vit | None = None,
     device: torch.device | None = None,
 ) -> Sparse:
-    """Images that a frozen ViT takes for the labels, and a frozen server does not (with `server` and js > 0).
+    """Images that a frozen ViT, or several as one, takes for the labels, and a frozen server (with js > 0) does not.
 
     The step before an event is not augmented, so that the attention it reads belongs to true patch positions.
     """
@@ -271,7 +298,7 @@ def invert_sparsely(
             got=settings.lr,
             fix="Lower it (`--set pixel_lr=...`).",
         )
-    networks = [model] if server is None or not settings.js else [model, server]
+    networks = [*(model.members if isinstance(model, Joint) else [model]), *([server] if server and settings.js else [])]
     spend(sum(sparse_flops(network, image, settings) for network in networks) * len(labels), makes=len(labels))
     return Sparse(x.detach().clone(), keep)
 
@@ -280,7 +307,7 @@ def _loss(
     x: torch.Tensor,
     keep: torch.Tensor,
     move: Move,
-    model: Vit,
+    model: Inverted,
     server: Vit | None,
     labels: torch.Tensor,
     settings: SparseInversion,
