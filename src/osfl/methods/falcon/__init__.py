@@ -125,6 +125,7 @@ class Falcon(OneClassifier, TokenMethod):
         "a single token (images no larger than a window) is projected like several; the public code hands it on as it is",
         "a client with few images has fewer components: one for every ten images",
         "generators learn classes with at least `least` images; a sequence of a smaller class would be one of its images",
+        "all clients' classifiers begin at the same random weights, and so do their generators (the paper does not say)",
         "the last epoch is used; the public code selects by accuracy on pooled real validation tokens",
     )
     inseparable = "the classifiers that came with the sequences were trained on the class, too"

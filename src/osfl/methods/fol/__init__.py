@@ -150,6 +150,8 @@ class Fol(ModelMethod):
         "λ ‖θ - θ_before‖² is a proximal step, too: any λ is stable",
         "a tenth of a client's images is held out (the paper: 15 %); without any, candidates are scored on training images",
         "E encounters exchange students, also where the ensemble answers",
+        "the head is never pruned: a class must not lose its logit; the student's batch-norm statistics stay as they were "
+        "where it began unless `track` is set, and its distillation has no weight decay (the paper does not say)",
     )
 
     # --- before the exchange ---
