@@ -66,6 +66,7 @@ WITH_PRIOR = ("ensemble@ensemble=odds@personalize=prior",)
 FACTORY_PRIOR = ("federated_factory@personalize=prior",)
 ENCODED = ("onesum@features=encoder", "onesum@features=encoder@prior=site", "onesum")
 DATA_FREE = ("dafl", "dense", "coboosting", "fedftg", "deepinversion", "fedisca", "fedbicross")
+ALONE = "fedbicross@server=none"  # control: the same stage 3 from each client's own model, without any server
 ABLATIONS = (
     "local_only@epochs=40",  # controls of personalized methods: their clients train 20 + 20 epochs,
     "local_only@recalibrate_bn=true",  # and FedBiCross' take statistics of batch norm afresh
@@ -88,6 +89,9 @@ FACTORY = (  # generators instead of classifiers, beside many rounds: FederatedF
     "federated_factory@factory=edm",
     "federated_factory@mode=peer@factory=edm",
 )
+OWN_TEACHER = "falcon@ensemble=uniform@alpha=0.5"  # FALCON with the teacher of its Eq. 10 and the weight of its Eq. 13
+# and its generator, too: what is left of the preset is the encoder, sizes and lengths
+FALCON_PAPER = f"{OWN_TEACHER}@whiten=false@generator_patience=0@wire=float32"
 TOKENS = (  # features instead of models: FALCON's tables and its ablations
     "centralized_tokens",
     "falcon@server=average",
@@ -158,6 +162,9 @@ AS_PUBLISHED = (
     "fedmitr@images=64@steps=100@pixel_lr=0.001@clamp=false@scales=1@start=1@adversarial=1@labels=uniform@ensemble=logits@votes=1"
     "@balance=0@student_lr=0.001@student_cosine=false@student_clip=0@student_share=1",
 )
+# ours: all clients inverted as one, all images first, and then a student that learns until it is done
+CLOSER = "@invert=ensemble@order=images_first@student_epochs=24@student_share=1"
+NEARER = tuple(f"{name}{CLOSER}" for name in ("fedmitr", "deepinversion_vit"))
 # what the first ViT cell is beside, at equal accuracy (its Table V): ten rounds of two epochs, twice the clients' work (and
 # SCAFFOLD's control variates need SGD)
 ROUNDS = ("fedavg_rounds@epochs=2", "fedprox@epochs=2", "scaffold@epochs=2@optimizer=sgd@lr=0.01")
@@ -476,15 +483,20 @@ def measured(figures: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_NEAR = ("blood-vit-n10-a0.1", "blood-vit-n10-c3", "digits-vit-n5-a0.1", "digits-vit-n5-c3")
+
+
 def methods_of(cell: str) -> tuple[str, ...]:
     """By whose tables a cell belongs to; FedBiCross' ablations in full in its first cell, elsewhere those of its targets. What
     16-bit sequences cost is in FALCON's first. Peers who have little of a class, but some, may fill it up or not."""
     window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
+    tokens += (OWN_TEACHER, FALCON_PAPER) if cell == "brain-a0.1" or cell.startswith("blood360") else ()
     vits: tuple[str, ...] = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
     vits += BARE if cell in ("blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
     vits += (*SWEEP, *AS_PUBLISHED) if cell == "digits-vit-n5-a0.1" else ()
+    vits += NEARER if cell in _NEAR else ()
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     topology = CELLS[cell].topology
     times = topology.encounters if topology else 1
@@ -497,7 +509,8 @@ def methods_of(cell: str) -> tuple[str, ...]:
     if cell == "blood-silos":  # the public code augments peers' images and not the server's
         factory += ("federated_factory@augment=flip+crop", "federated_factory@mode=peer@augment=flip+crop")
     tables = {"federated_factory": factory, "falcon": tokens, "fol": meetings, "fedmitr": vits}
-    ablations = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:4]
+    ablations: tuple[str, ...] = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:4]
+    ablations += (ALONE,) if cell.endswith("n5-a0.1") else ()
     return (*tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations)), *ours_of(cell))
 
 

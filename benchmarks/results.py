@@ -24,8 +24,9 @@ FOLDER = PAGE.with_suffix("")  # the pages that docs/results.md links to
 HEAD = """# Results
 
 Do the claims of the papers hold in our records? Each claim is a difference between two methods in the same cells (dataset,
-partition, number of clients), seed by seed. *Inconclusive*: the 95 % interval of the mean difference includes zero. The last
-column shows the first claim of each method; [all claims](results/claims.md) are on a page of their own.
+partition, number of clients), seed by seed. *Inconclusive*: the 95 % interval of the mean difference includes zero. *With all
+taken together*: so many claims at once would let some pass by chance; these hold nevertheless. The last column shows the first
+claim of each method; [all claims](results/claims.md), with whose recipe each was asked of, are on a page of their own.
 """
 READ = """## How to read the tables
 

@@ -5,7 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.claims import GLOBAL, OWN, PAPERS, Claim, differences, judge, judged, table
+from benchmarks import claims
+from benchmarks.claims import GLOBAL, OWN, PAPERS, SENT, Claim, differences, holm, judge, judged, spelled, table
 from benchmarks.claims_picture import TEXT, picture
 from benchmarks.grid import CELLS, methods_of
 from osfl.reports.svg import width_of
@@ -68,6 +69,33 @@ def test_a_share_a_number_and_an_encounter() -> None:
     assert differences(Claim("", "a#2", "a#1", everywhere, OWN), [one])["x"] == pytest.approx([0.1, 0.1])
 
 
+def test_a_margin_a_point_of_the_way_and_the_window_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = record("blood360-a0.1", **{"a": [0.5], "b@resolution=180": [0.6]})
+    assert differences(Claim("", "a", "b@resolution={window}", everywhere, margin=0.2), [one])["blood360-a0.1"] == [
+        pytest.approx(0.1)
+    ]
+    monkeypatch.setattr(claims, "_shown", lambda: {"blood360-a0.1": {"a": {"mean": [0, 0], "seed0": [0.55, 0.8]}}})
+    assert differences(Claim("", "a%1", "a", everywhere), [one])["blood360-a0.1"] == [pytest.approx(0.3)]
+    assert differences(Claim("", "a", "a%0.6", everywhere), [one])["blood360-a0.1"] == [pytest.approx(-0.05)]
+
+
+def test_who_did_not_gain_had_too_small_a_budget_to_be_compared_with() -> None:
+    better, worse = (record(cell, a=[0.5], b=[ended], fedavg=[0.4]) for cell, ended in (("x", 0.45), ("y", 0.3)))
+    assert set(differences(Claim("", "a", "b", everywhere), [better, worse])) == {"x", "y"}
+    assert set(differences(Claim("", "a", "b", everywhere, gained=True), [better, worse])) == {"x"}
+
+
+def test_of_what_is_sent_less_is_more() -> None:
+    one = record("x", a=[1.0], b=[1.0])
+    one["methods"]["a"][SENT], one["methods"]["b"][SENT] = {"values": [30.0]}, {"values": [40.0]}
+    assert differences(Claim("", "a", "b", everywhere, SENT), [one])["x"] == [0.25]
+
+
+def test_many_claims_at_once_need_smaller_chances() -> None:
+    assert holm([0.02, 0.001, 0.03]) == [True, True, True] and holm([0.03, 0.001, 0.03]) == [False, True, False]
+    assert holm([0.04]) == [True] and holm([0.04, 0.9]) == [False, False]
+
+
 def test_cells_without_the_rows_or_of_other_tables_have_no_say() -> None:
     claim = Claim("", "a", "b", "x".__eq__)
     assert differences(claim, [record("x", a=[1.0]), record("y", a=[1.0], b=[0.0])]) == {}
@@ -78,11 +106,11 @@ def test_table_and_picture_say_the_same() -> None:
     rows = {"fedbicross": [0.9, 0.8], "dense": [0.5, 0.5], "coboosting": [0.5, 0.4], "fedisca": [0.91, 0.81]}
     found = judge([record("blood-n5-a0.1", **rows)])
     lines, drawn = "\n".join(table(found)), picture(found)
-    assert "| above DENSE in every cell | +35.0 ± 63.5 own | 1 of 1 | inconclusive |" in lines
-    assert "| above Co-Boosting in every cell | +40.0 ± 0.0 own | 1 of 1 | yes |" in lines
-    assert "| above FedISCA in every cell | -1.0 ± 0.0 own | 0 of 1 | **no**: blood-n5-a0.1 |" in lines
+    assert "| above DENSE in every cell | ours | +35.0 ± 63.5 own | 1 of 1 | 2 | inconclusive | – |" in lines
+    assert "| above Co-Boosting in every cell | ours | +40.0 ± 0.0 own | 1 of 1 | 2 | yes | yes |" in lines
+    assert "| above FedISCA in every cell | ours | -1.0 ± 0.0 own | 0 of 1 | 2 | **no**: blood-n5-a0.1 | yes |" in lines
     alone = judge([record("blood-n5-a0.1", fedbicross=[0.9], dense=[0.5])])[0]
-    assert "| +40.0 (one seed) own | 1 of 1 | inconclusive |" in table([alone])[1]
+    assert "| +40.0 (one seed) own | 1 of 1 | 1 | inconclusive | – |" in table([alone])[1]
     for one in found:
         assert one.claim.says in drawn and f"{one.above:+.1f}" in drawn
     ElementTree.fromstring(drawn)  # a file of its own, so it has to be XML
@@ -90,6 +118,6 @@ def test_table_and_picture_say_the_same() -> None:
 
 @pytest.mark.parametrize("claim", [claim for said in PAPERS.values() for claim in said], ids=lambda claim: claim.says)
 def test_every_claim_is_about_rows_that_some_cell_of_the_grid_has(claim: Claim) -> None:
-    wanted = {row.partition("#")[0] for row in (claim.left, claim.right) if isinstance(row, str)}
-    assert any(wanted <= set(methods_of(cell)) for cell in CELLS if claim.cells(cell))
+    rows = [row for row in (claim.left, claim.right) if isinstance(row, str)]
+    assert any({spelled(cell, row)[0] for row in rows} <= set(methods_of(cell)) for cell in CELLS if claim.cells(cell))
     assert width_of(claim.says, 11) <= TEXT - 140, "the picture would cut it"
