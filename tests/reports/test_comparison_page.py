@@ -43,10 +43,13 @@ def test_one_seed_and_missing_values_are_no_problem(tmp_path: Path) -> None:
 
 
 def test_the_best_is_marked_but_never_the_pooled_reference_nor_saying_nothing(demo_runs: Runs) -> None:
-    methods = summarize(demo_runs(5, seeds=3))["methods"]
-    titles = [column.title for column in shown_columns(methods)]
+    comparison = summarize(demo_runs(5, seeds=3))
+    titles = [column.title for column in shown_columns(comparison)]
     best = {
-        (row.method, title) for row in table_rows(methods) for title, cell in zip(titles, row.cells, strict=True) if cell.best
+        (row.method, title)
+        for row in table_rows(comparison)
+        for title, cell in zip(titles, row.cells, strict=True)
+        if cell.best
     }
     assert ("fedavg_rounds", "Accuracy") in best and ("ensemble", "Up") in best and ("fedavg", "Up") in best
     assert not any(method == "centralized" for method, _ in best) and ("local_only", "Up") not in best
@@ -55,12 +58,12 @@ def test_the_best_is_marked_but_never_the_pooled_reference_nor_saying_nothing(de
 def test_reading_help_names_the_best_and_the_bar(demo_runs: Runs) -> None:
     results = demo_runs(5, seeds=1)
     first = reading_help(summarize(results), results)[0]
-    assert "fedavg_rounds has the highest" in first and "82.0\xa0%" in first and "90.0\xa0%" in first
+    assert "fedavg_rounds has the highest balanced accuracy" in first and "78.0\xa0%" in first and "86.0\xa0%" in first
 
 
 def test_ties_in_bytes_are_named_together(demo_runs: Runs) -> None:
     results = demo_runs(3, seeds=1)
-    assert reading_help(summarize(results), results)[1].startswith("ensemble, fedavg upload least, 6.22\xa0MB")
+    assert reading_help(summarize(results), results)[2].startswith("ensemble, fedavg upload least, 6.22\xa0MB")
 
 
 def test_the_label_map_says_which_seed_it_shows(demo_runs: Runs, sample: Sampler, tmp_path: Path) -> None:
@@ -102,3 +105,38 @@ def test_markdown_has_a_row_a_method_and_escapes_names(demo_runs: Runs, sample: 
 
 def test_pooling_features_does_not_compete_either() -> None:
     assert is_pooled("centralized_tokens") and is_pooled("centralized@epochs=2") and not is_pooled("fedavg")
+
+
+def unbalanced(result: Result, balanced: float) -> Result:
+    """The same run on a test set in which one class has most of the images."""
+    size = len(result["task"]["classes"])
+    result["scores"]["confusion"] = [
+        [float(90 if row == column == 0 else row == column) for column in range(size)] for row in range(size)
+    ]
+    result["scores"]["global"]["balanced_accuracy"] = balanced
+    return result
+
+
+def test_on_unbalanced_data_accuracy_crowns_nobody(sample: Sampler, tmp_path: Path) -> None:
+    """`always` answers the most frequent class, has the highest accuracy, sends least, and is marked best nowhere."""
+    always, honest = unbalanced(sample("always", accuracy=0.91), 1 / 8), unbalanced(sample("honest", accuracy=0.8), 0.7)
+    classes = len(always["task"]["classes"])
+    always["scores"]["global"]["balanced_accuracy"] = 1 / classes
+    always["costs"]["upload_bytes"] = 10
+    comparison = summarize([always, honest, unbalanced(sample("other", accuracy=0.5), 0.4)])
+    assert comparison["headline"]["metric"] == "balanced_accuracy" and comparison["below"] == ["always"]
+    assert shown_columns(comparison)[0].title == "Balanced accuracy"
+    rows = {row.method: row for row in table_rows(comparison)}
+    assert not any(cell.best for cell in rows["always"].cells) and rows["honest"].cells[0].best
+    reading = " ".join(reading_help(comparison, [always, honest]))
+    assert "honest has the highest balanced accuracy" in reading and "always is no better than always answering" in reading
+    assert "Balanced accuracy by method" in page_of([], tmp_path, comparison)
+    chosen = summarize([always, honest], metric="accuracy")
+    assert chosen["headline"]["metric"] == "accuracy" and "chosen with --metric" in chosen["headline"]["why"]
+
+
+def test_smoke_runs_carry_a_banner_everywhere(demo_runs: Runs, tmp_path: Path) -> None:
+    results = demo_runs(2, seeds=1)
+    assert "Smoke run" not in page_of(results, tmp_path)
+    results[0]["preset"] = "smoke"
+    assert page_of(results, tmp_path).count("Smoke run") >= 2 and "Smoke run" in comparison_markdown(summarize(results))

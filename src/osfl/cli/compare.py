@@ -41,6 +41,10 @@ Out = Annotated[
     ),
 ]
 
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Repeat runs that are finished, such as after a change of a method's code.")
+]
+
 
 def compare(
     methods: Methods = ",".join(SENSIBLE),
@@ -66,6 +70,8 @@ def compare(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    metric: options.Metric = "",
+    fresh: Fresh = False,
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
@@ -74,10 +80,13 @@ def compare(
     A client model that several methods upload is trained once. A setting applies to every method that has it, and the
     topology (--topology, --encounters, --contacts) to every method without a server phase of its own.
     """
+    from osfl.core.headline import headline
     from osfl.runtime.machine import Machine
     from osfl.simulate.compare import compare as compare_methods
 
     mistakes, wanted, chosen = Mistakes(), [], [0]
+    with mistakes.noted():
+        headline([1, 1], metric)
     with mistakes.noted():
         wanted = names(methods, "--methods")
     with mistakes.noted():
@@ -107,7 +116,9 @@ def compare(
     machine = Machine(workers=workers, threads=threads, device=device)
     with progress_display(output_format == "json") as progress:
         rehearse(simulation, wanted)
-        comparison = compare_methods(simulation, wanted, chosen, out, machine=machine, progress=by_run(progress))
+        comparison = compare_methods(
+            simulation, wanted, chosen, out, machine=machine, progress=by_run(progress), metric=metric, fresh=fresh
+        )
     if output_format == "json":
         sys.stdout.write((out / "comparison.json").read_text(encoding="utf-8"))
     else:

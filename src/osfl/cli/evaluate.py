@@ -47,15 +47,6 @@ By = Annotated[
         help="Column of a CSV (scanner, ward, sex): scores for each of its values.",
     ),
 ]
-Metric = Annotated[
-    str,
-    typer.Option(
-        "--metric",
-        metavar="NAME",
-        show_default=False,
-        help="Read this one first: accuracy, balanced_accuracy, auroc or f1; default: by the balance of the classes.",
-    ),
-]
 Resamples = Annotated[
     int, typer.Option("--resamples", metavar="N", min=0, max=100_000, help="Bootstrap draws for the intervals; 0: none.")
 ]
@@ -89,7 +80,7 @@ def evaluate(
     whole: Whole = False,
     group: options.Group = "",
     by: By = "",
-    metric: Metric = "",
+    metric: options.Metric = "",
     resamples: Resamples = 1000,
     key: Key = None,
     out: Out = None,

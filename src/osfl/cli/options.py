@@ -297,6 +297,16 @@ PlanFile = Annotated[
     ),
 ]
 
+Metric = Annotated[
+    str,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        show_default=False,
+        help="Read this one first: accuracy, balanced_accuracy, auroc or f1; default: by the balance of the test classes.",
+    ),
+]
+
 SITE, COORDINATOR = "The site", "The round"
 Plan = Annotated[Path, typer.Argument(metavar="plan.toml", help="The plan that all agreed on.")]
 RoundFolder = Annotated[Path, typer.Argument(metavar="ROUND", help="The round's folder; `osfl enroll` makes one.")]

@@ -49,7 +49,13 @@ class Finished:
     label: str = ""  # its name in a comparison; empty: by its method and settings
 
 
-def report(folders: Folders, out: Out = None, markdown: Markdown = False, output_format: options.Format = "text") -> None:
+def report(
+    folders: Folders,
+    out: Out = None,
+    markdown: Markdown = False,
+    metric: options.Metric = "",
+    output_format: options.Format = "text",
+) -> None:
     """Write report/index.html again for each run, and one page that compares them."""
     from osfl.reports.markdown import comparison_markdown
 
@@ -59,7 +65,7 @@ def report(folders: Folders, out: Out = None, markdown: Markdown = False, output
         put_json(runs[0].result) if output_format == "json" else show_run(runs[0].result, runs[0].folder)
         return
     target = out or _beside(runs) / "report"
-    comparison = _compare(runs, target, f"osfl report {' '.join(folders)}")
+    comparison = _compare(runs, target, f"osfl report {' '.join(folders)}", metric)
     if output_format == "json":
         put_json({**comparison, "reports": [str(path) for path in where], "report": str(target / "index.html")})
     elif markdown:
@@ -147,14 +153,14 @@ def _redraw(runs: Sequence[Finished]) -> list[Path]:
     return written
 
 
-def _compare(runs: Sequence[Finished], target: Path, command: str) -> dict[str, Any]:
+def _compare(runs: Sequence[Finished], target: Path, command: str, metric: str) -> dict[str, Any]:
     from osfl.evaluation.comparison import summarize
     from osfl.reports.comparison import write_comparison
 
     results = [run.result for run in runs]
     labels = [run.label for run in runs]
     paths = [os.path.relpath(run.folder, target.parent) for run in runs]
-    comparison = summarize(results, labels=labels, paths=paths, command=command)
+    comparison = summarize(results, labels=labels, paths=paths, command=command, metric=metric)
     write_comparison(comparison, results, target)
     return comparison
 

@@ -32,11 +32,15 @@ def show_run(result: Result, out: Path, *, finished_before: bool = False) -> Non
     """A run in a dozen lines."""
     from rich.table import Table
 
+    from osfl.core.headline import SMOKE, is_smoke
+
     data = result["data"]
     echo(
         f"[bold]{result['method']}[/] on [bold]{escape(str(data.get('dataset', '')))}[/]: {len(result['clients'])} clients, "
         f"{escape(str(data.get('partition', '')))}, preset {result['preset']}, seed {result['seed']}"
     )
+    if is_smoke(result):
+        echo(f"[black on yellow] {SMOKE} [/]")
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right", style="bold")
@@ -70,6 +74,7 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
     joint = costs.get("inference_bytes")
     whose = whose if joint is None else "all clients' models together"
     return [
+        *_unbalanced(result),
         ("Accuracy", percent(metrics["accuracy"]), f"{whose}; always one class: {percent(scores['majority'])}"),
         ("AUROC", decimal(metrics["auroc"]), "macro, one class against the rest"),
         ("Own distribution", percent(own["mean"]), "mean over clients, each on the classes it holds"),
@@ -83,6 +88,17 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
     ]
 
 
+def _unbalanced(result: Result) -> list[tuple[str, str, str]]:
+    """Balanced accuracy first, where accuracy would mislead."""
+    from osfl.core.headline import headline_of
+    from osfl.reports.text import percent
+
+    metric, why = headline_of(result)
+    if metric == "accuracy":
+        return []
+    return [("Balanced accuracy", percent(result["scores"]["global"]["balanced_accuracy"]), f"read it first: {why}")]
+
+
 def _encounters(result: Result) -> list[tuple[str, str, str]]:
     """How the own-distribution accuracy grew from one encounter to the next."""
     from osfl.reports.text import percent
@@ -94,21 +110,26 @@ def _encounters(result: Result) -> list[tuple[str, str, str]]:
     return rows
 
 
-def comparison_table(comparison: Mapping[str, Any], metrics: Sequence[str] = _SHOWN) -> Table:
-    """Methods as rows; the best of a column is green (training in one place does not compete)."""
+def comparison_table(comparison: Mapping[str, Any], metrics: Sequence[str]) -> Table:
+    """Methods as rows; the best of a column is green (training in one place and constant answers do not compete)."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from osfl.reports.columns import shown_columns, table_rows
 
-    columns = shown_columns(comparison["methods"])
+    columns = shown_columns(comparison)
     shown = [index for index, column in enumerate(columns) if column.metric in metrics]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Method", overflow="fold", min_width=min(_NAMES, _widest(comparison)))
     for index in shown:
-        title = columns[index].title.replace("Messages", "Msgs").replace("Worst client", "Worst\nclient")
+        title = (
+            columns[index]
+            .title.replace("Messages", "Msgs")
+            .replace("Balanced accuracy", "Balanced\naccuracy")
+            .replace("Worst client", "Worst\nclient")
+        )
         table.add_column(title, justify="right", no_wrap=True)
-    for row in table_rows(comparison["methods"]):
+    for row in table_rows(comparison):
         cells = [row.cells[index] for index in shown]
         texts = [f"{cell.text}\n{cell.spread}".strip() for cell in cells]
         styled = [f"[bold green]{text}[/]" if c.best else text for text, c in zip(texts, cells, strict=True)]
@@ -121,16 +142,31 @@ def _widest(comparison: Mapping[str, Any]) -> int:
 
 
 def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
+    from osfl.core.headline import NAMES, SMOKE
+    from osfl.reports.columns import headline_metric
+
     seeds = len({run["seed"] for run in comparison["runs"]})
     terminal = output()
     freely = terminal.options.update(max_width=10_000)  # else a table that is too wide claims to fit
     spare = max(0, _widest(comparison) - _NAMES)  # what the column of methods gives up, names folded
-    table = comparison_table(comparison)
-    for count in range(len(_SHOWN) - 1, 0, -1):
+    wanted = list(dict.fromkeys([headline_metric(comparison), *_SHOWN]))
+    table = comparison_table(comparison, wanted)
+    for count in range(len(wanted) - 1, 0, -1):
         if terminal.measure(table, options=freely).maximum - spare <= terminal.width:
             break
-        table = comparison_table(comparison, _SHOWN[:count])
+        table = comparison_table(comparison, wanted[:count])
     terminal.print(table)
+    if comparison["smoke"]:
+        terminal.print(f"[black on yellow] {SMOKE} [/]")
+    first = comparison["headline"]
+    terminal.print(f"[dim]Read {NAMES[first['metric']]} first: {first['why']}.[/]")
+    if comparison["below"]:
+        names = escape(", ".join(comparison["below"]))
+        terminal.print(f"[yellow]No better than always answering the most frequent class: {names}.[/]")
+    for name in comparison.get("changed", ()):
+        terminal.print(
+            f"[yellow]{escape(name)}: its code changed since this run was made, and it was not repeated; --fresh repeats it.[/]"
+        )
     if seeds > 1:
         echo(f"[dim]Mean ± sample standard deviation over {seeds} seeds.[/]")
     echo(f"Report  {report}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from osfl.core.errors import UsageError, nearest
+from osfl.core.result import Result
 
 UNBALANCED = 1.5  # the most frequent class has so many times the images of the rarest one
 CHOICES = ("accuracy", "balanced_accuracy", "auroc", "f1")
@@ -43,3 +44,21 @@ def constant_answer(metric: str, counts: Sequence[float]) -> float:
         "auroc": 0.5,
         "f1": 2 * share / (1 + share) / len(present),
     }[metric]
+
+
+# --- of finished runs -------------------------------------------------------------------------------------------------
+
+SMOKE = "Smoke run: a trial of everything in seconds. Its figures say nothing about a method."
+
+
+def judged_counts(result: Result) -> list[float]:
+    """Images of each class that a run was judged on; empty where it has no confusion matrix."""
+    return [sum(row) for row in result["scores"].get("confusion", ())]
+
+
+def headline_of(result: Result, chosen: str = "") -> tuple[str, str]:
+    return headline(judged_counts(result), chosen)
+
+
+def is_smoke(result: Result) -> bool:
+    return result["preset"] == "smoke"

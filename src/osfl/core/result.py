@@ -373,6 +373,7 @@ class Result(TypedDict):
     topology: NotRequired[dict[str, Any]]  # topology and encounters, where the plan has them
     encounters: NotRequired[list[Encounter]]  # where clients exchange several times; `costs` are then those of all encounters
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
+    code: NotRequired[str]  # digest of the method's files and what they import; absent in results of earlier versions
     privacy: NotRequired[DifferentialPrivacy]  # only for rounds with [privacy] in their plan
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
     audit: NotRequired[Audit]  # only where `osfl audit` attacked the run

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from osfl.core.headline import constant_answer, headline, is_smoke, judged_counts
 from osfl.core.result import Result
 from osfl.evaluation.course import equal_accuracy, mean_courses
 
@@ -59,12 +60,13 @@ _WORK = ("client", "server", "personalize")  # phases that make the models; judg
 
 
 def summarize(
-    results: Sequence[Result], *, labels: Sequence[str] = (), command: str = "", paths: Sequence[str] = ()
+    results: Sequence[Result], *, labels: Sequence[str] = (), command: str = "", paths: Sequence[str] = (), metric: str = ""
 ) -> dict[str, Any]:
     """Group runs by method and take mean and sample standard deviation over seeds.
 
     Runs that differ in more than the seed (data, clients, preset, settings) are never averaged: each such group has a
-    name of its own, the method followed by what sets it apart, unless `labels` name the groups.
+    name of its own, the method followed by what sets it apart, unless `labels` name the groups. `metric`: what is read
+    first; without it balanced accuracy on unbalanced test images, else accuracy.
     """
     names = list(labels) or group_names(results)
     groups: dict[str, list[Result]] = {}
@@ -75,6 +77,8 @@ def summarize(
         "schema": SCHEMA,
         "command": command,
         "data": _common_data(results),
+        "smoke": [name for name, group in groups.items() if any(map(is_smoke, group))],
+        **_headline(groups, metric),
         "methods": {name: {metric: over_seeds(metric, group) for metric in METRICS} for name, group in groups.items()},
         "courses": mean_courses(groups),
         "equal_accuracy": equal_accuracy(groups),
@@ -84,6 +88,21 @@ def summarize(
             for name, result, place in zip(names, results, places, strict=True)
         ],
     }
+
+
+def _headline(groups: Mapping[str, Sequence[Result]], chosen: str) -> dict[str, Any]:
+    """What to read first, why, and which methods are no better at it than always answering the most frequent class."""
+    counts = [sum(column) for column in zip(*(judged_counts(r) for group in groups.values() for r in group), strict=False)]
+    metric, why = headline(counts, chosen)
+    floors = {name: _floor(metric, group) for name, group in groups.items()}
+    means = {name: over_seeds(f"scores.global.{metric}", group)["mean"] for name, group in groups.items()}
+    below = [name for name, mean in means.items() if mean is not None and mean <= floors[name] + 1e-9]
+    floor = next(iter(floors.values())) if len({round(value, 12) for value in floors.values()}) == 1 else None
+    return {"headline": {"metric": metric, "why": why, "floor": floor}, "below": below}
+
+
+def _floor(metric: str, group: Sequence[Result]) -> float:
+    return statistics.fmean(constant_answer(metric, judged_counts(result)) for result in group)
 
 
 def over_seeds(metric: str, group: Sequence[Result]) -> dict[str, Any]:

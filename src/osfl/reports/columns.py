@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ class Column:
     title: str
     text_of: Callable[[float | None], str]
     best: Callable[..., float] | None = None  # max, min, or no best
+    when_first: bool = False  # shown only where it is the headline metric
     sent_only: bool = False  # the cheapest of those that sent anything; sending nothing is no saving
 
     @property
@@ -27,6 +28,8 @@ class Column:
 
 COLUMNS = (
     Column("scores.global.accuracy", "Accuracy", percent, max),
+    Column("scores.global.balanced_accuracy", "Balanced accuracy", percent, max, when_first=True),
+    Column("scores.global.f1", "F1", decimal, max, when_first=True),
     Column("scores.global.auroc", "AUROC", decimal, max),
     Column("scores.clients.own.mean", "Own mean", percent, max),
     Column("scores.clients.own.median", "Own median", percent, max),
@@ -65,17 +68,29 @@ def mean(methods: Methods, method: str, metric: str) -> float | None:
     return None if value is None else float(value)
 
 
-def shown_columns(methods: Methods) -> list[Column]:
-    """Columns that at least one method has a value for."""
-    return [column for column in COLUMNS if any(mean(methods, name, column.metric) is not None for name in methods)]
+def shown_columns(comparison: Mapping[str, Any]) -> list[Column]:
+    """The headline metric, and then the columns that at least one method has a value for."""
+    methods, first = comparison["methods"], headline_metric(comparison)
+    ordered = sorted(COLUMNS, key=lambda column: column.metric != first)
+    wanted = [column for column in ordered if column.metric == first or not column.when_first]
+    return [column for column in wanted if any(mean(methods, name, column.metric) is not None for name in methods)]
 
 
-def table_rows(methods: Methods) -> list[Row]:
-    columns = shown_columns(methods)
-    best = {column.metric: _best(methods, column) for column in columns}
+def headline_metric(comparison: Mapping[str, Any]) -> str:
+    """Its place in results.json; comparisons of earlier versions have none and read accuracy first."""
+    return f"scores.global.{comparison.get('headline', {}).get('metric', 'accuracy')}"
+
+
+def table_rows(comparison: Mapping[str, Any]) -> list[Row]:
+    """Who is no better than a constant answer wins no column."""
+    methods, columns = comparison["methods"], shown_columns(comparison)
+    rivals = [name for name in methods if not is_pooled(name) and name not in comparison.get("below", ())]
+    best = {column.metric: _best(methods, column, rivals) for column in columns}
     return [
-        Row(name, tuple(_cell(methods, name, column, best[column.metric]) for column in columns), _runs(methods[name]))
-        for name in methods
+        Row(
+            name, tuple(_cell(methods, name, column, best[column.metric], name in rivals) for column in columns), _runs(metrics)
+        )
+        for name, metrics in methods.items()
     ]
 
 
@@ -83,16 +98,16 @@ def _runs(metrics: Mapping[str, Mapping[str, Any]]) -> int:
     return max((int(entry.get("n") or 0) for entry in metrics.values()), default=0)
 
 
-def _best(methods: Methods, column: Column) -> float | None:
+def _best(methods: Methods, column: Column, rivals: Sequence[str]) -> float | None:
     """The winning value; None where fewer than two take part or all read the same, for then nothing was won."""
     if column.best is None:
         return None
-    found = [mean(methods, name, column.metric) for name in methods if not is_pooled(name)]
+    found = [mean(methods, name, column.metric) for name in rivals]
     values = [value for value in found if value is not None and (value > 0 or not column.sent_only)]
     return column.best(values) if len({column.text_of(value) for value in values}) > 1 else None
 
 
-def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Cell:
+def _cell(methods: Methods, name: str, column: Column, best: float | None, rival: bool) -> Cell:
     entry = methods[name].get(column.metric, {})
     value, std = entry.get("mean"), entry.get("std")
     if value is None:
@@ -100,7 +115,7 @@ def _cell(methods: Methods, name: str, column: Column, best: float | None) -> Ce
     shown = std and (entry.get("n") or 0) > 1 and not column.is_cost  # the spread of costs would crowd out the table
     spread = f"± {column.text_of(std).removesuffix(PERCENT).removesuffix(POINTS).lstrip('+')}" if shown else ""
     # Compared as shown: two values that read the same are both best.
-    wins = best is not None and not is_pooled(name) and column.text_of(value) == column.text_of(best)
+    wins = best is not None and rival and column.text_of(value) == column.text_of(best)
     return Cell(column.text_of(value), spread, wins)
 
 

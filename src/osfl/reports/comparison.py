@@ -8,8 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from osfl.core.headline import NAMES, SMOKE
 from osfl.core.result import Result
-from osfl.reports.columns import Methods, is_pooled, mean, shown_columns, table_rows
+from osfl.reports.columns import Methods, headline_metric, is_pooled, mean, shown_columns, table_rows
 from osfl.reports.course import course_view, equal_rows
 from osfl.reports.gains import gains_views
 from osfl.reports.generators import bound_rows
@@ -17,7 +18,7 @@ from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
 from osfl.reports.text import flops_mark, judged_on, many, percent, size, size_mark
 
-ACCURACY, OWN, UP = "scores.global.accuracy", "scores.clients.own.mean", "costs.upload_bytes"
+OWN, UP = "scores.clients.own.mean", "costs.upload_bytes"
 
 
 def write_comparison(comparison: dict[str, Any], results: Sequence[Result], folder: Path) -> Path:
@@ -30,16 +31,18 @@ def write_comparison(comparison: dict[str, Any], results: Sequence[Result], fold
         chips=_chips(comparison),
         lede=_lede(methods),
         reading=reading_help(comparison, results),
-        columns=shown_columns(methods),
-        rows=table_rows(methods),
-        accuracy_chart=_bars(methods, judged),
-        cost_chart=_scatter(methods, judged),
+        columns=shown_columns(comparison),
+        banner=SMOKE if comparison.get("smoke") else "",
+        headline=_metric_name(comparison),
+        rows=table_rows(comparison),
+        accuracy_chart=_bars(comparison, judged),
+        cost_chart=_scatter(comparison, judged),
         judged=judged,
         runs=comparison.get("runs", []),
         data=fact_rows(comparison.get("data", {})),
         command=comparison.get("command", ""),
         compute_chart=_compute(methods),
-        sample_chart=_samples(methods, judged),
+        sample_chart=_samples(comparison, judged),
         generators=bound_rows(comparison),
         courses=course_view(comparison),
         equal=equal_rows(comparison),
@@ -76,19 +79,54 @@ def reading_help(comparison: Mapping[str, Any], results: Sequence[Result]) -> li
     """Sentences about what the table shows; every number is one of the table's."""
     methods: Methods = comparison["methods"]
     judged = judged_on(comparison.get("data", {}))
-    found = {name: mean(methods, name, ACCURACY) for name in methods}
+    found = {name: mean(methods, name, headline_metric(comparison)) for name in methods}
     scores = {name: value for name, value in found.items() if value is not None}
-    rivals = {name: value for name, value in scores.items() if not is_pooled(name)}
-    sentences = [_leader(rivals, scores, judged), _cheapest(methods, rivals), _caution(comparison, results)]
+    below = comparison.get("below", ())
+    rivals = {name: value for name, value in scores.items() if not is_pooled(name) and name not in below}
+    leader = _leader(rivals, scores, f"{_metric_name(comparison)} on the {judged}")
+    beaten = [name for name in below if not is_pooled(name)]
+    sentences = [
+        leader,
+        _rule(comparison),
+        _constant(beaten, rivals),
+        _cheapest(methods, rivals),
+        _caution(comparison, results),
+    ]
+    sentences += [
+        f"The code of {name} changed since this run was made, and it was not repeated: `osfl compare --fresh` repeats it."
+        for name in comparison.get("changed", ())
+    ]
     return [sentence for sentence in sentences if sentence]
 
 
-def _leader(rivals: Mapping[str, float], scores: Mapping[str, float], judged: str) -> str:
+def _metric_name(comparison: Mapping[str, Any]) -> str:
+    return NAMES[headline_metric(comparison).rsplit(".", 1)[1]]
+
+
+def _rule(comparison: Mapping[str, Any]) -> str:
+    """Why another metric than accuracy is read first."""
+    first = comparison.get("headline", {"metric": "accuracy"})
+    if first["metric"] == "accuracy":
+        return ""
+    name = NAMES[first["metric"]]
+    return f"{name[0].upper()}{name[1:]} is read first: {first['why']}."
+
+
+def _constant(below: Sequence[str], rivals: Mapping[str, float]) -> str:
+    if not below:
+        return ""
+    named = f"{', '.join(below)} {'is' if len(below) == 1 else 'are'} no better than always answering the most frequent class"
+    return (
+        f"{named}, so nothing of {'it' if len(below) == 1 else 'them'} is marked best." if rivals else f"{named}: none is best."
+    )
+
+
+def _leader(rivals: Mapping[str, float], scores: Mapping[str, float], metric: str) -> str:
     if not rivals:
         return ""
     best = max(rivals, key=lambda name: rivals[name])
     pooled = next((name for name in scores if is_pooled(name)), None)
-    text = f"{best} has the highest accuracy on the {judged}, {percent(rivals[best])}"
+    text = f"{best} has the highest {metric}, {percent(rivals[best])}"
     if pooled:
         text += f"; training on all images in one place ({pooled}) reaches {percent(scores[pooled])}"
     return text + "."
@@ -120,19 +158,24 @@ def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def _majority(methods: Methods) -> tuple[str, float] | None:
-    """The constant-answer line, where all methods share one."""
-    values = {mean(methods, name, "scores.majority") for name in methods}
-    value = values.pop() if len(values) == 1 else None
+def _constant_line(comparison: Mapping[str, Any]) -> tuple[str, float] | None:
+    """What a constant answer reaches, where it is the same for all methods."""
+    methods: Methods = comparison["methods"]
+    if "headline" in comparison:
+        value = comparison["headline"]["floor"]
+    else:
+        values = {mean(methods, name, "scores.majority") for name in methods}
+        value = values.pop() if len(values) == 1 else None
     return None if value is None else ("always the most frequent class", value)
 
 
-def _bars(methods: Methods, judged: str) -> Markup:
-    groups = {name: [_with_error(methods, name, metric) for metric in (ACCURACY, OWN)] for name in methods}
-    series = (judged, "own distribution, mean over clients")
-    what = f"Accuracy of each method on the {judged} and on the clients' own distributions"
+def _bars(comparison: Mapping[str, Any], judged: str) -> Markup:
+    methods, metric, name = comparison["methods"], headline_metric(comparison), _metric_name(comparison)
+    groups = {method: [_with_error(methods, method, one) for one in (metric, OWN)] for method in methods}
+    series = (f"{name}, {judged}", "accuracy on the own distribution, mean over clients")
+    what = f"{name} of each method on the {judged}, and accuracy on the clients' own distributions"
     return responsive(
-        lambda width: bars(groups, series, what=what, width=width, reference=_majority(methods)), "Accuracy by method"
+        lambda width: bars(groups, series, what=what, width=width, reference=_constant_line(comparison)), f"{name} by method"
     )
 
 
@@ -140,10 +183,10 @@ def _with_error(methods: Methods, name: str, metric: str) -> tuple[float | None,
     return mean(methods, name, metric), methods[name].get(metric, {}).get("std")
 
 
-def _scatter(methods: Methods, judged: str) -> Markup:
-    points = []
+def _scatter(comparison: Mapping[str, Any], judged: str) -> Markup:
+    methods, metric, called, points = comparison["methods"], headline_metric(comparison), _metric_name(comparison), []
     for name in methods:
-        (value, error), cost = _with_error(methods, name, ACCURACY), mean(methods, name, UP)
+        (value, error), cost = _with_error(methods, name, metric), mean(methods, name, UP)
         if value is not None and cost is not None:
             points.append(Point(name, cost, value, error, kind=1 if is_pooled(name) else 0))
     if not points:
@@ -157,7 +200,8 @@ def _scatter(methods: Methods, judged: str) -> Markup:
             y_words=lambda v: percent(v, 0),
             x_words=size_mark,
             x_label="uploaded bytes (log scale)",
-            y_label=f"accuracy on the {judged}",
+            y_label=f"{called} on the {judged}",
+            share_y=True,
         )
 
     return responsive(draw, "Accuracy against bytes")
@@ -191,11 +235,11 @@ def _compute(methods: Methods) -> Markup:
     return responsive(draw, "Operations against bytes")
 
 
-def _samples(methods: Methods, judged: str) -> Markup:
+def _samples(comparison: Mapping[str, Any], judged: str) -> Markup:
     """Accuracy against what one synthetic sample costs (FALCON, Fig. 5)."""
-    points = []
+    methods, metric, called, points = comparison["methods"], headline_metric(comparison), _metric_name(comparison), []
     for name in methods:
-        (value, error), cost = _with_error(methods, name, ACCURACY), mean(methods, name, "costs.flops_per_sample")
+        (value, error), cost = _with_error(methods, name, metric), mean(methods, name, "costs.flops_per_sample")
         if value is not None and cost is not None:
             points.append(Point(name, cost, value, error))
     if not points:
@@ -209,7 +253,8 @@ def _samples(methods: Methods, judged: str) -> Markup:
             x_words=flops_mark,
             y_words=lambda v: percent(v, 0),
             x_label="operations of one synthetic sample (log scale)",
-            y_label=f"accuracy on the {judged}",
+            y_label=f"{called} on the {judged}",
+            share_y=True,
         )
 
     return responsive(draw, "Accuracy against the cost of a sample")

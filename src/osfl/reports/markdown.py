@@ -6,18 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from osfl.core.headline import SMOKE
 from osfl.reports.columns import shown_columns, table_rows
 
 
 def comparison_markdown(comparison: Mapping[str, Any]) -> str:
     """The table of the comparison page; the best value of a column is bold."""
-    methods = comparison["methods"]
     rows = []
-    for row in table_rows(methods):
+    for row in table_rows(comparison):
         cells = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
         spreads = [f" {cell.spread}" if cell.spread else "" for cell in row.cells]
         rows.append([safe(row.method), *(text + spread for text, spread in zip(cells, spreads, strict=True)), str(row.runs)])
-    return table(["Method", *(column.title for column in shown_columns(methods)), "Seeds"], rows)
+    banner = f"\n{SMOKE}\n" if comparison.get("smoke") else ""
+    return table(["Method", *(column.title for column in shown_columns(comparison)), "Seeds"], rows) + banner
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

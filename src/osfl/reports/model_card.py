@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from osfl.core.headline import NAMES, SMOKE, headline_of, is_smoke
 from osfl.core.result import Result, finding_line
 from osfl.reports.audit import audit_sentences
 from osfl.reports.columns import POOLED
@@ -39,7 +40,8 @@ def _model(result: Result) -> str:
         f"one of {count(len(classes))} classes comes out.",
         f"Classes: {', '.join(safe(name) for name in classes)}.",
     ]
-    return f"# Model card: {safe(result['method'])} on {safe(_dataset(result))}\n\n{_bullets(lines)}"
+    banner = f"**{SMOKE}**\n\n" if is_smoke(result) else ""
+    return f"# Model card: {safe(result['method'])} on {safe(_dataset(result))}\n\n{banner}{_bullets(lines)}"
 
 
 def _use(result: Result) -> str:
@@ -98,6 +100,8 @@ def _evaluation(result: Result) -> str:
         f"Own distribution, mean ± std over clients: {percent(own['mean'])} ± {percent(own['std'])}",
         f"Worst client: {safe(own['worst_client'])}, {percent(own['worst'])}",
     ]
+    metric, why = headline_of(result)
+    lines.append(f"Read {NAMES[metric]} first: {why}")
     classes = [[safe(name), percent(value)] for name, value in scores["per_class"].items()]
     return (
         f"## Evaluation\n\nOn the {judged_on(result['data'])}, {whose}:\n\n{table(['Score', 'Value'], rows)}\n"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from osfl.core.headline import SMOKE, headline_of, is_smoke
 from osfl.core.result import Result, finding_line
 from osfl.reports.audit import audit_section
 from osfl.reports.columns import POOLED
@@ -63,7 +64,15 @@ def _head(result: Result) -> dict[str, Any]:
         chips.append(("samples", str(data["samples"])))
     chips += [(key, str(value)) for key, value in result.get("topology", {}).items()]
     heading = f"{result['method']} on {data.get('dataset', result['task'].get('name', 'unnamed data'))}"
-    return {"heading": heading, "lede": _lede(result), "chips": chips, "tiles": _tiles(result), "cautions": _cautions(result)}
+    banner = SMOKE if is_smoke(result) else ""
+    return {
+        "banner": banner,
+        "heading": heading,
+        "lede": _lede(result),
+        "chips": chips,
+        "tiles": _tiles(result),
+        "cautions": _cautions(result),
+    }
 
 
 def _cautions(result: Result) -> list[str]:
@@ -91,11 +100,20 @@ def _tiles(result: Result) -> list[dict[str, str]]:
     own, sent = scores["clients"]["own"], costs["messages_per_client"]
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
     return [
-        _tile("Global accuracy", percent(scores["global"]["accuracy"]), f"{whose}, on the {judged_on(result['data'])}"),
+        _first_tile(result, f"{whose}, on the {judged_on(result['data'])}"),
         _tile("Own-distribution accuracy", percent(own["mean"]), "mean over clients, each on its own distribution of classes"),
         _tile("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
         _tile("Uploaded", size(costs["upload_bytes"]), f"by all clients together, {many(sent, 'message')} each"),
     ]
+
+
+def _first_tile(result: Result, where: str) -> dict[str, str]:
+    metric, _ = headline_of(result)
+    if metric == "accuracy":
+        return _tile("Global accuracy", percent(result["scores"]["global"]["accuracy"]), where)
+    plain = percent(result["scores"]["global"]["accuracy"])
+    why = f"{where}, where classes are unbalanced; accuracy {plain}"
+    return _tile("Balanced accuracy", percent(result["scores"]["global"]["balanced_accuracy"]), why)
 
 
 def _tile(name: str, figure: str, why: str) -> dict[str, str]:

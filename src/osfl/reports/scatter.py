@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from osfl.reports.axes import Frame, draw_axes, linear, logarithmic, room_for
+from osfl.reports.axes import Frame, draw_axes, linear, logarithmic, room_for, within_shares
 from osfl.reports.svg import canvas, color, fit_middle, label, legend, line, tag, title, width_of
 from osfl.reports.text import compact
 
@@ -33,11 +33,14 @@ def scatter(
     x_words: Callable[[float], str] = compact,
     y_words: Callable[[float], str] = compact,
     log_y: bool = False,
+    share_y: bool = False,
     kinds: Sequence[str] = (),
 ) -> str:
-    """Points with their names. A log axis keeps a place for zero at its start. `kinds` names what colors stand for."""
+    """Points with their names. A log axis keeps a place for zero at its start. `kinds` names what colors stand for;
+    with `share_y` nothing is above 100 %."""
     across = logarithmic([p.x for p in points]) if log_x else linear([p.x for p in points])
     up = logarithmic([p.y for p in points]) if log_y else linear([p.y for p in points])
+    up = within_shares(up) if share_y else up
     y_names = [y_words(mark) for mark in up.marks]
     left = room_for(y_names)
     head, top = legend(list(kinds), 0, 14, width) if kinds else ([], 8.0)

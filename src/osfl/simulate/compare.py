@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from osfl.core.code import code_digest
 from osfl.core.method import quiet
+from osfl.core.registry import load
 from osfl.core.result import Result, write_json
 from osfl.core.types import Progress
 from osfl.evaluation.comparison import summarize
@@ -28,13 +31,23 @@ def compare(
     *,
     machine: Machine = Machine(),
     progress: Progress = quiet,
+    metric: str = "",
+    fresh: bool = False,
 ) -> dict[str, Any]:
-    """Several methods on the same shards. Each client model is trained once and shared by all that upload it."""
+    """Several methods on the same shards. Each client model is trained once and shared by all that upload it.
+
+    `metric`: what is read first (osfl.core.headline). Runs that are finished stand; the comparison names those whose method's
+    code has changed since, and `fresh` repeats all.
+    """
     out = Path(out)
+    if fresh:
+        _discard(out, methods, seeds)
     variants = dict(zip(methods, for_methods(simulation, methods), strict=True))
     results: list[tuple[str, Result]] = []
+    changed: dict[str, None] = {}
     for seed in seeds:
         for label, variant in variants.items():
+            before = (out / label / f"seed{seed}" / "results.json").exists()
             where = f"{label} seed {seed}"
             result = run(
                 replace(variant, seed=seed),
@@ -44,14 +57,18 @@ def compare(
                 cache=out / "cache",
             )
             results.append((label, result))
+            if before and result.get("code") != code_digest(load(variant.method)):
+                changed[label] = None
             progress(f"{where} done", len(results), len(seeds) * len(variants))
     results = [(label, result) for (label, _), result in zip(results, with_gains([r for _, r in results]), strict=True)]
     comparison = summarize(
         [result for _, result in results],
         labels=[label for label, _ in results],
         paths=[f"{label}/seed{result['seed']}" for label, result in results],
-        command=_compare_command(simulation, methods, seeds, out),
+        command=_compare_command(simulation, methods, seeds, out, metric),
+        metric=metric,
     )
+    comparison["changed"] = list(changed)
     for label, result in results:  # again, now that every reference is known
         others: list[Result] = [
             {**r, "method": other} for other, r in results if other != label and r["seed"] == result["seed"]
@@ -62,8 +79,18 @@ def compare(
     return comparison
 
 
-def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path) -> str:
+def _discard(out: Path, methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """The runs of this comparison and the client models that they share; nothing that is not a run's folder."""
+    for folder in [out / label / f"seed{seed}" for label in methods for seed in seeds]:
+        if (folder / "plan.json").exists():
+            shutil.rmtree(folder)
+    if (out / "cache").is_dir():
+        shutil.rmtree(out / "cache")
+
+
+def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path, metric: str) -> str:
     one = f"osfl run --method {shlex.quote(simulation.method)} "
     several = f"osfl compare --methods {shlex.quote(','.join(methods))} "
     text = simulation.command(str(out)).replace(one, several, 1)
+    text += f" --metric {metric}" if metric else ""
     return text.replace(f"--seed {simulation.seed} ", f"--seeds {','.join(map(str, seeds))} ", 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from osfl.core.code import code_digest
 from osfl.core.method import Context, Method
 from osfl.core.registry import is_reference
 from osfl.core.result import SCHEMA, Costs, Course, Generators, Phase, Result, Tokens
@@ -96,6 +97,7 @@ def evaluate(
         "scores": scores,
         "costs": {**_costs(traffic, fl_round), **exchanged},  # type: ignore[typeddict-item]
         "environment": {},
+        "code": code_digest(type(method)),
         "inputs": describe_inputs(plan.settings, plan.task.image[1], federation.source.native),
         "figures": fl_round.figures() | dict(method.review(payloads)),
     }
