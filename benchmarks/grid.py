@@ -62,6 +62,7 @@ ONESUM = (
 )
 PEERS = tuple(f"onesum@prior=site@topology=random:5@encounters={times}" for times in (1, 3))  # terms instead of models
 ROUND_CELLS = ("onesum@symmetry=square", "onesum@symmetry=square@prior=site")  # cells and lesions have no upright
+PHOTOGRAPHS = tuple(f"onesum@mean_color=0{more}" for more in ("", "@symmetry=flip", "@prior=site"))  # color says little there
 WITH_PRIOR = ("ensemble@ensemble=odds@personalize=prior",)
 FACTORY_PRIOR = ("federated_factory@personalize=prior",)
 ENCODED = ("onesum@features=encoder", "onesum@features=encoder@prior=site", "onesum")
@@ -520,10 +521,11 @@ def ours_of(cell: str) -> tuple[str, ...]:
         return ENCODED
     round_cells = ROUND_CELLS if CELLS[cell].dataset in ("bloodcells-28", "skinlesions-28") else ()
     upright = tuple(label for label in ONESUM if "flip" not in label) if CELLS[cell].dataset == "digits" else ONESUM
+    photographs = PHOTOGRAPHS if cell in ("factory-cifar-n5-a0.1", "cifar-silos", "cifar-meet-n30-a0.1") else ()
     both = (*WITH_PRIOR, *FACTORY_PRIOR)  # generators need more images of a class than seventy sites have, and no ViTs
     controls = {"federated_factory": both, "fedavg": both, "fol": WITH_PRIOR, "fedmitr": WITH_PRIOR}
     peers = PEERS if CELLS[cell].method == "fol" else ()
-    return (*upright, *round_cells, *peers, *controls.get(CELLS[cell].method, ()))
+    return (*upright, *round_cells, *photographs, *peers, *controls.get(CELLS[cell].method, ()))
 
 
 def attacked(cell: str) -> None:

@@ -71,14 +71,25 @@ def test_bases_are_orthonormal() -> None:
     assert torch.allclose(color_basis(3)[0], torch.full((3,), 3**-0.5, dtype=torch.float64))
 
 
-def test_filters_have_unit_norm_no_mean_and_twice_the_color() -> None:
-    filters = draw_filters(2000, 3, torch_generator(0, "many"))
+@pytest.mark.parametrize(("mean_color", "color"), [(1.0, 25 * 4 / 24), (0.0, 4.0)])
+def test_filters_have_unit_norm_no_mean_and_twice_the_color(mean_color: float, color: float) -> None:
+    """`color`: energy beside that of brightness; 25 coefficients of twice the size against 24, or 24 against 24."""
+    filters = draw_filters(2000, 3, torch_generator(0, "many"), mean_color)
     assert torch.allclose(filters.flatten(1).norm(dim=1), torch.ones(2000, dtype=torch.float64), atol=1e-4)
     assert float(filters.flatten(1).sum(1).abs().max()) < 1e-3
     energy = torch.einsum("fcyx,kc->fkyx", filters, color_basis(3)).square().sum((2, 3)).mean(0)
-    ratio = float(energy[1] / energy[0])
-    assert 25 * 4 / 24 * 0.95 < ratio < 25 * 4 / 24 * 1.05  # 25 coefficients of twice the size, against 24
+    assert 0.95 * color < float(energy[1] / energy[0]) < 1.05 * color
     assert float(draw_filters(200, 1, torch_generator(0, "gray")).flatten(1).sum(1).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize(("mean_color", "seeing"), [(0.0, 0), (0.25, 2), (0.5, 4), (1.0, 8)])
+def test_a_share_of_the_filters_sees_the_mean_color(mean_color: float, seeing: int) -> None:
+    red = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)[:, None, None]
+    filters = draw_filters(8, 3, torch_generator(0, "some"), mean_color)
+    found = ((filters * red).sum((1, 2, 3)).abs() > 1e-3).nonzero().flatten().tolist()
+    assert len(found) == seeing and all(b - a == 8 // seeing for a, b in zip(found, found[1:], strict=False))
+    gray = torch_generator(0, "gray")
+    assert torch.equal(draw_filters(8, 1, gray, mean_color), draw_filters(8, 1, torch_generator(0, "gray"), 1.0))
 
 
 def test_brightness_and_contrast_hardly_matter_where_there_is_contrast() -> None:

@@ -89,6 +89,24 @@ def test_the_curve_of_the_sums_is_gcv_of_that_ridge_regression() -> None:
     assert np.allclose(curve.eigenvalues.numpy(), values[::-1])
 
 
+def test_where_images_count_alike_gcv_is_the_error_of_leaving_out_each_in_turn() -> None:
+    """By brute force: as many regressions as images, each without one. Rows of a circulant matrix all have one leverage,
+    and there GCV is that error exactly; elsewhere it takes the mean leverage for each."""
+    n = 24
+    steps = 2 * np.pi * np.outer(np.arange(n), [1, 2, 5]) / n
+    x = torch.tensor(np.hstack([np.cos(steps), np.sin(steps)]) * [3, 2, 1, 3, 2, 1])
+    y = torch.multinomial(torch.ones(CLASSES), n, replacement=True, generator=torch_generator(0, "circulant"))
+    found = moments(total(x, y))
+    standard, labels = ((x - found.mean) / found.scale).numpy(), np.eye(CLASSES)[y.numpy()]
+    curve, errors = found.curve(), []
+    for candidate in curve.candidates.tolist()[::8]:
+        left = [np.delete(np.arange(n), i) for i in range(n)]
+        fits = [Ridge(alpha=candidate * n, tol=1e-12).fit(standard[rest], labels[rest]) for rest in left]
+        answers = np.vstack([fit.predict(standard[i : i + 1]) for i, fit in enumerate(fits)])
+        errors.append(float(((answers - labels) ** 2).sum() / n))
+    assert np.allclose(curve.scores.numpy()[::8], errors, rtol=1e-6)
+
+
 @pytest.mark.parametrize("shrinkage", [1e-3, 0.3])
 def test_ridge_is_that_of_scikit_learn(shrinkage: float) -> None:
     x, y = samples()

@@ -379,6 +379,7 @@ def test_wrong_settings_are_named() -> None:
         "head": "qda",
         "symmetry": "square",
         "filters": 0,
+        "mean_color": 1.5,
         "temperature": 0.0,
         "least": 0,
         "bound": -1.0,

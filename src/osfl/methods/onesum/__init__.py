@@ -105,6 +105,8 @@ class OneSum(TokenMethod):
         found = super().problems(clients) if s.features == "encoder" else []
         found += too_low(s, {"filters": 1, "scales": 1, "side": 8, "thumbnail": 0, "least": 1, "bound": 0, "dimensions": 0})
         found += not_positive(s, "temperature", "norm")
+        if not 0 <= s.mean_color <= 1:
+            found.append(f"setting 'mean_color': expected a share from 0 to 1, got {s.mean_color}")
         if not is_shrinkage(s.shrinkage):
             found.append(f"setting 'shrinkage': expected gcv or a number of at least 0, got {s.shrinkage!r}")
         if s.head == "qda" and not s.by_class:
@@ -574,7 +576,7 @@ class OneSum(TokenMethod):
 
     def _filters(self, ctx: Context) -> torch.Tensor:
         s = self.settings
-        return draw_filters(s.filters * s.scales, self.task.image[0], ctx.generator("onesum", "filters"))
+        return draw_filters(s.filters * s.scales, self.task.image[0], ctx.generator("onesum", "filters"), s.mean_color)
 
     def _random_map(self, filters: torch.Tensor) -> RandomConvolutions:
         return RandomConvolutions(filters, self.settings, self.settings.reach())

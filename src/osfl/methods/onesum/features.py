@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.core.types import Json
+from osfl.core.types import ADDED, Json
 
 SIDE = 5  # of a filter
 CELLS = 3  # each map is averaged over 3 x 3 cells
@@ -33,6 +33,8 @@ class RandomMap:
     """How images become features where no encoder is used; mixed into Settings."""
 
     filters: int = 64  # F, random filters of 5 x 5 pixels at each scale
+    # share of the filters that see the mean color of a patch; the others see differences within it. 0 is better for photographs
+    mean_color: float = field(default=1.0, metadata=ADDED)
     scales: int = 1  # image sides that filters look at: `side`, twice that, and so on
     side: int = 32  # larger images are reduced to this side (the largest scale: side * 2^(scales - 1)); smaller ones stay
     thumbnail: int = 7  # side of the thumbnail among the features; 0: none
@@ -53,12 +55,14 @@ class RandomMap:
         return ["osfl random convolutions", 1, list(image), *names]
 
 
-def draw_filters(count: int, channels: int, rng: torch.Generator) -> torch.Tensor:
-    """W (count, channels, 5, 5) in float64: standard normal in DCT and opponent-color coordinates, without the mean of the
-    patch, each of unit norm."""
+def draw_filters(count: int, channels: int, rng: torch.Generator, mean_color: float = 1.0) -> torch.Tensor:
+    """W (count, channels, 5, 5) in float64: standard normal in DCT and opponent-color coordinates, without the mean brightness
+    of the patch, each of unit norm. All but the share `mean_color`, evenly spread, are without its mean color, too."""
     coefficients = torch.randn(count, channels, SIDE, SIDE, generator=rng, dtype=torch.float64)
     coefficients[:, 1:] *= _CHROMA
     coefficients[:, 0, 0, 0] = 0
+    steps = (torch.arange(count + 1, dtype=torch.float64) * mean_color).floor()
+    coefficients[steps.diff() == 0, :, 0, 0] = 0
     coefficients /= coefficients.flatten(1).norm(dim=1)[:, None, None, None]
     dct, colors = cosine_basis(SIDE), color_basis(channels)
     filters = torch.einsum("fkuv,kc,uy,vx->fcyx", coefficients, colors, dct, dct)
