@@ -220,7 +220,8 @@ def picture(cells: Mapping[str, Any]) -> str:
             tag("rect", x=right + 20, y=place - 9, width=14, height=4, fill=ink),
             label(right + 42, place - 3, name, size=12),
         ]
-        parts += [label(right + 42, place + 12, f"without noise {clean:.1f} %", size=11)]
+        if math.isfinite(clean):
+            parts += [label(right + 42, place + 12, f"without noise {clean:.1f} %", size=11)]
     where = max(ends) + 46
     parts += [label(right + 20, where, "thick: noise = share, a trusted server", size=11)]
     parts += [label(right + 20, where + 16, "dashed: noise = site, against the server, too", size=11)]

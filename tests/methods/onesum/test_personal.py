@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -53,19 +53,20 @@ FLAT = torch.zeros(3, dtype=torch.float64)
 def test_few_held_out_images_leave_the_default() -> None:
     _, labels = answers(2, 0.0)
     right, _ = answers(2, 1.0)
-    found = choose({0: FLAT, **dict.fromkeys(FACTORS, right)}, right, labels)
-    assert found == default_choice(network=True)
-    assert choose({0: FLAT, 1.0: right}, None, labels) == default_choice(network=False) == Choice(1.0, 1.0, 0.0)
+    for shrinkage, factor in ((0.05, 3.0), (0.1, 3.0), (0.2, 1.0)):  # a large lambda is not raised further
+        found = choose({0: FLAT, **dict.fromkeys(FACTORS, right)}, right, labels, shrinkage)
+        assert found == default_choice(True, shrinkage) == Choice(factor, 1.0, 0.25)
+    assert choose({0: FLAT, 1.0: right}, None, labels, 0.05) == default_choice(False, 0.05) == Choice(1.0, 1.0, 0.0)
 
 
 def test_many_held_out_images_choose_who_is_right() -> None:
     good, labels = answers(300, 0.95)
     bad, _ = answers(300, 0.2)
     bad_scores = {0: FLAT, **dict.fromkeys(FACTORS, bad)}
-    assert choose(bad_scores, good, labels).blend == 0.5
-    assert choose({0: FLAT, **dict.fromkeys(FACTORS, good)}, bad, labels).blend == 0.0
-    assert choose({**bad_scores, 30.0: good}, None, labels).factor == 30.0
-    assert choose({0: FLAT, **dict.fromkeys(FACTORS, bad)}, None, labels).softness == 0.5  # wrong and sure: softer
+    assert choose(bad_scores, good, labels, 0.05).blend == 0.5
+    assert choose({0: FLAT, **dict.fromkeys(FACTORS, good)}, bad, labels, 0.05).blend == 0.0
+    assert choose({**bad_scores, 30.0: good}, None, labels, 0.05).factor == 30.0
+    assert choose({0: FLAT, **dict.fromkeys(FACTORS, bad)}, None, labels, 0.05).softness == 0.5  # wrong and sure: softer
 
 
 def test_a_mixture_is_one_of_probabilities() -> None:
@@ -115,7 +116,7 @@ def test_only_held_out_images_are_asked() -> None:
     one, release = sited(federation)
     bare = replace(shard, val=shard.val.subset(torch.zeros(0, dtype=torch.int64)))
     found = one.personalize(release, bare, ctx(federation))
-    assert found.facts["site"] == {"factor": 3.0, "softness": 1.0, "blend": 0.25}
+    assert found.facts["site"] == asdict(default_choice(True, found.facts["shrinkage"]))
 
 
 def one_class(shard: Shard, images: int) -> Shard:

@@ -437,7 +437,7 @@ class OneSum(TokenMethod):
         prior = corrected_prior(site_log_prior(shard.train.labels, len(self.task.classes)), head.prior)
         network = self._network(shard, ctx)
         heads = offered(shared.tensors, head)
-        choice = self._chosen(heads, prior, network, shard, ctx)
+        choice = self._chosen(heads, prior, network, float(shared.facts["shrinkage"]), shard, ctx)
         softness = torch.tensor([choice.softness * self.settings.temperature], dtype=torch.float64)
         own = replace(heads[choice.factor], prior=prior, temperature=softness)
         kept = {name: value for name, value in shared.tensors.items() if not name.startswith("sites/")}
@@ -458,13 +458,19 @@ class OneSum(TokenMethod):
         return local_model(shard, self.task, self.settings, ctx)
 
     def _chosen(
-        self, heads: Mapping[float, Head], prior: torch.Tensor, network: Payload | None, shard: Shard, ctx: Context
+        self,
+        heads: Mapping[float, Head],
+        prior: torch.Tensor,
+        network: Payload | None,
+        shrinkage: float,
+        shard: Shard,
+        ctx: Context,
     ) -> Choice:
         """By the site's held-out images where it has any and the plan leaves it to them."""
         if self.settings.blend != "auto":
             return Choice(1.0, 1.0, float(self.settings.blend) if network is not None else 0.0)
         if not len(shard.val) or ctx.plan.privacy is not None:  # in a private round they are in the sums
-            start = default_choice(network is not None)
+            start = default_choice(network is not None, shrinkage)
             return start if start.factor in heads else replace(start, factor=1.0)
         features, tau = self.encode(shard.val.images, ctx), self.settings.temperature
         plain = {f: replace(h, prior=torch.zeros_like(prior), temperature=torch.ones(1)) for f, h in heads.items()}
@@ -474,7 +480,7 @@ class OneSum(TokenMethod):
             said = (
                 fast_logits([classifier(network, self.task)], shard.val.images, run_map=_one_by_one)[0].double().log_softmax(1)
             )
-        return choose({0: prior, **scores}, said, shard.val.labels)
+        return choose({0: prior, **scores}, said, shard.val.labels, shrinkage)
 
     def needs_images_after_round(self) -> bool:
         return bool(self.settings.prior == "site")

@@ -21,6 +21,7 @@ FACTORS = (1.0, 3.0, 10.0, 30.0)  # on the release's lambda: a site of few class
 SOFTNESS = (0.5, 1.0, 2.0)  # on the setting `temperature`
 BLENDS = (0.0, 0.25, 0.5)  # beta
 STEP = 2.0  # nats that the held-out images must gain together for each step on one of these grids
+MOST = 0.5  # lambda up to which the default raises it; on photographs the release's own is above
 NETWORK = "network/"  # the site's own network in its payload
 _LEAST = -20.0  # log-probability below which an image is not worse: one outlier decides nothing
 
@@ -34,9 +35,12 @@ class Choice:
     blend: float  # beta
 
 
-def default_choice(network: bool) -> Choice:
-    """Found on validation images of blood cells, lesions and photographs, one for all; see the card."""
-    return Choice(3.0, 1.0, 0.25) if network else Choice(1.0, 1.0, 0.0)
+def default_choice(network: bool, shrinkage: float) -> Choice:
+    """Found on validation images of blood cells, lesions and photographs, one for all; see the card. `shrinkage`: the
+    release's lambda. Beside a network it is tripled, unless it is large already."""
+    if not network:
+        return Choice(1.0, 1.0, 0.0)
+    return Choice(3.0 if 3 * shrinkage <= MOST else 1.0, 1.0, 0.25)
 
 
 def heads_for_sites(found: Moments, shrinkage: float) -> dict[str, torch.Tensor]:
@@ -53,10 +57,12 @@ def offered(tensors: Mapping[str, torch.Tensor], head: Head) -> dict[float, Head
     return {1.0: head, **{f: Head(weight, bias, head.prior, head.temperature) for f, weight, bias in others}}
 
 
-def choose(scores: Mapping[float, torch.Tensor], network: torch.Tensor | None, labels: torch.Tensor) -> Choice:
+def choose(
+    scores: Mapping[float, torch.Tensor], network: torch.Tensor | None, labels: torch.Tensor, shrinkage: float
+) -> Choice:
     """The most likely choice, and the default where that is not clear. `scores`: tau l_c of each factor on lambda, (n, classes)
     and beside them under the key 0 the site's log prior, (classes,); `network`: log p of the site's network, (n, classes)."""
-    start = default_choice(network is not None)
+    start = default_choice(network is not None, shrinkage)
     factors = [factor for factor in scores if factor > 0]
     start = start if start.factor in factors else Choice(1.0, start.softness, start.blend)
     grid = [Choice(*one) for one in product(factors, SOFTNESS, BLENDS if network is not None else (0.0,))]
