@@ -159,7 +159,7 @@ def judged(scores: Mapping[str, Sequence[float]], epsilon: float) -> dict[str, A
     for threshold in (-0.25, 0.0, 0.25, 0.5):
         (tp, tpr), (fp, fpr) = ((sum(s > threshold for s in scores[w]), len(scores[w])) for w in ("in", "out"))
         (low, high), (low_out, high_out) = interval(tp, tpr), interval(fp, fpr)
-        allowed = min(1.0, math.exp(epsilon) * high_out + DELTA)
+        allowed = min(1.0, math.exp(min(epsilon, 50.0)) * high_out + DELTA)  # e^1000 is no float
         rows.append(
             {
                 "threshold": threshold,

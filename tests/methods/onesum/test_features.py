@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_a_share_of_the_filters_sees_the_mean_color(mean_color: float, seeing: i
     red = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)[:, None, None]
     filters = draw_filters(8, 3, torch_generator(0, "some"), mean_color)
     found = ((filters * red).sum((1, 2, 3)).abs() > 1e-3).nonzero().flatten().tolist()
-    assert len(found) == seeing and all(b - a == 8 // seeing for a, b in zip(found, found[1:], strict=False))
+    assert len(found) == seeing and all(b - a == 8 // seeing for a, b in pairwise(found))
     gray = torch_generator(0, "gray")
     assert torch.equal(draw_filters(8, 1, gray, mean_color), draw_filters(8, 1, torch_generator(0, "gray"), 1.0))
 
