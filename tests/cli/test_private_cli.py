@@ -32,7 +32,7 @@ def test_new_writes_privacy_and_the_settings_that_it_needs(osfl: Osfl) -> None:
         ("--method onesum --noise share", "differential privacy needs --epsilon and --delta"),
         ("--method onesum --epsilon 0 --delta 1e-5", "privacy.epsilon: expected a number above 0, got 0.0"),
         ("--method onesum --epsilon 8 --delta 1", "privacy.delta: expected a number above 0 and below 1, got 1.0"),
-        ("--method fedavg --epsilon 8 --delta 1e-5", "what sites of fedavg send is not a sum that noise is added to"),
+        ("--method fedpft --epsilon 8 --delta 1e-5", "what sites of fedpft send is not a sum that noise is added to"),
     ],
 )
 @pytest.mark.parametrize("verb", ["new --dataset digits --out plan.toml", "run --smoke"])

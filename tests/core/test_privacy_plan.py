@@ -65,7 +65,15 @@ def test_a_table_that_says_something_else_is_refused(table: dict[str, Any], text
     [
         (make_plan(Privacy(0.0, 1e-5)), "privacy.epsilon: expected a number above 0"),
         (make_plan(Privacy(8.0, 2.0)), "privacy.delta: expected a number above 0 and below 1"),
-        (make_plan(Privacy(8.0, 1e-5), "fedavg"), "what sites of fedavg send is not a sum that noise is added to"),
+        (make_plan(Privacy(8.0, 1e-5), "fedpft"), "what sites of fedpft send is not a sum that noise is added to"),
+        (make_plan(Privacy(8.0, 1e-5), "fedavg", settings={"architecture": "cnn"}), "batch norm of 'cnn' mixes the images"),
+        (
+            make_plan(Privacy(8.0, 1e-5), "fedavg", settings={"clip": 0.0}),
+            "setting 'clip': with .privacy. the gradient of each",
+        ),
+        (make_plan(Privacy(8.0, 1e-5), "fedavg", settings={"augment": "flip"}), "setting 'augment'"),
+        (make_plan(Privacy(8.0, 1e-5), "ensemble", settings={"ensemble": "odds"}), "privacy: with these settings class counts"),
+        (make_plan(Privacy(8.0, 1e-5, "share"), "fedavg"), "privacy.noise: each site trains with all of the noise"),
         (make_plan(Privacy(8.0, 1e-5), "fedcgs"), "use onesum with features=encoder"),
         (make_plan(Privacy(8.0, 1e-5), settings={"dimensions": 0}), "set dimensions=256"),
         (

@@ -25,7 +25,7 @@ def test_every_name_is_described_and_parses() -> None:
 
 def test_options_replace_defaults() -> None:
     assert parse("vit-p4-w192-d6-h3")[1] == {"p": 4, "w": 192, "d": 6, "h": 3}
-    assert parse("resnet18-w16")[1] == {"w": 16}
+    assert parse("resnet18-w16")[1] == {"w": 16, "g": 0}
 
 
 def test_listing_needs_no_torch() -> None:

@@ -172,7 +172,7 @@ Epsilon = Annotated[
         metavar="E",
         rich_help_panel=HOW,
         show_default=False,
-        help="Differential privacy of single images, for methods that send sums (onesum): noise for this epsilon.",
+        help="Differential privacy of single images, for onesum and methods that upload models: noise for this epsilon.",
     ),
 ]
 Delta = Annotated[

@@ -246,7 +246,11 @@ def check_plan(plan: Plan) -> None:
         )
     if plan.privacy is not None:
         wrong = _privacy_problems(plan, method)
-        fix = "Correct [privacy], or leave it out; onesum has differential privacy." if wrong else fix
+        fix = (
+            "Correct [privacy], or leave it out; onesum and methods that upload models have differential privacy."
+            if wrong
+            else fix
+        )
         problems += wrong
     try:
         problems += method.problems(len(plan.clients))

@@ -17,6 +17,7 @@ from osfl.ingredients.statistics.site_prior import OneClassifier
 from osfl.ingredients.training.model_method import ModelMethod
 from osfl.ingredients.training.uploaded_vits import (
     VIT_CPU,
+    VIT_PRIVATE,
     VIT_SMOKE,
     UploadedVits,
     as_drawn,
@@ -28,6 +29,7 @@ from osfl.ingredients.training.uploaded_vits import (
 class DeepInversionVit(OneClassifier, ModelMethod):
     Settings = UploadedVits
     PRESETS: ClassVar[Any] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
+    PRIVATE = VIT_PRIVATE
     DEVIATIONS = (
         "as FedMITR's tables use it: client by client, against the server's model as it is, from the clients' average",
         "clients start from random weights unless `pretrained` names a file (the paper: ImageNet)",

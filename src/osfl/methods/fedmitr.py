@@ -23,6 +23,7 @@ from osfl.ingredients.statistics.site_prior import OneClassifier
 from osfl.ingredients.training.model_method import ModelMethod
 from osfl.ingredients.training.uploaded_vits import (
     VIT_CPU,
+    VIT_PRIVATE,
     VIT_SMOKE,
     UploadedVits,
     as_drawn,
@@ -50,6 +51,7 @@ class FedMitr(OneClassifier, ModelMethod):
         "cpu": VIT_CPU,
         "smoke": {**VIT_SMOKE, "probe": 2},
     }
+    PRIVATE = VIT_PRIVATE
     DEVIATIONS = (
         "when patches are stopped, how many server epochs there are and where the server starts was not published: one stop at "
         "half of the steps, 50 epochs, and the clients' average unless the settings say otherwise",

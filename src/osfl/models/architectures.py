@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from osfl.core.errors import UsageError
 from osfl.core.types import ClientId, Task
 
-OPTIONS = {"w": "width", "p": "patch side in pixels", "d": "depth in blocks", "h": "attention heads"}
+OPTIONS = {
+    "w": "width",
+    "p": "patch side in pixels",
+    "d": "depth in blocks",
+    "h": "attention heads",
+    "g": "groups of group norm, 0 for batch norm",
+}
 _LARGEST = 65536  # a typing mistake should be a message, not an allocation of a terabyte
 
 
@@ -46,11 +52,11 @@ def _vit(
 
 
 def _resnet(described: str, layers: tuple[int, ...], bottleneck: bool = False) -> Architecture:
-    return Architecture("resnet", described, {"w": 64}, layers, bottleneck)
+    return Architecture("resnet", described, {"w": 64, "g": 0}, layers, bottleneck)
 
 
 TABLE: Mapping[str, Architecture] = {
-    "cnn": Architecture("cnn", "three 3x3 convolutions of width w, 2w, 4w; small and fast, from 8 px", {"w": 32}),
+    "cnn": Architecture("cnn", "three 3x3 convolutions of width w, 2w, 4w; small and fast, from 8 px", {"w": 32, "g": 0}),
     "resnet18": _resnet("ResNet-18, small-image stem up to 64 px", (2, 2, 2, 2)),
     "resnet50": _resnet("ResNet-50, small-image stem up to 64 px", (3, 4, 6, 3), bottleneck=True),
     "vit": Architecture("vit", "vision transformer for small images", {"p": 4, "w": 64, "d": 4, "h": 4}),
@@ -121,9 +127,11 @@ def check_architecture(architecture: str, task: Task) -> tuple[Architecture, dic
 
 def _at_least(smallest: int) -> Callable[[Mapping[str, int], int, int], tuple[list[str], str]]:
     def check(options: Mapping[str, int], height: int, width: int) -> tuple[list[str], str]:
-        if min(height, width) >= smallest:
-            return [], ""
-        return [f"images are {height}x{width}, smaller than {smallest} px"], f"Set image_size to {smallest} or more."
+        if min(height, width) < smallest:
+            return [f"images are {height}x{width}, smaller than {smallest} px"], f"Set image_size to {smallest} or more."
+        if options.get("g") and options["w"] % options["g"]:
+            return [f"{options['g']} groups do not divide width {options['w']}"], "Set -w to a multiple of -g."
+        return [], ""
 
     return check
 

@@ -12,6 +12,7 @@ from osfl.models.cnn import Cnn
 from osfl.models.efficientnet import EfficientNetLite
 from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
+from osfl.models.norms import with_group_norm
 from osfl.models.resnet import ResNet
 from osfl.models.vit import Vit, VitShape
 
@@ -48,9 +49,9 @@ def build_model(architecture: str, task: Task, rng: torch.Generator | None = Non
 
 def _construct(entry: Architecture, options: dict[str, int], image: tuple[int, int, int], classes: int) -> Network:
     if entry.family == "cnn":
-        return Cnn(image, classes, options["w"])
+        return with_group_norm(Cnn(image, classes, options["w"]), options["g"])
     if entry.family == "resnet":
-        return ResNet(image, classes, entry.layers, options["w"], entry.bottleneck)
+        return with_group_norm(ResNet(image, classes, entry.layers, options["w"], entry.bottleneck), options["g"])
     if entry.family == "vit":
         return Vit(image, classes, VitShape(options["p"], options["w"], options["d"], options["h"], entry.layer_scale))
     return EfficientNetLite(image, classes)

@@ -32,7 +32,7 @@ def _initialize_one(name: str, module: nn.Module, rng: torch.Generator | None) -
         _conv(module, rng)
     elif isinstance(module, nn.Linear):
         _uniform(module, rng)
-    elif isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
+    elif isinstance(module, (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)):
         _norm(module)
     else:  # a new kind of layer must not begin with whatever was in memory
         raise AssertionError(f"no rule to initialize {type(module).__name__} at '{name}'")
@@ -69,7 +69,7 @@ def _uniform(module: nn.Linear, rng: torch.Generator | None) -> None:
             nn.init.uniform_(tensor, -bound, bound, generator=rng)
 
 
-def _norm(module: nn.BatchNorm2d | nn.LayerNorm) -> None:
+def _norm(module: nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm) -> None:
     module.weight.fill_(1.0)
     module.bias.zero_()
     if isinstance(module, nn.BatchNorm2d):

@@ -1,13 +1,26 @@
-"""Batch norm's running statistics: a network that learned in few steps, or from other images, may have them wrong."""
+"""Batch norm's running statistics, which may be wrong after few steps or for other images; and group norm, which has none."""
 
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from osfl.models.inputs import to_input
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def with_group_norm(model: Model, groups: int) -> Model:
+    """The same network with group norm in the place of each batch norm, which mixes the images of a batch; 0: as it is."""
+    if groups:
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(module, name, nn.GroupNorm(groups, child.num_features))
+    return model
 
 
 def norms(model: nn.Module) -> list[nn.BatchNorm2d]:

@@ -27,7 +27,7 @@ class Shortcut(nn.Module):
         # The same as a stride of the convolution. That one's backward pass overwrites memory that is not its own for
         # fewer than 8 channels in channels_last (oneDNN 3.12), and the process dies.
         if self.stride > 1:
-            x = x[:, :, :: self.stride, :: self.stride].contiguous(memory_format=torch.channels_last)
+            x = F.avg_pool2d(x, 1, self.stride)  # slices would need a copy, which has no gradients of single images
         y: torch.Tensor = self.bn(self.conv(x))
         return y
 

@@ -45,7 +45,8 @@ def links(model: nn.Module) -> dict[str, Link]:
     for prefix, block in model.named_modules():
         for conv, norm, reader in getattr(block, "reads", ()):
             parts = (block.get_submodule(conv), block.get_submodule(norm), block.get_submodule(reader))
-            found[f"{prefix}.{conv}".lstrip(".")] = parts
+            if isinstance(parts[1], nn.BatchNorm2d):  # the groups of a group norm would not fit fewer filters
+                found[f"{prefix}.{conv}".lstrip(".")] = parts
     return found
 
 

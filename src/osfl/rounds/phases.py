@@ -153,6 +153,9 @@ def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Colle
     ctx.progress("server", 0, 1)
     with measure() as meter:
         kept = None
+        if fl_round.plan.privacy is not None and not method.additive():  # additive methods check as they add
+            for upload in uploads:
+                method.check_upload(upload, ctx)
         if fl_round.plan.secure_sum:
             release = method.server_phase([fl_round.secure_total(method, uploads)], ctx)
         elif method.additive() and ctx.plan.topology is None:

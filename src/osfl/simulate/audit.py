@@ -258,7 +258,7 @@ def _rows(
 
 def _promise(scene: Scene, parties: Sequence[str]) -> tuple[float, float]:
     """Epsilon and delta against these parties, as the release states them."""
-    stated = scene.release.shared.facts["privacy"]
+    stated = scene.method.privacy_statement(scene.release, scene.uploads, scene.ctx.plan)
     epsilon = stated["epsilon_release" if OUTSIDER in parties else "epsilon_term"]
     return (float("inf") if epsilon is None else float(epsilon)), float(stated["delta"])
 

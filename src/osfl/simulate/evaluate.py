@@ -102,10 +102,8 @@ def evaluate(
         "figures": fl_round.figures() | dict(method.review(payloads)),
     }
     if plan.privacy is not None:
-        result["deviations"].append(
-            "noise for differential privacy is on the sums, which hold all images of a site, also of rare classes"
-        )
-        result["privacy"] = published[0].shared.facts["privacy"]
+        result["privacy"] = stated = method.privacy_statement(published[0], fl_round.uploads()[0], plan)
+        result["deviations"].append(f"noise for differential privacy is on {', '.join(stated['noised'])}")
     if judged is not None:
         result["generators"] = judged
     if plan.topology is not None:

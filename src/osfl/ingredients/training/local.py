@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
-from osfl.core.types import ADDED, Dataset, Payload, Shard, Task, settings_as_json
+from osfl.core.types import ADDED, Dataset, Payload, Privacy, Shard, Task, settings_as_json
+from osfl.ingredients.training.private import mechanism_for, private_fit
 from osfl.models.build import Network, architecture_for, architectures_in, build_model, check_architecture
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.inputs import to_input
@@ -77,6 +78,8 @@ SMOKE_TRAINING = {
     "schedule": "cosine",
     "clip": 5.0,
 }
+# What a round with [privacy] begins with: gradients of single images are small, and many of them drown the noise.
+PRIVATE_TRAINING: Mapping[str, Any] = {"clip": 1.0, "weight_decay": 0.0, "batch_size": 256, "augment": "none"}
 TRAINING_PRESETS = {"paper": {}, "cpu": CPU_TRAINING, "smoke": SMOKE_TRAINING}
 
 
@@ -329,7 +332,10 @@ def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> P
 
     def train() -> Payload:
         model = first_model(settings, architecture, task, ctx.generator("init", architecture))
+        privacy = ctx.plan.privacy
         try:
+            if privacy is not None:
+                return _private_model(model, shard, settings, privacy, architecture, ctx)
             fit(
                 model,
                 shard.train,
@@ -353,7 +359,30 @@ def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> P
     }
     if ctx.device.type != "cpu":  # another device gives other bits
         key["device"] = ctx.device.type
+    if ctx.plan.privacy is not None:  # noise is drawn once in a round: drawn again, it would average out
+        key["private"] = ctx.plan.digest
     return ctx.get_or_compute(key, train)
+
+
+def _private_model(
+    model: nn.Module, shard: Shard, settings: Training, privacy: Privacy, architecture: str, ctx: Context
+) -> Payload:
+    """The same with noise, of the site's training images; they alone are looked at."""
+    optimizer, count = _optimizer(model, settings), len(shard.train)
+    mechanism = mechanism_for(privacy, count, settings.batch_size, settings.epochs)
+    private_fit(
+        model,
+        shard.train,
+        settings,
+        mechanism,
+        optimizer,
+        lambda lr: _set_lr(optimizer, lr),
+        decay,
+        device=ctx.device,
+        progress=lambda done, total: ctx.progress(f"{shard.client} trains", done, total),
+    )
+    facts = {"architecture": architecture, "samples": count, "mechanism": mechanism.as_json()}
+    return Payload(named(model, "model"), facts)
 
 
 def classifier(payload: Payload, task: Task, prefix: str = "model") -> nn.Module:

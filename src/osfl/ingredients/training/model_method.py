@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -11,11 +11,12 @@ from torch import nn
 
 from osfl.core.errors import TrainingError, UsageError, go_on_without
 from osfl.core.method import Context, Method
-from osfl.core.types import Contract, Payload, Shard, Upload
+from osfl.core.types import Contract, Json, Payload, Plan, Release, Shard, Upload
 from osfl.ingredients.ensembles.ensemble import Ensemble, weights_for
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
 from osfl.ingredients.training.local import (
+    PRIVATE_TRAINING,
     TRAINING_PRESETS,
     Training,
     architecture_problems,
@@ -25,6 +26,7 @@ from osfl.ingredients.training.local import (
     training_problems,
 )
 from osfl.ingredients.training.one_upload import working_on
+from osfl.ingredients.training.private import check_mechanism, private_training_problems, training_statement
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
 from osfl.models.norms import norms
@@ -73,6 +75,21 @@ class ModelMethod(Method):
 
     def contract(self, architecture: str) -> Contract:
         return contract_of(build_model(architecture, self.task), "model")
+
+    PRIVATE: ClassVar[Mapping[str, Any]] = {"architecture": "cnn-w16-g4", **PRIVATE_TRAINING}
+
+    def privacy_problems(self, plan: Plan) -> list[str]:
+        def built(name: str) -> nn.Module:
+            return build_model(name, self.task)
+
+        return private_training_problems(built, plan, self.architectures(), self.needs_counts())
+
+    def check_upload(self, upload: Upload, ctx: Context) -> None:
+        if ctx.plan.privacy is not None:
+            check_mechanism(upload, ctx.plan)
+
+    def privacy_statement(self, release: Release, uploads: Sequence[Upload], plan: Plan) -> Json:
+        return training_statement(plan, uploads)
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         payload = local_model(shard, self.task, self.settings, ctx)

@@ -13,7 +13,7 @@ from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.generators.synthesis import out_of_range, student_problems
 from osfl.ingredients.inversion.sparse import Events, VitPixels, vit_pixel_problems
 from osfl.ingredients.statistics.site_prior import SitePrior, with_class_shares
-from osfl.ingredients.training.local import SMOKE_TRAINING, Training
+from osfl.ingredients.training.local import PRIVATE_TRAINING, SMOKE_TRAINING, Training
 from osfl.ingredients.training.model_method import Combine, Student
 from osfl.models.architectures import parse
 
@@ -87,6 +87,10 @@ VIT_SMOKE: Mapping[str, Any] = {
     "server_epochs": 2,
     "student_batch": 16,
 }
+
+
+# What a round with [privacy] begins with: no class counts are sent.
+VIT_PRIVATE: Mapping[str, Any] = {**PRIVATE_TRAINING, "labels": "uniform", "ensemble": "logits", "balance": 0.0}
 
 
 def tuned_alike() -> dict[str, Any]:

@@ -18,10 +18,10 @@ import torch
 from osfl.core.errors import RoundError, TrainingError, go_on_without
 from osfl.core.types import Json, Plan, Privacy, Total, Upload
 from osfl.ingredients.statistics.gaussians import Statistics, unpacked
+from osfl.ingredients.statistics.secret_noise import LARGEST, with_noise
 from osfl.methods.onesum.features import LEVELS
 from osfl.methods.onesum.gaussian_mechanism import epsilon_for, multiplier_for
 from osfl.methods.onesum.head import Moments
-from osfl.methods.onesum.noise import LARGEST, with_noise
 
 SHARES = {"counts": 0.05, "sums": 0.65, "gram": 0.3}  # of 1 / m^2; found on validation images of blood cells
 ROOM = 2**52  # all sites' noise stays below: sums of it are exact in float64, and far from the end of int64

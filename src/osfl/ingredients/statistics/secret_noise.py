@@ -12,6 +12,7 @@ import os
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _BITS = 53
 LARGEST = math.sqrt(2 * _BITS * math.log(2))  # 8.57, in standard deviations
@@ -30,3 +31,9 @@ def with_noise(values: torch.Tensor, deviation: float | torch.Tensor) -> torch.T
     """Whole numbers (int64) plus noise of this standard deviation, rounded; a tensor has one for each value."""
     noise = gaussian(values.numel()).reshape(values.shape) * deviation
     return values + noise.round().to(torch.int64)
+
+
+def uniform(count: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1), (count,), from the same source."""
+    words = np.frombuffer(os.urandom(8 * count), dtype="<u8") >> np.uint64(64 - _BITS)
+    return words.astype(np.float64) * 2.0**-_BITS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from osfl.methods.onesum.noise import LARGEST, gaussian, with_noise
+from osfl.ingredients.statistics.secret_noise import LARGEST, gaussian, with_noise
 
 
 def test_it_is_standard_normal(monkeypatch: pytest.MonkeyPatch) -> None:
