@@ -15,6 +15,8 @@ from osfl.deploy.flower import messages
 from osfl.deploy.flower.collector import Collector
 from osfl.deploy.flower.messages import MessageBody
 from osfl.deploy.flower.site_node import SiteNode
+from osfl.inspection.known import Known
+from osfl.inspection.look import look
 from osfl.roles import coordinator, peer, site
 from osfl.roles.repair import make_repair
 from osfl.rounds.forgetting import forget
@@ -52,6 +54,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def upload(plan: Plan, client: ClientId, data: Path, work: Path) -> Path:
     keys = PUBLIC if plan.secure_sum else {}
     return site.make_upload(plan, client, data / f"{client}.npz", KEYS[client], work, machine=ONE, keys=keys)
+
+
+def test_a_site_is_reported_that_an_open_sum_of_few_images_shows_each(made: Path, tmp_path: Path) -> None:
+    """By lattice reduction (benchmarks/exact_sums.py); a masked sum shows nothing, and nothing is said of it."""
+    for plan, expected in ((OPEN, 1), (PLAN, 0)):
+        notices: list[str] = []
+        keys = PUBLIC if plan.secure_sum else {}
+        site.make_upload(
+            plan, SITES[0], tmp_path, KEYS[SITES[0]], made / SITES[0], machine=ONE, notice=notices.append, keys=keys
+        )
+        assert len([line for line in notices if "secure_sum = true" in line]) == expected
+        seen = look(uploaded(made, SITES[0], plan), Known(plan.as_json(), clients=PUBLIC), name="x", draw=True)
+        assert len([f for f in seen["findings"] if f["check"] == "What a reader can compute"]) == expected
 
 
 def opened(folder: Path, plan: Plan, made: Path, among: Sequence[ClientId]) -> Path:
@@ -146,7 +161,7 @@ def test_a_site_answers_one_request_that_fits_what_it_knows(made: Path, tmp_path
     assert not (tmp_path / "east" / "repair.safetensors").exists()
 
 
-def test_who_was_said_to_be_missing_uploads_nothing(made: Path, tmp_path: Path) -> None:
+def test_who_was_stated_to_be_missing_uploads_nothing(made: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     folder = site.work_folder(PLAN, "west", work)
     fl_round = opened(tmp_path / "round", PLAN, made, SITES[:4])
@@ -160,12 +175,12 @@ def test_who_was_said_to_be_missing_uploads_nothing(made: Path, tmp_path: Path) 
 def test_a_site_needs_the_keys_of_all(made: Path, tmp_path: Path) -> None:
     arguments = (PLAN, "north", made / "data" / "north.npz", KEYS["north"], tmp_path)
     few = {name: PUBLIC[name] for name in SITES if name != "west"}
-    for keys, words in (
+    for keys, command in (
         (few, "no key for 'west'"),
         ({**few, "west": PUBLIC["east"]}, "two sites have one key"),
         ({**PUBLIC, "north": SERVER}, "the key for 'north' is not the public half"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=command):
             site.make_upload(*arguments, machine=ONE, keys=keys)
 
 

@@ -252,6 +252,11 @@ class Method:
             return None
         return self.build(self.release_of(self.term(upload), [upload], ctx).shared)
 
+    def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
+        """What whoever reads this upload can find out although the egress check lets it leave, a sentence each; the site is
+        told. Default: nothing is known."""
+        return ()
+
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
         """What a message looks like, for `osfl inspect`: figures by title (osfl.reports.figures). Default: none."""
         return {}

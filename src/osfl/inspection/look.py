@@ -11,7 +11,7 @@ from osfl.inspection.findings import SEVERITIES, Finding, Material, findings, no
 from osfl.inspection.known import Known
 from osfl.inspection.numbers import numbers_of
 from osfl.inspection.own_images import compare, ratio_chart
-from osfl.inspection.pictures import galleries, histograms, previews
+from osfl.inspection.pictures import cautions, galleries, histograms, previews
 from osfl.inspection.roles import masked_role, owner_of, role_of
 from osfl.wire.bundle import Bundle
 from osfl.wire.masks import COMMITMENTS
@@ -73,6 +73,7 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
     plan = known.whole_plan() if (data is not None or draw) and not masked else None
     compared = compare(bundle, plan, data, attacks=_is_sound(found)) if plan is not None and data is not None else None
     found += compared.findings if compared else []
+    found += cautions(bundle, plan) if plan is not None and _is_sound(found) else []
     attacked = compared.ratios if compared else []
     unknown = (compared.problems if compared else []) + not_checked(material, compared is not None, bool(attacked))
     figures: dict[str, Json] = {}

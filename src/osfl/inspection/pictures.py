@@ -10,7 +10,7 @@ import numpy as np
 from osfl.core.method import Context
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Json, Payload
-from osfl.inspection.findings import Material
+from osfl.inspection.findings import Finding, Material
 from osfl.inspection.numbers import chunks, histogram
 from osfl.wire.bundle import Bundle
 from osfl.wire.values import FLOATS
@@ -102,6 +102,19 @@ def payload_of(bundle: Bundle) -> Payload:
     from osfl.runtime.payloads import from_raw
 
     return Payload(from_raw(bundle.tensors), dict(bundle.facts))
+
+
+def cautions(bundle: Bundle, plan: Plan) -> list[Finding]:
+    """What the method knows that a reader of this upload can find out. Ask only for a bundle that keeps the contract."""
+    from osfl.core.registry import load
+
+    if bundle.kind != "upload":
+        return []
+    found = load(plan.method)(plan.task, plan.settings).cautions(payload_of(bundle), plan)
+    return [
+        Finding("caution", "What a reader can compute", line, "Decide before you send it, with whoever made the plan.")
+        for line in found
+    ]
 
 
 def previews(bundle: Bundle, plan: Plan) -> tuple[Figures, list[str]]:

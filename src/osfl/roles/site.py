@@ -80,6 +80,7 @@ def make_upload(
 
     `sealed`: it leaves as a sealed copy, which is longer, and refused if a contact's window would cut it.
     `keys`: of a secure sum, the public keys of all sites; the bundle is masked with them.
+    `notice` also gets what a reader of the upload can find out (`Method.cautions`).
     """
     method, folder = method_for(plan, client), work_folder(plan, client, work)
     path, contracts = folder / "upload.safetensors", contracts_of(method, plan)
@@ -91,24 +92,26 @@ def make_upload(
             policy = replace(policy, keys=keys_digest(enrolled))
             check_not_missing(folder, client)
         if path.exists():
-            _check_kept(path, policy, client)
+            upload = _check_kept(path, policy, client)
         else:
             shard = open_shard(plan, client, data, progress, notice)
             with computing(plan, machine, progress, folder / "scratch") as ctx:
                 own = replace(ctx, previous=previous_model(plan, client, work))
                 bundle, meter = run_client_phase(method, shard, plan, contracts, key, own, enrolled)
-            accept(bundle, policy)  # what the coordinator will ask of it, asked here first
+            upload = accept(bundle, policy)  # what the coordinator will ask of it, asked here first
             spent = {"phase": "client", "data": shard.digest, **meter.as_json()}
             append_line(folder / "journal.jsonl", json.dumps(spent).encode())
             replace_atomically(path, bundle)
+        for line in () if plan.secure_sum else method.cautions(payload_of(upload), plan):
+            notice(line)
     if sealed:
         check_sealed_size(plan, client, path.stat().st_size, contracts)
     return path
 
 
-def _check_kept(path: Path, policy: AcceptancePolicy, client: ClientId) -> None:
+def _check_kept(path: Path, policy: AcceptancePolicy, client: ClientId) -> Bundle:
     try:
-        accept(path, policy)
+        return accept(path, policy)
     except Rejected as no:
         raise RoundError(
             f"the upload kept in {path} is not good any more: {no.reason}",

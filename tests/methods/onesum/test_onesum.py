@@ -15,7 +15,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from osfl.core.errors import RoundError, TrainingError, UploadBlocked
 from osfl.core.method import Context, add_up
 from osfl.core.settings import resolve_settings
-from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload
+from osfl.core.types import Dataset, Limits, Payload, Privacy, Release, Shard, Task, Upload
 from osfl.data.source import together
 from osfl.ingredients.statistics.gaussians import NEVER, SMALL, packed, unpacked
 from osfl.methods.onesum import OneSum
@@ -212,12 +212,12 @@ def pooled_shard() -> Shard:
 
 
 def test_small_classes_stay_at_home_and_are_named() -> None:
-    federation, said = small_federation("onesum"), []
+    federation, output = small_federation("onesum"), []
     one = method(federation)
     shard = only(pooled_shard(), {0: 5, 4: 2, 7: 1})
-    payload = one.client_phase(shard, ctx(federation, progress=lambda what, done, total: said.append(what)))
+    payload = one.client_phase(shard, ctx(federation, progress=lambda what, done, total: output.append(what)))
     assert payload.tensors["counts"].tolist() == [5, *[0] * 9] and not payload.tensors["sums"][1:].any()
-    assert said == [f"{shard.client} keeps 4, 7: fewer than 3 images"]
+    assert output == [f"{shard.client} keeps 4, 7: fewer than 3 images"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"by_class": True}, {"send": "smaller"}], ids=str)
@@ -406,3 +406,16 @@ def test_an_estimate_keeps_what_decides_the_size_of_an_upload() -> None:
     federation = small_federation("onesum")
     plan = replace(federation.plan, settings=Settings())
     assert _short(plan).filters == 64
+
+
+def test_who_sends_sums_of_fewer_images_than_features_is_reported() -> None:
+    federation = whole("iid", 3, 0)
+    one, plan, shard = method(federation), federation.plan, federation.shards[0]
+    payload = one.client_phase(shard, ctx(federation))
+    images, d = int(payload.tensors["counts"].sum()), one.width()
+    enough = replace(payload, tensors={**payload.tensors, "counts": payload.tensors["counts"] * -(-d // images)})
+    assert images < d and [
+        f"{images} images are fewer than {d:,} features" in line for line in one.cautions(payload, plan)
+    ] == [True]
+    assert not one.cautions(enough, plan) and not one.cautions(payload, replace(plan, secure_sum=True))
+    assert not one.cautions(payload, replace(plan, privacy=Privacy(8.0, 1e-5)))

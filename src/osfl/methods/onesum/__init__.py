@@ -286,6 +286,16 @@ class OneSum(TokenMethod):
                         c, {"thumbnail": means[c : c + 1, -pixels:].float()}, train[:, -pixels:], held_out[:, -pixels:]
                     )
 
+    def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
+        """Exact sums over fewer images than features give the features of each (benchmarks/exact_sums.py computes them)."""
+        images = int(payload.tensors["counts"].sum())
+        if plan.privacy is not None or plan.secure_sum or not 0 < images * self.settings.vectors() < self.width():
+            return ()
+        return (
+            f"{images:,} images are fewer than {self.width():,} features: whoever reads this upload may compute the features "
+            "of single images from its sums. A plan with secure_sum = true or with [privacy] keeps them from it.",
+        )
+
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
         """The mean thumbnail of each class, and how the second moments fall off."""
         if "sums" not in payload.tensors:
