@@ -1,7 +1,7 @@
 """`make bench`: the long evidence, one part after the other; figures with what produced them go to benchmarks/records/.
 
 python -m benchmarks.bench                 everything
-python -m benchmarks.bench walk_speed      one part
+python -m benchmarks.bench run_speed      one part
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from osfl.runtime.workers import default_workers
 RECORDS = Path(__file__).parent / "records"
 # each is a module with run() -> dict
 PARTS = (
-    "walk_speed",
+    "run_speed",
     "ensemble_forward",
     "inversion_speed",
     "sparse_inversion_speed",
@@ -28,7 +28,7 @@ PARTS = (
     "token_speed",
     "slimming_speed",
     "wire_faults",
-    "walk_faults",
+    "run_faults",
     "roles_faults",
     "forgetting",
     "flower_faults",

@@ -96,7 +96,7 @@ def _skewed(cell: str) -> bool:
     return _vits(cell) and cell.endswith(("a0.05", "a0.1", "c3"))
 
 
-def _meetings(cell: str) -> bool:
+def _exchanges(cell: str) -> bool:
     return "-meet-" in cell
 
 
@@ -118,7 +118,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("uniform weights above intra-cluster", "fedbicross@weights=uniform", "fedbicross@weights=intra", _inversion, OWN),
         Claim("… on the global test set", "fedbicross@weights=uniform", "fedbicross@weights=intra", _inversion),
         Claim("above local models", "fedbicross", "local_only", _inversion, OWN),
-        Claim("… whose BN statistics are settled", "fedbicross", "local_only@recalibrate_bn=true", _inversion, OWN),
+        Claim("… whose BN statistics are recalibrated", "fedbicross", "local_only@recalibrate_bn=true", _inversion, OWN),
         Claim("above local models that train as long", "fedbicross", "local_only@epochs=40", _inversion, OWN),
         Claim("above the same stage 3 without any server", "fedbicross", ALONE, _inversion, OWN),
         Claim("above odds and the site's prior, untrained", "fedbicross", WITH_PRIOR[0], _inversion, OWN),
@@ -179,22 +179,22 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("… where peers fill up small classes", "federated_factory@mode=peer@fill=balance", "federated_factory", _shares),
     ),
     "fol": (
-        Claim("FOL-A above FOL", "fol@answer=ensemble", "fol", _meetings, OWN),
-        Claim("FOL above local models", "fol", "local_only", _meetings, OWN),
-        Claim("… whose BN statistics lag", "fol", "local_only@recalibrate_bn=false", _meetings, OWN),
-        Claim("… that are shown as many images", "fol", "local_only@epochs=250", _meetings, OWN),
-        Claim("… and these changed, as FOL's are", "fol", "local_only@epochs=250@augment=flip+crop", _meetings, OWN),
-        Claim("FOL above odds and prior, untrained", "fol", WITH_PRIOR[0], _meetings, OWN),
-        Claim("… FOL-A above them", "fol@answer=ensemble", WITH_PRIOR[0], _meetings, OWN),
-        Claim("alignment helps: FOL above FOL-N", "fol", "fol@align=false", _meetings, OWN),
-        Claim("… FOL-A above FOL-AN", "fol@answer=ensemble", "fol@align=false@answer=ensemble", _meetings, OWN),
-        Claim("FOL above DENSE", "fol", "dense", _meetings, OWN),
-        Claim("… with a quarter of its steps", "fol", f"dense{SPARING}", _meetings, OWN),
-        Claim("FOL above Co-Boosting", "fol", "coboosting", _meetings, OWN),
-        Claim("… with a quarter of its steps", "fol", f"coboosting{SPARING}", _meetings, OWN),
-        Claim("ours: begin at the ensemble's average", "fol", "fol@start=own", _meetings, OWN),
-        Claim("a second encounter helps", "fol#2", "fol#1", _meetings, OWN),
-        Claim("a third encounter helps", "fol#3", "fol#2", _meetings, OWN),
+        Claim("FOL-A above FOL", "fol@answer=ensemble", "fol", _exchanges, OWN),
+        Claim("FOL above local models", "fol", "local_only", _exchanges, OWN),
+        Claim("… whose BN statistics lag", "fol", "local_only@recalibrate_bn=false", _exchanges, OWN),
+        Claim("… that are shown as many images", "fol", "local_only@epochs=250", _exchanges, OWN),
+        Claim("… and these changed, as FOL's are", "fol", "local_only@epochs=250@augment=flip+crop", _exchanges, OWN),
+        Claim("FOL above odds and prior, untrained", "fol", WITH_PRIOR[0], _exchanges, OWN),
+        Claim("… FOL-A above them", "fol@answer=ensemble", WITH_PRIOR[0], _exchanges, OWN),
+        Claim("alignment helps: FOL above FOL-N", "fol", "fol@align=false", _exchanges, OWN),
+        Claim("… FOL-A above FOL-AN", "fol@answer=ensemble", "fol@align=false@answer=ensemble", _exchanges, OWN),
+        Claim("FOL above DENSE", "fol", "dense", _exchanges, OWN),
+        Claim("… with a quarter of its steps", "fol", f"dense{SPARING}", _exchanges, OWN),
+        Claim("FOL above Co-Boosting", "fol", "coboosting", _exchanges, OWN),
+        Claim("… with a quarter of its steps", "fol", f"coboosting{SPARING}", _exchanges, OWN),
+        Claim("ours: begin at the ensemble's average", "fol", "fol@start=own", _exchanges, OWN),
+        Claim("a second encounter helps", "fol#2", "fol#1", _exchanges, OWN),
+        Claim("a third encounter helps", "fol#3", "fol#2", _exchanges, OWN),
     ),
 }
 

@@ -73,8 +73,8 @@ def lessons(pictures: torch.Tensor, side: int, patch: int, recipe: Distillation)
     teacher = build_model("efficientnet_lite0", Task("imagenet", ("none",), (3, wide, wide)))
     load_pretrained(teacher, TEACHER)
     teacher.eval()
-    heard: list[torch.Tensor] = []
-    teacher.get_submodule(PLACES).register_forward_hook(lambda _, __, out: heard.append(out.half().contiguous()))
+    received: list[torch.Tensor] = []
+    teacher.get_submodule(PLACES).register_forward_hook(lambda _, __, out: received.append(out.half().contiguous()))
     images, whole = [], []
     rng = torch_generator(0, "pretrain", "crops")
     for first in range(0, recipe.crops, 64):
@@ -82,7 +82,7 @@ def lessons(pictures: torch.Tensor, side: int, patch: int, recipe: Distillation)
         images.append(_resized(parts, side))
         with torch.no_grad():
             whole.append(teacher.features(to_input(_resized(parts, wide))).half())
-    return Lessons(torch.cat(images), torch.cat(heard), torch.cat(whole))
+    return Lessons(torch.cat(images), torch.cat(received), torch.cat(whole))
 
 
 def distilled(told: Lessons, recipe: Distillation, progress: Callable[[int, int], None] | None = None) -> Vit:
@@ -133,7 +133,7 @@ def _standard(told: torch.Tensor, over: tuple[int, ...]) -> Callable[[torch.Tens
     return lambda x: (x.float() - mean) / deviation
 
 
-def said_of_teacher() -> dict[str, str]:
+def teacher_output() -> dict[str, str]:
     """For the record."""
     known = KNOWN[TEACHER]
     return {"name": TEACHER, "sha256": known.sha256, "license": known.license, "origin": known.origin, "asked_at": PLACES}

@@ -43,7 +43,7 @@ from tests.faults import network
 from tests.faults.hosts import NotAllowed, round_between_hosts
 from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan, processes
 from tests.faults.misuse import misuses
-from tests.faults.story import POLICY
+from tests.faults.scenario import POLICY
 from tests.faults.ways import by_memory, released
 
 PROGRAMS = {
@@ -287,28 +287,28 @@ def collect_measured(name: str, bundles: int, size: int) -> None:
 def _wide(folder: Path, bundles: int, size: int) -> Callable[[], tuple[int, int]]:
     """A round of so many sites that have made their uploads; collecting them gives the bytes of the largest, and how many."""
     names = tuple(f"hospital-{number:03d}" for number in range(bundles))
-    story = WideStory(
+    scenario = WideScenario(
         folder, names, keys={name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}, server=network.SERVER
     )
-    story.size = size
+    scenario.size = size
     for name in names:
-        path = story.kept(name)
+        path = scenario.kept(name)
         path.parent.mkdir(parents=True)
-        path.write_bytes(story.said(name))
-    net = story.network(network.Clock(), network.Faults())
+        path.write_bytes(scenario.said(name))
+    net = scenario.network(network.Clock(), network.Faults())
     present = net.nodes
     # one after the other: a real network holds pieces on disk, this one in memory
-    net.nodes = lambda: set(sorted(present())[len(story.receipts) :][:1]) or present()  # type: ignore[method-assign]
+    net.nodes = lambda: set(sorted(present())[len(scenario.receipts) :][:1]) or present()  # type: ignore[method-assign]
 
     def collect() -> tuple[int, int]:
-        assert story.log(network=net, collector_config=replace(network.QUICK, chunk=16 << 20, window=2))
-        sizes = story.inbox.delivered()
+        assert scenario.log(network=net, collector_config=replace(network.QUICK, chunk=16 << 20, window=2))
+        sizes = scenario.inbox.delivered()
         return max(sizes.values()), len(sizes)
 
     return collect
 
 
-class WideStory(network.Story):
+class WideScenario(network.Scenario):
     """Uploads of one tensor of `size` bytes; what a site has sent is deleted there, for the sake of the disk."""
 
     size: int = 0
@@ -406,10 +406,10 @@ def refused(folder: Path) -> dict[str, Any]:
         net.link()
         net.run("--register")
         net.wait_registered()
-        heard = misuses(net)
-    control = heard.pop("none")
-    refusals = sum(said != "accepted" for said in heard.values())
-    return {"misuses": len(heard), "refused": refusals, "control": control, "said": heard}
+        received = misuses(net)
+    control = received.pop("none")
+    refusals = sum(said != "accepted" for said in received.values())
+    return {"misuses": len(received), "refused": refusals, "control": control, "said": received}
 
 
 def namespaces(folder: Path) -> dict[str, Any]:

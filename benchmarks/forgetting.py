@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.walk_faults import in_child
+from benchmarks.run_faults import in_child
 from osfl.core.registry import load, names
 from osfl.rounds.forgetting import forget, verify
 from osfl.rounds.state import INTENT

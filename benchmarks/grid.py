@@ -147,7 +147,7 @@ CONTROLS = (  # in FOL's first cell of each dataset: students of models that wer
 )
 # how images are found decides what FedMITR is: as published, and at the rate of Sparse Model Inversion
 PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_lr=0.25@scales=1@start=1")
-# a market has models alone, no class counts; and where the student ended, which methods with generators release
+# fusion has models alone, no class counts; and where the student ended, which methods with generators release
 BARE = tuple(
     f"{name}{words}"
     for words in ("@ensemble=logits@labels=uniform@balance=0", "@student_share=1")
@@ -219,7 +219,7 @@ def encoded(dataset: str, partition: str, side: int = 224, **changes: str) -> Si
     return Simulation("falcon", dataset, clients, partition, "cpu", changes={**changes, **geometry}, image_size=side)
 
 
-def meeting(dataset: str, clients: int, skew: str, samples: int) -> Simulation:
+def exchange(dataset: str, clients: int, skew: str, samples: int) -> Simulation:
     """Few images a client, five neighbors each, three encounters. Clients this small make few steps in 20 epochs, and their BN
     statistics lag behind: all methods' clients train longer and take them afresh, or what passes for a gain would be that."""
     trained = {"architecture": "cnn-w8", "epochs": 60, "batch_size": 32, "recalibrate_bn": True}
@@ -302,7 +302,7 @@ CELLS: Mapping[str, Simulation] = {
         for name, (dataset, samples) in _GENERATED.items()
     },
     **{
-        f"{name}-meet-n{(number := _FEWER.get((name, skew), clients))}-a{skew}": meeting(dataset, number, skew, samples)
+        f"{name}-meet-n{(number := _FEWER.get((name, skew), clients))}-a{skew}": exchange(dataset, number, skew, samples)
         for name, dataset, clients, samples in _MET
         for skew in ("0.3", "0.1", "0.7", "0.5")
     },
@@ -501,15 +501,15 @@ def methods_of(cell: str) -> tuple[str, ...]:
     vits += {"blood-vit-n10-c3": ("dense", *PIXELS), "cifar-vit-n10-c3": ("fedftg",)}.get(cell, ())
     topology = CELLS[cell].topology
     times = topology.encounters if topology else 1
-    meetings = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbors meet
-    meetings += CONTROLS if cell == "cifar-meet-n30-a0.3" else CONTROLS[:1] if cell.endswith("a0.3") else ()
-    meetings += ("dense", "coboosting") if cell == "cifar-meet-n30-a0.1" else ()
+    exchanges = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbors meet
+    exchanges += CONTROLS if cell == "cifar-meet-n30-a0.3" else CONTROLS[:1] if cell.endswith("a0.3") else ()
+    exchanges += ("dense", "coboosting") if cell == "cifar-meet-n30-a0.1" else ()
     factory: tuple[str, ...] = (
         FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")
     )
     if cell == "blood-silos":  # the public code augments peers' images and not the server's
         factory += ("federated_factory@augment=flip+crop", "federated_factory@mode=peer@augment=flip+crop")
-    tables = {"federated_factory": factory, "falcon": tokens, "fol": meetings, "fedmitr": vits}
+    tables = {"federated_factory": factory, "falcon": tokens, "fol": exchanges, "fedmitr": vits}
     ablations: tuple[str, ...] = ABLATIONS if cell == "blood-n5-a0.1" else ABLATIONS[:4]
     ablations += (ALONE,) if cell.endswith("n5-a0.1") else ()
     return (*tables.get(CELLS[cell].method, (*REFERENCES, *DATA_FREE, *ablations)), *ours_of(cell))

@@ -221,12 +221,12 @@ class _PlainTeacher:
         s, rng = self.settings, ctx.generator("trajectory", self.clean.name, repetition)
         steps = plain_invert(self.clean, labels_for(s.labels, images, self.seen, rng), s.inversion(), rng)
         kept = [(t, x) for t, x in enumerate(steps, 1) if (s.steps - t) % s.every == 0]
-        self.walk = [x for _, x in kept]
+        self.trajectory = [x for _, x in kept]
         self.times: list[float] = [t / s.steps for t, _ in kept]
-        self.guides, self.noisy = guides, guides.of([_plain_adapted(member, self.walk) for member in guides.members])
+        self.guides, self.noisy = guides, guides.of([_plain_adapted(member, self.trajectory) for member in guides.members])
 
     def loss(self, student: nn.Module, place: int, index: torch.Tensor) -> torch.Tensor:
-        x = self.walk[place][index]
+        x = self.trajectory[place][index]
         said: torch.Tensor = student(x)
         return self.compare(x, said, place)
 
@@ -249,8 +249,8 @@ def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list
         for maker in makers:
             maker.dream(everyone, ctx, repetition, math.ceil(s.images / len(makers)))
         _set_rate(optimizer, s, repetition)
-        for place in [*range(len(makers[0].walk))] * s.passes:
-            images = [maker.walk[place] for maker in makers]
+        for place in [*range(len(makers[0].trajectory))] * s.passes:
+            images = [maker.trajectory[place] for maker in makers]
             parts = student(torch.cat(images)).chunk(len(makers))
             loss = sum(m.compare(x, said, place) for m, x, said in zip(makers, images, parts, strict=True)) / len(makers)
             optimizer.zero_grad()
@@ -273,7 +273,7 @@ def _plain_fedbicross(server: Any, uploads: Sequence[Upload], ctx: Context) -> l
             maker.dream(maker.clean, ctx, repetition, s.images)
         for k, student in enumerate(students):
             _set_rate(optimizers[k], s, repetition)
-            for place in range(len(makers[0].walk)):
+            for place in range(len(makers[0].trajectory)):
                 weights[k] = _plain_bilevel(student, optimizers[k], k, weights[k], makers, place, s, train, val)
     return students
 
@@ -312,10 +312,10 @@ def _set_rate(optimizer: torch.optim.Optimizer, s: Any, repetition: int) -> None
     optimizer.param_groups[0]["lr"] = s.student_lr * decay(s.student_schedule, repetition, s.repetitions)
 
 
-def _plain_adapted(member: nn.Module, walk: Sequence[torch.Tensor]) -> nn.Module:
+def _plain_adapted(member: nn.Module, trajectory: Sequence[torch.Tensor]) -> nn.Module:
     network = copy.deepcopy(member).train()
     with torch.no_grad():
-        for x in reversed(walk):
+        for x in reversed(trajectory):
             network(x)
     return network.eval()
 

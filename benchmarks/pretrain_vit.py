@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks.bench import RECORDS
-from benchmarks.distilled_start import Distillation, distilled, lessons, said_of_teacher
+from benchmarks.distilled_start import Distillation, distilled, lessons, teacher_output
 from benchmarks.signs import Drawing, drawn_signs
 from osfl.core.result import write_json
 from osfl.core.seeds import torch_generator
@@ -113,7 +113,7 @@ def by_teacher(start: Start, recipe: Distillation = Distillation()) -> tuple[nn.
     pool, _, said = pooled(start.pool, PICTURES)
     patch = parse(recipe.architecture)[1]["p"]
     model = distilled(lessons(pool.images, start.side, patch, recipe), recipe, _line)
-    return model, {"pool": said, "teacher": said_of_teacher(), "recipe": asdict(recipe)}
+    return model, {"pool": said, "teacher": teacher_output(), "recipe": asdict(recipe)}
 
 
 def by_drawings(

@@ -30,7 +30,7 @@ import torch._dynamo  # noqa: F401  torch.optim imports it anyway; once here ins
 from PIL import Image
 
 import osfl.roles.site  # noqa: F401  imported before forking
-from benchmarks.walk_faults import in_child
+from benchmarks.run_faults import in_child
 from osfl.cli.main import answer
 from osfl.core.errors import Rejected
 from osfl.core.plan import write_plan
@@ -66,7 +66,7 @@ ROLES = {
         "enrolled",
         ("usb/north.safetensors",),
     ),
-    "receive": Role("receive round usb", "spoken", tuple(f"round/inbox/{client}.safetensors" for client in CLIENTS)),
+    "receive": Role("receive round usb", "sent", tuple(f"round/inbox/{client}.safetensors" for client in CLIENTS)),
     "server": Role("server round --key keys/server.key", "received", ("round/release.safetensors",)),
     "personalize": Role(
         "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model",
@@ -96,8 +96,8 @@ def world(folder: Path) -> dict[str, Path]:
     says("enroll plan.toml --keys keys --out round", first)
     states = {"enrolled": first}
     for before, after, commands in (
-        ("enrolled", "spoken", [ROLES["client"].words.replace("north", client) for client in CLIENTS]),
-        ("spoken", "received", [ROLES["receive"].words]),
+        ("enrolled", "sent", [ROLES["client"].words.replace("north", client) for client in CLIENTS]),
+        ("sent", "received", [ROLES["receive"].words]),
         ("received", "served", [ROLES["server"].words]),
         ("served", "ended", [ROLES["personalize"].words]),
     ):
@@ -139,7 +139,7 @@ def command(words: str, folder: Path, at: int = 0, spring: Spring = kill, stays:
 
 
 def killed(states: dict[str, Path], root: Path, points: int) -> dict[str, Any]:
-    """Each role killed at numbered points, before a call or in the middle of it, then run again with the same words."""
+    """Each role killed at numbered points, before a call or in the middle of it, then run again with the same command."""
     return {name: _killed_role(role, states, root, points) for name, role in ROLES.items()}
 
 
@@ -189,7 +189,7 @@ def _contents(role: Role, place: Path) -> dict[str, bytes]:
 
 
 def _judge(role: Role, place: Path, expected: dict[str, bytes]) -> dict[str, int]:
-    """Files are absent or right, what was acknowledged is there, and the same words complete the work."""
+    """Files are absent or right, what was acknowledged is there, and the same command completes the work."""
     before = _contents(role, place)
     torn = sum(before[name] != expected[name] for name in before)
     acked = _acknowledged(place)
@@ -219,7 +219,7 @@ def disorder(states: dict[str, Path], root: Path, times: int) -> dict[str, int]:
     expected, _ = _undisturbed(ROLES["server"], states, root)
     total: Counter[str] = Counter()
     for seed in range(times):
-        place, rng = _fresh(states["spoken"], root), random.Random(seed)
+        place, rng = _fresh(states["sent"], root), random.Random(seed)
         bundles = [(place / "usb" / f"{client}{BUNDLES}").read_bytes() for client in CLIENTS]
         deliveries = [data for data in bundles for _ in range(rng.randint(1, 3))]
         deliveries += [data[: rng.randrange(len(data))] for data in bundles]

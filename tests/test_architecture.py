@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports point the allowed way, nothing that arrives can execute, torch comes late."""
+"""Rooms import only the rooms that the table allows, nothing that is received can execute, torch is imported late."""
 
 import ast
 import subprocess
@@ -71,8 +71,8 @@ def test_ingredients_are_shared() -> None:
     for name in methods:
         for module in reached(name):
             users.setdefault(module, set()).add(name)
-    lonely = {module: by for module, by in users.items() if module.startswith("osfl.ingredients.") and len(by) == 1}
-    assert not lonely, f"move to methods/<name>/: {lonely}"
+    single = {module: by for module, by in users.items() if module.startswith("osfl.ingredients.") and len(by) == 1}
+    assert not single, f"move to methods/<name>/: {single}"
 
 
 EXECUTES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "tarfile"}

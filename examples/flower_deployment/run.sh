@@ -71,4 +71,4 @@ there=$(digest release_digest < rehearsal.json)
 [ -n "$here" ] && [ "$here" = "$there" ] || { echo "digests differ: $here, $there" >&2; exit 1; }
 
 bytes=$(wc -c < "$place/inbox/north.safetensors" | tr -d ' ')
-printf '\nShown: 3 sites and a coordinator spoke over Flower with TLS and registered keys; the north sent %s bytes once, every site has a verified model, and release %.12s is bit for bit that of a simulation.\n' "$bytes" "$here"
+printf '\nShown: 3 sites and a coordinator exchanged messages over Flower with TLS and registered keys; the north sent %s bytes once, every site has a verified model, and release %.12s is bit for bit that of a simulation.\n' "$bytes" "$here"

@@ -39,10 +39,10 @@ for site in north south west; do carry "usb/$site.pub" "coordinator/public/$site
 at coordinator osfl enroll plan.toml --server server.pub --keys public --out round
 
 step "Hospitals: train, each on its own images, and put one signed file on the stick"
-speak() {
+upload() {
     at "$1" osfl client plan.toml --client "$1" --data images --key "$1.key" --out "../usb/$1.safetensors" > "$1/client.txt" 2>&1
 }
-everywhere speak
+everywhere upload
 tail -n 9 north/client.txt
 
 step "Coordinator: receives what arrived; a copy that broke off is refused, and copied again"
@@ -59,7 +59,7 @@ for part in coordinator/round/personal/*.safetensors; do
 done
 
 step "Hospitals: verify the release, make it their own model, ask it about an image"
-settle() {
+personalize() {
     carry usb/release.safetensors "$1/release.safetensors"
     own=
     if [ -e "usb/personal/$1.safetensors" ]; then
@@ -69,7 +69,7 @@ settle() {
     at "$1" osfl personalize plan.toml --client "$1" --release release.safetensors $own --server server.pub --data images \
         --out model > "$1/personalize.txt" 2>&1
 }
-everywhere settle
+everywhere personalize
 cat north/personalize.txt
 image=$(cd north && find images -name '*.png' | sort | head -n 1)
 at north osfl predict --run model "$image"

@@ -31,7 +31,7 @@ def verdict(*records: dict[str, Any], **changes: Any) -> tuple[str, tuple[str, .
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "says"),
+    ("a", "b", "message"),
     [
         ([0.8, 0.9, 0.7], [0.6, 0.7, 0.4], "yes"),
         ([0.6, 0.7, 0.4], [0.8, 0.9, 0.7], "no"),
@@ -39,8 +39,8 @@ def verdict(*records: dict[str, Any], **changes: Any) -> tuple[str, tuple[str, .
         ([0.8], [0.1], "inconclusive"),  # one seed says nothing about its spread
     ],
 )
-def test_a_claim_holds_where_the_difference_is_larger_than_its_noise(a: list[float], b: list[float], says: str) -> None:
-    assert verdict(record("x", a=a, b=b))[0] == says
+def test_a_claim_holds_where_the_difference_is_larger_than_its_noise(a: list[float], b: list[float], message: str) -> None:
+    assert verdict(record("x", a=a, b=b))[0] == message
 
 
 def test_seeds_are_compared_pair_by_pair() -> None:
@@ -116,7 +116,7 @@ def test_table_and_picture_say_the_same() -> None:
     ElementTree.fromstring(drawn)  # a file of its own, so it has to be XML
 
 
-@pytest.mark.parametrize("claim", [claim for said in PAPERS.values() for claim in said], ids=lambda claim: claim.says)
+@pytest.mark.parametrize("claim", [claim for claims in PAPERS.values() for claim in claims], ids=lambda claim: claim.says)
 def test_every_claim_is_about_rows_that_some_cell_of_the_grid_has(claim: Claim) -> None:
     rows = [row for row in (claim.left, claim.right) if isinstance(row, str)]
     assert any({spelled(cell, row)[0] for row in rows} <= set(methods_of(cell)) for cell in CELLS if claim.cells(cell))

@@ -32,21 +32,21 @@ def test_every_partition_of_the_embedded_images_can_be_made(cell: str) -> None:
 
 def test_the_published_server_is_published_in_every_setting() -> None:
     (variant,) = for_methods(CELLS["digits-vit-n5-a0.1"], grid.AS_PUBLISHED)
-    ours, paper = (asdict(resolve_settings(load("fedmitr"), *words)) for words in (("cpu", variant.changes), ("paper",)))
+    ours, paper = (asdict(resolve_settings(load("fedmitr"), *command)) for command in (("cpu", variant.changes), ("paper",)))
     training = {one.name for one in fields(Training)}  # the clients' part
     assert {name for name in ours if ours[name] != paper[name]} - training == {"server_epochs"}
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "--skipp=dense"])
-def test_words_that_are_not_known_start_no_hours_of_work(word: str) -> None:
+def test_options_that_are_not_known_start_no_hours_of_work(word: str) -> None:
     with pytest.raises(SystemExit, match="Cells of the papers' tables"):
         main([word])
 
 
-@pytest.mark.parametrize(("words", "seeds"), [([], (0, 1, 2)), (["--seeds=1,2"], (1, 2))])
-def test_single_seeds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, words: list[str], seeds: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("command", "seeds"), [([], (0, 1, 2)), (["--seeds=1,2"], (1, 2))])
+def test_single_seeds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, command: list[str], seeds: tuple[int, ...]) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(grid, "compare", lambda simulation, labels, seeds, *_, **__: asked.append((seeds, list(labels))))
     monkeypatch.setattr(grid, "record", lambda cell, replaces: None)
-    main(["skin-meet-n70-a0.5", "--only=local_only", *words])
+    main(["skin-meet-n70-a0.5", "--only=local_only", *command])
     assert asked == [(seeds, ["local_only"])]

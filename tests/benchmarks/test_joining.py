@@ -50,8 +50,8 @@ def test_other_settings_or_other_images_never_mix() -> None:
     elsewhere = record({"fol": row("2026-02-02", seed1=0.6)}, digest="other")
     assert joined(old, elsewhere, LABELS) == elsewhere
     assert joined({}, elsewhere, LABELS) == elsewhere  # the first record of a cell
-    meeting = {**record({"fol": row("2026-02-02", seed1=0.6)}), "simulation": "osfl run --encounters 3"}
-    assert joined(old, meeting, LABELS) == meeting
+    exchange = {**record({"fol": row("2026-02-02", seed1=0.6)}), "simulation": "osfl run --encounters 3"}
+    assert joined(old, exchange, LABELS) == exchange
     earlier = {key: value for key, value in old.items() if key not in ("simulation", "equal_accuracy")}  # did not say either
     assert list(joined(earlier, record({"fol": row("2026-02-02", seed1=0.6)}), LABELS)["methods"]) == ["fol", "fedavg"]
 

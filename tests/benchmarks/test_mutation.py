@@ -77,6 +77,6 @@ def test_the_interval_of_a_share_and_what_is_counted() -> None:
     assert wilson(90, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
     mutants = [replace(mutants_of(SOURCE, "file.py", "other")[0], what=str(i)) for i in range(4)]
     found = {mutant.name: {"killed": i != 2} for i, mutant in enumerate(mutants)}
-    told = summary(mutants, found, 40)
-    assert (told["mutants"], told["sample"], told["killed"], told["killed_share"]) == (40, 4, 3, 0.75)
-    assert list(told["survivors"]) == [mutants[2].name]
+    reported = summary(mutants, found, 40)
+    assert (reported["mutants"], reported["sample"], reported["killed"], reported["killed_share"]) == (40, 4, 3, 0.75)
+    assert list(reported["survivors"]) == [mutants[2].name]

@@ -68,17 +68,17 @@ def _painted(count: int) -> Lessons:
     return Lessons(images.contiguous(), light.half(), light.float().mean((1, 2, 3))[:, None].half())
 
 
-def test_a_vit_learns_what_is_said_of_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = _painted(256)
+def test_a_vit_learns_what_is_stated_of_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = _painted(256)
     losses: list[torch.Tensor] = []
     squared = torch.nn.functional.mse_loss
 
-    def spy(said: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        losses.append(squared(said, wanted))
+    def spy(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        losses.append(squared(output, wanted))
         return losses[-1]
 
     monkeypatch.setattr("torch.nn.functional.mse_loss", spy)
-    model = distilled(told, replace(TOLD, epochs=60, crops=256))
+    model = distilled(reported, replace(TOLD, epochs=60, crops=256))
     first, places, whole = (float(loss.detach()) for loss in (losses[0], *losses[-2:]))
     assert first > 0.7 and places < 0.05 and whole < 0.3  # of standardized numbers, so at first near 1
     assert not model.training
@@ -88,7 +88,7 @@ def test_a_vit_learns_what_is_said_of_each_place(monkeypatch: pytest.MonkeyPatch
     assert torch.dist(tokens[0], tokens[1]) > 5 * torch.dist(tokens[0], tokens[2])  # the columns differ
 
 
-def test_told_twice_it_is_the_same() -> None:
+def test_reported_twice_it_is_the_same() -> None:
     one, two = (distilled(_painted(96), TOLD).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -100,11 +100,15 @@ def test_the_teacher_says_something_of_each_patch() -> None:
     except ModelError as error:
         pytest.skip(f"EfficientNet-Lite0's weights are not here: {error}")
     pictures = torch.randint(0, 256, (3, 3, 60, 60), dtype=torch.uint8, generator=torch_generator(0, "pictures"))
-    told = lessons(pictures, 16, 4, replace(TOLD, crops=70))
-    assert told.images.shape == (70, 3, 16, 16) and told.places.shape == (70, 112, 4, 4) and told.whole.shape == (70, 1280)
+    reported = lessons(pictures, 16, 4, replace(TOLD, crops=70))
+    assert (
+        reported.images.shape == (70, 3, 16, 16)
+        and reported.places.shape == (70, 112, 4, 4)
+        and reported.whole.shape == (70, 1280)
+    )
     again = lessons(pictures, 16, 4, replace(TOLD, crops=70))
-    assert torch.equal(told.places, again.places) and torch.equal(told.whole, again.whole)
-    assert float(told.places.float().std()) > 0.1
+    assert torch.equal(reported.places, again.places) and torch.equal(reported.whole, again.whole)
+    assert float(reported.places.float().std()) > 0.1
 
 
 # --- drawn signs ---
@@ -160,10 +164,10 @@ def test_drawn_signs_are_a_dataset_that_can_be_learned(tmp_path: Path) -> None:
 def test_what_another_processor_made_before_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain_vit, "RECORDS", tmp_path)
     assert pretrain_vit.earlier("toy", "b" * 64) == []
-    said = {"date": "2026-01-01", "environment": {"processor": "one"}, "cpu_seconds": 1.0}
-    write_json(tmp_path / "pretrain-toy.json", {"sha256": "a" * 64, **said, "side": 8})
+    output = {"date": "2026-01-01", "environment": {"processor": "one"}, "cpu_seconds": 1.0}
+    write_json(tmp_path / "pretrain-toy.json", {"sha256": "a" * 64, **output, "side": 8})
     before = pretrain_vit.earlier("toy", "b" * 64)
-    assert before == [{"sha256": "a" * 64, **said}]
+    assert before == [{"sha256": "a" * 64, **output}]
     assert pretrain_vit.earlier("toy", "a" * 64) == []  # the same bytes again
-    write_json(tmp_path / "pretrain-toy.json", {"sha256": "b" * 64, **said, "earlier": before})
+    write_json(tmp_path / "pretrain-toy.json", {"sha256": "b" * 64, **output, "earlier": before})
     assert [one["sha256"][0] for one in pretrain_vit.earlier("toy", "c" * 64)] == ["a", "b"]

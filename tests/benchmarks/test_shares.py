@@ -15,7 +15,7 @@ from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
 
 
-def test_both_points_of_one_run_are_what_runs_release_that_are_told_to(tmp_path: Path) -> None:
+def test_both_points_of_one_run_are_what_runs_release_that_are_reported_to(tmp_path: Path) -> None:
     released, ways = {}, []
     for share in (0.6, 1.0):
         changes = {"student_share": share, "init": "average", "student_lr": 0.05}
@@ -30,8 +30,8 @@ def test_both_points_of_one_run_are_what_runs_release_that_are_told_to(tmp_path:
             torch.testing.assert_close(weights, released[share], rtol=1e-4, atol=1e-6)
     test = prepare(simulation).test
     assert len(_points(tmp_path / "1.0", test)) == 2
-    told = json.loads((tmp_path / "1.0" / "results.json").read_text())
-    told["scores"]["global"]["accuracy"] = 1.0
-    (tmp_path / "1.0" / "results.json").write_text(json.dumps(told))
+    reported = json.loads((tmp_path / "1.0" / "results.json").read_text())
+    reported["scores"]["global"]["accuracy"] = 1.0
+    (tmp_path / "1.0" / "results.json").write_text(json.dumps(reported))
     with pytest.raises(SystemExit, match=r"the run said 1\.0"):
         _points(tmp_path / "1.0", test)

@@ -16,7 +16,7 @@ from osfl.cli.main import answer
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """What a command answered."""
 
     code: int
@@ -28,7 +28,7 @@ class Said:
         return json.loads(self.out)
 
 
-Osfl = Callable[[str], Said]
+Osfl = Callable[[str], CommandResult]
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +44,11 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def osfl(capfd: pytest.CaptureFixture[str]) -> Osfl:
     """`osfl("run --method fedavg")` is the command line without its first word."""
 
-    def call(words: str) -> Said:
+    def call(command: str) -> CommandResult:
         capfd.readouterr()
-        code = answer(shlex.split(words))
+        code = answer(shlex.split(command))
         captured = capfd.readouterr()
-        return Said(code, captured.out, captured.err)
+        return CommandResult(code, captured.out, captured.err)
 
     return call
 
@@ -63,10 +63,10 @@ def round_with_bundles(folder: Path, sites: Sequence[str]) -> None:
     """A plan, folders of sites, keys, an open round, and every site's bundle in `usb`."""
     client = "client plan.toml --client {0} --data sites/{0} --key keys/{0}.key --out usb/{0}.safetensors"
     with chdir(folder):
-        for words in [
+        for command in [
             new_plan(sites),
             f"keys server {' '.join(sites)} --out keys",
             "enroll plan.toml --keys keys --out round",
             *(client.format(site) for site in sites),
         ]:
-            assert answer(words.split()) == 0, words
+            assert answer(command.split()) == 0, command

@@ -14,9 +14,9 @@ CASE = "advise --sites 5 --images 4000 --classes 8 --classes-per-site 2 --image-
 
 
 def test_a_ranking_names_its_cells_and_a_command(osfl: Osfl) -> None:
-    said = osfl(CASE)
-    text = " ".join(said.out.split())
-    assert said.code == 0 and "Your case: 5 sites, 4000 images, 8 classes" in text
+    result = osfl(CASE)
+    text = " ".join(result.out.split())
+    assert result.code == 0 and "Your case: 5 sites, 4000 images, 8 classes" in text
     assert "blood-n5-a0.1 (0.1)" in text and "Always the most frequent class would have 19.5" in text
     assert "osfl run --method onesum" in text and "Not local_only: sends nothing" in text
 
@@ -43,16 +43,16 @@ def test_folders_are_counted(osfl: Osfl, tmp_path: Path) -> None:
     found = osfl(f"advise --folders {tmp_path / 'all'} --format json").json
     assert [found["case"][key] for key in ("sites", "images", "classes")] == [2, 6, 2]
     assert found["case"]["share"] == pytest.approx((16 / 20 + 4 / 8) / 2) and found["constant_answer"] == pytest.approx(5 / 6)
-    said = osfl(f"advise --folders {tmp_path / 'all'} --sites 3")
-    assert said.code == 2 and "sites: 3 was given, --folders has 2" in said.err
+    result = osfl(f"advise --folders {tmp_path / 'all'} --sites 3")
+    assert result.code == 2 and "sites: 3 was given, --folders has 2" in result.err
     (tmp_path / "all" / "west").mkdir()
-    said = osfl(f"advise --folders {tmp_path / 'all'}")
-    assert said.code == 1 and "no images in class folders of west" in said.err
+    result = osfl(f"advise --folders {tmp_path / 'all'}")
+    assert result.code == 1 and "no images in class folders of west" in result.err
 
 
 def test_a_case_that_nothing_is_near_to_gets_no_ranking(osfl: Osfl) -> None:
-    said = osfl("advise --sites 3 --images 9000000 --image-size 1024 --kind natural")
-    assert said.code == 0 and "Nothing near is known" in said.out and "Try the first" not in said.out
+    result = osfl("advise --sites 3 --images 9000000 --image-size 1024 --kind natural")
+    assert result.code == 0 and "Nothing near is known" in result.out and "Try the first" not in result.out
     assert osfl("advise --sites 3 --images 9000000 --image-size 1024 --format json").json["ranked"] == []
 
 
@@ -61,12 +61,12 @@ def test_limits_exclude_with_their_reason(osfl: Osfl) -> None:
     assert "sends more: 6.8 MB a site" in found["excluded"]["onesum"]
     assert "needs published weights" in found["excluded"]["fedmitr"]
     assert all(one["upload"] <= 5e5 and not one["weights"] for one in found["ranked"])
-    said = osfl(f"{CASE} --epsilon 3")
-    assert "no committed record has it with differential privacy" in said.out and "No method of the records" in said.out
+    result = osfl(f"{CASE} --epsilon 3")
+    assert "no committed record has it with differential privacy" in result.out and "No method of the records" in result.out
 
 
 @pytest.mark.parametrize(
-    ("words", "pieces"),
+    ("command", "pieces"),
     [
         ("", ("nothing is known of the sites", "osfl advise --sites")),
         ("--sites 5 --images 3", ("--images 3", "at least one for each of 5 sites")),
@@ -82,6 +82,6 @@ def test_limits_exclude_with_their_reason(osfl: Osfl) -> None:
         ("--sites 5 --classes-per-site 2", ("--classes-per-site 2", "--classes")),
     ],
 )
-def test_what_contradicts_itself_is_refused(osfl: Osfl, words: str, pieces: tuple[str, ...]) -> None:
-    said = osfl(f"advise {words}")
-    assert said.code == 2 and all(piece in said.err for piece in pieces), said.err
+def test_what_contradicts_itself_is_refused(osfl: Osfl, command: str, pieces: tuple[str, ...]) -> None:
+    result = osfl(f"advise {command}")
+    assert result.code == 2 and all(piece in result.err for piece in pieces), result.err

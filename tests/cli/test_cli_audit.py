@@ -10,7 +10,7 @@ import pytest
 from osfl.cli.audit import _show
 
 
-def test_a_run_of_a_comparison_is_told_how_to_stand_beside_the_others_again(
+def test_a_run_of_a_comparison_is_reported_how_to_stand_beside_the_others_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audit = {"membership": [], "canaries": [], "verdict": ["Nothing was found."], "not_shown": ["Much."]}
@@ -20,5 +20,5 @@ def test_a_run_of_a_comparison_is_told_how_to_stand_beside_the_others_again(
     assert "osflreport" not in said and "Nothingwasfound." in said and "Notshown:Much." in said
     (tmp_path / "comparison.json").write_text("{}", encoding="utf-8")
     _show(result, tmp_path / "falcon" / "seed0")
-    said = "".join("".join(capsys.readouterr()).split())  # lines may break anywhere
-    assert f"osflreport{tmp_path}" in said
+    output = "".join("".join(capsys.readouterr()).split())  # lines may break anywhere
+    assert f"osflreport{tmp_path}" in output

@@ -91,41 +91,41 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_a_message(osfl: Osfl, name: str) -> None:
-    words, code, pieces = MISTAKES[name]
+    command, code, pieces = MISTAKES[name]
     Path("afile").touch()
-    said = osfl(words)
-    assert said.code == code
-    assert said.out == ""
-    text = " ".join(said.err.split())
+    result = osfl(command)
+    assert result.code == code
+    assert result.out == ""
+    text = " ".join(result.err.split())
     assert "Traceback" not in text
     assert [piece for piece in pieces if piece not in text] == [], text
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_same_for_scripts(osfl: Osfl, name: str) -> None:
-    words, code, pieces = MISTAKES[name]
-    if "--format" in words:
+    command, code, pieces = MISTAKES[name]
+    if "--format" in command:
         pytest.skip("says another format itself")
     Path("afile").touch()
-    said = osfl(f"{words} --format json")
-    assert said.code == code
-    assert said.json["error"] and said.json["reason"]
-    assert pieces[0] in " ".join(map(str, said.json.values()))
+    result = osfl(f"{command} --format json")
+    assert result.code == code
+    assert result.json["error"] and result.json["reason"]
+    assert pieces[0] in " ".join(map(str, result.json.values()))
 
 
 def test_all_mistakes_at_once(osfl: Osfl) -> None:
-    said = osfl("run --method fedavgg -p skewed --set epochs --preset fast --dataset digit --device tpu9 --channels 7")
-    assert said.code == 2
+    result = osfl("run --method fedavgg -p skewed --set epochs --preset fast --dataset digit --device tpu9 --channels 7")
+    assert result.code == 2
     for piece in ("'fedavgg'", "'skewed'", "--set 'epochs'", "'fast'", "'digit'", "'tpu9'", "7 channels"):
-        assert piece in said.err
-    assert said.err.count("\n  - ") == 7
+        assert piece in result.err
+    assert result.err.count("\n  - ") == 7
 
 
 def test_all_mistakes_of_a_comparison_before_it_starts(osfl: Osfl) -> None:
-    said = osfl("compare --methods fedavg,fedavg_rounds --smoke --seeds x --set epochs=0 --out runs/c")
-    assert said.code == 2 and "--seeds 'x'" in said.err
-    said = osfl("compare --methods fedavg,fedavg_rounds --smoke --set epochs=0 --set rounds=0 --out runs/c")
-    assert said.code == 2 and "'epochs'" in said.err and "'rounds'" in said.err
+    result = osfl("compare --methods fedavg,fedavg_rounds --smoke --seeds x --set epochs=0 --out runs/c")
+    assert result.code == 2 and "--seeds 'x'" in result.err
+    result = osfl("compare --methods fedavg,fedavg_rounds --smoke --set epochs=0 --set rounds=0 --out runs/c")
+    assert result.code == 2 and "'epochs'" in result.err and "'rounds'" in result.err
     assert not Path("runs/c/fedavg").exists()
 
 
@@ -134,15 +134,15 @@ def test_all_mistakes_of_a_plan(osfl: Osfl) -> None:
     plan = Path("plan.toml")
     broken = plan.read_text().replace("epochs = 20", 'epochs = "many"').replace("clip = ", "clop = ")
     plan.write_text(broken)
-    said = osfl("check plan.toml")
-    assert said.code == 1
-    assert "'many'" in said.err and "'clop'" in said.err and "'clip'" in said.err
+    result = osfl("check plan.toml")
+    assert result.code == 1
+    assert "'many'" in result.err and "'clop'" in result.err and "'clip'" in result.err
 
 
 def test_a_plan_is_not_overwritten(osfl: Osfl) -> None:
     assert osfl("new --method fedavg").code == 0
-    said = osfl("new --method fedavg")
-    assert said.code == 2 and "plan.toml exists" in said.err and "--force" in said.err
+    result = osfl("new --method fedavg")
+    assert result.code == 2 and "plan.toml exists" in result.err and "--force" in result.err
     assert osfl("new --method ensemble --force").code == 0
 
 
@@ -165,8 +165,8 @@ def test_a_file_system_that_says_no_is_a_message(osfl: Osfl, name: str, monkeypa
         raise OSError(number, os.strerror(number), "runs/there")
 
     monkeypatch.setattr("osfl.simulate.run.run", refuses)
-    said = osfl("run --method fedavg --smoke")
-    assert said.code == 1 and f"runs/there: {os.strerror(number)}." in said.err and remedy in said.err
+    result = osfl("run --method fedavg --smoke")
+    assert result.code == 1 and f"runs/there: {os.strerror(number)}." in result.err and remedy in result.err
     assert osfl("run --method fedavg --smoke --format json").json["error"] == "FilesError"
 
 
@@ -175,8 +175,8 @@ def test_a_full_disk_need_not_name_a_file(osfl: Osfl, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("osfl.simulate.run.run", full)
-    said = osfl("run --method fedavg --smoke")
-    assert said.code == 1 and "No space left" in said.err and "None" not in said.err
+    result = osfl("run --method fedavg --smoke")
+    assert result.code == 1 and "No space left" in result.err and "None" not in result.err
 
 
 def test_other_errors_of_the_system_are_ours(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +205,9 @@ ARCHITECTURES = {
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures_are_checked_before_training(osfl: Osfl, name: str) -> None:
-    words, pieces = ARCHITECTURES[name]
-    said = osfl(f"check --smoke --method {words}")
-    assert said.code == 2 and [piece for piece in pieces if piece not in said.err] == [], said.err
+    command, pieces = ARCHITECTURES[name]
+    result = osfl(f"check --smoke --method {command}")
+    assert result.code == 2 and [piece for piece in pieces if piece not in result.err] == [], result.err
 
 
 def test_clients_may_have_their_own_architectures(osfl: Osfl) -> None:
@@ -216,8 +216,8 @@ def test_clients_may_have_their_own_architectures(osfl: Osfl) -> None:
 
 def test_settings_that_make_no_sense_for_a_method(osfl: Osfl) -> None:
     assert "'mu': expected at least 0, got -1.0" in osfl("check --smoke --method fedprox --set mu=-1").err
-    said = osfl("check --smoke --method scaffold --set lr_floor=0 --set optimizer=adam")
-    assert "'lr_floor': expected above 0" in said.err and "assume 'sgd', got 'adam'" in said.err
+    result = osfl("check --smoke --method scaffold --set lr_floor=0 --set optimizer=adam")
+    assert "'lr_floor': expected above 0" in result.err and "assume 'sgd', got 'adam'" in result.err
     assert osfl("check --smoke --method scaffold --set momentum=0.9").code == 0
 
 
@@ -225,8 +225,8 @@ def test_half_a_comparison_is_named(osfl: Osfl) -> None:
     Path("c").mkdir()
     for text in ('{"runs": [{"pa', "{}", "[]", '{"runs": [{"path": "fedavg/seed0"}]}'):
         Path("c/comparison.json").write_text(text)
-        said = osfl("report c")
-        assert said.code == 1 and "c/comparison.json is not a comparison" in said.err and "osfl compare" in said.err
+        result = osfl("report c")
+        assert result.code == 1 and "c/comparison.json is not a comparison" in result.err and "osfl compare" in result.err
 
 
 def test_our_own_mistakes_show_a_traceback(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,15 +243,15 @@ def test_ctrl_c_says_how_to_continue(osfl: Osfl, monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("osfl.simulate.run.run", stopped)
-    said = osfl("run --method fedavg --smoke")
-    assert said.code == 130 and "run the same command again" in said.err
+    result = osfl("run --method fedavg --smoke")
+    assert result.code == 130 and "run the same command again" in result.err
     assert osfl("run --method fedavg --smoke --format json").json["error"] == "Interrupted"
 
 
 def test_windows_is_answered_in_one_sentence(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osfl.cli.main.sys.platform", "win32")
-    said = osfl("ls methods")
-    assert said.code == 1 and "(WSL 2)" in said.err and "Traceback" not in said.err
+    result = osfl("ls methods")
+    assert result.code == 1 and "(WSL 2)" in result.err and "Traceback" not in result.err
 
 
 @pytest.mark.parametrize(("system", "verdict"), [("linux", "PASS"), ("darwin", "NOTE")])

@@ -16,9 +16,9 @@ def _finished(osfl: Osfl) -> None:
     assert osfl(ROUND).code == 0
 
 
-def test_forget_then_verify_then_the_same_words(osfl: Osfl) -> None:
-    said = osfl("forget r --client client-02")
-    assert said.code == 0, said.err
+def test_forget_then_verify_then_the_same_options(osfl: Osfl) -> None:
+    output = osfl("forget r --client client-02")
+    assert output.code == 0, output.err
     for word in (
         "client-02: forgotten",
         "Release",
@@ -27,7 +27,7 @@ def test_forget_then_verify_then_the_same_words(osfl: Osfl) -> None:
         "osfl forget r --verify",
         "osfl run --method ensemble",
     ):
-        assert word in said.out
+        assert word in output.out
     assert osfl("forget r --verify").out.count("PASS") == 5
     shown = osfl("show r --format json").json
     assert shown["forgotten"] == ["client-02"] and len(shown["delivered"]) == 2
@@ -41,12 +41,12 @@ def test_json_and_exit_codes(osfl: Osfl) -> None:
     assert certificate["path"] == "r/forgotten/0001.json" and certificate["release"]["after"]
     assert osfl("forget r --verify --format json").json["good"] is True
     Path("r/inbox/client-01.safetensors").write_bytes(b"back again")
-    said = osfl("forget r --verify --format json")
-    assert said.code == 1 and [row["check"] for row in said.json["checks"] if not row["good"]] == ["uploads"]
+    output = osfl("forget r --verify --format json")
+    assert output.code == 1 and [row["check"] for row in output.json["checks"] if not row["good"]] == ["uploads"]
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("command", "code", "message"),
     [
         ("forget r", 2, "nothing was named"),
         ("forget r --verify --client client-01", 2, "forgets nothing"),
@@ -57,6 +57,6 @@ def test_json_and_exit_codes(osfl: Osfl) -> None:
         ("forget r --client client-01 --key no.key", 2, "no.key"),
     ],
 )
-def test_mistakes(osfl: Osfl, words: str, code: int, says: str) -> None:
-    said = osfl(words)
-    assert said.code == code and says in said.err, said.err
+def test_mistakes(osfl: Osfl, command: str, code: int, message: str) -> None:
+    output = osfl(command)
+    assert output.code == code and message in output.err, output.err

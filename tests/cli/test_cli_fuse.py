@@ -23,9 +23,9 @@ def _a_stall() -> None:
 
 
 def test_models_are_fused_and_asked(osfl: Osfl, tmp_path: Path) -> None:
-    said = osfl(f"{WORDS} --method fedavg --smoke")
-    assert said.code == 0, said.err
-    assert "one.safetensors" in said.out and "timm" in said.out and "3 × 16" in said.out
+    result = osfl(f"{WORDS} --method fedavg --smoke")
+    assert result.code == 0, result.err
+    assert "one.safetensors" in result.out and "timm" in result.out and "3 × 16" in result.out
     from PIL import Image
 
     Image.new("RGB", (16, 16)).save("dot.png")
@@ -36,21 +36,21 @@ def test_models_are_fused_and_asked(osfl: Osfl, tmp_path: Path) -> None:
 
 
 def test_a_refused_file_is_named_and_the_others_are_fused(osfl: Osfl) -> None:
-    said = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke --format json")
-    assert said.code == 1 and len(said.json["accepted"]) == 2
-    assert said.json["refused"][0]["file"] == "bad.safetensors" and said.json["refused"][0]["tensor"] == "head.weight"
-    said = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke")
-    assert said.code == 1 and "bad.safetensors" in said.err and "expected F32 [3, 16], got F32 [4, 16]" in said.err
+    result = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke --format json")
+    assert result.code == 1 and len(result.json["accepted"]) == 2
+    assert result.json["refused"][0]["file"] == "bad.safetensors" and result.json["refused"][0]["tensor"] == "head.weight"
+    result = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke")
+    assert result.code == 1 and "bad.safetensors" in result.err and "expected F32 [3, 16], got F32 [4, 16]" in result.err
 
 
-def test_what_is_refused_is_said_though_the_others_were_fused_before(osfl: Osfl) -> None:
+def test_what_is_refused_is_stated_though_the_others_were_fused_before(osfl: Osfl) -> None:
     first = osfl(f"{WORDS} --method fedavg --smoke --format json")
     assert first.code == 0 and first.json["refused"] == []
-    for words, refused in ((f"{WORDS} bad.safetensors", ["bad.safetensors"]), (WORDS, [])):
-        said = osfl(f"{words} --method fedavg --smoke --format json")
-        assert said.code == len(refused) and [one["file"] for one in said.json["refused"]] == refused
-        assert said.json["release_digest"] == first.json["release_digest"]
-        assert json.loads(Path("fused/fusion.json").read_text())["refused"] == said.json["refused"]
+    for command, refused in ((f"{WORDS} bad.safetensors", ["bad.safetensors"]), (WORDS, [])):
+        result = osfl(f"{command} --method fedavg --smoke --format json")
+        assert result.code == len(refused) and [one["file"] for one in result.json["refused"]] == refused
+        assert result.json["release_digest"] == first.json["release_digest"]
+        assert json.loads(Path("fused/fusion.json").read_text())["refused"] == result.json["refused"]
         for page in ("report/index.html", "model_card.md"):
             assert ("bad.safetensors" in Path("fused", page).read_text()) == bool(refused)
 
@@ -58,24 +58,24 @@ def test_what_is_refused_is_said_though_the_others_were_fused_before(osfl: Osfl)
 def test_another_key_is_not_the_servers(osfl: Osfl) -> None:
     assert osfl("keys one two --out keys").code == 0
     assert osfl(f"{WORDS} --method fedavg --smoke --key keys/one.key").code == 0
-    said = osfl(f"{WORDS} --method fedavg --smoke --key keys/two.key")
-    assert said.code == 2 and "this key is not the server's" in said.err
+    result = osfl(f"{WORDS} --method fedavg --smoke --key keys/two.key")
+    assert result.code == 2 and "this key is not the server's" in result.err
 
 
 def test_what_was_forgotten_does_not_come_back(osfl: Osfl) -> None:
     plain_models(Path("three.safetensors"), tensors(3))
-    words = f"{WORDS} three.safetensors --method fedavg --smoke --format json"
-    before = osfl(words).json
+    command = f"{WORDS} three.safetensors --method fedavg --smoke --format json"
+    before = osfl(command).json
     client = before["accepted"][0]["client"]
     assert osfl(f"forget fused --client {client}").code == 0
     assert not Path("fused/model.safetensors").exists() and not Path("fused/fusion.json").exists()
-    after = osfl(words).json
+    after = osfl(command).json
     assert client not in [one["client"] for one in after["accepted"]] and len(after["accepted"]) == 2
     assert after["release_digest"] != before["release_digest"] and osfl("forget fused --verify").code == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("command", "result"),
     [
         ("server", "Missing argument 'ROUND'"),
         ("server round", "Missing option '--key'"),
@@ -85,23 +85,23 @@ def test_what_was_forgotten_does_not_come_back(osfl: Osfl) -> None:
         ("fuse one.safetensors --architecture cnn --classes none.txt --out fused", "none.txt cannot be read"),
     ],
 )
-def test_missing_and_wrong_words(osfl: Osfl, words: str, said: str) -> None:
-    answered = osfl(words)
-    assert answered.code == 2 and said in answered.err
+def test_missing_and_wrong_options(osfl: Osfl, command: str, result: str) -> None:
+    answered = osfl(command)
+    assert answered.code == 2 and result in answered.err
 
 
 @pytest.mark.parametrize(
-    ("listed", "said"),
+    ("listed", "result"),
     [
         ("", "the list of classes classes.txt is empty"),
         ("cat\n\ndog\ncat\n", "classes.txt, line 4: class 'cat' is in line 1 already"),
         ("cat\ndog\x1b[31m\nowl\n", r"classes.txt, line 2: 'dog\x1b[31m' holds a character that cannot be shown"),
     ],
 )
-def test_a_list_of_classes_that_cannot_be_one_is_named_with_its_line(listed: str, said: str, osfl: Osfl) -> None:
+def test_a_list_of_classes_that_cannot_be_one_is_named_with_its_line(listed: str, result: str, osfl: Osfl) -> None:
     Path("classes.txt").write_text(listed)
     answer = osfl(f"{WORDS} --method fedavg --smoke")
-    assert answer.code == 2 and said in " ".join(answer.err.split()) and "one class a line" in answer.err
+    assert answer.code == 2 and result in " ".join(answer.err.split()) and "one class a line" in answer.err
 
 
 def test_a_mark_before_the_first_class_is_no_part_of_it(osfl: Osfl) -> None:
@@ -116,47 +116,55 @@ def test_a_side_of_nothing_is_refused(osfl: Osfl) -> None:
 
 
 def test_images_are_gray_or_rgb(osfl: Osfl) -> None:
-    said = osfl(f"{WORDS} --method fedavg --smoke --channels 2")
-    assert said.code == 2 and "'--channels'" in said.err and "expected 1, which is gray, or 3" in " ".join(said.err.split())
-    assert "Refused" not in said.err and osfl(f"{WORDS} --method fedavg --smoke --channels 3").code == 0
+    result = osfl(f"{WORDS} --method fedavg --smoke --channels 2")
+    assert (
+        result.code == 2 and "'--channels'" in result.err and "expected 1, which is gray, or 3" in " ".join(result.err.split())
+    )
+    assert "Refused" not in result.err and osfl(f"{WORDS} --method fedavg --smoke --channels 3").code == 0
 
 
 def test_settings_are_judged_before_files_are_read(osfl: Osfl) -> None:
-    said = osfl(f"{WORDS} bad.safetensors gone.safetensors --smoke --set images=0 --set stops=often")
-    assert said.code == 2 and "'images'" in said.err and "stops" in said.err and "Refused" not in said.err
+    result = osfl(f"{WORDS} bad.safetensors gone.safetensors --smoke --set images=0 --set stops=often")
+    assert result.code == 2 and "'images'" in result.err and "stops" in result.err and "Refused" not in result.err
 
 
 @pytest.mark.parametrize("preset", ["paper", "nosuch", "cpu"])
 def test_smoke_beside_another_preset_is_refused(preset: str, osfl: Osfl) -> None:
-    for words in (f"{WORDS} --method fedavg", "run --method fedavg", "check --method fedavg", "estimate --method fedavg"):
-        said = osfl(f"{words} --preset {preset} --smoke")
-        assert said.code == 2 and f"contradicts --preset {preset}" in " ".join(said.err.split()), words
+    for command in (f"{WORDS} --method fedavg", "run --method fedavg", "check --method fedavg", "estimate --method fedavg"):
+        result = osfl(f"{command} --preset {preset} --smoke")
+        assert result.code == 2 and f"contradicts --preset {preset}" in " ".join(result.err.split()), command
     assert osfl(f"{WORDS} --method fedavg --preset smoke --smoke").code == 0
 
 
 def test_report_says_where_the_page_of_a_fusion_is(osfl: Osfl) -> None:
     assert osfl(f"{WORDS} --method fedavg --smoke").code == 0
-    said = osfl("report fused")
-    assert said.code == 1 and "fused is a fusion of plain checkpoints, whose page is fused/report/index.html" in " ".join(
-        said.err.split()
+    result = osfl("report fused")
+    assert result.code == 1 and "fused is a fusion of plain checkpoints, whose page is fused/report/index.html" in " ".join(
+        result.err.split()
     )
 
 
-def test_what_is_refused_is_said_before_the_others_are_fused(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_is_stated_before_the_others_are_fused(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise TrainingError("it went wrong after hours")
 
     monkeypatch.setattr("osfl.roles.fusion.run_server_phase", fails)
-    said = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke")
-    assert said.code == 1 and "it went wrong" in said.err and "Refused: bad.safetensors" in said.err
-    assert "one.safetensors" in said.out and "model-" in said.out
+    result = osfl(f"{WORDS} bad.safetensors --method fedavg --smoke")
+    assert result.code == 1 and "it went wrong" in result.err and "Refused: bad.safetensors" in result.err
+    assert "one.safetensors" in result.out and "model-" in result.out
 
 
-def test_cautions_stand_on_stderr_and_what_was_assumed_is_said(osfl: Osfl) -> None:
-    said = osfl(f"{WORDS} --method fedavg --smoke")
-    assert said.code == 0 and "Caution: the weights are of 2 starts that have little in common" in " ".join(said.err.split())
-    assert "pixels in [-1, 1] are assumed (--pixels)" in " ".join(said.out.split())
+def test_cautions_stand_on_stderr_and_what_was_assumed_is_stated(osfl: Osfl) -> None:
+    result = osfl(f"{WORDS} --method fedavg --smoke")
+    assert result.code == 0 and "Caution: the weights are of 2 starts that have little in common" in " ".join(
+        result.err.split()
+    )
+    assert "pixels in [-1, 1] are assumed (--pixels)" in " ".join(result.out.split())
     Path("preprocessor_config.json").write_text('{"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}')
-    told = osfl(WORDS.replace("fused", "told") + " --method ensemble --smoke")
-    assert told.code == 0 and "Caution" not in told.err and told.out.count("as given by the files beside it: imagenet") == 2
-    assert "assumed" not in told.out
+    reported = osfl(WORDS.replace("fused", "told") + " --method ensemble --smoke")
+    assert (
+        reported.code == 0
+        and "Caution" not in reported.err
+        and reported.out.count("as given by the files beside it: imagenet") == 2
+    )
+    assert "assumed" not in reported.out

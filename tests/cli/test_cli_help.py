@@ -20,22 +20,22 @@ def test_importing_the_command_line_imports_nothing_heavy() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-@pytest.mark.parametrize("words", ["--help", "run --help", "ls methods", "ls presets", "ls architectures", "--version"])
-def test_help_and_lists_import_no_torch(words: str) -> None:
-    code = f"import sys, osfl.cli.main as m; m.answer({words.split()!r}); print('torch' in sys.modules)"
+@pytest.mark.parametrize("command", ["--help", "run --help", "ls methods", "ls presets", "ls architectures", "--version"])
+def test_help_and_lists_import_no_torch(command: str) -> None:
+    code = f"import sys, osfl.cli.main as m; m.answer({command.split()!r}); print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "False"
 
 
 def test_python_m_osfl() -> None:
-    said = subprocess.check_output([sys.executable, "-m", "osfl", "--version"], text=True)
-    assert said.startswith("osfl ")
+    result = subprocess.check_output([sys.executable, "-m", "osfl", "--version"], text=True)
+    assert result.startswith("osfl ")
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_ends_with_its_examples(osfl: Osfl, verb: str) -> None:
-    said = osfl(f"{verb} --help")
-    text = " ".join(said.out.split())
-    assert said.code == 0
+    result = osfl(f"{verb} --help")
+    text = " ".join(result.out.split())
+    assert result.code == 0
     end = text[text.index("Commands that work as they stand:") :]
     assert all(f"$ {example}" in end for example in VERBS[verb][1])
     assert "--format" in text
@@ -65,5 +65,5 @@ def test_examples_work(osfl: Osfl, verb: str, tmp_path: Path, monkeypatch: pytes
             "osfl dashboard"
         ):  # a coordinator stays open; tests/coordinator starts real ones
             continue
-        said = osfl(example.removeprefix("osfl "))
-        assert said.code == 0, f"{example}\n{said.out}\n{said.err}"
+        result = osfl(example.removeprefix("osfl "))
+        assert result.code == 0, f"{example}\n{result.out}\n{result.err}"

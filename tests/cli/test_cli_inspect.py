@@ -14,21 +14,21 @@ UPLOAD = "runs/seen/inbox/client-01.safetensors"
 
 @pytest.fixture
 def finished(osfl: Osfl) -> None:
-    said = osfl("run --method fedavg --smoke --samples 120 --image-size 8 --clients 2 --out runs/seen")
-    assert said.code == 0, said.err
+    result = osfl("run --method fedavg --smoke --samples 120 --image-size 8 --clients 2 --out runs/seen")
+    assert result.code == 0, result.err
 
 
 def test_inspect(osfl: Osfl, finished: None, tmp_path: Path) -> None:
-    said = osfl(f"inspect {UPLOAD}")
-    assert said.code == 0
-    for words in (
+    result = osfl(f"inspect {UPLOAD}")
+    assert result.code == 0
+    for command in (
         "upload from client-01 to the server",
         "weights of the network",
         "Signed with the key of 'client-01'",
         "What was not checked",
         "model/head.bias",
     ):
-        assert words in said.out
+        assert command in result.out
     seen = osfl(f"inspect {UPLOAD} --format json --html page.html").json
     assert seen["kind"] == "upload" and seen["method"] == "fedavg" and seen["bytes"] == Path(UPLOAD).stat().st_size
     assert {f["severity"] for f in seen["findings"]} <= {"good", "note", "caution"}
@@ -37,13 +37,13 @@ def test_inspect(osfl: Osfl, finished: None, tmp_path: Path) -> None:
     assert osfl("inspect runs/seen/release.safetensors").code == 0
 
     Path("alone.safetensors").write_bytes(Path(UPLOAD).read_bytes())
-    said = osfl("inspect alone.safetensors")
-    assert said.code == 0 and "WHO MADE THIS FILE IS NOT KNOWN" in said.out
+    result = osfl("inspect alone.safetensors")
+    assert result.code == 0 and "WHO MADE THIS FILE IS NOT KNOWN" in result.out
     assert "Signed with the key of" in osfl("inspect alone.safetensors --round runs/seen").out
     SigningKey.generate().save(Path("mine.key"))
-    said = osfl("inspect alone.safetensors --key mine.key")
-    assert said.code == 1 and "THE SIGNATURE IS NOT BY THE KEY THAT YOU NAMED" in said.out
-    assert "PRIVATE" not in said.out
+    result = osfl("inspect alone.safetensors --key mine.key")
+    assert result.code == 1 and "THE SIGNATURE IS NOT BY THE KEY THAT YOU NAMED" in result.out
+    assert "PRIVATE" not in result.out
 
 
 MISTAKES = {
@@ -62,17 +62,17 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("words", MISTAKES)
-def test_mistakes(osfl: Osfl, words: str) -> None:
+@pytest.mark.parametrize("command", MISTAKES)
+def test_mistakes(osfl: Osfl, command: str) -> None:
     Path("junk.bin").write_bytes(b"\x00" * 100)
     Path("text.toml").write_text("# A one-shot round of fedavg.")
-    said = osfl(words)
-    code, text = MISTAKES[words]
-    assert said.code == code and text in said.err and "Traceback" not in said.err
-    assert osfl(f"{words} --format json").json["error"]
+    result = osfl(command)
+    code, text = MISTAKES[command]
+    assert result.code == code and text in result.err and "Traceback" not in result.err
+    assert osfl(f"{command} --format json").json["error"]
 
 
-def test_a_desk_wants_the_right_key_at_once(osfl: Osfl, finished: None) -> None:
+def test_a_dashboard_wants_the_right_key_at_once(osfl: Osfl, finished: None) -> None:
     SigningKey.generate().save(Path("mine.key"))
-    said = osfl("dashboard runs/seen --key mine.key")
-    assert said.code == 2 and "not the server's" in said.err
+    result = osfl("dashboard runs/seen --key mine.key")
+    assert result.code == 2 and "not the server's" in result.err

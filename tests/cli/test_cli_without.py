@@ -29,14 +29,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     client = "client plan.toml --client {0} --data sites/{0} --key keys/{0}.key --out usb/{0}.safetensors"
     with chdir(folder):
-        for words in (
+        for command in (
             f"new --method dense --dataset digits --clients {','.join(SITES)} --partition iid --samples 90 --smoke"
             " --sites sites",
             f"keys server {' '.join(SITES)} --out keys",
             "enroll plan.toml --keys keys --out round",
             *(client.format(site) for site in SITES),
         ):
-            assert answer(words.split()) == 0, words
+            assert answer(command.split()) == 0, command
         path, policy = Path("usb/south.safetensors"), read_policy(Path("round"))
         payload = payload_of(accept(path, policy))
         huge = {name: value * 1e30 if value.is_floating_point() else value for name, value in payload.tensors.items()}
@@ -83,24 +83,26 @@ def test_the_site_is_named_and_the_round_goes_on_without_it(osfl: Osfl, here: Pa
     assert made_from() == {"upload/north"} and "left out of the release" in osfl("show round").out
 
 
-def test_what_cannot_be_left_out_is_said(osfl: Osfl, here: Path) -> None:
-    said = osfl(f"{SERVER} --without nobody")
-    assert said.code == 2 and "there is no upload of 'nobody' to leave out" in said.err and "north, south, west" in said.err
-    words = " ".join(f"--without {site}" for site in SITES)
-    assert osfl(f"{SERVER} {words}").code == 1 and not Path("round/release.safetensors").exists()
+def test_what_cannot_be_left_out_is_stated(osfl: Osfl, here: Path) -> None:
+    result = osfl(f"{SERVER} --without nobody")
+    assert (
+        result.code == 2 and "there is no upload of 'nobody' to leave out" in result.err and "north, south, west" in result.err
+    )
+    command = " ".join(f"--without {site}" for site in SITES)
+    assert osfl(f"{SERVER} {command}").code == 1 and not Path("round/release.safetensors").exists()
 
 
 def test_a_quorum_of_the_plan_holds_without_a_site(osfl: Osfl, here: Path) -> None:
     Path("plan.toml").write_text(Path("plan.toml").read_text().replace("quorum = 0", "quorum = 3"))
     shutil.rmtree("round")
-    for words in (
+    for command in (
         "enroll plan.toml --keys keys --out round",
         *(f"client plan.toml --client {s} --data sites/{s} --key keys/{s}.key --out other/{s}.safetensors" for s in SITES),
         "receive round other",
     ):
-        assert osfl(words).code == 0
-    said = osfl(f"{SERVER} --without south")
-    assert said.code == 1 and "2 of the 3 uploads that are needed" in said.err
+        assert osfl(command).code == 0
+    result = osfl(f"{SERVER} --without south")
+    assert result.code == 1 and "2 of the 3 uploads that are needed" in result.err
 
 
 def test_an_error_that_nobody_foresaw_is_no_traceback(osfl: Osfl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ SMALL = "--smoke --samples 150 --clients 3 --partition iid"
 
 
 def test_a_run_without_a_method_is_onesum_and_says_so(osfl: Osfl) -> None:
-    said = osfl(f"run {SMALL}")
-    assert said.code == 0 and "No --method: this runs onesum. `osfl advise` ranks others." in said.err
-    assert "onesum on digits" in said.out and Path("runs/onesum-digits-iid-seed0/results.json").exists()
+    result = osfl(f"run {SMALL}")
+    assert result.code == 0 and "No --method: this runs onesum. `osfl advise` ranks others." in result.err
+    assert "onesum on digits" in result.out and Path("runs/onesum-digits-iid-seed0/results.json").exists()
     assert "No --method" not in osfl(f"run {SMALL} --method onesum").err  # it is finished: nothing is computed again
 
 

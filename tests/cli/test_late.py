@@ -28,14 +28,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plan = Path("plan.toml").read_text()
         assert "late = false" in plan
         Path("plan.toml").write_text(plan.replace("late = false", "late = true").replace("quorum = 0", "quorum = 2"))
-        for words in (
+        for command in (
             f"keys server {' '.join(SITES)} --out keys",
             "enroll plan.toml --keys keys --out round",
             *(client.format(site) for site in SITES),
             *(RECEIVE.format(site) for site in SITES[:2]),
             SERVER,
         ):
-            assert answer(words.split()) == 0, words
+            assert answer(command.split()) == 0, command
         shutil.copy("round/release.safetensors", "old.safetensors")
     return folder
 
@@ -48,20 +48,20 @@ def here(made: Path, tmp_path: Path) -> Path:
 
 def test_with_the_key_receiving_makes_the_next_release(osfl: Osfl, here: Path) -> None:
     first = osfl("show round --format json").json["release"]
-    said = osfl(f"{RECEIVE.format('west')} --key keys/server.key --format json")
-    assert said.code == 0 and said.json["late"] == ["west"] and said.json["release"] not in (None, first)
+    result = osfl(f"{RECEIVE.format('west')} --key keys/server.key --format json")
+    assert result.code == 0 and result.json["late"] == ["west"] and result.json["release"] not in (None, first)
     shown = osfl("show round --format json").json
-    assert (shown["release"], shown["supersedes"], shown["joining"]) == (said.json["release"], first, [])
+    assert (shown["release"], shown["supersedes"], shown["joining"]) == (result.json["release"], first, [])
     assert f"takes the place of {first}" in osfl("show round").out
     assert osfl("verify --round round").code == 0
     old = osfl("verify old.safetensors --round round")
-    assert old.code == 0 and f"superseded by {said.json['release']}" in " ".join(old.out.split())
+    assert old.code == 0 and f"superseded by {result.json['release']}" in " ".join(old.out.split())
 
 
 def test_without_the_key_it_is_kept_for_the_server(osfl: Osfl, here: Path) -> None:
     first = osfl("show round --format json").json["release"]
-    said = osfl(RECEIVE.format("west"))
-    assert said.code == 0 and "makes the next release with it" in " ".join(said.err.split())
+    result = osfl(RECEIVE.format("west"))
+    assert result.code == 0 and "makes the next release with it" in " ".join(result.err.split())
     shown = osfl("show round")
     assert "joins the next one" in shown.out and "makes the next release, with west" in " ".join(shown.out.split())
     done = osfl(f"{SERVER} --format json")
@@ -71,5 +71,5 @@ def test_without_the_key_it_is_kept_for_the_server(osfl: Osfl, here: Path) -> No
 
 def test_text_names_both_releases(osfl: Osfl, here: Path) -> None:
     first = osfl("show round --format json").json["release"]
-    said = osfl(f"{RECEIVE.format('west')} --key keys/server.key")
-    assert said.code == 0 and "with west; takes the place of" in " ".join(said.out.split()) and first in said.out
+    result = osfl(f"{RECEIVE.format('west')} --key keys/server.key")
+    assert result.code == 0 and "with west; takes the place of" in " ".join(result.out.split()) and first in result.out

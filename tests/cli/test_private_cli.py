@@ -10,8 +10,8 @@ from tests.cli.conftest import Osfl
 
 
 def test_new_writes_privacy_and_the_settings_that_it_needs(osfl: Osfl) -> None:
-    said = osfl("new --method onesum --epsilon 8 --delta 1e-5 --noise share --out plan.toml")
-    assert said.code == 0, said.err
+    result = osfl("new --method onesum --epsilon 8 --delta 1e-5 --noise share --out plan.toml")
+    assert result.code == 0, result.err
     plan = Path("plan.toml").read_text(encoding="utf-8")
     for text in (
         "[privacy]",
@@ -26,7 +26,7 @@ def test_new_writes_privacy_and_the_settings_that_it_needs(osfl: Osfl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("command", "text"),
     [
         ("--method onesum --epsilon 8", "differential privacy needs --epsilon and --delta"),
         ("--method onesum --noise share", "differential privacy needs --epsilon and --delta"),
@@ -36,7 +36,7 @@ def test_new_writes_privacy_and_the_settings_that_it_needs(osfl: Osfl) -> None:
     ],
 )
 @pytest.mark.parametrize("verb", ["new --dataset digits --out plan.toml", "run --smoke"])
-def test_what_cannot_be_private_is_refused(osfl: Osfl, verb: str, words: str, text: str) -> None:
-    said = osfl(f"{verb} {words}")
-    assert said.code == 2
-    assert text in " ".join(said.err.split())
+def test_what_cannot_be_private_is_refused(osfl: Osfl, verb: str, command: str, text: str) -> None:
+    result = osfl(f"{verb} {command}")
+    assert result.code == 2
+    assert text in " ".join(result.err.split())

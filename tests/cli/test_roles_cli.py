@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Osfl, Said, new_plan, round_with_bundles
+from tests.cli.conftest import CommandResult, Osfl, new_plan, round_with_bundles
 
 SITES = ("north", "south", "west")
 NEW = new_plan(SITES)
@@ -33,22 +33,22 @@ def here(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(words: str, folder: Path) -> subprocess.Popen[str]:
+def started(command: str, folder: Path) -> subprocess.Popen[str]:
     """The command as a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "osfl", *words.split()], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "osfl", *command.split()], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
-def ended(process: subprocess.Popen[str]) -> Said:
+def ended(process: subprocess.Popen[str]) -> CommandResult:
     out, err = process.communicate(timeout=1800)
-    return Said(process.returncode, out, err)
+    return CommandResult(process.returncode, out, err)
 
 
-def in_process(words: str, folder: Path) -> Any:
-    said = ended(started(f"{words} --format json", folder))
-    assert said.code == 0, said.out + said.err
-    return said.json
+def in_process(command: str, folder: Path) -> Any:
+    result = ended(started(f"{command} --format json", folder))
+    assert result.code == 0, result.out + result.err
+    return result.json
 
 
 def test_processes_that_share_nothing_but_a_folder(osfl: Osfl, tmp_path: Path) -> None:
@@ -69,27 +69,29 @@ def test_processes_that_share_nothing_but_a_folder(osfl: Osfl, tmp_path: Path) -
     assert [ended(process).code for process in sites] == [0, 0, 0]
     receipts = in_process("receive round ../shared/inbox", places["coordinator"])
     assert [row["client"] for row in receipts["accepted"]] == list(SITES) and not receipts["refused"]
-    said = ended(server)
-    assert said.code == 0 and "waiting: 0 of the 3 uploads" in said.err
+    result = ended(server)
+    assert result.code == 0 and "waiting: 0 of the 3 uploads" in result.err
     for site in SITES:
         (places[site] / "images").rename(tmp_path / "sites" / site)
     rehearsed = osfl("run --plan shared/plan.toml --sites sites --out rehearsal --format json").json
-    assert said.json["release"] == rehearsed["release_digest"]
+    assert result.json["release"] == rehearsed["release_digest"]
 
 
 def test_a_round_from_plan_to_prediction(osfl: Osfl, here: Path) -> None:
-    told = osfl("receive round usb")
-    assert told.code == 0 and [line.split()[:2] for line in told.out.splitlines()] == [["accepted", site] for site in SITES]
+    reported = osfl("receive round usb")
+    assert reported.code == 0 and [line.split()[:2] for line in reported.out.splitlines()] == [
+        ["accepted", site] for site in SITES
+    ]
     assert "may begin" in osfl("show round").out
     release = osfl("server round --key keys/server.key --format json").json
     assert release["late"] == [] and release["personal"] == []
     assert osfl("server round --key keys/server.key").out.startswith(f"Release  {release['release']}")  # it stands
     shown = osfl("show round --format json").json
     assert shown["release"] == release["release"] and shown["missing"] == []
-    words = "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model"
-    assert osfl(f"{words} --format json").json["release"] == release["release"]
-    said = osfl("predict --run model sites/north --format json").json
-    assert len(said["predictions"]) == 50 and not said["failed"]
+    command = "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model"
+    assert osfl(f"{command} --format json").json["release"] == release["release"]
+    result = osfl("predict --run model sites/north --format json").json
+    assert len(result["predictions"]) == 50 and not result["failed"]
     kept = next((here / "work").glob("*/north"))
     assert osfl(f"predict --run {kept} sites/north/1").code == 0
     assert "Every signature is good" in osfl("verify --round round").out
@@ -100,15 +102,15 @@ def test_a_method_with_personal_parts(osfl: Osfl) -> None:
     osfl("keys server north south west --out keys")
     osfl("enroll plan.toml --keys keys --out round")
     for site in SITES:
-        words = f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors"
-        assert osfl(words).code == 0
+        command = f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors"
+        assert osfl(command).code == 0
     osfl("receive round usb")
     assert osfl("server round --key keys/server.key --format json").json["personal"] == list(SITES)
     take = "personalize plan.toml -c north --data sites/north --release round/release.safetensors --server keys/server.pub"
-    said = osfl(take)
-    assert said.code == 2 and "Fetch personal/north.safetensors" in said.err
-    said = osfl(f"{take} --personal round/personal/south.safetensors")
-    assert said.code == 1 and "another receiver" in said.err
+    result = osfl(take)
+    assert result.code == 2 and "Fetch personal/north.safetensors" in result.err
+    result = osfl(f"{take} --personal round/personal/south.safetensors")
+    assert result.code == 1 and "another receiver" in result.err
     assert osfl(f"{take} --personal round/personal/north.safetensors --out model").code == 0
     assert osfl("predict --run model sites/north/1").code == 0
     assert osfl("verify round/personal/north.safetensors round/release.safetensors --round round").code == 0
@@ -127,16 +129,16 @@ def test_keys_are_private_and_never_replaced(osfl: Osfl) -> None:
     Path("k/north.pub").unlink()
     assert osfl("keys north --out k").code == 0 and Path("k/north.pub").exists()
     Path("k/north.pub").write_text("3d" + "0" * 62 + "\n")
-    said = osfl("keys north --out k")
-    assert said.code == 2 and "holds another key" in said.err
-    said = osfl("keys ../north")
-    assert said.code == 2 and "cannot be a client's name" in said.err
+    result = osfl("keys north --out k")
+    assert result.code == 2 and "holds another key" in result.err
+    result = osfl("keys ../north")
+    assert result.code == 2 and "cannot be a client's name" in result.err
     secret = content.decode().splitlines()[1]
     assert secret not in again.out + again.err
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "pieces"),
+    ("command", "code", "pieces"),
     [
         ("enroll plan.toml --keys keys --out round", 0, ["Opened round"]),  # the same again
         ("enroll plan.toml --keys nowhere --out r2", 2, ["--keys nowhere is not a folder", "server.pub"]),
@@ -174,14 +176,14 @@ def test_keys_are_private_and_never_replaced(osfl: Osfl) -> None:
         ("new --method fedavg --classes a,b --clients 0 --out p", 2, ["at least 1"]),
     ],
 )
-def test_mistakes_say_what_to_do(osfl: Osfl, here: Path, words: str, code: int, pieces: list[str]) -> None:
-    said = osfl(words)
-    text = said.out + said.err
-    assert said.code == code, text
+def test_mistakes_say_what_to_do(osfl: Osfl, here: Path, command: str, code: int, pieces: list[str]) -> None:
+    result = osfl(command)
+    text = result.out + result.err
+    assert result.code == code, text
     assert all(piece in text for piece in pieces), text
-    as_json = osfl(f"{words} --format json")
+    as_json = osfl(f"{command} --format json")
     assert as_json.code == code and json.loads(as_json.out)
-    if code and "receive round" not in words:
+    if code and "receive round" not in command:
         assert {"error", "reason"} <= as_json.json.keys() and as_json.json.get("fix", as_json.json.get("problems"))
 
 
@@ -193,15 +195,15 @@ def test_every_file_gets_its_line(osfl: Osfl, here: Path) -> None:
     Path("usb/west.safetensors").write_bytes(whole[:20_000])
     Path("usb/north.safetensors").rename("usb/copy of the file.safetensors")
     Path("usb/link.safetensors").symlink_to("/etc/passwd")
-    said = osfl("receive round usb")
-    assert said.code == 1
-    assert [line.split()[1] for line in said.out.splitlines()] == ["north", "south"]
-    assert "incomplete copy (expected 34480 bytes, got 20000)" in said.err and "Copy it again" in said.err
-    assert "link.safetensors: a link, not a file" in said.err and "root:" not in said.err
+    result = osfl("receive round usb")
+    assert result.code == 1
+    assert [line.split()[1] for line in result.out.splitlines()] == ["north", "south"]
+    assert "incomplete copy (expected 34480 bytes, got 20000)" in result.err and "Copy it again" in result.err
+    assert "link.safetensors: a link, not a file" in result.err and "root:" not in result.err
     shown = osfl("show round").out
     assert "missing    west" in shown and "size: incomplete copy" in shown
-    said = osfl("server round --key keys/server.key")
-    assert said.code == 1 and "2 of the 3 uploads" in said.err and "expected uploads from west" in said.err
+    result = osfl("server round --key keys/server.key")
+    assert result.code == 1 and "2 of the 3 uploads" in result.err and "expected uploads from west" in result.err
     Path("usb/west.safetensors").write_bytes(whole)
     again = osfl("receive round usb --format json")
     assert again.code == 0 and len(again.json["accepted"]) == 3  # again, in any order, is nothing new
@@ -227,14 +229,14 @@ def test_file_names_cannot_steer_a_terminal(osfl: Osfl, here: Path) -> None:
     whole = Path("usb/north.safetensors").read_bytes()
     for name, content in ((b"\x1b[2J\xff[red].safetensors", whole), (b"\x1b]0;title\x07.safetensors", whole[:9])):
         Path(os.fsdecode(os.fsencode(here) + b"/drop/" + name)).write_bytes(content)
-    said = osfl("receive round drop")
-    assert said.code == 1 and "[red].safetensors" in said.out and "incomplete copy" in said.err
-    assert not any(mark in said.out + said.err + osfl("show round").out for mark in ("\x1b", "\x07"))
+    result = osfl("receive round drop")
+    assert result.code == 1 and "[red].safetensors" in result.out and "incomplete copy" in result.err
+    assert not any(mark in result.out + result.err + osfl("show round").out for mark in ("\x1b", "\x07"))
     again = osfl("receive round drop --format json")
     assert again.code == 1 and len(again.json["accepted"]) == 1 and "\x1b" not in again.out
 
 
-def test_the_desk_needs_no_torch_to_receive_and_show(here: Path) -> None:
+def test_the_dashboard_needs_no_torch_to_receive_and_show(here: Path) -> None:
     code = (
         "import sys, osfl.cli.main as m\n"
         "for words in (['receive', 'round', 'usb'], ['show', 'round'], ['verify', '--round', 'round'], ['keys', 'east']):\n"
@@ -256,8 +258,8 @@ def test_the_deadline_is_read_on_the_coordinator_s_clock(osfl: Osfl, here: Path,
         osfl(f"client plan.toml --client {site} --data sites/{site} --key keys/{site}.key --out usb/{site}.safetensors")
         os.utime(f"usb/{site}.safetensors", (0, 0))  # a site whose clock stands in 1970
     assert osfl("receive waiting usb/north.safetensors usb/south.safetensors").code == 0
-    said = osfl("server waiting --key keys/server.key")
-    assert said.code == (0 if begins else 1)
+    result = osfl("server waiting --key keys/server.key")
+    assert result.code == (0 if begins else 1)
     shown = osfl("show waiting").out
     assert "Needed     2 uploads" in shown and "this clock says 20" in shown
     if begins:
@@ -269,7 +271,7 @@ def test_the_deadline_is_read_on_the_coordinator_s_clock(osfl: Osfl, here: Path,
         west = next(row for row in checks["files"] if row["client"] == "west")
         assert checks["good"] and west["checks"][1]["answer"] == "not checked"
     else:
-        assert "1 more may deliver until 2199" in said.err and "1 more may deliver" in shown
+        assert "1 more may deliver until 2199" in result.err and "1 more may deliver" in shown
 
 
 # --- verification ------------------------------------------------------------------------------------------------------
@@ -280,25 +282,25 @@ def test_an_auditor_s_own_keys_are_compared_with_the_round_s(osfl: Osfl, here: P
     assert osfl("verify --round round --keys keys").code == 0
     Path("mine").mkdir()
     osfl("keys north --out mine")
-    said = osfl("verify --round round --keys mine")
-    assert said.code == 1 and "another key of north than yours" in said.err.replace("\n", " ")
+    result = osfl("verify --round round --keys mine")
+    assert result.code == 1 and "another key of north than yours" in result.err.replace("\n", " ")
 
 
 def test_verify_says_what_it_could_not_check(osfl: Osfl, here: Path) -> None:
     osfl("receive round usb")
     osfl("server round --key keys/server.key")
     release = "round/release.safetensors --plan plan.toml"
-    said = osfl(f"verify {release}")
-    assert said.code == 1 and "not checked" in said.out and "give --server" in said.out
-    said = osfl(f"verify {release} --server keys/server.pub")
-    assert said.code == 0 and said.out.count("not checked") == 4 and "Not checked: 4." in said.out
-    said = osfl(f"verify {release} usb/north.safetensors --keys keys --format json").json
-    assert said["good"] and [c["answer"] for c in said["files"][0]["checks"]] == ["yes", "yes", *["not checked"] * 3]
-    said = osfl(f"verify {release} --server keys/north.pub")
-    assert said.code == 1 and "signature" in said.out
+    result = osfl(f"verify {release}")
+    assert result.code == 1 and "not checked" in result.out and "give --server" in result.out
+    result = osfl(f"verify {release} --server keys/server.pub")
+    assert result.code == 0 and result.out.count("not checked") == 4 and "Not checked: 4." in result.out
+    result = osfl(f"verify {release} usb/north.safetensors --keys keys --format json").json
+    assert result["good"] and [c["answer"] for c in result["files"][0]["checks"]] == ["yes", "yes", *["not checked"] * 3]
+    result = osfl(f"verify {release} --server keys/north.pub")
+    assert result.code == 1 and "signature" in result.out
     Path("usb/north.safetensors").write_bytes(Path("usb/north.safetensors").read_bytes()[:-1] + b"\x07")
-    said = osfl("verify usb/north.safetensors --round round")
-    assert said.code == 1 and "not what was signed" in said.out
+    result = osfl("verify usb/north.safetensors --round round")
+    assert result.code == 1 and "not what was signed" in result.out
     (here / "other.toml").write_text(Path("plan.toml").read_text().replace("seed = 0 ", "seed = 1 "))
     assert osfl("verify --plan other.toml --round round").code == 1
 
@@ -313,35 +315,35 @@ def test_a_finished_bundle_stands_and_can_be_copied_again(osfl: Osfl, here: Path
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)  # exFAT
-    said = osfl("client plan.toml --client north --key keys/north.key --out stick/n.safetensors")
-    assert said.code == 0 and "nothing was computed again" in said.out
+    result = osfl("client plan.toml --client north --key keys/north.key --out stick/n.safetensors")
+    assert result.code == 0 and "nothing was computed again" in result.out
     assert Path("stick/n.safetensors").read_bytes() == first
     assert osfl("receive round stick/n.safetensors").code == 0
 
 
 def test_check_shows_a_site_its_own_data(osfl: Osfl, here: Path) -> None:
-    said = osfl("check plan.toml --data sites/north --client north")
-    assert said.code == 0 and "46 images to learn from, 4 held out" in said.out and "No problem found" in said.out
+    result = osfl("check plan.toml --data sites/north --client north")
+    assert result.code == 0 and "46 images to learn from, 4 held out" in result.out and "No problem found" in result.out
     Path("sites/north/1/broken.png").write_bytes(b"\x89PNG no")
     facts = osfl("check plan.toml --data sites/north --client north --format json").json
     assert sum(facts["counts"]) == 50 and facts["findings"][0]["examples"] == ["1/broken.png"]
     Path("sites/north/1").rename("sites/north/one")
-    said = osfl("check plan.toml --data sites/north --client north")
-    assert said.code == 1 and "classes that the plan does not know" in said.err and "got one" in said.err
+    result = osfl("check plan.toml --data sites/north --client north")
+    assert result.code == 1 and "classes that the plan does not know" in result.err and "got one" in result.err
 
 
 def test_site_folders_are_not_mixed_up(osfl: Osfl, here: Path) -> None:
     again = f"{NEW} --force"
     assert osfl(again).code == 0  # the same images over themselves
-    said = osfl(again.replace("--samples 150", "--samples 90"))
-    assert said.code == 1 and "holds other files" in said.err
+    result = osfl(again.replace("--samples 150", "--samples 90"))
+    assert result.code == 1 and "holds other files" in result.err
 
 
 def test_a_sealed_bundle_is_read_by_the_server_alone(osfl: Osfl, here: Path) -> None:
-    words = "client plan.toml --client north --key keys/north.key"
-    assert "--out is missing" in osfl(f"{words} --seal keys/server.pub").err
-    said = osfl(f"{words} --seal keys/server.pub --out usb/sealed.safetensors").out
-    assert "only the server can read it" in said.replace("\n", " ")
+    command = "client plan.toml --client north --key keys/north.key"
+    assert "--out is missing" in osfl(f"{command} --seal keys/server.pub").err
+    result = osfl(f"{command} --seal keys/server.pub --out usb/sealed.safetensors").out
+    assert "only the server can read it" in result.replace("\n", " ")
     sealed, kept = (here / "usb/sealed.safetensors").read_bytes(), (here / "usb/north.safetensors").read_bytes()
     assert b"north" not in sealed and kept[-64:] not in sealed
     assert not list((here / "work").rglob("*seal*"))  # where a site at the network keeps what it sealed

@@ -48,17 +48,17 @@ def test_advice_about_a_release_is_for_whoever_holds_one(osfl: Osfl, here: Path)
         "plan.toml whole south": "server.pub is the public key of this round's coordinator",
         "plan.toml gone server": "`osfl server`",
     }
-    for words, piece in advice.items():
-        plan, file, key = words.split()
+    for command, piece in advice.items():
+        plan, file, key = command.split()
         taken = osfl(f"personalize {plan} --client north --release {file}.safetensors --server keys/{key}.pub")
         asked = osfl(f"verify {file}.safetensors --plan {plan} --server keys/{key}.pub")
         assert taken.code == asked.code == 1 and "Upload rejected" not in taken.err + asked.out
-        assert piece in taken.err and piece in asked.out, words
+        assert piece in taken.err and piece in asked.out, command
 
 
 def test_a_personal_part_that_would_be_ignored_is_refused(osfl: Osfl, here: Path) -> None:
-    said = osfl(f"{TAKE} --personal usb/south.safetensors")
-    assert said.code == 2 and "the release has no personal parts, so there is nothing to give" in said.err
+    result = osfl(f"{TAKE} --personal usb/south.safetensors")
+    assert result.code == 2 and "the release has no personal parts, so there is nothing to give" in result.err
     assert osfl(f"{TAKE} --personal gone.safetensors").code == 2
     assert not list(Path("work").glob("*/north/model.safetensors")) and osfl(TAKE).code == 0
 
@@ -69,20 +69,20 @@ CLIENT = "client plan.toml --client north --key keys/north.key"
 
 
 def test_the_size_is_that_of_the_file_that_leaves(osfl: Osfl, here: Path) -> None:
-    for words, out in ((CLIENT, "usb/plain.safetensors"), (f"{CLIENT} --seal keys/server.pub", "usb/sealed.safetensors")):
-        text = osfl(f"{words} --out {out}").out
+    for command, out in ((CLIENT, "usb/plain.safetensors"), (f"{CLIENT} --seal keys/server.pub", "usb/sealed.safetensors")):
+        text = osfl(f"{command} --out {out}").out
         size = Path(out).stat().st_size
         assert f"one file of {size:,} bytes" in text
-        assert osfl(f"{words} --out {out} --format json").json["bytes"] == size
+        assert osfl(f"{command} --out {out} --format json").json["bytes"] == size
     assert Path("usb/sealed.safetensors").stat().st_size > Path("usb/plain.safetensors").stat().st_size
     assert osfl(f"{CLIENT} --format json").json["bytes"] == Path("usb/plain.safetensors").stat().st_size
 
 
 def test_a_folder_is_no_file_and_the_file_is_suggested(osfl: Osfl, here: Path) -> None:
-    said = osfl(f"{CLIENT} --out usb/")
-    assert said.code == 2 and "--out usb is a folder" in said.err and "--out usb/north.safetensors" in said.err
-    said = osfl("inspect usb/north.safetensors --html usb")
-    assert said.code == 2 and "usb/page.html" in said.err
+    result = osfl(f"{CLIENT} --out usb/")
+    assert result.code == 2 and "--out usb is a folder" in result.err and "--out usb/north.safetensors" in result.err
+    result = osfl("inspect usb/north.safetensors --html usb")
+    assert result.code == 2 and "usb/page.html" in result.err
 
 
 def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(
@@ -97,15 +97,15 @@ def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(
 
     Path("stick").mkdir()
     monkeypatch.setattr(os, "open", read_only)
-    said = osfl(f"{CLIENT} --out stick/n.safetensors")
-    assert said.code == 1 and "stick/n.safetensors: Read-only file system" in said.err and ".tmp" not in said.err
+    result = osfl(f"{CLIENT} --out stick/n.safetensors")
+    assert result.code == 1 and "stick/n.safetensors: Read-only file system" in result.err and ".tmp" not in result.err
 
 
 # --- before the round --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("command", "sentence"),
     [
         ("", "Fill in the classes, the image size and the clients, then look at it with `osfl check plan.toml`."),
         ("--classes a,b", "Fill in the image size and the clients, then"),
@@ -113,17 +113,17 @@ def test_a_medium_that_cannot_be_written_is_named_as_it_was_given(
         ("--classes a,b --clients 2 --image-size 32", "Nothing is left to fill in; look at it with `osfl check plan.toml`."),
     ],
 )
-def test_a_template_names_what_is_left_to_fill_in(osfl: Osfl, words: str, sentence: str) -> None:
-    assert osfl(f"new --method fedavg {words}").out.splitlines()[-1].startswith(sentence)
+def test_a_template_names_what_is_left_to_fill_in(osfl: Osfl, command: str, sentence: str) -> None:
+    assert osfl(f"new --method fedavg {command}").out.splitlines()[-1].startswith(sentence)
 
 
 @pytest.mark.parametrize(("deadline", "over"), [("2001-01-01T00:00:00Z", True), ("2199-01-01T00:00:00Z", False), ("", False)])
 def test_a_deadline_that_is_over_is_warned_of(osfl: Osfl, here: Path, deadline: str, over: bool) -> None:
     text = Path("plan.toml").read_text()
     Path("late.toml").write_text(text.replace('deadline = ""', f'deadline = "{deadline}"').replace("quorum = 0", "quorum = 1"))
-    said = osfl("enroll late.toml --keys keys --out late")
-    assert said.code == 0 and said.out.startswith("Opened late")
-    assert ("Warning: the deadline 2001-01-01T00:00:00Z is over" in said.err) is over and (said.err == "") is not over
+    result = osfl("enroll late.toml --keys keys --out late")
+    assert result.code == 0 and result.out.startswith("Opened late")
+    assert ("Warning: the deadline 2001-01-01T00:00:00Z is over" in result.err) is over and (result.err == "") is not over
     warnings = osfl("enroll late.toml --keys keys --out late --format json").json["warnings"]
     assert ("as soon as 1 of 2 uploads" in " ".join(warnings)) is over and len(warnings) == over
 
@@ -143,7 +143,7 @@ def test_the_commands_of_the_page_for_anybody_work(osfl: Osfl, here: Path) -> No
     commands = [line for block in re.findall(r"```\n(.*?)```", page, flags=re.S) for line in block.splitlines()]
     assert {line.split()[1] for line in commands} == {"verify", "inspect", "keys", "enroll", "receive", "server"}
     for line in commands:
-        words = [" ".join(map(str, Path().glob(word))) if "*" in word else word for word in line.split()[1:]]
-        said = osfl(" ".join(words))
-        assert said.code == 0, f"{line}\n{said.out}\n{said.err}"
-    assert made in said.out  # computed again with another key: the same release
+        command = [" ".join(map(str, Path().glob(word))) if "*" in word else word for word in line.split()[1:]]
+        result = osfl(" ".join(command))
+        assert result.code == 0, f"{line}\n{result.out}\n{result.err}"
+    assert made in result.out  # computed again with another key: the same release

@@ -32,12 +32,12 @@ def test_defaults_are_the_papers() -> None:
 
 def test_a_term_that_an_architecture_cannot_have_is_named() -> None:
     """A ViT has no batch norm: the run says so instead of weighing zeros in silence."""
-    told = {}
+    reported = {}
     for architecture in ("cnn-w8", "vit-p7-w16-d1-h2", "*:cnn-w8,client-02:vit-p7-w16-d1-h2"):
         settings = resolve_settings(FedISCA, "paper", {"architecture": architecture})
-        told[architecture] = [line for line in deviations(FedISCA(TASK, settings), settings) if "no effect" in line]
-    assert told.pop("cnn-w8") == []
-    for lines in told.values():
+        reported[architecture] = [line for line in deviations(FedISCA(TASK, settings), settings) if "no effect" in line]
+    assert reported.pop("cnn-w8") == []
+    for lines in reported.values():
         assert lines == ["bn = 10.0 has no effect on vit-p7-w16-d1-h2: no batch norm to compare or adapt"]
 
 
@@ -49,10 +49,10 @@ def test_every_mistake_is_in_one_message() -> None:
     assert "Did you mean 'epochs'" in text and "'fast'" in text and "uniform" in text and "'1.5'" in text
 
 
-@pytest.mark.parametrize("words", [["epochs"], ["=3"], [" =3"]])
-def test_a_setting_needs_key_and_value(words: list[str]) -> None:
+@pytest.mark.parametrize("command", [["epochs"], ["=3"], [" =3"]])
+def test_a_setting_needs_key_and_value(command: list[str]) -> None:
     with pytest.raises(UsageError, match="expected key=value"):
-        parse_changes(words)
+        parse_changes(command)
 
 
 def test_the_prefix_method_may_be_left_out() -> None:
@@ -69,7 +69,7 @@ def test_a_written_plan_reads_back_to_the_same_digest(tmp_path: Path) -> None:
     assert read_plan(path).digest == plan().digest
 
 
-def test_a_quorum_nobody_can_reach_is_told_with_the_other_mistakes(tmp_path: Path) -> None:
+def test_a_quorum_nobody_can_reach_is_reported_with_the_other_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(
         'method = "fedavg"\nclients = ["a"]\nsede = 1\n[task]\nclasses = ["x", "y"]\nimage = [1, 8, 8]\n[round]\nquorum = 9\n'
@@ -182,10 +182,10 @@ def test_all_mistakes_of_a_plan_at_once(tmp_path: Path) -> None:
 
 def test_limits_are_part_of_the_plan(tmp_path: Path) -> None:
     assert read_plan(edited(tmp_path, ("facts_bytes = 65536", "facts_bytes = 4096"))).limits == Limits(facts_bytes=4096)
-    words = Simulation("fedavg", clients=2, partition="iid", preset="smoke", samples=60)
-    smaller = replace(words, limits=Limits(facts_bytes=4096))
-    assert prepare(words).plan.limits == Limits() and prepare(smaller).plan.limits == Limits(facts_bytes=4096)
-    assert prepare(words).plan.digest != prepare(smaller).plan.digest
+    command = Simulation("fedavg", clients=2, partition="iid", preset="smoke", samples=60)
+    smaller = replace(command, limits=Limits(facts_bytes=4096))
+    assert prepare(command).plan.limits == Limits() and prepare(smaller).plan.limits == Limits(facts_bytes=4096)
+    assert prepare(command).plan.digest != prepare(smaller).plan.digest
 
 
 def test_a_setting_of_the_wrong_shape_is_a_message() -> None:

@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_contradicts_a_secure_sum_is_refused(case: str) -> None:
-    change, words = REFUSED[case]
+    change, command = REFUSED[case]
     check_plan(make_plan())
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=command):
         check_plan(change(make_plan()))

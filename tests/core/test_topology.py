@@ -49,7 +49,7 @@ def contact(a: str, b: str, minute: int = 0, encounter: int = 1, seconds: float 
 # --- who hears whom -------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_topology_everybody_is_heard_and_no_digest_changes() -> None:
+def test_without_a_topology_everybody_is_received_and_no_digest_changes() -> None:
     assert neighbors(make_plan(None), "north") == ("east", "south", "west")
     assert "topology" not in make_plan(None).as_json()
     assert make_plan(Topology("mesh")).digest != make_plan(None).digest
@@ -57,7 +57,7 @@ def test_without_a_topology_everybody_is_heard_and_no_digest_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "heard"),
+    ("clients", "received"),
     [
         (("a", "b", "c", "d"), ("b", "d")),
         (("a", "b", "c"), ("b", "c")),
@@ -65,21 +65,21 @@ def test_without_a_topology_everybody_is_heard_and_no_digest_changes() -> None:
         (("a",), ()),
     ],
 )
-def test_a_ring_has_two_sides(clients: tuple[str, ...], heard: tuple[str, ...]) -> None:
-    assert neighbors(make_plan(Topology("ring"), clients=clients), "a") == heard
+def test_a_ring_has_two_sides(clients: tuple[str, ...], received: tuple[str, ...]) -> None:
+    assert neighbors(make_plan(Topology("ring"), clients=clients), "a") == received
 
 
 def test_random_neighbors_follow_seed_and_encounter_and_nobody_elses_leaving() -> None:
     many = tuple(f"c{i:02}" for i in range(20))
     plan = make_plan(Topology("random", peers=5, encounters=2), clients=many)
-    heard = neighbors(plan, "c00")
-    assert len(heard) == 5 and "c00" not in heard and heard == tuple(sorted(heard)) == neighbors(plan, "c00")
-    assert neighbors(replace(plan, seed=1), "c00") != heard != neighbors(next_encounter(plan), "c00")
-    left = neighbors(replace(plan, clients=tuple(c for c in many if c != heard[0])), "c00")
-    assert set(heard) - set(left) == {heard[0]} and len(left) == 5
+    received = neighbors(plan, "c00")
+    assert len(received) == 5 and "c00" not in received and received == tuple(sorted(received)) == neighbors(plan, "c00")
+    assert neighbors(replace(plan, seed=1), "c00") != received != neighbors(next_encounter(plan), "c00")
+    left = neighbors(replace(plan, clients=tuple(c for c in many if c != received[0])), "c00")
+    assert set(received) - set(left) == {received[0]} and len(left) == 5
 
 
-def test_contacts_are_heard_in_their_encounter_and_both_ways() -> None:
+def test_contacts_are_received_in_their_encounter_and_both_ways() -> None:
     topology = Topology("contacts", contacts=(contact("east", "north"), contact("north", "west", 30, 2)), encounters=2)
     plan = make_plan(topology)
     assert neighbors(plan, "north") == ("east",) and neighbors(plan, "east") == ("north",)
@@ -102,17 +102,17 @@ class Counted(Sequence[Upload]):
         return found
 
 
-def test_a_relay_gives_to_each_who_spoke_what_its_neighbors_said_and_opens_each_upload_once() -> None:
+def test_a_relay_gives_to_each_who_spoke_what_its_neighbors_stated_and_opens_each_upload_once() -> None:
     plan = make_plan(Topology("ring"))
-    said = Counted([Upload(name, plan.digest, Payload({})) for name in ("west", "north", "east")])  # south said nothing
+    output = Counted([Upload(name, plan.digest, Payload({})) for name in ("west", "north", "east")])  # south said nothing
     gossip = Gossip(plan.task, plan.settings)
-    release = relayed(gossip, said, Context(plan, torch.device("cpu")))
+    release = relayed(gossip, output, Context(plan, torch.device("cpu")))
     assert {name: part.facts["heard"] for name, part in release.personal.items()} == {
         "west": ["east"],
         "north": ["east"],
         "east": ["north", "west"],
     }
-    assert said.opened == 3 and gossip.provides("relay")
+    assert output.opened == 3 and gossip.provides("relay")
 
 
 # --- words, plans and schedules -------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_plan_with_contacts_reads_back_to_the_same_digest(tmp_path: Path) -> N
         assert read_plan(tmp_path / "other.toml").digest == make_plan(other).digest
 
 
-def test_words_of_a_topology() -> None:
+def test_options_of_a_topology() -> None:
     assert parse_topology("random:5", 3) == Topology("random", peers=5, encounters=3)
     assert parse_topology("ring") == Topology("ring")
     for wrong in ("star", "random", "random:0", "random:x", "ring:2", "contacts", ""):
@@ -183,9 +183,9 @@ BAD_PLANS = {
 
 @pytest.mark.parametrize("name", BAD_PLANS)
 def test_bad_topologies_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
-    topology, words = BAD_PLANS[name]
+    topology, arguments = BAD_PLANS[name]
     (tmp_path / "plan.toml").write_text(write_plan(make_plan(topology)))
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=arguments):
         read_plan(tmp_path / "plan.toml")
 
 
@@ -198,7 +198,7 @@ def test_a_topology_needs_a_method_that_passes_things_on(tmp_path: Path) -> None
     assert [variant.topology for variant in variants] == [None, Topology("ring")]
 
 
-def test_variants_of_a_comparison_may_meet_otherwise() -> None:
+def test_variants_of_a_comparison_may_exchange_otherwise() -> None:
     labels = ["gossip@encounters=2", "gossip@topology=random:2@lr=0.5", "gossip@topology=ring@encounters=1", "gossip"]
     twice, random, ring, plain = for_methods(replace(SMALL, topology=Topology("ring")), labels)
     assert twice.topology == Topology("ring", encounters=2) and plain.topology == ring.topology == Topology("ring")
@@ -223,7 +223,7 @@ def test_a_schedule_is_read_from_csv_in_the_order_of_time(tmp_path: Path) -> Non
     assert topology.contacts[1].encounter == 2 and topology.contacts[1].seconds == 12.5
 
 
-def test_every_mistake_of_a_schedule_is_told_with_its_line(tmp_path: Path) -> None:
+def test_every_mistake_of_a_schedule_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "contacts.csv"
     path.write_text(
         "a,b,start,seconds,bytes_per_second\neast,west,2026-12-24T18:00:00Z,60,100\n"
@@ -239,7 +239,7 @@ def test_every_mistake_of_a_schedule_is_told_with_its_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "arguments"),
     [
         (None, "there is no contact schedule"),
         ("a,b,start,seconds\n", "no column 'bytes_per_second'"),
@@ -249,11 +249,11 @@ def test_every_mistake_of_a_schedule_is_told_with_its_line(tmp_path: Path) -> No
         ("\xff\xfe", "cannot be read|no column"),
     ],
 )
-def test_files_that_are_no_schedule(tmp_path: Path, content: str | None, words: str) -> None:
+def test_files_that_are_no_schedule(tmp_path: Path, content: str | None, arguments: str) -> None:
     path = tmp_path / "contacts.csv"
     if content is not None:
         path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=arguments):
         read_contacts(path)
 
 
@@ -280,7 +280,7 @@ def digests(result: Result) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def met(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "gossip"
     with pytest.MonkeyPatch.context() as patch:
         enter(patch)
@@ -288,20 +288,20 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_encounters_are_rounds_in_one_folder(met: Path) -> None:
-    result = read_result(met)
-    first, rows = read_result(met / "encounters" / "1"), result["encounters"]
+def test_encounters_are_rounds_in_one_folder(exchanged: Path) -> None:
+    result = read_result(exchanged)
+    first, rows = read_result(exchanged / "encounters" / "1"), result["encounters"]
     assert [row["models_digest"] for row in rows] == [first["models_digest"], result["models_digest"]]
     assert rows[0]["models_digest"] != rows[1]["models_digest"] and rows[0]["release_digest"] != rows[1]["release_digest"]
     assert result["costs"]["messages_per_client"] == 2 and result["topology"] == {"topology": "ring", "encounters": 2}
     assert result["costs"]["upload_bytes"] == sum(row["upload_bytes"] for row in rows) > rows[0]["upload_bytes"] > 0
-    plan = json.loads((met / "plan.json").read_text())
+    plan = json.loads((exchanged / "plan.json").read_text())
     assert plan["topology"]["after"] == rows[0]["plan_digest"] == first["plan_digest"] and plan["topology"]["encounter"] == 2
-    page = (met / "report" / "index.html").read_text()
+    page = (exchanged / "report" / "index.html").read_text()
     assert "2\xa0times, with exactly one upload each in every encounter" in page and "Accuracy by encounter" in page
 
 
-def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(met: Path, tmp_path: Path) -> None:
+def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(exchanged: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
 
     def stop_once(what: str, done: int, total: int) -> None:
@@ -317,12 +317,12 @@ def test_encounters_are_the_same_with_any_workers_and_after_any_interruption(met
         except Interrupted:
             continue
     assert result is not None and len(seen) > 8
-    assert digests(result) == digests(read_result(met))
+    assert digests(result) == digests(read_result(exchanged))
 
 
-def test_a_lost_model_of_the_encounter_before_is_missed(met: Path, tmp_path: Path) -> None:
+def test_a_lost_model_of_the_encounter_before_is_missed(exchanged: Path, tmp_path: Path) -> None:
     folder = tmp_path / "round"
-    shutil.copytree(met, folder)
+    shutil.copytree(exchanged, folder)
     (folder / "results.json").unlink()
     (folder / "encounters/1/models/client-02.safetensors").unlink()
     shutil.rmtree(folder / "inbox")
@@ -331,10 +331,10 @@ def test_a_lost_model_of_the_encounter_before_is_missed(met: Path, tmp_path: Pat
         run(MEETING, folder, machine=Machine(workers=1))
 
 
-def test_forgetting_reaches_all_encounters(met: Path, tmp_path: Path) -> None:
+def test_forgetting_reaches_all_encounters(exchanged: Path, tmp_path: Path) -> None:
     """Who is forgotten is so from the first encounter on, and the others' later models are made again without it."""
     folder = tmp_path / "met"
-    shutil.copytree(met, folder)
+    shutil.copytree(exchanged, folder)
     strays = [folder / "thesis.txt", folder / "photos" / "cat.png", folder / "encounters" / "notes.txt"]  # as in `--out .`
     strays[1].parent.mkdir()
     for stray in strays:
@@ -342,7 +342,7 @@ def test_forgetting_reaches_all_encounters(met: Path, tmp_path: Path) -> None:
     certificate = forgetting.forget(folder, clients=["client-02"])
     assert all(stray.exists() for stray in strays)
     assert {path.name for path in folder.iterdir()} == {"thesis.txt", "photos", "encounters", ".lock"}
-    assert certificate["release"]["before"] == read_result(met)["encounters"][0]["release_digest"]
+    assert certificate["release"]["before"] == read_result(exchanged)["encounters"][0]["release_digest"]
     assert not list(folder.rglob("client-02.safetensors")) and not (folder / "results.json").exists()
     with pytest.raises(RoundError, match="forgotten already"):
         forgetting.forget(folder, clients=["client-02"])
@@ -358,9 +358,9 @@ def test_a_bundle_that_does_not_fit_is_refused_before_the_contact(tmp_path: Path
     tight = contact(names[0], names[1], seconds=10, rate=1000)
     with pytest.raises(UploadBlocked) as caught:
         run(replace(SMALL, topology=Topology("contacts", contacts=(tight,))), tmp_path / "tight")
-    said = str(caught.value)
-    assert "does not fit into the window with client-0" in said and "at most 10,000 bytes" in said
-    assert "float16" not in said and "of its weights" in said and "fewer neighbors" in said
+    output = str(caught.value)
+    assert "does not fit into the window with client-0" in output and "at most 10,000 bytes" in output
+    assert "float16" not in output and "of its weights" in output and "fewer neighbors" in output
 
 
 def test_a_column_that_is_there_twice_and_a_speed_without_end_are_named(tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ class Browser:
     def press(self, key: str) -> None:
         number, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
         for kind in ("keyDown", "keyUp"):
-            said = text if kind == "keyDown" else ""
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, text=said)
+            output = text if kind == "keyDown" else ""
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, text=output)
 
     def resize(self, width: int, height: int = 900, dark: bool = False) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

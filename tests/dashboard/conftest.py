@@ -90,11 +90,11 @@ OpenDashboard = Callable[..., Visitor]
 
 
 @pytest.fixture
-def open_desk(world: World, tmp_path: Path) -> Iterator[OpenDashboard]:
+def open_dashboard(world: World, tmp_path: Path) -> Iterator[OpenDashboard]:
     with ExitStack() as stack:
 
-        def opening(fl_round: Path | None = None, **words: Any) -> Visitor:
-            server = stack.enter_context(opened(fl_round or world.new_round(tmp_path / "round"), **words))
+        def opening(fl_round: Path | None = None, **options: Any) -> Visitor:
+            server = stack.enter_context(opened(fl_round or world.new_round(tmp_path / "round"), **options))
             thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
             thread.start()
             stack.callback(thread.join)

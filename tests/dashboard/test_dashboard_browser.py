@@ -1,4 +1,4 @@
-"""The whole story in a real browser: who is missing, a bundle dropped, a bad one refused, the server phase, the download."""
+"""A whole round in a real browser: who is missing, a bundle dropped, a bad one refused, the server phase, the download."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def site_is(client: str, state: str) -> str:
 
 
 def test_a_round_from_the_first_look_to_the_download(
-    open_desk: OpenDashboard, world: World, browser: Browser, tmp_path: Path
+    open_dashboard: OpenDashboard, world: World, browser: Browser, tmp_path: Path
 ) -> None:
-    dashboard = open_desk(key=world.key_file)
+    dashboard = open_dashboard(key=world.key_file)
     browser.open(address(dashboard.server))
     assert browser.text("h1") == "0 of 3 sites have delivered."
     assert all(browser.run(site_is(client, "missing")) for client in ("north", "south", "west"))
@@ -96,8 +96,8 @@ def test_a_round_from_the_first_look_to_the_download(
     assert refused == []
 
 
-def test_the_token_opens_the_login_and_leaves_the_address(open_desk: OpenDashboard, browser: Browser) -> None:
-    dashboard = open_desk(token="an unguessable token")
+def test_the_token_opens_the_login_and_leaves_the_address(open_dashboard: OpenDashboard, browser: Browser) -> None:
+    dashboard = open_dashboard(token="an unguessable token")
     browser.open(address(dashboard.server).split("#")[0])
     assert "needs its token" in browser.text("body")
     look(browser, "login")
@@ -111,7 +111,7 @@ def test_the_token_opens_the_login_and_leaves_the_address(open_desk: OpenDashboa
     assert browser.run("document.cookie") == ""  # scripts cannot read it
 
 
-def test_a_desk_that_is_gone_is_noticed_and_so_is_the_next_one(world: World, browser: Browser, tmp_path: Path) -> None:
+def test_a_dashboard_that_is_gone_is_noticed_and_so_is_the_next_one(world: World, browser: Browser, tmp_path: Path) -> None:
     fl_round = world.new_round(tmp_path / "round")
     with dashboard_process(fl_round, 0) as (first, where):
         browser.open(where)
@@ -130,8 +130,8 @@ def test_a_desk_that_is_gone_is_noticed_and_so_is_the_next_one(world: World, bro
 @contextmanager
 def dashboard_process(fl_round: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command itself, as a process that can be killed."""
-    words = [sys.executable, "-m", "osfl", "dashboard", str(fl_round), "--port", str(port), "--format", "json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "osfl", "dashboard", str(fl_round), "--port", str(port), "--format", "json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     stdout = process.stdout
     assert stdout is not None
     try:
@@ -142,8 +142,8 @@ def dashboard_process(fl_round: Path, port: int) -> Iterator[tuple[subprocess.Po
         stdout.close()
 
 
-def test_everything_can_be_reached_by_keyboard(open_desk: OpenDashboard, world: World, browser: Browser) -> None:
-    dashboard = open_desk(key=world.key_file)
+def test_everything_can_be_reached_by_keyboard(open_dashboard: OpenDashboard, world: World, browser: Browser) -> None:
+    dashboard = open_dashboard(key=world.key_file)
     for client in ("north", "south", "west"):
         dashboard.post("/bundles", world.bundles[client].read_bytes())
     browser.open(address(dashboard.server))

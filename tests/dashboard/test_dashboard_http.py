@@ -29,8 +29,8 @@ def spool(visitor: Visitor) -> list[str]:
 # --- what it is for ----------------------------------------------------------------------------------------------------
 
 
-def test_it_shows_who_is_missing_and_loads_nothing_from_elsewhere(open_desk: OpenDashboard) -> None:
-    dashboard = open_desk()
+def test_it_shows_who_is_missing_and_loads_nothing_from_elsewhere(open_dashboard: OpenDashboard) -> None:
+    dashboard = open_dashboard()
     page = dashboard.get("/").body.decode()
     assert "0 of 3 sites have delivered." in page
     assert [(row["client"], row["state"]) for row in dashboard.state()["clients"]] == [
@@ -42,8 +42,8 @@ def test_it_shows_who_is_missing_and_loads_nothing_from_elsewhere(open_desk: Ope
         assert dashboard.get(link).status == 200
 
 
-def test_a_bundle_is_received_and_can_be_looked_into(open_desk: OpenDashboard, world: World) -> None:
-    dashboard = open_desk()
+def test_a_bundle_is_received_and_can_be_looked_into(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard = open_dashboard()
     data = world.bundles["north"].read_bytes()
     answer = dashboard.post("/bundles", data)
     assert answer.status == 200 and answer.json["client"] == "north" and answer.json["bytes"] == len(data)
@@ -59,8 +59,8 @@ def test_a_bundle_is_received_and_can_be_looked_into(open_desk: OpenDashboard, w
     assert str(dashboard.server.keeper.round) not in text
 
 
-def test_refusals_are_shown_with_their_reason(open_desk: OpenDashboard, world: World) -> None:
-    dashboard = open_desk()
+def test_refusals_are_shown_with_their_reason(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard = open_dashboard()
     answer = dashboard.post("/bundles", world.bundles["foreign"].read_bytes())
     assert answer.status == 422 and answer.json["field"] == "plan" and "another round" in answer.json["message"]
     shown = dashboard.get("/board").body.decode()
@@ -70,36 +70,36 @@ def test_refusals_are_shown_with_their_reason(open_desk: OpenDashboard, world: W
     assert dashboard.state()["refusals"] == 3 and spool(dashboard) == []
 
 
-def test_what_strangers_write_stays_text(open_desk: OpenDashboard) -> None:
-    dashboard = open_desk()
+def test_what_strangers_write_stays_text(open_dashboard: OpenDashboard) -> None:
+    dashboard = open_dashboard()
     line = b'{"client": "<script>alert(1)</script>", "reason": "<img src=x onerror=alert(1)>", "time": "soon"}\n'
     (dashboard.server.keeper.round / "rejected.jsonl").write_bytes(line)
     text = dashboard.get("/board").body.decode()
     assert "<script>" not in text and "<img" not in text and "&lt;script&gt;" in text
 
 
-def test_the_board_is_sent_again_only_when_it_changed(open_desk: OpenDashboard, world: World) -> None:
-    dashboard = open_desk()
+def test_the_board_is_sent_again_only_when_it_changed(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard = open_dashboard()
     tag = dashboard.get("/board").headers["ETag"]
     assert dashboard.get("/board", If_None_Match=tag).status == 304
     dashboard.post("/bundles", world.bundles["west"].read_bytes())
     assert dashboard.get("/board", If_None_Match=tag).status == 200
 
 
-def test_a_damaged_round_is_a_message(open_desk: OpenDashboard) -> None:
-    dashboard = open_desk()
+def test_a_damaged_round_is_a_message(open_dashboard: OpenDashboard) -> None:
+    dashboard = open_dashboard()
     (dashboard.server.keeper.round / "enrolled.json").write_text("{")
     assert "damaged" in dashboard.get("/").body.decode()
     assert dashboard.post("/bundles", b"x" * 100).status == 409
     assert dashboard.post("/phase").status == 409
 
 
-def test_one_desk_a_round(open_desk: OpenDashboard, tmp_path: Path) -> None:
-    dashboard = open_desk()
+def test_one_dashboard_a_round(open_dashboard: OpenDashboard, tmp_path: Path) -> None:
+    dashboard = open_dashboard()
     with pytest.raises(RoundError, match="another dashboard"):
-        open_desk(dashboard.server.keeper.round)
+        open_dashboard(dashboard.server.keeper.round)
     with pytest.raises(RoundError, match="missing"):
-        open_desk(tmp_path)
+        open_dashboard(tmp_path)
 
 
 # --- attacks -----------------------------------------------------------------------------------------------------------
@@ -131,15 +131,15 @@ ELSEWHERE = (
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)
-def test_no_address_leads_out_of_what_is_meant(open_desk: OpenDashboard, path: str) -> None:
-    answer = open_desk().get(path)
+def test_no_address_leads_out_of_what_is_meant(open_dashboard: OpenDashboard, path: str) -> None:
+    answer = open_dashboard().get(path)
     assert answer.status in (404, 409)
     assert b"PRIVATE" not in answer.body and b"root:" not in answer.body and b'"clients"' not in answer.body
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", "localhost.x:{port}"])
-def test_other_names_for_this_address_are_refused(open_desk: OpenDashboard, host: str) -> None:
-    dashboard = open_desk()
+def test_other_names_for_this_address_are_refused(open_dashboard: OpenDashboard, host: str) -> None:
+    dashboard = open_dashboard()
     answer = dashboard.get("/", Host=host.format(port=dashboard.server.keeper.guard.port))
     assert answer.status == 421 and dashboard.server.keeper.guard.secret.encode() not in answer.body
 
@@ -156,23 +156,25 @@ def test_other_names_for_this_address_are_refused(open_desk: OpenDashboard, host
         {HEADER: ""},
     ],
 )
-def test_requests_of_other_pages_do_nothing(open_desk: OpenDashboard, world: World, path: str, headers: dict[str, str]) -> None:
-    dashboard = open_desk()
+def test_requests_of_other_pages_do_nothing(
+    open_dashboard: OpenDashboard, world: World, path: str, headers: dict[str, str]
+) -> None:
+    dashboard = open_dashboard()
     answer = dashboard.post(path, world.bundles["north"].read_bytes(), **headers)
     assert answer.status == 403
     assert dashboard.state()["delivered"] == 0 and dashboard.state()["phase"]["state"] == "none"
 
 
-def test_other_pages_may_not_even_ask(open_desk: OpenDashboard) -> None:
-    dashboard = open_desk()
+def test_other_pages_may_not_even_ask(open_dashboard: OpenDashboard) -> None:
+    dashboard = open_dashboard()
     answer = dashboard.ask("OPTIONS", "/bundles", Origin="http://evil.example", Access_Control_Request_Method="POST")
     assert answer.status == 501 and not any(name.lower().startswith("access-control") for name in answer.headers)
     assert dashboard.get("/state", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
     assert dashboard.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200  # a link
 
 
-def test_every_answer_carries_its_guards(open_desk: OpenDashboard) -> None:
-    dashboard = open_desk()
+def test_every_answer_carries_its_guards(open_dashboard: OpenDashboard) -> None:
+    dashboard = open_dashboard()
     for answer in (
         dashboard.get("/"),
         dashboard.get("/nothing"),
@@ -186,8 +188,8 @@ def test_every_answer_carries_its_guards(open_desk: OpenDashboard) -> None:
         assert answer.headers["Server"] == "osfl"
 
 
-def test_too_large_is_refused_before_it_is_read(open_desk: OpenDashboard) -> None:
-    dashboard = open_desk()
+def test_too_large_is_refused_before_it_is_read(open_dashboard: OpenDashboard) -> None:
+    dashboard = open_dashboard()
     most = dashboard.server.keeper.most_bytes
     with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {most + 1}"))
@@ -197,15 +199,15 @@ def test_too_large_is_refused_before_it_is_read(open_desk: OpenDashboard) -> Non
 
 
 @pytest.mark.parametrize("length", ["", "Content-Length: -1", "Content-Length: 1e9", "Transfer-Encoding: chunked"])
-def test_a_body_must_say_how_long_it_is(open_desk: OpenDashboard, length: str) -> None:
-    dashboard = open_desk()
+def test_a_body_must_say_how_long_it_is(open_dashboard: OpenDashboard, length: str) -> None:
+    dashboard = open_dashboard()
     with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", length))
         assert b" 411 " in wire.recv(4096)
 
 
-def test_a_transfer_that_breaks_off_leaves_nothing(open_desk: OpenDashboard, world: World) -> None:
-    dashboard, data = open_desk(), world.bundles["north"].read_bytes()
+def test_a_transfer_that_breaks_off_leaves_nothing(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard, data = open_dashboard(), world.bundles["north"].read_bytes()
     with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {len(data)}") + data[: len(data) // 2])
         wire.shutdown(socket.SHUT_WR)
@@ -229,8 +231,8 @@ def test_only_a_piece_is_in_memory_while_it_is_streamed(tmp_path: Path, world: W
     assert max(asked) == intake.CHUNK and sum(asked) == size - len(b"start") and list(tmp_path.iterdir()) == []
 
 
-def test_a_bundle_is_refused_by_its_header_before_the_rest_has_come(open_desk: OpenDashboard, world: World) -> None:
-    dashboard, data = open_desk(), world.bundles["foreign"].read_bytes()
+def test_a_bundle_is_refused_by_its_header_before_the_rest_has_come(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard, data = open_dashboard(), world.bundles["foreign"].read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {len(data)}") + data[:header])
@@ -241,8 +243,8 @@ def test_a_bundle_is_refused_by_its_header_before_the_rest_has_come(open_desk: O
 # --- slow senders ------------------------------------------------------------------------------------------------------
 
 
-def test_connections_with_half_a_request_do_not_close_the_page(open_desk: OpenDashboard) -> None:
-    dashboard = open_desk(token=TOKEN)
+def test_connections_with_half_a_request_do_not_close_the_page(open_dashboard: OpenDashboard) -> None:
+    dashboard = open_dashboard(token=TOKEN)
     with ExitStack() as stack:
         for _ in range(MOST_CONNECTIONS + 5):
             wire = stack.enter_context(socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600))
@@ -265,17 +267,17 @@ def test_bytes_now_and_then_do_not_keep_a_connection_open() -> None:
         assert reads.readinto(seen) == 1
 
 
-def test_leftovers_of_a_killed_desk_are_swept(open_desk: OpenDashboard, world: World, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_dashboard_are_swept(open_dashboard: OpenDashboard, world: World, tmp_path: Path) -> None:
     fl_round = world.new_round(tmp_path / "swept")
     (fl_round / ".dashboard").mkdir()
     (fl_round / ".dashboard" / "incoming-0123.part").write_bytes(b"half")
-    assert spool(open_desk(fl_round)) == []
+    assert spool(open_dashboard(fl_round)) == []
 
 
-def test_a_full_disk_is_told_and_nothing_is_acknowledged(
-    open_desk: OpenDashboard, world: World, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_reported_and_nothing_is_acknowledged(
+    open_dashboard: OpenDashboard, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dashboard = open_desk()
+    dashboard = open_dashboard()
     real = os.open
 
     def full(path: object, flags: int, *more: int) -> int:
@@ -294,8 +296,8 @@ def test_a_full_disk_is_told_and_nothing_is_acknowledged(
 TOKEN = "correct horse battery"
 
 
-def test_with_a_token_everything_is_shut_until_it_is_given(open_desk: OpenDashboard, world: World) -> None:
-    dashboard = open_desk(token=TOKEN)
+def test_with_a_token_everything_is_shut_until_it_is_given(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard = open_dashboard(token=TOKEN)
     secret = dashboard.server.keeper.guard.secret.encode()
     for path in ("/", "/board", "/state", "/inside/north", "/download/release.safetensors", "/dashboard.js"):
         answer = dashboard.get(path)
@@ -315,12 +317,12 @@ def test_with_a_token_everything_is_shut_until_it_is_given(open_desk: OpenDashbo
     assert dashboard.get("/state", Cookie=f"{session.split('=')[0]}={TOKEN}").status == 401
 
 
-def test_nothing_is_logged(open_desk: OpenDashboard, capfd: pytest.CaptureFixture[str]) -> None:
-    dashboard = open_desk(token=TOKEN)
+def test_nothing_is_logged(open_dashboard: OpenDashboard, capfd: pytest.CaptureFixture[str]) -> None:
+    dashboard = open_dashboard(token=TOKEN)
     dashboard.post("/login", TOKEN.encode())
     dashboard.get(f"/?token={TOKEN.replace(' ', '')}")
-    said = capfd.readouterr()
-    assert said.out == said.err == ""
+    output = capfd.readouterr()
+    assert output.out == output.err == ""
 
 
 def test_the_routes_are_the_ones_that_are_tested_here() -> None:

@@ -34,7 +34,7 @@ def test_only_our_own_names(host: str, fine: list[str], strange: list[str]) -> N
     assert all((no := guard.check("GET", "/", {"Host": name})) and no.status == 421 for name in strange)
 
 
-def test_secrets_differ_from_desk_to_desk() -> None:
+def test_secrets_differ_from_dashboard_to_dashboard() -> None:
     one, other = Guard("127.0.0.1", 80, "t" * 20), Guard("127.0.0.1", 80, "t" * 20)
     assert one.secret != other.secret and one.session == other.session  # a fixed token outlives a restart
     assert not Guard("127.0.0.1", 80).opens("")

@@ -29,8 +29,8 @@ def until(dashboard: Visitor, state: str, seconds: float = 600) -> dict[str, obj
     raise AssertionError(f"never {state}: {found['phase']}")
 
 
-def test_a_killed_phase_goes_on_with_the_next_desk(open_desk: OpenDashboard, world: World, tmp_path: Path) -> None:
-    dashboard = open_desk(key=world.key_file)
+def test_a_killed_phase_goes_on_with_the_next_dashboard(open_dashboard: OpenDashboard, world: World, tmp_path: Path) -> None:
+    dashboard = open_dashboard(key=world.key_file)
     early = dashboard.post("/phase")
     assert early.status == 409 and "0 of the 3 uploads" in early.json["message"]
     deliver(dashboard, world)
@@ -55,7 +55,7 @@ def test_a_killed_phase_goes_on_with_the_next_desk(open_desk: OpenDashboard, wor
         assert b"PRIVATE KEY" not in dashboard.get(path).body and str(world.key_file).encode() not in dashboard.get(path).body
 
 
-def test_the_next_desk_continues_by_itself(world: World, tmp_path: Path) -> None:
+def test_the_next_dashboard_continues_by_itself(world: World, tmp_path: Path) -> None:
     fl_round = world.new_round(tmp_path / "round")
     for client in CLIENTS:
         receive(fl_round, world.bundles[client])
@@ -69,16 +69,16 @@ def test_the_next_desk_continues_by_itself(world: World, tmp_path: Path) -> None
         assert second.keeper.phase.state()["state"] == "running"
 
 
-def test_without_a_key_it_only_receives(open_desk: OpenDashboard, world: World) -> None:
-    dashboard = open_desk()
+def test_without_a_key_it_only_receives(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard = open_dashboard()
     deliver(dashboard, world)
     assert not dashboard.state()["can_start"]
     answer = dashboard.post("/phase")
     assert answer.status == 409 and "without the server's key" in answer.json["reason"]
 
 
-def test_a_failure_is_shown_and_can_be_tried_again(open_desk: OpenDashboard, world: World, tmp_path: Path) -> None:
-    dashboard = open_desk(key=tmp_path / "no.key")
+def test_a_failure_is_shown_and_can_be_tried_again(open_dashboard: OpenDashboard, world: World, tmp_path: Path) -> None:
+    dashboard = open_dashboard(key=tmp_path / "no.key")
     deliver(dashboard, world)
     dashboard.post("/phase")
     found = until(dashboard, "failed")
@@ -86,14 +86,16 @@ def test_a_failure_is_shown_and_can_be_tried_again(open_desk: OpenDashboard, wor
     assert "It failed:" in dashboard.get("/board").body.decode()
 
 
-def test_progress_is_told_as_a_file(tmp_path: Path) -> None:
+def test_progress_is_reported_as_a_file(tmp_path: Path) -> None:
     tell = ProgressFile(tmp_path)
     tell("distil", 0, 10)
     tell.written = 0.0
     tell("distil", 5, 10)
-    told = json.loads((tmp_path / "phase.json").read_text())
-    assert told["state"] == "running" and [(s["what"], s["done"], s["total"]) for s in told["steps"]] == [("distil", 5, 10)]
-    assert told["steps"][0]["left"] > 0
+    reported = json.loads((tmp_path / "phase.json").read_text())
+    assert reported["state"] == "running" and [(s["what"], s["done"], s["total"]) for s in reported["steps"]] == [
+        ("distil", 5, 10)
+    ]
+    assert reported["steps"][0]["left"] > 0
     tell.written = 0.0
     tell("distil", 10, 10)
     assert json.loads((tmp_path / "phase.json").read_text())["steps"] == []

@@ -107,14 +107,14 @@ def test_check_run_results_report_and_card_say_the_same(
     assert answer(["check", *what, "--format", "json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["findings"][0]["examples"]) == 5
     assert answer(["run", "--method", "local_only", *what, "--smoke", "--out", "out"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     kept = [finding_line(finding) for finding in json.loads(Path("out/results.json").read_text())["data"]["findings"]]
     card, page = Path("out/model_card.md").read_text(), Path("out/report/index.html").read_text()
     for line in lines:
-        assert line in kept and line in said and line.split(":")[0] in card and line.split(" (")[0] in page
+        assert line in kept and line in output and line.split(":")[0] in card and line.split(" (")[0] in page
 
 
-def test_a_site_is_told_before_and_while_it_takes_part(
+def test_a_site_is_reported_before_and_while_it_takes_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -232,9 +232,9 @@ def test_names_in_headers_reach_nothing(
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert any("name 12 people in 23 images" in finding["what"] for finding in findings)
     assert answer(["run", "--method", "fedavg", *what, "--smoke", "--set", "epochs=1", "--out", "out"]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".dcm")
-    for text in (said.out.encode(), said.err.encode(), caplog.text.encode(), written):
+    for text in (output.out.encode(), output.err.encode(), caplog.text.encode(), written):
         assert not [value for value in PLANTED if value.encode() in text]
     assert len(written) > 10_000
 

@@ -69,9 +69,9 @@ def test_a_small_ward_without_test_images_is_a_finding(ten: Path) -> None:
     text = ten.read_text(encoding="utf-8-sig").replace("0-0.png;well;1000;Scan A", "0-0.png;well;1000;") + "\n"
     ten.write_text("".join(line + "\n" for line in text.splitlines()), encoding="utf-8")
     federation = prepare(Simulation("local_only", str(ten), None, "by:Scanner", image_size=8, reading=Reading(group="fall-nr")))
-    said = {problem.what: problem for problem in federation.problems}
-    assert "1 rows with nothing in 'scanner'" in said
-    assert federation.domains is None and said["a site without test images"].done.startswith("all sites' own scores")
+    output = {problem.what: problem for problem in federation.problems}
+    assert "1 rows with nothing in 'scanner'" in output
+    assert federation.domains is None and output["a site without test images"].done.startswith("all sites' own scores")
 
 
 def test_someone_at_two_sites_is_put_at_one(ten: Path) -> None:
@@ -89,9 +89,9 @@ def test_the_plan_repeats_it(ten: Path, capsys: pytest.CaptureFixture[str], monk
     assert answer(["new", "--method", "local_only", *what, "--smoke"]) == 0
     capsys.readouterr()
     assert answer(["check", "plan.toml", "--format", "json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     assert answer(["check", "--method", "local_only", *what, "--smoke", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["plan"] == said["plan"]
+    assert json.loads(capsys.readouterr().out)["plan"] == output["plan"]
     command = Simulation("local_only", "ten.csv", reading=Reading("fall-nr", "", "axial:3", "40:400")).command("out")
     assert "--group fall-nr --slices axial:3 --window 40:400" in command
 
@@ -145,7 +145,7 @@ def test_counters_are_no_patients(pattern: str) -> None:
     assert probable_people([pattern.format(person, i) for person in range(10, 20) for i in range(4)]) is None
 
 
-def test_people_in_names_are_told_with_those_in_both_parts() -> None:
+def test_people_in_names_are_reported_with_those_in_both_parts() -> None:
     images = np.zeros((40, 1, 8, 8), dtype=np.uint8)
     names = np.array([f"patient{i // 4}_{i % 4}.png" for i in range(40)])
     whole = part_of(images, [0] * 40, names=names)

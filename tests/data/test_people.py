@@ -232,25 +232,25 @@ def test_arrays_that_nobody_reads_are_named(tmp_path: Path) -> None:
 def test_check_run_and_client_name_the_columns(table: Table, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = table("age")
 
-    def said(*words: str) -> str:
+    def output(*command: str) -> str:
         capfd.readouterr()
-        assert answer([*words]) == 0
+        assert answer([*command]) == 0
         captured = capfd.readouterr()
         return " ".join((captured.out + captured.err).split())
 
-    checked = said("check", "--dataset", str(path), "--clients", "3", "--image-size", "8")
+    checked = output("check", "--dataset", str(path), "--clients", "3", "--image-size", "8")
     assert "unknown column 'age'" in checked and "No problem found" not in checked
     out = tmp_path / "run"
     data = ("--dataset", str(path), "--clients", "3", "--image-size", "8", "--smoke", "--out", str(out))
-    assert "unknown column 'age'" in said("run", "--method", "local_only", *data)
+    assert "unknown column 'age'" in output("run", "--method", "local_only", *data)
     assert "unknown column 'age'" in (out / "results.json").read_text()
     assert "unknown column" in (out / "model_card.md").read_text().replace("\\", "")
     plan, keys = str(tmp_path / "plan.toml"), str(tmp_path / "keys")
-    words = "new --method fedavg --classes 0,1 --clients north --image-size 8 --channels 1 --smoke --out"
-    said(*words.split(), plan)
-    said("keys", "north", "--out", keys)
-    site = said(
+    command = "new --method fedavg --classes 0,1 --clients north --image-size 8 --channels 1 --smoke --out"
+    output(*command.split(), plan)
+    output("keys", "north", "--out", keys)
+    site = output(
         "client", plan, "--client", "north", "--data", str(path), "--key", f"{keys}/north.key", "--work", str(tmp_path / "work")
     )
     assert "unknown column 'age'" in site
-    assert "unknown column 'age'" in said("check", plan, "--data", str(path), "--client", "north")
+    assert "unknown column 'age'" in output("check", plan, "--data", str(path), "--client", "north")

@@ -79,7 +79,7 @@ def test_sheets_are_complete() -> None:
         ("from osfl.data.geometry import check_geometry", "torch"),
     ],
 )
-def test_listing_and_checking_words_is_quick(code: str, heavy: str) -> None:
+def test_listing_and_checking_options_is_quick(code: str, heavy: str) -> None:
     test = f"import sys; {code}; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", test], check=False).returncode == 0
 

@@ -72,7 +72,7 @@ def test_pacs_has_four_domains_as_clients() -> None:
     assert {len(part) for part in drawn.values()} == {224} and source.problems == ()
 
 
-def test_brain_is_gray_and_its_doubles_are_told() -> None:
+def test_brain_is_gray_and_its_doubles_are_reported() -> None:
     source = open_dataset("brain-mri-subset", size=16)
     assert source.image == (1, 16, 16)
     assert len(source.problems) == 19 and all("another part" in p.what for p in source.problems)

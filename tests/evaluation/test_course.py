@@ -45,7 +45,7 @@ def test_bytes_of_the_first_round_that_is_as_good() -> None:
     assert equal_rows({"equal_accuracy": equal_accuracy(groups)})[0]["reference"] == "often (another network)"
 
 
-def test_what_is_never_reached_is_said() -> None:
+def test_what_is_never_reached_is_stated() -> None:
     groups = {
         "once": [result("once", 0.9), result("once", 0.3, seed=1)],
         "often": [result("often", 0.5, 2, seed=s, curve=[0.4, 0.5]) for s in (0, 1)],
@@ -65,7 +65,7 @@ def test_the_mean_curve_over_seeds() -> None:
     assert found["often"]["accuracy"] == pytest.approx([0.7, 0.4])
 
 
-def test_curves_of_different_steps_meet_on_one_axis() -> None:
+def test_curves_of_different_steps_exchange_on_one_axis() -> None:
     own = result("once", 0.6)
     own["course"] = {"unit": "server epoch", "at": [2, 4], "accuracy": [0.2, 0.6]}
     (figure,) = course_figures(own, [result("often", 0.8, 3, curve=[0.1, 0.2, 0.3])]).values()

@@ -45,17 +45,17 @@ def test_only_runs_on_the_same_shards_are_compared() -> None:
     alone = result("local_only", ALONE)
     for other in (result("fol", TOGETHER, seed=1), result("fol", TOGETHER, on="val"), result("fol", {"a": 1.0})):
         assert "gains" not in with_gains([alone, other])[1]
-    told = with_gains([result("fol", TOGETHER), alone])
-    assert "gains" in told[0] and "gains" not in told[1]
+    reported = with_gains([result("fol", TOGETHER), alone])
+    assert "gains" in reported[0] and "gains" not in reported[1]
 
 
 def test_the_one_that_trains_alike_is_compared_with() -> None:
     alone = [result("local_only", ALONE, epochs=20, lr=0.1), result("local_only", TOGETHER, epochs=5, lr=0.1)]
     fol = result("fol", TOGETHER, epochs=5, lr=0.1, students=2)
-    told = with_gains([*alone, fol])[2]["gains"]
-    assert told["over"] == "local_only" and told["mean"] == 0.0
-    told = with_gains([*alone, result("fol", TOGETHER, epochs=5, lr=0.2, pretrained="weights")])[2]["gains"]
-    assert told["over"] == "local_only, trained otherwise (lr, pretrained)" and told["mean"] == 0.0
+    reported = with_gains([*alone, fol])[2]["gains"]
+    assert reported["over"] == "local_only" and reported["mean"] == 0.0
+    reported = with_gains([*alone, result("fol", TOGETHER, epochs=5, lr=0.2, pretrained="weights")])[2]["gains"]
+    assert reported["over"] == "local_only, trained otherwise (lr, pretrained)" and reported["mean"] == 0.0
     assert with_gains([*alone, result("fedcgs", TOGETHER, ridge=1.0)])[2]["gains"]["over"] == "local_only"
 
 
@@ -83,5 +83,5 @@ def test_the_worst_of_equals_is_the_first_by_name() -> None:
 
 
 def test_scripts_find_who_gains_in_the_comparison() -> None:
-    told = summarize(with_gains([result("local_only", ALONE), result("fol", TOGETHER)]))["runs"]
-    assert "gains" not in told[0] and told[1]["gains"]["values"]["d"] == pytest.approx(-0.3)
+    reported = summarize(with_gains([result("local_only", ALONE), result("fol", TOGETHER)]))["runs"]
+    assert "gains" not in reported[0] and reported[1]["gains"]["values"]["d"] == pytest.approx(-0.3)

@@ -105,7 +105,7 @@ def test_a_class_without_images_has_no_bound() -> None:
     assert "No synthetic images of bright, rare." in found["warnings"]
 
 
-def test_an_empty_pool_and_a_constant_one_are_told() -> None:
+def test_an_empty_pool_and_a_constant_one_are_reported() -> None:
     nothing = judged(EMPTY)
     assert nothing["figures"] == {} and nothing["overall"]["compared"] == 0 and nothing["bound"]["value"] is None
     json.dumps(nothing, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Discrepancy of token sequences against values worked out by hand, and a walk that ends with it."""
+"""Discrepancy of token sequences against values worked out by hand, and a run that ends with it."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(tmp_path / "flwr")}
     quiet |= {"OSFL_PATIENCE": "86400"}  # this test waits for as long as something happens
     found_there = {**os.environ, **quiet, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with (tmp_path / "said.txt").open("w+") as said:  # not a pipe: whatever is left behind must not keep us waiting
+    with (tmp_path / "said.txt").open("w+") as output:  # not a pipe: whatever is left behind must not keep us waiting
         done = subprocess.Popen(
             [FOLDER / "run.sh", tmp_path / "play"],
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             env=found_there,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -53,11 +53,11 @@ def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
         finally:
             done.terminate()  # it stops what it started
             done.wait()
-        said.seek(0)
-        text = said.read()
+        output.seek(0)
+        text = output.read()
     assert done.returncode == 0, text
     last = text.strip().splitlines()[-1]
-    assert last.startswith("Shown: 3 sites and a coordinator spoke over Flower with TLS") and "bit for bit" in last
+    assert last.startswith("Shown: 3 sites and a coordinator exchanged messages over Flower with TLS") and "bit for bit" in last
     assert "PRIVATE KEY" not in text
     assert not left_running(tmp_path / "play"), "every program that was started was stopped"
 

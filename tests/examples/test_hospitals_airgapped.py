@@ -38,5 +38,5 @@ def test_its_readme_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monke
     for command in commands:
         verb = command.split()[1]
         others = ("south", "west") if " north" in command and verb in ("keys", "client") else ()
-        for words in (command, *(command.replace("north", other) for other in others)):
-            assert answer(shlex.split(words)[1:]) == 0, words
+        for arguments in (command, *(command.replace("north", other) for other in others)):
+            assert answer(shlex.split(arguments)[1:]) == 0, arguments

@@ -12,8 +12,8 @@ from typing import Any
 from osfl.core.errors import OsflError
 from osfl.wire.gate import accept
 from tests.faults.disks import Disk
-from tests.faults.kills import calls_in_story
-from tests.faults.story import POLICY, Ack, judge, prepare, short_story, tell
+from tests.faults.kills import calls_in_scenario
+from tests.faults.scenario import POLICY, Ack, judge, prepare, short_scenario, tell
 from tests.faults.traps import Trap, fail, kill, trapped, without_links
 
 
@@ -21,7 +21,7 @@ def failing_calls(folder: Path, every: int = 1) -> dict[str, int]:
     """Each call in turn fails, once or for good, with a full disk or a broken one, with hard links and without."""
     total: Counter[str] = Counter()
     for links in (True, False):
-        steps = range(1, 1 + calls_in_story(folder / f"count-{links}", links), every)
+        steps = range(1, 1 + calls_in_scenario(folder / f"count-{links}", links), every)
         for number, stays, step in itertools.product((errno.ENOSPC, errno.EIO), (False, True), steps):
             total.update(_one_failure(folder / f"{links}-{number}-{stays}-{step}", links, number, stays, step))
     return dict(total)
@@ -35,12 +35,12 @@ def _one_failure(folder: Path, links: bool, number: int, stays: bool, step: int)
     with without_links(not links), trapped(step, fail(number), stays) as trap:
         for _ in range(2):
             try:
-                tell(folder, short_story(), acked.append)
+                tell(folder, short_scenario(), acked.append)
             except OsflError:
                 continue
             except Exception:
                 unhandled = 1
-    return {"calls": 1, "unhandled": unhandled, "false_acks": _unsafe(trap, acked), **judge(folder, acked, short_story())}
+    return {"calls": 1, "unhandled": unhandled, "false_acks": _unsafe(trap, acked), **judge(folder, acked, short_scenario())}
 
 
 def _unsafe(trap: Trap, acked: list[Ack]) -> int:
@@ -54,7 +54,7 @@ def _final(path: Path) -> bool:
 
 
 def power_cuts(folder: Path, count: int, seed: int = 0) -> dict[str, int]:
-    """Cut the power at random moments of a recorded story, and continue with what such a disk may hold."""
+    """Cut the power at random moments of a recorded scenario, and continue with what such a disk may hold."""
     total: Counter[str] = Counter()
     logs = [_record(folder / f"recorded-{links}", links) for links in (True, False)]
     rng = random.Random(seed)
@@ -67,12 +67,12 @@ def power_cuts(folder: Path, count: int, seed: int = 0) -> dict[str, int]:
             target = place / path.relative_to(root)
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(data)
-        total.update(cuts=1, **judge(place, acked, short_story()))
+        total.update(cuts=1, **judge(place, acked, short_scenario()))
     return dict(total)
 
 
 def _record(root: Path, links: bool) -> tuple[Path, list[Any]]:
     prepare(root)
     with without_links(not links), trapped(0, kill) as trap:
-        tell(root, short_story(), lambda ack: trap.log.append(("ack", ack, None)))
+        tell(root, short_scenario(), lambda ack: trap.log.append(("ack", ack, None)))
     return root, trap.log

@@ -43,13 +43,13 @@ def hosts(count: int) -> Iterator[Hosts]:
         try:
             _connect(found, bridge)
         except (OSError, subprocess.CalledProcessError) as no:
-            said = no.stderr.decode(errors="replace").strip() if isinstance(no, subprocess.CalledProcessError) else str(no)
-            raise NotAllowed(f"this machine allows no network namespaces: {said[:160]}") from None
+            output = no.stderr.decode(errors="replace").strip() if isinstance(no, subprocess.CalledProcessError) else str(no)
+            raise NotAllowed(f"this machine allows no network namespaces: {output[:160]}") from None
         yield found
     finally:
-        for words in (*(["netns", "del", name] for name in found.names), ["link", "del", bridge]):
+        for arguments in (*(["netns", "del", name] for name in found.names), ["link", "del", bridge]):
             with contextlib.suppress(OSError):
-                subprocess.run(["ip", *words], capture_output=True)
+                subprocess.run(["ip", *arguments], capture_output=True)
 
 
 def _connect(found: Hosts, bridge: str) -> None:
@@ -64,8 +64,8 @@ def _connect(found: Hosts, bridge: str) -> None:
             _ip("-n", name, "link", "set", device, "up")
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 def round_between_hosts(folder: Path, clients: Sequence[str] = CLIENTS[:2]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""kill -9 at every numbered call of a story, and at random moments of a longer one."""
+"""kill -9 at every numbered call of a scenario, and at random moments of a longer one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.faults.story import CLIENTS, Ack, judge, prepare, short_story, tell, upload
+from tests.faults.scenario import CLIENTS, Ack, judge, prepare, short_scenario, tell, upload
 from tests.faults.traps import Spring, kill, tear, trapped, without_links
 
 # Children are forked from a small clean process: quick to start, and free of what the test runner holds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([f"tests.faults.{name}" for name in ("story", "traps", "kills", "races", "network")])
+CONTEXT.set_forkserver_preload([f"tests.faults.{name}" for name in ("scenario", "traps", "kills", "races", "network")])
 
 
-def calls_in_story(folder: Path, links: bool) -> int:
+def calls_in_scenario(folder: Path, links: bool) -> int:
     """How many numbered steps there are."""
     prepare(folder)
     with without_links(not links), trapped(0, kill) as trap:
-        tell(folder, short_story(), lambda ack: None)
+        tell(folder, short_scenario(), lambda ack: None)
     return trap.count
 
 
@@ -32,12 +32,12 @@ def numbered(folder: Path, every: int = 1) -> dict[str, int]:
     """A kill before each step and in the middle of each step, with hard links and without."""
     total: Counter[str] = Counter()
     for links in (True, False):
-        steps = calls_in_story(folder / f"count-{links}", links)
+        steps = calls_in_scenario(folder / f"count-{links}", links)
         for spring in (kill, tear):
             for step in range(1, steps + 1, every):
                 place = prepare(folder / f"{spring.__name__}-{links}-{step}")
                 code, acked = _child(_die_at, place, step, spring, links)
-                total.update(points=1, not_killed=int(code != -signal.SIGKILL), **judge(place, acked, short_story()))
+                total.update(points=1, not_killed=int(code != -signal.SIGKILL), **judge(place, acked, short_scenario()))
     return dict(total)
 
 
@@ -48,11 +48,11 @@ def at_random(folder: Path, count: int, seed: int = 0) -> dict[str, int]:
     for number in range(count):
         place = prepare(folder / f"random-{number}")
         code, acked = _child(_send_all, place, number % 2 == 0, delay=rng.uniform(0.0, 0.04))
-        total.update(points=1, killed=int(code == -signal.SIGKILL), **judge(place, acked, long_story()))
+        total.update(points=1, killed=int(code == -signal.SIGKILL), **judge(place, acked, long_scenario()))
     return dict(total)
 
 
-def long_story() -> list[bytes]:
+def long_scenario() -> list[bytes]:
     return [upload(client) for client in CLIENTS]
 
 
@@ -81,11 +81,11 @@ def _child(work: Callable[..., None], *args: Any, delay: float | None = None) ->
 def _die_at(sender: Connection, folder: Path, step: int, spring: Spring, links: bool) -> None:
     sender.send("ready")
     with without_links(not links), trapped(step, spring):
-        tell(folder, short_story(), sender.send)
+        tell(folder, short_scenario(), sender.send)
 
 
 def _send_all(sender: Connection, folder: Path, links: bool) -> None:
-    story: Sequence[bytes] = long_story()
+    scenario: Sequence[bytes] = long_scenario()
     sender.send("ready")
     with without_links(not links):
-        tell(folder, story, sender.send)
+        tell(folder, scenario, sender.send)

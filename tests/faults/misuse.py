@@ -70,8 +70,8 @@ def try_way(net: Machines, path: str) -> str:
     import httpx
 
     context = ssl.create_default_context(cafile=net.coordinator / "tls" / "ca.crt")
-    said = httpx.post(f"https://127.0.0.1:{net.port}{path}", verify=context, content=b"")
-    return "HTTP 403" if said.status_code == 403 else "accepted"
+    output = httpx.post(f"https://127.0.0.1:{net.port}{path}", verify=context, content=b"")
+    return "HTTP 403" if output.status_code == 403 else "accepted"
 
 
 def try_old_tls(net: Machines) -> str:

@@ -1,6 +1,6 @@
 """A network that loses, repeats, delays, reorders and damages, between a real collector and real answers; no Flower, no torch.
 
-Programs die in it too: `Killed` is raised at a numbered step, and the story begins again with what is on disk.
+Programs die in it too: `Killed` is raised at a numbered step, and the scenario begins again with what is on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from osfl.wire.gate import AcceptancePolicy
 from osfl.wire.inbox import Inbox, Receipt
 from osfl.wire.signing import SigningKey
 from tests.faults.kills import CONTEXT
-from tests.faults.story import _KEYS, CLIENTS, POLICY, upload
+from tests.faults.scenario import _KEYS, CLIENTS, POLICY, upload
 from tests.faults.traps import no_room, trapped
 
 RELEASE = bytes(range(256)) * 40
@@ -122,7 +122,7 @@ class Network:
 
 
 @dataclass
-class Story:
+class Scenario:
     """A round of the first few clients in one folder; every `step` may be the last one of a program."""
 
     folder: Path
@@ -241,41 +241,41 @@ class Story:
             return self.collector(channel, collector_config).run()
 
 
-def judge(story: Story) -> dict[str, int]:
+def judge(scenario: Scenario) -> dict[str, int]:
     """What must be true at the end, counted as failures."""
-    standing = {receipt.client: receipt.digest for receipt in story.inbox.uploads()}
+    standing = {receipt.client: receipt.digest for receipt in scenario.inbox.uploads()}
     return {
-        "lost": sum(standing.get(client) != digest for client, digest in story.receipts.items()),
-        "missing": len(set(story.clients) - standing.keys()),
-        "made_twice": sum(count > 1 for count in story.made.values()),
-        "pieces_left": len(list((story.folder / "round" / "partial").glob("*.part"))),
+        "lost": sum(standing.get(client) != digest for client, digest in scenario.receipts.items()),
+        "missing": len(set(scenario.clients) - standing.keys()),
+        "made_twice": sum(count > 1 for count in scenario.made.values()),
+        "pieces_left": len(list((scenario.folder / "round" / "partial").glob("*.part"))),
     }
 
 
 def killed_at_every_step(folder: Path, every: int = 1) -> dict[str, int]:
     """Any program of the round dies at each numbered step; the coordinator's is started again until it ends."""
-    counting, total = Story(folder / "count", server=SERVER), Tally[str]()
+    counting, total = Scenario(folder / "count", server=SERVER), Tally[str]()
     steps = _steps(counting, lambda count: None)
     for point in range(1, steps + 1, every):
-        story = Story(folder / f"kill-{point}", server=SERVER)
+        scenario = Scenario(folder / f"kill-{point}", server=SERVER)
 
         def die(count: int, point: int = point) -> None:
             if count == point:
                 raise Killed
 
         try:
-            _steps(story, die)
+            _steps(scenario, die)
             total["not_killed"] += 1
         except Killed:
-            story.step = lambda: None
-            finished = story.log()
+            scenario.step = lambda: None
+            finished = scenario.log()
             total["not_finished"] += not finished
         # A site that dies between making and keeping its upload makes it once more; nothing was said before.
-        total.update(points=1, **{key: count for key, count in judge(story).items() if key != "made_twice"})
+        total.update(points=1, **{key: count for key, count in judge(scenario).items() if key != "made_twice"})
     return dict(total)
 
 
-def _steps(story: Story, at: Callable[[int], None]) -> int:
+def _steps(scenario: Scenario, at: Callable[[int], None]) -> int:
     taken = 0
 
     def step() -> None:
@@ -283,8 +283,8 @@ def _steps(story: Story, at: Callable[[int], None]) -> int:
         taken += 1
         at(taken)
 
-    story.step = step
-    story.log()
+    scenario.step = step
+    scenario.log()
     return taken
 
 
@@ -292,12 +292,12 @@ def bad_networks(folder: Path, count: int) -> dict[str, int]:
     """So many rounds, each over a network that does everything wrong at random."""
     total: Tally[str] = Tally()
     for seed in range(count):
-        story = Story(folder / f"bad-{seed}", server=SERVER)
+        scenario = Scenario(folder / f"bad-{seed}", server=SERVER)
         faults = Faults(lost=0.1, repeated=0.2, late=0.2, damaged=0.1, cut=0.1, away=0.05, seed=seed)
-        network = story.network(Clock(), faults)
-        finished = story.log(network=network)
+        network = scenario.network(Clock(), faults)
+        finished = scenario.log(network=network)
         happened = {f"network_{key}": count for key, count in network.tally.items()}
-        total.update(rounds=1, not_finished=not finished, **judge(story), **happened)
+        total.update(rounds=1, not_finished=not finished, **judge(scenario), **happened)
     return dict(total)
 
 
@@ -305,59 +305,59 @@ def many_at_once(folder: Path, clients: int) -> dict[str, int]:
     """All sites of a large round answer in the same step."""
     names = tuple(f"hospital-{number:03d}" for number in range(clients))
     keys = {name: SigningKey.from_seed(name.encode().ljust(32)) for name in names}
-    story = Story(folder / "many", names, keys=keys, server=SERVER)
-    finished = story.log(Faults(repeated=0.1, late=0.3))
-    return {"sites": len(story.clients), "finished": int(finished), **judge(story)}
+    scenario = Scenario(folder / "many", names, keys=keys, server=SERVER)
+    finished = scenario.log(Faults(repeated=0.1, late=0.3))
+    return {"sites": len(scenario.clients), "finished": int(finished), **judge(scenario)}
 
 
 def full_disks(folder: Path, points: int) -> dict[str, int]:
     """From a numbered call of the operating system on nothing that needs room succeeds, at the coordinator's and at every
     site; then there is room again."""
     total = Tally[str]()
-    _, calls = _without_room(Story(folder / "count", server=SERVER), 0)
+    _, calls = _without_room(Scenario(folder / "count", server=SERVER), 0)
     for number in range(points):
-        story = Story(folder / f"full-{number}", server=SERVER)
-        finished, _ = _without_room(story, 1 + number * (calls - 1) // max(1, points - 1))
-        total.update(points=1, stopped=not finished, not_finished=not story.log())
+        scenario = Scenario(folder / f"full-{number}", server=SERVER)
+        finished, _ = _without_room(scenario, 1 + number * (calls - 1) // max(1, points - 1))
+        total.update(points=1, stopped=not finished, not_finished=not scenario.log())
         # What a site cannot keep it makes once more; nothing was said before.
-        total.update({key: count for key, count in judge(story).items() if key != "made_twice"})
+        total.update({key: count for key, count in judge(scenario).items() if key != "made_twice"})
     return dict(total)
 
 
-def _without_room(story: Story, at: int) -> tuple[bool, int]:
+def _without_room(scenario: Scenario, at: int) -> tuple[bool, int]:
     """A run of the program on disks that are full from call `at` on: whether it came to the end, and how many calls it made."""
     finished, collector_config = False, replace(QUICK, wait=100.0, linger=100.0)
     aside = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with aside[0], aside[1], trapped(at, no_room, stays=at > 0) as trap, contextlib.suppress(OSError, OsflError):
-        finished = story.log(collector_config=collector_config)
+        finished = scenario.log(collector_config=collector_config)
     return finished, trap.count
 
 
 def really_killed(folder: Path, every: int = 1) -> dict[str, int]:
     """The same points with kill -9 of a process of its own; then a new process finishes the round."""
     total: Tally[str] = Tally()
-    steps = _steps(Story(folder / "count", server=SERVER), lambda count: None)
+    steps = _steps(Scenario(folder / "count", server=SERVER), lambda count: None)
     for point in range(1, steps + 1, every):
         place = folder / f"killed-{point}"
         child = CONTEXT.Process(target=_die_at, args=(place, point))
         child.start()
         child.join()
-        story = Story(place, server=SERVER)
-        told = {
+        scenario = Scenario(place, server=SERVER)
+        reported = {
             client: json.loads(path.read_text()).get("digest")
-            for client in story.clients
-            if (path := story.site(client).folder(POLICY.plan) / "receipt.json").exists()
+            for client in scenario.clients
+            if (path := scenario.site(client).folder(POLICY.plan) / "receipt.json").exists()
         }
-        standing = {receipt.client: receipt.digest for receipt in story.inbox.uploads()}
-        finished = story.log()
+        standing = {receipt.client: receipt.digest for receipt in scenario.inbox.uploads()}
+        finished = scenario.log()
         total.update(
             points=1,
             not_killed=child.exitcode != -signal.SIGKILL,
             not_finished=not finished,
-            acknowledged=len(told),
-            lost=sum(standing.get(client) != digest for client, digest in told.items()),
-            missing=judge(story)["missing"],
-            pieces_left=judge(story)["pieces_left"],
+            acknowledged=len(reported),
+            lost=sum(standing.get(client) != digest for client, digest in reported.items()),
+            missing=judge(scenario)["missing"],
+            pieces_left=judge(scenario)["pieces_left"],
         )
     return dict(total)
 
@@ -368,4 +368,4 @@ def _die_at(place: Path, point: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        _steps(Story(place, server=SERVER), die)
+        _steps(Scenario(place, server=SERVER), die)

@@ -10,7 +10,7 @@ from pathlib import Path
 from osfl.core.errors import Rejected
 from osfl.wire.inbox import Inbox
 from tests.faults.kills import CONTEXT
-from tests.faults.story import CLIENTS, POLICY, upload
+from tests.faults.scenario import CLIENTS, POLICY, upload
 from tests.faults.traps import without_links
 
 VERSIONS = 4  # different uploads in a race; the others repeat one of them

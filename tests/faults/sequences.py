@@ -11,7 +11,7 @@ from pathlib import Path
 from osfl.core.errors import OsflError, Rejected, RoundError
 from osfl.wire.gate import accept
 from osfl.wire.inbox import Inbox
-from tests.faults.story import CLIENTS, POLICY, upload
+from tests.faults.scenario import CLIENTS, POLICY, upload
 from tests.faults.traps import fail, trapped, without_links
 
 

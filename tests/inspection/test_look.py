@@ -50,7 +50,7 @@ def seen(
     return look(pack("upload", "north", plan, tensors, facts, key), known, name="x.safetensors", **more)
 
 
-def said(found: Look, check: str) -> list[tuple[str, str]]:
+def output(found: Look, check: str) -> list[tuple[str, str]]:
     return [(f["severity"], f["message"]) for f in found["findings"] if f["check"] == check]
 
 
@@ -75,17 +75,17 @@ def test_a_good_upload_is_described_completely() -> None:
 
 
 def test_who_made_it() -> None:
-    assert said(seen(draw=False), "Signature")[0][0] == "good"
-    severity, words = said(seen(known=Known(), draw=False), "Signature")[0]
-    assert severity == "caution" and "WHO MADE THIS FILE IS NOT KNOWN" in words
-    severity, words = said(seen(key=OTHER, draw=False), "Signature")[0]
-    assert severity == "serious" and "NOT BY THE KEY OF 'NORTH'" in words
+    assert output(seen(draw=False), "Signature")[0][0] == "good"
+    severity, command = output(seen(known=Known(), draw=False), "Signature")[0]
+    assert severity == "caution" and "WHO MADE THIS FILE IS NOT KNOWN" in command
+    severity, command = output(seen(key=OTHER, draw=False), "Signature")[0]
+    assert severity == "serious" and "NOT BY THE KEY OF 'NORTH'" in command
 
 
 def test_another_round_and_another_sender() -> None:
-    assert said(seen(plan="0" * 64, draw=False), "Round")[0][0] == "serious"
-    stranger = look(pack("upload", "east", PLAN.digest, WEIGHTS, {"samples": 9}, KEY), KNOWN, name="x", draw=False)
-    assert said(stranger, "Sender")[0][0] == "serious" and said(stranger, "Signature")[0][0] == "caution"
+    assert output(seen(plan="0" * 64, draw=False), "Round")[0][0] == "serious"
+    unknown_sender = look(pack("upload", "east", PLAN.digest, WEIGHTS, {"samples": 9}, KEY), KNOWN, name="x", draw=False)
+    assert output(unknown_sender, "Sender")[0][0] == "serious" and output(unknown_sender, "Signature")[0][0] == "caution"
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_another_round_and_another_sender() -> None:
     ],
 )
 def test_what_was_not_announced(tensors: dict[str, RawTensor], facts: dict[str, Any]) -> None:
-    assert said(seen(tensors, facts, draw=False), "Contents")[0][0] == "serious"
+    assert output(seen(tensors, facts, draw=False), "Contents")[0][0] == "serious"
 
 
-def test_damage_is_told_and_the_rest_is_shown() -> None:
+def test_damage_is_reported_and_the_rest_is_shown() -> None:
     data = bytearray(pack("upload", "north", PLAN.digest, WEIGHTS, {"samples": 100}, KEY))
     data[-1] ^= 1
     found = look(bytes(data), KNOWN, name="x", draw=False)
-    assert said(found, "Integrity")[0][0] == "serious" and len(found["tensors"]) == 1
+    assert output(found, "Integrity")[0][0] == "serious" and len(found["tensors"]) == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", bytes(64), b"\x89PNG" + bytes(500), b"\x05\0\0\0\0\0\0\0{}   "])
@@ -117,25 +117,25 @@ def test_what_is_no_bundle_is_refused(data: bytes) -> None:
 
 def test_numbers_of_patients_that_leave() -> None:
     found = seen(facts={"class_counts": [2, 40], "samples": 42}, draw=False)
-    assert said(found, "Images by class") == [
+    assert output(found, "Images by class") == [
         ("note", "The number of training images of each class leaves: basophil 2, eosinophil 40.")
     ]
-    assert said(found, "Rare classes")[0][0] == "caution" and "basophil 2" in said(found, "Rare classes")[0][1]
-    assert said(found, "One class") == []
+    assert output(found, "Rare classes")[0][0] == "caution" and "basophil 2" in output(found, "Rare classes")[0][1]
+    assert output(found, "One class") == []
     alone = seen(facts={"class_counts": [0, 40], "samples": 40}, draw=False)
-    assert said(alone, "Rare classes") == [] and "'eosinophil'" in said(alone, "One class")[0][1]
-    assert said(seen(facts={"samples": 5}, draw=False), "Few images")[0][0] == "caution"
+    assert output(alone, "Rare classes") == [] and "'eosinophil'" in output(alone, "One class")[0][1]
+    assert output(seen(facts={"samples": 5}, draw=False), "Few images")[0][0] == "caution"
 
 
 def test_text_that_could_hold_a_name() -> None:
     found = seen(facts={"samples": 50, "remark": "x" * 200}, draw=False)
-    assert said(found, "Text")[0][0] == "caution" and "remark" in said(found, "Facts")[0][1]
+    assert output(found, "Text")[0][0] == "caution" and "remark" in output(found, "Facts")[0][1]
 
 
 def test_values_that_are_no_numbers() -> None:
     bad = RawTensor("F32", (2, 3), np.array([[0, 1, np.nan], [np.inf, 2, 3]], "<f4").tobytes())
     found = seen({"model/head.weight": bad})
-    assert "2 values" in said(found, "Numbers")[0][1] and worst(found) == "serious"
+    assert "2 values" in output(found, "Numbers")[0][1] and worst(found) == "serious"
     assert found["tensors"][0]["most"] == 3.0
     json.dumps(found, allow_nan=False)
 
@@ -144,7 +144,7 @@ def test_pictures_are_found_whatever_they_are_called_and_drawn() -> None:
     pixels = RawTensor("U8", (30, 1, 8, 8), np.random.default_rng(0).integers(0, 256, 30 * 64, np.uint8).tobytes())
     labels = RawTensor("I64", (30,), np.array([0, 1] * 15, "<i8").tobytes())
     found = seen({"model/head.weight": pixels, "labels": labels})
-    assert said(found, "Pictures")[0][0] == "caution" and "pictures in it" in found["summary"][2]
+    assert output(found, "Pictures")[0][0] == "caution" and "pictures in it" in found["summary"][2]
     images = found["figures"]["Pictures in model/head.weight"]["images"]
     assert len(images) == 24 and images[0]["caption"] == "basophil"
     assert all(view["problem"] == "" for view in figure_views(found["figures"]))
@@ -161,12 +161,12 @@ def test_a_training_image_inside_is_serious(tmp_path: Path) -> None:
             Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / name / f"{i}.png")
     stolen = np.asarray(Image.open(tmp_path / "basophil" / "1.png"), "<f4") / 255
     leak = {"model/head.weight": RawTensor("F32", (1, 1, 8, 8), stolen.tobytes())}
-    assert said(seen(leak, data=tmp_path), "Your images")[0][0] == "serious"
+    assert output(seen(leak, data=tmp_path), "Your images")[0][0] == "serious"
     other = {"model/head.weight": floats(1, 64)}
-    assert said(seen(other, data=tmp_path), "Your images") == [
+    assert output(seen(other, data=tmp_path), "Your images") == [
         ("good", "None of the 1 rows that are as long as an image is a copy of one of your 6 images.")
     ]
-    assert said(seen(data=tmp_path), "Your images") == [
+    assert output(seen(data=tmp_path), "Your images") == [
         ("note", "No tensor has rows as long as an image: no copy of your 6 images was looked for.")
     ]
 
@@ -191,8 +191,8 @@ def test_releases_too() -> None:
     tensors, origin = {"north/model/a.weight": floats(3)}, {"upload/north": "0" * 64}
     data = pack("release", "", PLAN.digest, tensors, {}, OTHER, made_from=origin)
     found = look(data, KNOWN, name="r", draw=False)
-    assert found["sender"] == "the server" and said(found, "Signature")[0][0] == "good"
-    assert found["groups"][0]["owner"] == "network of north" and "uploads of north" in said(found, "Origin")[0][1]
+    assert found["sender"] == "the server" and output(found, "Signature")[0][0] == "good"
+    assert found["groups"][0]["owner"] == "network of north" and "uploads of north" in output(found, "Origin")[0][1]
     own = look(pack("personal", "north", PLAN.digest, {}, {}, OTHER), KNOWN, name="p")
     assert own["receiver"] == "north" and "It holds no tensor." in own["summary"]
 
@@ -226,11 +226,11 @@ def test_roles(name: str, dtype: str, shape: tuple[int, ...], kind: str) -> None
 
 def test_the_sum_of_one_image_is_that_image() -> None:
     sums = {"sums": floats(2)}
-    (one,) = said(seen(sums, {"samples": 10, "class_counts": [9, 1]}, draw=False), "Sums")
+    (one,) = output(seen(sums, {"samples": 10, "class_counts": [9, 1]}, draw=False), "Sums")
     assert one[0] == "caution" and "eosinophil 1" in one[1]
-    (two,) = said(seen(sums, {"samples": 10, "class_counts": [8, 2]}, draw=False), "Sums")
+    (two,) = output(seen(sums, {"samples": 10, "class_counts": [8, 2]}, draw=False), "Sums")
     assert two[0] == "note"
-    assert not said(seen(draw=False), "Sums")
+    assert not output(seen(draw=False), "Sums")
 
 
 def test_owners() -> None:

@@ -63,8 +63,8 @@ def test_honest_figures_are_those_of_the_egress_check(payload: Payload, inspecte
     method = FederatedFactory(PLAN.task, PLAN.settings)
     expected = attack(method.exposed(payload, SHARD, Context(PLAN, torch.device("cpu"))))
     assert seen["ratios"] == [ratio.as_json() for ratio in expected] and expected
-    severity, words = findings(seen)["Reconstruction"]
-    assert severity == "good" and f"distance ratio of {min(ratio.ratio for ratio in expected):.2f}" in words
+    severity, command = findings(seen)["Reconstruction"]
+    assert severity == "good" and f"distance ratio of {min(ratio.ratio for ratio in expected):.2f}" in command
     assert "What the reconstruction attack found" in seen["figures"]
     assert all(view["problem"] == "" for view in figure_views(seen["figures"]))
 
@@ -80,7 +80,7 @@ def test_an_image_that_can_be_read_out_is_serious(payload: Payload, inspected: o
     assert findings(seen)["Reconstruction"][0] == "serious" and min(row["ratio"] for row in seen["ratios"]) < BOUND
 
 
-def test_nothing_is_said_that_was_not_checked(payload: Payload, inspected: object, tmp_path: Path) -> None:
+def test_nothing_is_stated_that_was_not_checked(payload: Payload, inspected: object, tmp_path: Path) -> None:
     without_data = inspected(payload, draw=False)  # type: ignore[operator]
     assert not {"Your images", "Reconstruction"} & set(findings(without_data)) and without_data["ratios"] == []
     assert "Image-long rows" in findings(without_data) and "can be images" in without_data["summary"][2]
@@ -91,7 +91,7 @@ def test_nothing_is_said_that_was_not_checked(payload: Payload, inspected: objec
     assert any("no attack was tried" in sentence for sentence in seen["not_checked"])
 
 
-def test_an_attack_that_fails_is_said_to_have_failed(
+def test_an_attack_that_fails_is_stated_to_have_failed(
     payload: Payload, inspected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FederatedFactory, "exposed", lambda *_: 1 / 0)

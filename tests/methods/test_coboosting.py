@@ -23,7 +23,7 @@ SMALL = resolve_settings(CoBoosting, "smoke")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the walk computes; small layers only wait for each other with more."""
+    """As a run computes; small layers only wait for each other with more."""
     with compute_threads(1):
         yield
 
@@ -54,7 +54,7 @@ def test_the_ensemble_does_not_care_for_the_scale_of_its_weights(mode: str) -> N
 
 
 @pytest.mark.parametrize("mode", ["logits", "probabilities", "class_count", "odds"])
-def test_votes_with_gradients_are_what_the_teachers_are_told(mode: str) -> None:
+def test_votes_with_gradients_are_what_the_teachers_are_reported(mode: str) -> None:
     """Also when a client has no weight left."""
     settings = replace(SMALL, ensemble=mode)
     method = CoBoosting(TASK, settings)
@@ -88,7 +88,7 @@ def test_one_epoch_of_weights_is_so_many_steps_of_mu() -> None:
     assert torch.allclose(shop.folded.weights.float(), voices.weights) and voices.history.shape == (2, 3)
 
 
-def test_weights_move_against_the_gradient_and_every_teacher_hears_of_it() -> None:
+def test_weights_move_against_the_gradient_and_every_teacher_learns_of_it() -> None:
     """dCE/dw_i at equal weights that sum to one: mean_b (softmax(E) - onehot) (logits_i - E)."""
     shop, voices = learned(2, epoch=1)
     mean = shop.logits.mean(0)

@@ -22,7 +22,7 @@ SMALL = resolve_settings(Dafl, "smoke")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the walk computes; small layers only wait for each other with more."""
+    """As a run computes; small layers only wait for each other with more."""
     with compute_threads(1):
         yield
 

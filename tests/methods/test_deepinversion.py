@@ -19,7 +19,7 @@ SMOKE: Settings = resolve_settings(DeepInversion, "smoke")
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As the walk runs: more threads would only wait for each other on layers this small."""
+    """As in a run: more threads would only wait for each other on layers this small."""
     with compute_threads(1):
         yield
 

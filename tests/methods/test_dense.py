@@ -26,7 +26,7 @@ SMALL = resolve_settings(Dense, "smoke")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the walk computes; small layers only wait for each other with more."""
+    """As a run computes; small layers only wait for each other with more."""
     with compute_threads(1):
         yield
 
@@ -110,9 +110,9 @@ def test_a_step_of_the_student_follows_the_closed_form_at_its_temperature(hard: 
     shop.study(0)
 
     answer, teacher = twin(to_input(shop.images)), shop.logits.mean(0)
-    said = answer.detach()
-    soft = 5 * ((said / 5).softmax(-1) - (teacher / 5).softmax(-1)) / 12
-    answer.backward(soft + hard * (said.softmax(-1) - functional.one_hot(shop.labels, 3)) / 12)
+    output = answer.detach()
+    soft = 5 * ((output / 5).softmax(-1) - (teacher / 5).softmax(-1)) / 12
+    answer.backward(soft + hard * (output.softmax(-1) - functional.one_hot(shop.labels, 3)) / 12)
     moved = 0.0
     for now, before in zip(shop.student.parameters(), twin.parameters(), strict=True):
         assert before.grad is not None and torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
@@ -135,8 +135,8 @@ def test_every_epoch_starts_with_a_new_generator(monkeypatch: pytest.MonkeyPatch
 
     starts: list[torch.Tensor] = []
 
-    def watched(*args: Any, **words: Any) -> Any:
-        generator = build_generator(*args, **words)
+    def watched(*args: Any, **options: Any) -> Any:
+        generator = build_generator(*args, **options)
         starts.append(generator.conv1.weight.detach().clone())
         return generator
 

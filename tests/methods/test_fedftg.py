@@ -25,7 +25,7 @@ SMALL = resolve_settings(FedFtg, "smoke")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the walk computes; small layers only wait for each other with more."""
+    """As a run computes; small layers only wait for each other with more."""
     with compute_threads(1):
         yield
 
@@ -39,8 +39,8 @@ def counted(method: Any, *counts: list[int]) -> list[Upload]:
     """Uploads of clients that say to have so many images of each class."""
     found = uploads_of(method, "abcdef"[: len(counts)])
     return [
-        replace(upload, payload=replace(upload.payload, facts={**upload.payload.facts, "class_counts": said}))
-        for upload, said in zip(found, counts, strict=True)
+        replace(upload, payload=replace(upload.payload, facts={**upload.payload.facts, "class_counts": output}))
+        for upload, output in zip(found, counts, strict=True)
     ]
 
 
@@ -89,8 +89,8 @@ def test_objective_weighs_each_sample_by_the_client_that_knows_its_class() -> No
     labels, z = torch.tensor([0, 1, 2, 0]), torch.randn((4, 16), generator=torch.Generator().manual_seed(0))
     weight, student = torch.tensor([1.0, 0.0, 0.5, 0.0]), freeze(tuning.student)
     x = tuning.draw(z, labels)
-    told, said = tuning.members[0](x), student(x)
-    each = functional.cross_entropy(told, labels, reduction="none") - (said - told).abs().mean(1)
+    reported, output = tuning.members[0](x), student(x)
+    each = functional.cross_entropy(reported, labels, reduction="none") - (output - reported).abs().mean(1)
     assert torch.allclose(tuning.objective(tuning.members[0], student, z, labels, weight), (weight * each).mean(), atol=1e-5)
     assert float(tuning.objective(tuning.members[0], student, z, labels, torch.zeros(4))) == 0
 
@@ -108,11 +108,11 @@ def test_diversity_and_the_bn_term_are_shared_among_the_clients() -> None:
 def test_an_iteration_draws_labels_by_all_class_counts_and_weighs_clients_by_their_own() -> None:
     method = FedFtg(TASK, replace(SMALL, synthesis_batch=6000, generator_steps=2))
     tuning = Tuning(method, counted(method, [30, 0, 5], [10, 0, 15]), uncapped(context(method.settings, "ab")))
-    heard: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+    received: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
     taught: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def objective(member: Any, student: Any, z: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        heard.append((member, labels, weight))
+        received.append((member, labels, weight))
         return tuning.generator.conv1.weight.sum()
 
     def teach(z: torch.Tensor, labels: torch.Tensor, share: torch.Tensor, iteration: int) -> torch.Tensor:
@@ -126,10 +126,10 @@ def test_an_iteration_draws_labels_by_all_class_counts_and_weighs_clients_by_the
     assert often[1] == 0 and float(often[0]) == pytest.approx(2 / 3, abs=0.02)
     by_class = torch.tensor([[0.75, 0, 0.25], [0.25, 0, 0.75]])
     assert torch.allclose(share, by_class[:, labels])
-    assert [member for member, _, _ in heard] == [tuning.members[k] for k in (0, 0, 1, 1)]
+    assert [member for member, _, _ in received] == [tuning.members[k] for k in (0, 0, 1, 1)]
     assert all(
         torch.equal(seen, labels) and torch.equal(weight, share[k])
-        for (_, seen, weight), k in zip(heard, (0, 0, 1, 1), strict=True)
+        for (_, seen, weight), k in zip(received, (0, 0, 1, 1), strict=True)
     )
 
 
@@ -142,10 +142,10 @@ def test_the_student_steps_towards_the_clients_that_have_the_class() -> None:
     twin, x = copy.deepcopy(tuning.student).train(), tuning.draw(z, labels).detach()
     tuning._teach(z, labels, shares(tuning.counts, labels), 0)
 
-    told = [method.build(upload.payload)(x).softmax(-1) for upload in uploads]
+    reported = [method.build(upload.payload)(x).softmax(-1) for upload in uploads]
     a = torch.tensor([0.9, 0.2, 0.0, 0.9, 0.2, 0.0])[:, None]
     answer = twin(x)
-    answer.backward((answer.softmax(-1) - a * told[0] - (1 - a) * told[1]).detach() / 6)
+    answer.backward((answer.softmax(-1) - a * reported[0] - (1 - a) * reported[1]).detach() / 6)
     for now, before in zip(tuning.student.parameters(), twin.parameters(), strict=True):
         assert before.grad is not None and torch.allclose(now, before - 0.1 * before.grad, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""FedISCA's own parts: the walk, its variants, and what is refused."""
+"""FedISCA's own parts: the inversion, its variants, and what is refused."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ SMOKE: Settings = resolve_settings(FedISCA, "smoke")
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As the walk runs: more threads would only wait for each other on layers this small."""
+    """As in a run: more threads would only wait for each other on layers this small."""
     with compute_threads(1):
         yield
 
@@ -111,7 +111,7 @@ def rng(seed: int) -> torch.Generator:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(passes: int) -> None:
+def test_the_ascent_equals_torch_s_sgd_from_noise_to_image_as_often_as_stated(passes: int) -> None:
     """Weights and BN statistics of a twin that learns t/T KD(E, S) + (1 - t/T) KD(Ẽ, S) for t = 1…T, again and again."""
     settings = replace(SMOKE, passes=passes, student_lr=0.01, temperature=4.0)
     images = torch.randn((3, 8, *TASK.image), generator=rng(1)) + torch.arange(3).view(-1, 1, 1, 1, 1)
@@ -120,17 +120,17 @@ def test_the_walk_equals_torch_s_sgd_from_noise_to_image_as_often_as_said(passes
     learner, twin = (build_model("cnn-w4", TASK, rng(0)).train() for _ in range(2))
     optimizer = torch.optim.SGD(twin.parameters(), 0.01, momentum=0.9, weight_decay=5e-4)
     for t in [1, 2, 3] * passes:
-        said = twin(images[t - 1])
-        loss = t / 3 * kd_loss(clean[t - 1], said, 4.0) + (1 - t / 3) * kd_loss(noisy[t - 1], said, 4.0)
+        output = twin(images[t - 1])
+        loss = t / 3 * kd_loss(clean[t - 1], output, 4.0) + (1 - t / 3) * kd_loss(noisy[t - 1], output, 4.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     FedISCA(TASK, settings)._walk(Learner(learner, 4.0), [one], 0)
-    walked = named(learner, "model")
-    assert all(torch.allclose(walked[name], tensor, atol=1e-4) for name, tensor in named(twin, "model").items())
+    trained = named(learner, "model")
+    assert all(torch.allclose(trained[name], tensor, atol=1e-4) for name, tensor in named(twin, "model").items())
 
 
-def test_every_repetition_walks_forwards_as_often_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_repetition_walks_forwards_as_often_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, places = replace(SMOKE, repetitions=2, passes=3, every=2), []
     gradient = Learner.gradient
 

@@ -256,11 +256,11 @@ def test_settings_that_cannot_work_are_named() -> None:
 # --- the server, part by part ---
 
 
-def server_of(told: Sequence[Sequence[int]] = (), **change: Any) -> PatchServer:
+def server_of(reported: Sequence[Sequence[int]] = (), **change: Any) -> PatchServer:
     """`told`: class counts that the clients say they have."""
     settings = replace(SMOKE, steps=1, **change)
     method, given = FedMitr(TASK, settings), list(uploads(settings))
-    for i, counts in enumerate(told):
+    for i, counts in enumerate(reported):
         payload = given[i].payload
         given[i] = replace(given[i], payload=replace(payload, facts={**payload.facts, "class_counts": list(counts)}))
     return PatchServer(method, given, context(settings, "ab"), "fedmitr", settings.inversion(method.events()), method.terms())
@@ -384,7 +384,7 @@ def test_every_pass_of_the_student_is_booked_and_old_images_leave() -> None:
         {"order": "images_first", "pool_epochs": 1, "server_epochs": 3},
     ],
 )
-def test_what_the_server_will_do_is_foretold_to_the_operation(change: dict[str, Any]) -> None:
+def test_what_the_server_will_do_is_predicted_to_the_operation(change: dict[str, Any]) -> None:
     settings = replace(SMOKE, probe=0, **change)
     method, ctx = FedMitr(TASK, settings), context(settings, "ab")
     server = PatchServer(method, uploads(settings), ctx, "fedmitr", settings.inversion(method.events()), method.terms())

@@ -46,8 +46,8 @@ def test_bytes_are_those_of_the_formula(shape: str) -> None:
 def test_every_shape_makes_a_release(shape: str) -> None:
     federation = small_federation("fedpft")
     one = method(federation, shape=shape)
-    said = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
-    assert bool(one.server_phase(said, ctx(federation)).shared.tensors["head/weight"].isfinite().all())
+    output = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
+    assert bool(one.server_phase(output, ctx(federation)).shared.tensors["head/weight"].isfinite().all())
 
 
 @pytest.mark.parametrize(("images", "sent"), [(1, False), (2, False), (3, True)])
@@ -69,8 +69,8 @@ def test_a_class_of_few_images_is_not_sent(images: int, sent: bool) -> None:
 def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:
     federation = small_federation("fedpft")
     one = method(federation)
-    said = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
-    cut = [Upload(u.client, "", one.without_class(u.payload, 3)) for u in said]
+    output = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
+    cut = [Upload(u.client, "", one.without_class(u.payload, 3)) for u in output]
     bare = [replace(s, train=s.train.subset((s.train.labels != 3).nonzero().flatten())) for s in federation.shards]
     never = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in bare]
     after, expected = (one.server_phase(u, ctx(federation)).shared.tensors for u in (cut, never))
@@ -81,12 +81,12 @@ def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:
 def test_a_mixture_that_is_none_is_refused_with_its_client(what: str) -> None:
     federation = small_federation("fedpft")
     one = method(federation)
-    said = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
-    name = next(n for n in said[1].payload.tensors if n.endswith(what))
-    wrong = Payload({**said[1].payload.tensors, name: -said[1].payload.tensors[name]}, said[1].payload.facts)
+    output = [Upload(s.client, "", one.client_phase(s, ctx(federation))) for s in federation.shards]
+    name = next(n for n in output[1].payload.tensors if n.endswith(what))
+    wrong = Payload({**output[1].payload.tensors, name: -output[1].payload.tensors[name]}, output[1].payload.facts)
     with pytest.raises(RoundError, match="no mixture of Gaussians") as caught:
-        one.server_phase([said[0], Upload(said[1].client, "", wrong), said[2]], ctx(federation))
-    assert caught.value.client == said[1].client and name.startswith(str(caught.value.field))
+        one.server_phase([output[0], Upload(output[1].client, "", wrong), output[2]], ctx(federation))
+    assert caught.value.client == output[1].client and name.startswith(str(caught.value.field))
 
 
 def test_standardization_is_folded_into_the_head() -> None:

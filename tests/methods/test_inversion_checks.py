@@ -19,8 +19,8 @@ from tests.methods.conftest import TASK, context, shard
 def test_an_average_of_clients_cannot_start_a_student_of_another_architecture(name: str) -> None:
     method = load(name)
     other: Any = method(TASK, resolve_settings(method, "smoke", {"student": "resnet18-w4", "init": "average"}))
-    (said,) = [text for text in other.problems(3) if "'init'" in text]
-    assert "resnet18-w4" in said and "one architecture for clients and student" in said
+    (output,) = [text for text in other.problems(3) if "'init'" in text]
+    assert "resnet18-w4" in output and "one architecture for clients and student" in output
     same: Any = method(TASK, resolve_settings(method, "smoke", {"student": "resnet18-w4", "init": "random"}))
     assert not same.problems(3)
 
@@ -35,8 +35,8 @@ def test_disagreement_is_refused_where_there_is_no_student_to_disagree_with() ->
 def test_a_personalization_that_diverges_names_the_client_and_its_own_rate() -> None:
     settings = replace(resolve_settings(FedBiCross, "smoke", {}), personal_lr=1e15, personal_epochs=3)
     method, ctx = FedBiCross(TASK, settings), context(settings, "ab")
-    said = method.client_phase(shard("a"), ctx)
-    release = Release(Payload({}), {"a": Payload(said.tensors, {**said.facts, "cluster": 0})})
+    output = method.client_phase(shard("a"), ctx)
+    release = Release(Payload({}), {"a": Payload(output.tensors, {**output.facts, "cluster": 0})})
     with pytest.raises(TrainingError) as caught:
         method.personalize(release, shard("a"), ctx)
     assert (caught.value.client, caught.value.field) == ("a", "personal_lr")

@@ -60,7 +60,7 @@ def mutants(payload: Payload, contract: Mapping[str, Any]) -> Iterator[tuple[str
         yield "claims the most", Payload(tensors, {**facts, "samples": 10**6, "class_counts": [10**6 // classes] * classes})
     else:
         yield "claims the most", Payload(tensors, {**facts, "samples": 10**6})
-    for name in telling(tensors):
+    for name in reporting(tensors):
         value = tensors[name]
         if not contract[name].required:
             yield f"without {name}", Payload({key: one for key, one in tensors.items() if key != name}, facts)
@@ -76,7 +76,7 @@ def mutants(payload: Payload, contract: Mapping[str, Any]) -> Iterator[tuple[str
         yield "no optional tensor", Payload(optional, facts)
 
 
-def telling(tensors: Mapping[str, Any]) -> list[str]:
+def reporting(tensors: Mapping[str, Any]) -> list[str]:
     """One tensor of each kind: first and last of a network, those of one class."""
     classes = sorted({name.split("/")[0] for name in tensors if name.startswith("class-")})
     plain = [name for name in tensors if not name.startswith("class-")]
@@ -93,7 +93,7 @@ def emptied(value: torch.Tensor, shape: tuple[int | str, ...], side: str) -> tor
 
 
 @functools.cache
-def told(name: str, changes: str) -> tuple[Any, Any, dict[str, Payload]]:
+def reported(name: str, changes: str) -> tuple[Any, Any, dict[str, Payload]]:
     """The plan, the method and what its clients send: computed once for all mutants."""
     federation = small_federation(name)
     plan = federation.plan
@@ -106,7 +106,7 @@ def told(name: str, changes: str) -> tuple[Any, Any, dict[str, Payload]]:
 
 def outcome_of(name: str, changes: Mapping[str, Any], payload: Payload, folder: Path) -> str:
     """The field that the gate refuses, or "used", or who was named; anything else is raised."""
-    plan, method, payloads = told(name, json.dumps(dict(changes)))
+    plan, method, payloads = reported(name, json.dumps(dict(changes)))
     keys = {client: simulated_key(0, client) for client in (*plan.clients, "server")}
     enrolled = {client: keys[client].public_hex for client in plan.clients}
     with open_round(folder, plan, contracts_of(method), enrolled, keys["server"]) as fl_round:
@@ -131,7 +131,7 @@ def outcome_of(name: str, changes: Mapping[str, Any], payload: Payload, folder: 
 
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=[f"{n}-{'-'.join(map(str, c.values()))}" for n, c in CASES])
 def test_no_signed_upload_ends_a_server_phase_in_a_traceback(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    _, method, payloads = told(name, json.dumps(changes))
+    _, method, payloads = reported(name, json.dumps(changes))
     contracts = contracts_of(method)
     payload = payloads[MUTATED]
     contract = contracts[payload.facts["architecture"] if "" not in contracts else ""]

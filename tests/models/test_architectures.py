@@ -34,7 +34,7 @@ def test_listing_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "output"),
     [
         ("resnet81", "resnet18"),
         ("qqq", "Known: cnn"),
@@ -46,14 +46,14 @@ def test_listing_needs_no_torch() -> None:
         ("efficientnet_lite0-w2", "no options"),
     ],
 )
-def test_unknown_names_and_options(name: str, said: str) -> None:
+def test_unknown_names_and_options(name: str, output: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(name)
-    assert said in str(caught.value) and caught.value.field == "architecture"
+    assert output in str(caught.value) and caught.value.field == "architecture"
 
 
 @pytest.mark.parametrize(
-    ("name", "side", "said"),
+    ("name", "side", "output"),
     [
         ("cnn", 7, "image_size to 8"),
         ("resnet18", 4, "image_size to 8"),
@@ -63,10 +63,10 @@ def test_unknown_names_and_options(name: str, said: str) -> None:
         ("deit_tiny", 100, "multiple of 16"),
     ],
 )
-def test_images_that_do_not_fit(name: str, side: int, said: str) -> None:
+def test_images_that_do_not_fit(name: str, side: int, output: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_architecture(name, task(side))
-    assert said in str(caught.value) and f"'{name}'" in str(caught.value)
+    assert output in str(caught.value) and f"'{name}'" in str(caught.value)
 
 
 def test_all_mistakes_at_once() -> None:
@@ -88,7 +88,7 @@ def test_architectures_by_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "output"),
     [
         ("a:cnn", "',*:cnn'"),
         ("a:cnn,a:resnet18", "appears twice"),
@@ -98,7 +98,7 @@ def test_architectures_by_client() -> None:
         ("a:cnm,*:cnn", "Did you mean cnn"),
     ],
 )
-def test_wrong_lists_of_clients(spec: str, said: str) -> None:
+def test_wrong_lists_of_clients(spec: str, output: str) -> None:
     with pytest.raises(UsageError) as caught:
         architecture_for(spec, "b")
-    assert said in str(caught.value)
+    assert output in str(caught.value)

@@ -167,9 +167,9 @@ def test_an_encoder_gets_the_detail_that_the_files_have(xrays: Path) -> None:
     assert opened("local_only", {}) == (64, 120)
 
 
-def printed(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def printed(capfd: pytest.CaptureFixture[str], *command: str) -> str:
     capfd.readouterr()
-    assert answer([*words]) == 0
+    assert answer([*command]) == 0
     captured = capfd.readouterr()
     return " ".join((captured.out + captured.err).split())
 

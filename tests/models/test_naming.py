@@ -61,8 +61,8 @@ def test_refusals_say_which_tensor_and_change_nothing() -> None:
         "expected F32 [3], got F64 [3]": {**good, "m/fc.bias": torch.zeros(3, dtype=torch.float64)},
         "lacks 'm/bn1.bias', 'm/bn1.num_batches_tracked', 'm/bn1.running_mean' and": {},
     }
-    for said, tensors in wrong.items():
+    for output, tensors in wrong.items():
         with pytest.raises(ModelError) as caught:
             load_named(model, tensors, "m")
-        assert said in str(caught.value) and caught.value.field
+        assert output in str(caught.value) and caught.value.field
     assert all(torch.equal(before[k], v) for k, v in named(model, "m").items())

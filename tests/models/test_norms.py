@@ -20,7 +20,7 @@ def images(count: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, *TASK.image), dtype=torch.uint8, generator=torch_generator(4, "images"))
 
 
-def test_settled_statistics_are_those_of_the_images() -> None:
+def test_recalibrated_statistics_are_those_of_the_images() -> None:
     network, some = build_model("cnn-w8", TASK, torch_generator(0, "model")), images(64)
     network.stages[0].bn.momentum = 0.3  # type: ignore[index, union-attr]
     before = [value.clone() for value in network.buffers()]
@@ -40,13 +40,13 @@ def test_a_network_without_batch_norm_is_left_alone() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, network.state_dict().values(), strict=True))
 
 
-@pytest.mark.parametrize("settles", [False, True])
-def test_a_client_of_few_steps_is_only_right_about_its_images_with_settled_statistics(settles: bool) -> None:
+@pytest.mark.parametrize("recalibrates", [False, True])
+def test_a_client_of_few_steps_is_only_right_about_its_images_with_recalibrated_statistics(recalibrates: bool) -> None:
     """Twelve images, one step an epoch: while it learns the network tells them apart, with running statistics it does not."""
     shades = torch.tensor([60] * 9 + [75] * 3, dtype=torch.uint8)
     data = Dataset(shades[:, None, None, None] + images(12) // 16, (shades > 70).long())
     model = first_model(SETTINGS, "cnn-w8", TASK, torch_generator(1, "start"))
-    fit(model, data, replace(SETTINGS, recalibrate_bn=settles), torch_generator(2, "order"))
+    fit(model, data, replace(SETTINGS, recalibrate_bn=recalibrates), torch_generator(2, "order"))
     assert not model.training
     right = (model(to_input(data.images)).argmax(1) == data.labels).double().mean().item()
-    assert (right == 1.0) is settles
+    assert (right == 1.0) is recalibrates

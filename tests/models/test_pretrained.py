@@ -50,7 +50,7 @@ def test_half_precision_is_widened_and_pinned(tmp_path: Path) -> None:
     assert "0" * 64 in str(caught.value) and pin in str(caught.value)
 
 
-def _told_apart(model: Network) -> float:
+def _distinguished(model: Network) -> float:
     """How many digits a ridge classifier on a ViT's features tells apart, learned from every other one."""
     data = open_dataset("digits").train.dataset
     with torch.no_grad():
@@ -66,13 +66,13 @@ def test_embedded_weights_need_no_data_folder_and_know_strokes(monkeypatch: pyte
     monkeypatch.setenv("OSFL_DATA", "/nowhere")
     assert hashlib.sha256(weights_path("vit_signs").read_bytes()).hexdigest() == KNOWN["vit_signs"].sha256
     model = build_model("vit", task(10, 1), torch_generator(0, "init"))
-    head, drawn = model.state_dict()["head.weight"].clone(), _told_apart(model)
+    head, drawn = model.state_dict()["head.weight"].clone(), _distinguished(model)
     start_from(model, "vit_signs")
     assert torch.equal(model.state_dict()["head.weight"], head)  # signs are no classes of anybody's
-    assert _told_apart(model) > 0.92 > 0.8 > drawn
+    assert _distinguished(model) > 0.92 > 0.8 > drawn
 
 
-def test_another_number_of_classes_is_said_not_guessed(tmp_path: Path) -> None:
+def test_another_number_of_classes_is_stated_not_guessed(tmp_path: Path) -> None:
     path = saved(tmp_path, classes=7)
     model = build_model("efficientnet_lite0", task(), torch_generator(1, "fresh"))
     head = model.state_dict()["_fc.weight"].clone()
@@ -161,7 +161,7 @@ def ridge_accuracy(train: torch.Tensor, y: torch.Tensor, test: torch.Tensor, tru
     ("name", "test", "floor"),
     [("efficientnet_lite0_imagenet", 28, 0.85), ("vit_small_patch14_dinov2_saliency", 8, 0.65)],
 )
-def test_frozen_features_tell_photos_apart(name: str, test: int, floor: float) -> None:
+def test_frozen_features_distinguish_photos(name: str, test: int, floor: float) -> None:
     """0.88 and 0.78 on average over draws of 56 test images; random weights reach 0.34 and 0.25."""
     need(DATA / "weights" / KNOWN[name].file, DATA / "pacs-subset.zip")
     images, labels, unseen, truth = photos(98, 12, test)

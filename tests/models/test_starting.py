@@ -42,7 +42,7 @@ def tensors(name: str = NAME, classes: int = 5, side: int = 16) -> Tensors:
     return dict(build_model(name, task(classes, side), torch_generator(0, "published")).state_dict())
 
 
-def in_transformers_words(given: Tensors) -> Tensors:
+def in_transformers_naming(given: Tensors) -> Tensors:
     """The same weights as ViTForImageClassification would save them."""
     found: Tensors = {}
     for name, value in given.items():
@@ -57,18 +57,18 @@ def in_transformers_words(given: Tensors) -> Tensors:
     return found
 
 
-def in_words_of_version_5(given: Tensors) -> Tensors:
+def in_naming_of_version_5(given: Tensors) -> Tensors:
     """As `state_dict()` of transformers 5 names them."""
-    words = {
+    command = {
         ".encoder.layer.": ".layers.",
         ".attention.output.dense.": ".attention.o_proj.",
         ".output.dense.": ".mlp.fc2.",
         ".intermediate.dense.": ".mlp.fc1.",
     }
-    words |= {f".attention.attention.{part}.": f".attention.{part[0]}_proj." for part in ("query", "key", "value")}
+    command |= {f".attention.attention.{part}.": f".attention.{part[0]}_proj." for part in ("query", "key", "value")}
     found: Tensors = {}
-    for name, value in in_transformers_words(given).items():
-        for four, five in words.items():
+    for name, value in in_transformers_naming(given).items():
+        for four, five in command.items():
             name = name.replace(four, five)
         found[name] = value
     return found
@@ -87,11 +87,11 @@ def saved(path: Path, given: Tensors) -> tuple[str, str]:
     "worded",
     [
         dict,
-        in_transformers_words,
-        in_words_of_version_5,
+        in_transformers_naming,
+        in_naming_of_version_5,
         under("model/", dict),
-        under("module.", in_words_of_version_5),
-        under("model.", in_transformers_words),
+        under("module.", in_naming_of_version_5),
+        under("model.", in_transformers_naming),
         under("module.model.", dict),
         under("_orig_mod.backbone.", dict),
     ],
@@ -127,7 +127,7 @@ def distilled(given: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "tensor", "said"),
+    ("spoil", "tensor", "output"),
     [
         (lambda t: tensors("vit-p8-w16-d2-h2"), "patch_embed.proj.weight", "expected F32 [16, 3, 4, 4], got F32 [16, 3, 8, 8]"),
         (lambda t: {k: v for k, v in t.items() if k != "pos_embed"}, "pos_embed", "lacks"),
@@ -138,12 +138,12 @@ def distilled(given: Tensors) -> Tensors:
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_its_tensor(
-    spoil: Callable[[Tensors], Tensors], tensor: str, said: str, tmp_path: Path
+    spoil: Callable[[Tensors], Tensors], tensor: str, output: str, tmp_path: Path
 ) -> None:
     path, pin = saved(tmp_path / "theirs.safetensors", spoil(tensors()))
     with pytest.raises(ModelError) as caught:
         start_from(build_model(NAME, task()), path, pin)
-    assert f"{path}/{tensor}" in str(caught.value) and said in str(caught.value)
+    assert f"{path}/{tensor}" in str(caught.value) and output in str(caught.value)
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
         start_from(build_model(NAME, task()), str(path), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def test_half_a_file_is_said_to_be_none(tmp_path: Path) -> None:
+def test_half_a_file_is_stated_to_be_none(tmp_path: Path) -> None:
     path, _ = saved(tmp_path / "w.safetensors", tensors())
     Path(path).write_bytes(Path(path).read_bytes()[:-8])
     with pytest.raises(ModelError, match="no safetensors file"):
@@ -186,7 +186,7 @@ def test_known_weights_know_their_architecture_and_their_pixels() -> None:
     assert pixels.startswith("setting 'pretrained_pixels'")
 
 
-def test_positions_of_another_width_are_told_apart_from_odd_ones(tmp_path: Path) -> None:
+def test_positions_of_another_width_are_distinguished_from_odd_ones(tmp_path: Path) -> None:
     wider = tensors() | {"pos_embed": torch.zeros(1, 17, 24)}
     path, pin = saved(tmp_path / "w.safetensors", wider)
     with pytest.raises(ModelError, match="a network of another width") as caught:
@@ -208,7 +208,7 @@ KEY = "vit.encoder.layer.0.attention.attention.key.weight"
     ],
 )
 def test_query_key_and_value_are_three_of_a_kind(key: torch.Tensor | None, got: str, tmp_path: Path) -> None:
-    spoilt = {name: value for name, value in in_transformers_words(tensors()).items() if name != KEY}
+    spoilt = {name: value for name, value in in_transformers_naming(tensors()).items() if name != KEY}
     path, pin = saved(tmp_path / "theirs.safetensors", spoilt if key is None else spoilt | {KEY: key})
     with pytest.raises(ModelError) as caught:
         start_from(build_model(NAME, task()), path, pin)

@@ -132,8 +132,8 @@ def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (0.7 * x + 0.3 * y) / math.sqrt(0.7**2 + 0.3**2)
 
 
-def a_block(**words: Any) -> Block:
-    block = Block(6, 128, 5, **words)
+def a_block(**options: Any) -> Block:
+    block = Block(6, 128, 5, **options)
     initialize(block, torch.Generator().manual_seed(0))
     with torch.no_grad():
         block.gain.fill_(0.8)

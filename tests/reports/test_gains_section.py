@@ -19,7 +19,7 @@ def text_of(path: Path) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", path.read_text(encoding="utf-8"))).replace("\xa0", " ")
 
 
-def told(sample: Sampler) -> Result:
+def reported(sample: Sampler) -> Result:
     own: Gains = {
         "mean": 0.1,
         "median": 0.2,
@@ -37,13 +37,13 @@ def told(sample: Sampler) -> Result:
 def test_a_run_says_who_gains(sample: Sampler, tmp_path: Path) -> None:
     assert gains_section(sample()) == {"gains": None}
     assert "Gain of each client" not in text_of(write_report(sample(), tmp_path / "without"))
-    text = text_of(write_report(told(sample), tmp_path / "with"))
+    text = text_of(write_report(reported(sample), tmp_path / "with"))
     assert "3 of 5 clients gain over local training (60 %), 1 lose. Mean +10.0 points, median +20.0 points" in text
     assert "least: client-04, -30.0 points. On the images of everybody: -1.5 points." in text and "Compared with" not in text
 
 
 def test_a_page_says_when_others_train_otherwise(sample: Sampler, tmp_path: Path) -> None:
-    run = told(sample)
+    run = reported(sample)
     text = text_of(write_report({**run, "gains": {**run["gains"], "over": "local_only, trained otherwise (lr)"}}, tmp_path))
     assert "everybody: -1.5 points. Compared with local_only, trained otherwise (lr)." in text
 

@@ -34,7 +34,7 @@ def test_a_run_with_generators_names_the_space_the_floor_and_the_copies(
     assert "This figure cannot be drawn" not in text
 
 
-def test_no_bound_is_said_not_drawn(sample: Sampler) -> None:
+def test_no_bound_is_stated_not_drawn(sample: Sampler) -> None:
     result = sample(generators=True)
     bound = result["generators"]["bound"]
     bound |= {"value": None, "error": None, "infinite": ["monocyte"]}

@@ -56,7 +56,7 @@ def test_personalized_and_missing_values(sample: Sampler, tmp_path: Path) -> Non
     assert "mean over the clients' own models" in text and "None recorded." in text and "null" not in text.split("## Data")[0]
 
 
-def test_a_missing_license_is_said(sample: Sampler, tmp_path: Path) -> None:
+def test_a_missing_license_is_stated(sample: Sampler, tmp_path: Path) -> None:
     result = sample()
     del result["data"]["license"]
     assert "license: not recorded" in card_of(result, tmp_path)

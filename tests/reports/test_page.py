@@ -86,9 +86,9 @@ def test_headline_and_command_are_shown(sample: Sampler, tmp_path: Path) -> None
 
 
 def test_personalized_methods_say_whose_accuracy_it_is(sample: Sampler, tmp_path: Path) -> None:
-    words = "mean over the clients&#39; own models"
-    assert words in page_of(sample(personalized=True), tmp_path)
-    assert words not in page_of(sample(personalized=False), tmp_path)
+    arguments = "mean over the clients&#39; own models"
+    assert arguments in page_of(sample(personalized=True), tmp_path)
+    assert arguments not in page_of(sample(personalized=False), tmp_path)
 
 
 def test_messages_decide_how_the_run_is_called(sample: Sampler, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_same_result_gives_the_same_bytes(sample: Sampler, tmp_path: Path) -
     assert first == page_of(sample(figures=True), tmp_path / "b", [sample("fedavg")])
 
 
-def test_deviations_are_listed_or_their_absence_said(sample: Sampler, tmp_path: Path) -> None:
+def test_deviations_are_listed_or_their_absence_stated(sample: Sampler, tmp_path: Path) -> None:
     assert "20 local epochs" in page_of(sample(), tmp_path)
     assert "None recorded" in page_of(sample(deviations=[]), tmp_path)
 
@@ -161,8 +161,8 @@ def test_groups_stand_beside_the_label_counts_that_a_simulation_knows(sample: Sa
     """A server that was told no class counts still knows who is in which group; the report of a simulation knows both."""
     clients = [row["client"] for row in sample()["clients"]]
     figure = {"kind": "groups", "groups": {"cluster 1": clients[1:], "cluster 2": clients[:1]}, "classes": ["x"]}
-    told = page_of(sample(figures={"Clusters": {**figure, "classes": sample()["task"]["classes"]}}), tmp_path / "told")
-    assert "clients of one group stand together" in told
-    assert told.index(f"{clients[1]} (cluster 1)") < told.index(f"{clients[0]} (cluster 2)")
+    reported = page_of(sample(figures={"Clusters": {**figure, "classes": sample()["task"]["classes"]}}), tmp_path / "told")
+    assert "clients of one group stand together" in reported
+    assert reported.index(f"{clients[1]} (cluster 1)") < reported.index(f"{clients[0]} (cluster 2)")
     strange = page_of(sample(figures={"Clusters": figure}), tmp_path / "strange")  # other classes than were counted
     assert "Who is in which group" in strange

@@ -20,7 +20,7 @@ from osfl.models.inputs import to_input
 from osfl.roles.fusion import FusionRequest, check_request, examine_checkpoints, fuse
 from osfl.rounds.finished import load_model
 from osfl.runtime.machine import Machine
-from tests.models.test_starting import in_transformers_words
+from tests.models.test_starting import in_transformers_naming
 
 NAME = "vit-p4-w16-d1-h2"
 CLASSES = ("cat", "dog", "owl")
@@ -43,7 +43,7 @@ def three_models(tmp_path: Path) -> list[Path]:
     half = {name: value.half() for name, value in tensors(2).items()}
     return [
         plain_models(tmp_path / "north" / "model.safetensors", tensors(0)),
-        plain_models(tmp_path / "south" / "model.safetensors", in_transformers_words(tensors(1))),
+        plain_models(tmp_path / "south" / "model.safetensors", in_transformers_naming(tensors(1))),
         plain_models(tmp_path / "half.safetensors", half),
     ]
 
@@ -53,8 +53,8 @@ def stall(tmp_path: Path) -> list[Path]:
     return three_models(tmp_path)
 
 
-def request(models: list[Path], **words: Any) -> FusionRequest:
-    return FusionRequest(models, NAME, CLASSES, **{"method": "ensemble", "preset": "smoke", **words})
+def request(models: list[Path], **arguments: Any) -> FusionRequest:
+    return FusionRequest(models, NAME, CLASSES, **{"method": "ensemble", "preset": "smoke", **arguments})
 
 
 def test_every_naming_is_accepted_as_it_is(stall: list[Path]) -> None:
@@ -79,13 +79,13 @@ def with_nan(given: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize(
-    ("bad", "tensor", "said"),
+    ("bad", "tensor", "output"),
     [
         (tensors(9, "vit-p8-w16-d1-h2"), "patch_embed.proj.weight", "expected F32 [16, 3, 4, 4], got F32 [16, 3, 8, 8]"),
-        (in_transformers_words(tensors(9, side=32)), "vit.embeddings.position_embeddings", "got F32 [1, 65, 16]"),
+        (in_transformers_naming(tensors(9, side=32)), "vit.embeddings.position_embeddings", "got F32 [1, 65, 16]"),
         (without(tensors(9), "pos_embed"), "pos_embed", "is missing"),
         (tensors(9, classes=5), "head.weight", "expected F32 [3, 16], got F32 [5, 16]"),
-        (in_transformers_words(tensors(9, classes=5)), "classifier.weight", "got F32 [5, 16]"),
+        (in_transformers_naming(tensors(9, classes=5)), "classifier.weight", "got F32 [5, 16]"),
         (with_nan(tensors(9)), "blocks.0.attn.proj.bias", "not finite"),
         (without(tensors(9), "blocks.0.norm1.bias"), "blocks.0.norm1.bias", "lacks"),
         (tensors(9) | {"dist_token": torch.zeros(1, 1, 16)}, "dist_token", "which the model does not"),
@@ -98,17 +98,17 @@ def with_nan(given: Tensors) -> Tensors:
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_its_tensor(
-    bad: Tensors, tensor: str, said: str, stall: list[Path], tmp_path: Path
+    bad: Tensors, tensor: str, output: str, stall: list[Path], tmp_path: Path
 ) -> None:
     path = plain_models(tmp_path / "bad.safetensors", bad)
     found = examine_checkpoints(request([*stall, path]))
     accepted, refused = found.accepted, found.refused
     assert len(accepted) == 3 and [one.file for one in refused] == [str(path)]
-    assert refused[0].tensor == tensor and said in refused[0].reason and "bad.safetensors" in refused[0].reason
+    assert refused[0].tensor == tensor and output in refused[0].reason and "bad.safetensors" in refused[0].reason
 
 
 def test_a_key_of_another_shape_is_refused_and_the_others_are_fused(stall: list[Path], tmp_path: Path) -> None:
-    spoilt = in_transformers_words(tensors(9)) | {"vit.encoder.layer.0.attention.attention.key.bias": torch.zeros(16, 2)}
+    spoilt = in_transformers_naming(tensors(9)) | {"vit.encoder.layer.0.attention.attention.key.bias": torch.zeros(16, 2)}
     found = examine_checkpoints(request([*stall, plain_models(tmp_path / "bad.safetensors", spoilt)]))
     accepted, refused = found.accepted, found.refused
     assert len(accepted) == 3 and refused[0].tensor == "vit.encoder.layer.0.attention.attention.key.bias"
@@ -117,14 +117,14 @@ def test_a_key_of_another_shape_is_refused_and_the_others_are_fused(stall: list[
 
 def test_what_is_refused_changes_nothing(stall: list[Path], tmp_path: Path) -> None:
     """Neither a namesake that does not fit, nor a twin that comes first, nor another name of a file."""
-    words = {"method": "deepinversion", "changes": {"rounds": 1, "adi": 0.0, "server_epochs": 1}}
-    first = fuse(request(stall, **words), tmp_path / "out")
+    arguments = {"method": "deepinversion", "changes": {"rounds": 1, "adi": 0.0, "server_epochs": 1}}
+    first = fuse(request(stall, **arguments), tmp_path / "out")
     namesake = plain_models(tmp_path / "west" / "model.safetensors", tensors(9, classes=5))
-    twin = plain_models(tmp_path / "a-twin.safetensors", in_transformers_words(tensors(0)))  # its place is before the first
-    again = fuse(request([*stall, namesake, twin], **words), tmp_path / "out")  # not another round
+    twin = plain_models(tmp_path / "a-twin.safetensors", in_transformers_naming(tensors(0)))  # its place is before the first
+    again = fuse(request([*stall, namesake, twin], **arguments), tmp_path / "out")  # not another round
     assert again["release_digest"] == first["release_digest"] and len(again["refused"]) == 2
     moved = [plain_models(tmp_path / "moved" / f"{seed}.safetensors", tensors(seed)) for seed in (0, 1)]
-    third = fuse(request([*moved, stall[2]], **words), tmp_path / "third")
+    third = fuse(request([*moved, stall[2]], **arguments), tmp_path / "third")
     assert third["release_digest"] == first["release_digest"]
 
 
@@ -155,10 +155,10 @@ def test_a_model_that_explodes_is_refused_before_it_spoils_the_others(stall: lis
 
 
 def test_a_file_that_nobody_may_read_is_refused(stall: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Path, *words: Any, **more: Any) -> Any:
+    def denied(self: Path, *arguments: Any, **more: Any) -> Any:
         if self.name == "half.safetensors":
             raise PermissionError(13, "Permission denied")
-        return plain(self, *words, **more)
+        return plain(self, *arguments, **more)
 
     plain = Path.open
     monkeypatch.setattr(Path, "open", denied)  # root may read everything
@@ -166,22 +166,22 @@ def test_a_file_that_nobody_may_read_is_refused(stall: list[Path], tmp_path: Pat
     assert len(found.accepted) == 2 and "cannot be read: Permission denied" in found.refused[0].reason
 
 
-def test_nothing_is_said_of_a_training_that_nobody_here_did(stall: list[Path], tmp_path: Path) -> None:
-    said = fuse(request(stall, method="fedmitr"), tmp_path / "out")
-    assert {"epochs", "lr", "optimizer", "pretrained"}.isdisjoint(said["settings"]) and "server_epochs" in said["settings"]
-    assert "the models came trained" in said["deviations"][0]
-    assert not any(sentence.startswith(("epochs = ", "batch_size = ", "lr = ")) for sentence in said["deviations"])
-    assert any(sentence.startswith("server_epochs = ") for sentence in said["deviations"])
+def test_nothing_is_stated_of_a_training_that_nobody_here_did(stall: list[Path], tmp_path: Path) -> None:
+    output = fuse(request(stall, method="fedmitr"), tmp_path / "out")
+    assert {"epochs", "lr", "optimizer", "pretrained"}.isdisjoint(output["settings"]) and "server_epochs" in output["settings"]
+    assert "the models came trained" in output["deviations"][0]
+    assert not any(sentence.startswith(("epochs = ", "batch_size = ", "lr = ")) for sentence in output["deviations"])
+    assert any(sentence.startswith("server_epochs = ") for sentence in output["deviations"])
 
 
-def test_the_architecture_is_said_once(stall: list[Path]) -> None:
+def test_the_architecture_is_stated_once(stall: list[Path]) -> None:
     with pytest.raises(UsageError, match="Say --architecture vit instead of --set"):
         fuse(request(stall, changes={"architecture": "vit"}), stall[0].parent / "out")
 
 
 def test_pickles_twins_and_nothing(stall: list[Path], tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps({"head.weight": [1.0]}))
-    twin = plain_models(tmp_path / "twin.safetensors", in_transformers_words(tensors(0)))  # other bytes, the same weights
+    twin = plain_models(tmp_path / "twin.safetensors", in_transformers_naming(tensors(0)))  # other bytes, the same weights
     found = examine_checkpoints(request([*stall, tmp_path / "old.pt", twin, tmp_path / "none.safetensors"]))
     accepted, refused = found.accepted, found.refused
     why = {Path(one.file).name: one.reason for one in refused}
@@ -210,7 +210,7 @@ def test_imagenet_pixels_are_folded_in(tmp_path: Path) -> None:
 
 
 def test_a_model_comes_out_and_answers(stall: list[Path], tmp_path: Path) -> None:
-    said = fuse(request(stall), tmp_path / "out", command="osfl server ...")
+    output = fuse(request(stall), tmp_path / "out", command="osfl server ...")
     model, task = load_model(tmp_path / "out")
     x = to_input(torch.randint(0, 256, (4, 3, 16, 16), generator=torch_generator(0, "x"), dtype=torch.uint8))
     members = []
@@ -219,7 +219,7 @@ def test_a_model_comes_out_and_answers(stall: list[Path], tmp_path: Path) -> Non
         member.load_state_dict({name.removeprefix("model/"): value for name, value in one.payload.tensors.items()})
         members.append(member.eval()(x))
     torch.testing.assert_close(model(x).softmax(1), torch.stack(members).mean(0).softmax(1), rtol=1e-4, atol=1e-5)
-    assert task.classes == CLASSES and len(said["accepted"]) == 3
+    assert task.classes == CLASSES and len(output["accepted"]) == 3
     for name in ("fusion.json", "model_card.md", "report/index.html", "release.safetensors"):
         assert (tmp_path / "out" / name).stat().st_size > 0
     assert "transformers" in (tmp_path / "out" / "report" / "index.html").read_text()
@@ -238,9 +238,9 @@ class Interrupted(Exception):
     pass
 
 
-def test_killed_anywhere_the_same_words_continue(stall: list[Path], tmp_path: Path) -> None:
-    words = request(stall, method="deepinversion", changes={"rounds": 1, "adi": 0.0, "server_epochs": 1})
-    whole = fuse(words, tmp_path / "whole")
+def test_killed_anywhere_the_same_options_continue(stall: list[Path], tmp_path: Path) -> None:
+    arguments = request(stall, method="deepinversion", changes={"rounds": 1, "adi": 0.0, "server_epochs": 1})
+    whole = fuse(arguments, tmp_path / "whole")
     seen: list[tuple[str, int, int]] = []
 
     def stop_once(what: str, done: int, total: int) -> None:
@@ -250,13 +250,13 @@ def test_killed_anywhere_the_same_words_continue(stall: list[Path], tmp_path: Pa
 
     for _ in range(100):
         try:
-            said = fuse(words, tmp_path / "parts", progress=stop_once, machine=Machine(workers=1))
+            output = fuse(arguments, tmp_path / "parts", progress=stop_once, machine=Machine(workers=1))
             break
         except Interrupted:
             continue
-    assert len(seen) > 3 and said["release_digest"] == whole["release_digest"]
+    assert len(seen) > 3 and output["release_digest"] == whole["release_digest"]
     shutil.rmtree(tmp_path / "parts" / "report")
-    assert fuse(words, tmp_path / "parts")["release_digest"] == whole["release_digest"]
+    assert fuse(arguments, tmp_path / "parts")["release_digest"] == whole["release_digest"]
     assert (tmp_path / "parts" / "report" / "index.html").exists()
 
 
@@ -267,7 +267,7 @@ def test_another_file_is_another_round(stall: list[Path], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "output"),
     [
         ({"method": "fedcgs"}, "do not upload a model"),
         ({"method": "federated_factory"}, "not a model"),
@@ -276,14 +276,14 @@ def test_another_file_is_another_round(stall: list[Path], tmp_path: Path) -> Non
         ({"changes": {"ensemble": "best"}}, "ensemble"),
     ],
 )
-def test_words_that_cannot_be_meant(words: dict[str, Any], said: str, stall: list[Path], tmp_path: Path) -> None:
-    given = {"classes": CLASSES, "method": "ensemble", "preset": "smoke", **words}
-    with pytest.raises(UsageError, match=said):
+def test_options_that_cannot_be_meant(arguments: dict[str, Any], output: str, stall: list[Path], tmp_path: Path) -> None:
+    given = {"classes": CLASSES, "method": "ensemble", "preset": "smoke", **arguments}
+    with pytest.raises(UsageError, match=output):
         fuse(FusionRequest(stall, NAME, **given), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "output"),
     [
         ({"method": "fedmitr", "changes": {"stops": "often"}}, "stops"),
         ({"method": "fedmitr", "changes": {"images": 0}}, "images"),
@@ -295,21 +295,23 @@ def test_words_that_cannot_be_meant(words: dict[str, Any], said: str, stall: lis
         ({"classes": ("cat",)}, "at least 2 classes"),
     ],
 )
-def test_what_no_file_could_make_right_is_told_before_any_is_read(words: dict[str, Any], said: str, tmp_path: Path) -> None:
-    given = {"classes": CLASSES, "method": "ensemble", "preset": "smoke", **words}
-    with pytest.raises(UsageError, match=said):  # that there are no files would be another error
+def test_what_no_file_could_make_right_is_reported_before_any_is_read(
+    arguments: dict[str, Any], output: str, tmp_path: Path
+) -> None:
+    given = {"classes": CLASSES, "method": "ensemble", "preset": "smoke", **arguments}
+    with pytest.raises(UsageError, match=output):  # that there are no files would be another error
         fuse(FusionRequest([tmp_path / name for name in "abc"], NAME, **given), tmp_path / "out")
 
 
 def test_what_depends_on_the_size_of_images_waits_for_the_files(tmp_path: Path) -> None:
     """Patches of 5 divide neither of the sizes that are tried before, but the one that the files tell."""
     files = [plain_models(tmp_path / f"{seed}.safetensors", tensors(seed, side=20)) for seed in (0, 1)]
-    words: dict[str, Any] = {"method": "dense", "preset": "smoke"}
-    check_request(FusionRequest(files, NAME, CLASSES, changes={"student": "vit-p5-w16-d1-h2"}, **words))
+    arguments: dict[str, Any] = {"method": "dense", "preset": "smoke"}
+    check_request(FusionRequest(files, NAME, CLASSES, changes={"student": "vit-p5-w16-d1-h2"}, **arguments))
     with pytest.raises(UsageError, match="unknown architecture 'vitt'"):
-        check_request(FusionRequest(files, NAME, CLASSES, changes={"student": "vitt"}, **words))
+        check_request(FusionRequest(files, NAME, CLASSES, changes={"student": "vitt"}, **arguments))
     with pytest.raises(UsageError, match="patch 3 does not divide images of 20x20"):
-        fuse(FusionRequest(files, NAME, CLASSES, changes={"student": "vit-p3-w16-d1-h2"}, **words), tmp_path / "out")
+        fuse(FusionRequest(files, NAME, CLASSES, changes={"student": "vit-p3-w16-d1-h2"}, **arguments), tmp_path / "out")
 
 
 def test_networks_that_do_not_tell_their_image_are_asked_for_it(tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_networks_that_do_not_tell_their_image_are_asked_for_it(tmp_path: Path) 
     assert len(examine_checkpoints(FusionRequest(files, "cnn-w4", CLASSES, image_size=16)).accepted) == 2
 
 
-def test_every_refusal_is_told_where_no_file_tells_an_image(tmp_path: Path) -> None:
+def test_every_refusal_is_reported_where_no_file_tells_an_image(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(1)}, tmp_path / "pickle.pt")
     files = [
         tmp_path / "pickle.pt",
@@ -330,9 +332,9 @@ def test_every_refusal_is_told_where_no_file_tells_an_image(tmp_path: Path) -> N
     ]
     with pytest.raises(RoundError) as caught:
         examine_checkpoints(request(files))
-    said = str(caught.value)
-    assert "none of 5 files" in said and "pickle" in said and "gone.safetensors: there is no file" in said
-    assert "'patch_embed.proj.weight' of" in said and "'pos_embed' of" in said and "is missing" in said
+    output = str(caught.value)
+    assert "none of 5 files" in output and "pickle" in output and "gone.safetensors: there is no file" in output
+    assert "'patch_embed.proj.weight' of" in output and "'pos_embed' of" in output and "is missing" in output
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from osfl.models.naming import ModelError, named
 from osfl.models.plain_checkpoints import read_checkpoint, scale_name
 from osfl.roles.fusion import examine_checkpoints, fuse
 from osfl.rounds.forgetting import forget
-from tests.models.test_starting import in_transformers_words
+from tests.models.test_starting import in_transformers_naming
 from tests.roles.test_fusion import CLASSES, NAME, Tensors, plain_models, request, tensors
 
 
@@ -38,8 +38,8 @@ def fine_tuned(seed: int) -> Tensors:
     return {name: value + 0.002 * torch.randn(value.shape, generator=rng) for name, value in tensors(0).items()}
 
 
-def beside(path: Path, name: str, said: dict[str, Any]) -> Path:
-    path.with_name(name).write_text(json.dumps(said), encoding="utf-8")
+def beside(path: Path, name: str, output: dict[str, Any]) -> Path:
+    path.with_name(name).write_text(json.dumps(output), encoding="utf-8")
     return path
 
 
@@ -55,27 +55,29 @@ def test_families_are_of_matrices_with_a_start_in_common() -> None:
     assert cosines([{"scale": torch.ones(3)}]).shape == (1, 1)  # nothing to compare
 
 
-def test_models_without_a_common_start_are_told_before_they_are_averaged(tmp_path: Path) -> None:
+def test_models_without_a_common_start_are_reported_before_they_are_averaged(tmp_path: Path) -> None:
     related = [plain_models(tmp_path / f"{seed}.safetensors", fine_tuned(seed)) for seed in (1, 2)]
-    strangers = [plain_models(tmp_path / f"{seed}.safetensors", tensors(seed)) for seed in (8, 9)]
+    unknown_senders = [plain_models(tmp_path / f"{seed}.safetensors", tensors(seed)) for seed in (8, 9)]
     assert not examine_checkpoints(request(related, method="fedmitr")).cautions
-    for method, words in (("fedmitr", "--set init=client"), ("fedavg", "fedavg is a mean of weights")):
-        [caution] = examine_checkpoints(request(strangers, method=method)).cautions
-        assert words in caution and all(str(path) in caution for path in strangers)
-    assert not examine_checkpoints(request(strangers)).cautions  # an ensemble averages answers, not weights
-    assert not examine_checkpoints(request(strangers, method="fedmitr", changes={"init": "client"})).cautions
-    said = fuse(request(strangers, method="fedmitr"), tmp_path / "out")
+    for method, options in (("fedmitr", "--set init=client"), ("fedavg", "fedavg is a mean of weights")):
+        [caution] = examine_checkpoints(request(unknown_senders, method=method)).cautions
+        assert options in caution and all(str(path) in caution for path in unknown_senders)
+    assert not examine_checkpoints(request(unknown_senders)).cautions  # an ensemble averages answers, not weights
+    assert not examine_checkpoints(request(unknown_senders, method="fedmitr", changes={"init": "client"})).cautions
+    output = fuse(request(unknown_senders, method="fedmitr"), tmp_path / "out")
     card, page = ((tmp_path / "out" / name).read_text(encoding="utf-8") for name in ("model_card.md", "report/index.html"))
-    assert "**Caution.**" in card and "knows next to nothing" in page and [one["family"] for one in said["accepted"]] == [1, 2]
+    assert (
+        "**Caution.**" in card and "knows next to nothing" in page and [one["family"] for one in output["accepted"]] == [1, 2]
+    )
 
 
 def test_what_was_forgotten_is_not_cautioned_against(tmp_path: Path) -> None:
     related = [plain_models(tmp_path / f"{seed}.safetensors", fine_tuned(seed)) for seed in (1, 2)]
     all_three = request([*related, plain_models(tmp_path / "stranger.safetensors", tensors(9))], method="fedavg")
-    said = fuse(all_three, tmp_path / "out")
-    assert "stranger.safetensors" in said["cautions"][0]
-    stranger = next(one["client"] for one in said["accepted"] if "stranger" in one["file"])
-    forget(tmp_path / "out", clients=[stranger])
+    output = fuse(all_three, tmp_path / "out")
+    assert "stranger.safetensors" in output["cautions"][0]
+    unknown_sender = next(one["client"] for one in output["accepted"] if "stranger" in one["file"])
+    forget(tmp_path / "out", clients=[unknown_sender])
     again = fuse(all_three, tmp_path / "out")
     assert not again["cautions"] and [one["family"] for one in again["accepted"]] == [1, 1]
 
@@ -111,7 +113,7 @@ def test_a_server_may_begin_at_the_client_with_most_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "field", "got"),
+    ("output", "field", "got"),
     [
         ({"hidden_act": "relu"}, "hidden_act", "expected hidden_act gelu, got relu"),
         ({"num_attention_heads": 4}, "num_attention_heads", "expected num_attention_heads 2, got 4"),
@@ -120,16 +122,18 @@ def test_a_server_may_begin_at_the_client_with_most_images() -> None:
         ({"id2label": {}, "labels": {"2": "owl", "0": "dog", "1": "cat"}}, "labels", "'cat' in row 0, got 'dog'"),
     ],
 )
-def test_a_config_beside_a_file_speaks_for_it(said: dict[str, Any], field: str, got: str, tmp_path: Path) -> None:
+def test_a_config_beside_a_file_speaks_for_it(output: dict[str, Any], field: str, got: str, tmp_path: Path) -> None:
     good = plain_models(tmp_path / "good.safetensors", tensors(1))
-    bad = beside(plain_models(tmp_path / "bad" / "model.safetensors", in_transformers_words(tensors(2))), "config.json", said)
+    bad = beside(
+        plain_models(tmp_path / "bad" / "model.safetensors", in_transformers_naming(tensors(2))), "config.json", output
+    )
     found = examine_checkpoints(request([good, bad]))
     assert [one.file for one in found.refused] == [str(bad)] and found.refused[0].tensor == field
     assert got in found.refused[0].reason and "config.json" in found.refused[0].reason
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         {"hidden_act": "gelu", "num_attention_heads": 2, "id2label": {"0": "cat", "1": "dog", "2": "owl"}},
         {"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}},
@@ -139,9 +143,9 @@ def test_a_config_beside_a_file_speaks_for_it(said: dict[str, Any], field: str, 
         {"hidden_act": "gelu_python"},
     ],
 )
-def test_a_config_that_agrees_or_does_not_tell_is_no_hindrance(said: dict[str, Any], tmp_path: Path) -> None:
+def test_a_config_that_agrees_or_does_not_tell_is_no_hindrance(output: dict[str, Any], tmp_path: Path) -> None:
     assert not examine_checkpoints(
-        request([beside(plain_models(tmp_path / "m.safetensors", tensors(1)), "config.json", said)])
+        request([beside(plain_models(tmp_path / "m.safetensors", tensors(1)), "config.json", output)])
     ).refused
 
 
@@ -154,15 +158,15 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert "the config.json beside" in found.refused[0].reason and found.refused[0].tensor == "config.json"
 
 
-def told(tmp_path: Path, name: str, said: dict[str, Any], **words: Any) -> Any:
+def reported(tmp_path: Path, name: str, output: dict[str, Any], **options: Any) -> Any:
     """The one model with such a file beside it, accepted or refused."""
     found = examine_checkpoints(
         request(
             [
-                beside(plain_models(tmp_path / "told" / "model.safetensors", tensors(1)), name, said),
+                beside(plain_models(tmp_path / "told" / "model.safetensors", tensors(1)), name, output),
                 plain_models(tmp_path / "plain.safetensors", tensors(2)),
             ],
-            **words,
+            **options,
         )
     )
     accepted: list[tuple[str, Any]] = [(one.checkpoint.file, one) for one in found.accepted]
@@ -190,20 +194,20 @@ PIXELS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "scale"), PIXELS)
-def test_pixels_are_as_the_files_beside_tell(name: str, said: dict[str, Any], scale: str, tmp_path: Path) -> None:
-    one = told(tmp_path, name, said)
+@pytest.mark.parametrize(("name", "output", "scale"), PIXELS)
+def test_pixels_are_as_the_files_beside_tell(name: str, output: dict[str, Any], scale: str, tmp_path: Path) -> None:
+    one = reported(tmp_path, name, output)
     assert (scale_name(one.pixels), one.pixels_by) == (scale, "from files beside it")
     red = one.payload.tensors["model/patch_embed.proj.weight"][:, 0]
     torch.testing.assert_close(red, tensors(1)["patch_embed.proj.weight"][:, 0] / (2 * one.pixels[1][0]))
 
 
 def test_a_user_who_says_pixels_counts_more_than_what_lies_beside(tmp_path: Path) -> None:
-    said = {"image_mean": MEAN, "image_std": DEVIATION}
-    against = told(tmp_path, "preprocessor_config.json", said, pixels="symmetric")
+    output = {"image_mean": MEAN, "image_std": DEVIATION}
+    against = reported(tmp_path, "preprocessor_config.json", output, pixels="symmetric")
     plain = tensors(1)["patch_embed.proj.weight"]
     assert torch.equal(against.payload.tensors["model/patch_embed.proj.weight"], plain)
-    assert told(tmp_path, "preprocessor_config.json", said, pixels="imagenet").pixels_by == "set by --pixels"
+    assert reported(tmp_path, "preprocessor_config.json", output, pixels="imagenet").pixels_by == "set by --pixels"
     [caution] = examine_checkpoints(request([tmp_path / "told" / "model.safetensors"], pixels="symmetric")).cautions
     assert "gives other pixels than --pixels symmetric" in caution
 
@@ -244,8 +248,8 @@ def test_pixels_that_a_first_layer_cannot_take_are_refused_unless_the_user_knows
 def test_pixels_of_what_is_published_for_others_are_not_assumed_in_silence(name: str, tmp_path: Path) -> None:
     path = plain_models(tmp_path / "published.safetensors", tensors(1, name, side=28 if "dino" in name else 32))
 
-    def cautions(**words: Any) -> list[str]:
-        return list(examine_checkpoints(replace(request([path], **words), architecture=name)).cautions)
+    def cautions(**options: Any) -> list[str]:
+        return list(examine_checkpoints(replace(request([path], **options), architecture=name)).cautions)
 
     assert "--pixels imagenet" in cautions()[0] and not cautions(pixels="imagenet") and not cautions(pixels="symmetric")
 
@@ -297,8 +301,8 @@ def test_a_fusion_that_begins_at_a_file_says_which(tmp_path: Path) -> None:
     pinned = sha256(start.read_bytes()).hexdigest()
     changes = {"init": "pretrained", "pretrained": str(start), "pretrained_sha256": pinned}
     related = [plain_models(tmp_path / f"{seed}.safetensors", fine_tuned(seed)) for seed in (1, 2)]
-    said = fuse(request(related, method="fedmitr", changes=changes), tmp_path / "out")
-    assert said["settings"]["pretrained_sha256"] == pinned and "epochs" not in said["settings"]
+    output = fuse(request(related, method="fedmitr", changes=changes), tmp_path / "out")
+    assert output["settings"]["pretrained_sha256"] == pinned and "epochs" not in output["settings"]
 
 
 def test_a_pickle_of_any_age_is_not_called_a_broken_download_alone(tmp_path: Path) -> None:

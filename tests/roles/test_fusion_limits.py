@@ -69,9 +69,9 @@ def test_positions_for_images_that_nobody_has_cost_nothing(
     path = plain_models(tmp_path / "vast.safetensors", vast)
     with pytest.raises(RoundError) as caught:
         examine_checkpoints(replace(request([path]), architecture=name))
-    said = str(caught.value)
-    assert f"'pos_embed' of {path} is for images that are too large (expected at most 1024 px" in said and got in said
-    assert "Offer a model that was trained for smaller images" in said and not asked
+    output = str(caught.value)
+    assert f"'pos_embed' of {path} is for images that are too large (expected at most 1024 px" in output and got in output
+    assert "Offer a model that was trained for smaller images" in output and not asked
     good = plain_models(tmp_path / "good.safetensors", tensors(1, name, side=128))
     found = examine_checkpoints(replace(request([path, good]), architecture=name))
     assert found.task.image == (3, 128, 128) and [one.tensor for one in found.refused] == ["pos_embed"]

@@ -58,15 +58,15 @@ def test_a_vit_of_transformers_answers_as_there(tmp_path: Path) -> None:
     assert expected.std(0).min() > 100 * NEAR  # between images they differ by far more
 
 
-def test_a_deit_of_transformers_is_told_which_class_fits(tmp_path: Path) -> None:
+def test_a_deit_of_transformers_is_reported_which_class_fits(tmp_path: Path) -> None:
     saved("DeiT", tmp_path, intermediate_size=64)
-    said = refusal(tmp_path)
-    assert "'deit.embeddings.position_embeddings'" in said and "got F32 [1, 18, 16]" in said
-    assert "distilled DeiT" in said and "in transformers a ViTForImageClassification" in said
+    output = refusal(tmp_path)
+    assert "'deit.embeddings.position_embeddings'" in output and "got F32 [1, 18, 16]" in output
+    assert "distilled DeiT" in output and "in transformers a ViTForImageClassification" in output
 
 
-def test_a_dinov2_of_transformers_is_told_what_its_head_reads(tmp_path: Path) -> None:
+def test_a_dinov2_of_transformers_is_reported_what_its_head_reads(tmp_path: Path) -> None:
     saved("Dinov2", tmp_path, mlp_ratio=4)
-    said = refusal(tmp_path, "vit_small_dinov2-p4-w16-d2-h2")
-    assert "'classifier.weight'" in said and "expected F32 [3, 16], got F32 [3, 32]" in said
-    assert "the mean of all patches beside it, as in transformers' Dinov2ForImageClassification" in said
+    output = refusal(tmp_path, "vit_small_dinov2-p4-w16-d2-h2")
+    assert "'classifier.weight'" in output and "expected F32 [3, 16], got F32 [3, 32]" in output
+    assert "the mean of all patches beside it, as in transformers' Dinov2ForImageClassification" in output

@@ -82,10 +82,10 @@ def test_the_next_release_is_that_of_a_round_with_all_in_time(tmp_path: Path, bu
 def test_a_site_may_take_each_release(tmp_path: Path, bundles: tuple[Keys, dict[str, Path]]) -> None:
     fl_round, _ = started(tmp_path / "round", bundles, "south", "north")
     server, work = bundles[0]["server"].public_hex, tmp_path / "work"
-    words = (make_plan(), "south", fl_round / "release.safetensors", None, server, work)
-    before = site.take_release(*words, machine=ONE).read_bytes()
+    command = (make_plan(), "south", fl_round / "release.safetensors", None, server, work)
+    before = site.take_release(*command, machine=ONE).read_bytes()
     joined(fl_round, bundles, "west")
-    assert site.take_release(*words, machine=ONE).read_bytes() != before
+    assert site.take_release(*command, machine=ONE).read_bytes() != before
 
 
 def test_the_superseded_release_is_named_and_is_no_forgery(tmp_path: Path, bundles: tuple[Keys, dict[str, Path]]) -> None:
@@ -96,8 +96,8 @@ def test_the_superseded_release_is_named_and_is_no_forgery(tmp_path: Path, bundl
     policy = read_policy(fl_round)
     known = Known(policy.plan, policy.server, policy)
     before, after = examine([old, fl_round / "release.safetensors"], known)
-    said = Check("a release of this round", "yes", f"superseded by {last}, which is made from upload/west, too")
-    assert before.good and before.digest == first and said in before.checks
+    output = Check("a release of this round", "yes", f"superseded by {last}, which is made from upload/west, too")
+    assert before.good and before.digest == first and output in before.checks
     assert after.good and not any("superseded" in check.why for check in after.checks)
 
 

@@ -48,7 +48,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sites(tmp_path_factory.mktemp("sites"))
 
 
-def meeting_plan(topology: Topology | None = None, **settings: object) -> Plan:
+def exchange_plan(topology: Topology | None = None, **settings: object) -> Plan:
     plan = make_plan("gossip", topology=topology)
     return replace(plan, settings=replace(plan.settings, **settings)) if settings else plan
 
@@ -57,7 +57,7 @@ def messages(plan: Plan, client: str, sites: Path, work: Path) -> Path:
     return site.make_upload(plan, client, sites / client, KEYS[client], work / client, machine=ONE)
 
 
-def hear_all(plan: Plan, client: str, sites: Path, work: Path) -> Path:
+def receive_all(plan: Plan, client: str, sites: Path, work: Path) -> Path:
     inbox = peer.own_inbox(plan, client, PUBLIC, work / client)
     for name in reversed(neighbors(plan, client)):
         bundle = messages(plan, name, sites, work)
@@ -68,35 +68,35 @@ def hear_all(plan: Plan, client: str, sites: Path, work: Path) -> Path:
 
 
 def test_two_encounters_without_a_server_give_the_bits_of_the_simulation(sites: Path, tmp_path: Path) -> None:
-    first = meeting_plan(Topology("ring", encounters=2))
+    first = exchange_plan(Topology("ring", encounters=2))
     second = next_encounter(first)
     run_federation(rehearsal(first, sites), tmp_path / "simulated", {"preset": "", "command": ""}, machine=ONE)
     folders = (encounter_folder(tmp_path / "simulated", 1), tmp_path / "simulated")
     for plan, folder in zip((first, second), folders, strict=True):
         for client in CLIENTS:
-            made = load_model_of(hear_all(plan, client, sites, tmp_path))
+            made = load_model_of(receive_all(plan, client, sites, tmp_path))
             simulated = load_model_of(folder / "models" / f"{client}.safetensors")
             assert made and simulated and payload_digest(made[0]) == payload_digest(simulated[0])
     model = site.work_folder(second, "north", tmp_path / "north")
     assert load_model(model)[1] == first.task
-    said = json.loads((model / "made_from.json").read_text())
-    assert said["plan"] == second.digest and said["made_from"].keys() == {"upload/south", "upload/west", "previous"}
+    output = json.loads((model / "made_from.json").read_text())
+    assert output["plan"] == second.digest and output["made_from"].keys() == {"upload/south", "upload/west", "previous"}
     before, file = site.work_folder(first, "north", tmp_path / "north"), model / "model.safetensors"
     kept = load_model_of(file)
     shutil.copyfile(before / "upload.safetensors", before / file.name)  # as if nobody had been heard
-    again = load_model_of(hear_all(second, "north", sites, tmp_path))  # the model before is another one, so this one is, too
+    again = load_model_of(receive_all(second, "north", sites, tmp_path))  # the model before is another one, so this one is, too
     assert kept and again and again[1] != kept[1]
-    assert json.loads((model / "made_from.json").read_text())["made_from"]["previous"] != said["made_from"]["previous"]
+    assert json.loads((model / "made_from.json").read_text())["made_from"]["previous"] != output["made_from"]["previous"]
 
 
 def test_the_next_encounter_needs_the_model_of_the_one_before(sites: Path, tmp_path: Path) -> None:
-    second = next_encounter(meeting_plan(Topology("ring", encounters=2)))
+    second = next_encounter(exchange_plan(Topology("ring", encounters=2)))
     with pytest.raises(RoundError, match="encounter before is not here"):
         messages(second, "north", sites, tmp_path)
 
 
 def test_a_coordinator_that_passes_things_on_gives_the_same_models_in_both_encounters(sites: Path, tmp_path: Path) -> None:
-    first, public = meeting_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
+    first, public = exchange_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
     for number, plan in enumerate((first, next_encounter(first)), 1):
         fl_round = tmp_path / f"round{number}"
         coordinator.open_new(fl_round, plan, public, SERVER.public_hex)
@@ -115,8 +115,8 @@ def test_a_coordinator_that_passes_things_on_gives_the_same_models_in_both_encou
                 data=sites / client,
                 machine=ONE,
             )
-            given, met = load_model_of(taken), load_model_of(hear_all(plan, client, sites, tmp_path / "met"))
-            assert given and met and payload_digest(given[0]) == payload_digest(met[0])
+            given, exchanged = load_model_of(taken), load_model_of(receive_all(plan, client, sites, tmp_path / "met"))
+            assert given and exchanged and payload_digest(given[0]) == payload_digest(exchanged[0])
 
 
 def at_the_network(plan: Plan, sites: Path, folder: Path) -> dict[int, SiteNode]:
@@ -142,7 +142,7 @@ def at_the_network(plan: Plan, sites: Path, folder: Path) -> dict[int, SiteNode]
 
 def test_two_encounters_over_the_network_give_the_same_models(sites: Path, tmp_path: Path) -> None:
     """The programs of both sides as Flower starts them, in two rounds, on messages that are handed over in this process."""
-    first, public = meeting_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
+    first, public = exchange_plan(Topology("ring", encounters=2)), {name: PUBLIC[name] for name in CLIENTS}
     SERVER.save(tmp_path / "server.key")
     for number, plan in enumerate((first, next_encounter(first)), 1):
         fl_round, clock = tmp_path / f"round{number}", Clock()
@@ -155,14 +155,14 @@ def test_two_encounters_over_the_network_give_the_same_models(sites: Path, tmp_p
         for client in CLIENTS:
             work = site.work_folder(plan, client, tmp_path / "network" / client / "work")
             given = load_model_of(work / "model.safetensors")
-            met = load_model_of(hear_all(plan, client, sites, tmp_path / "met"))
-            assert given and met and payload_digest(given[0]) == payload_digest(met[0])
+            exchanged = load_model_of(receive_all(plan, client, sites, tmp_path / "met"))
+            assert given and exchanged and payload_digest(given[0]) == payload_digest(exchanged[0])
 
 
 def test_at_the_network_a_sealed_bundle_must_fit_into_its_window(sites: Path, tmp_path: Path) -> None:
     """Asked twice, it is refused twice, although the bundle itself, which would fit, was made and kept the first time."""
-    size = messages(meeting_plan(), "north", sites, tmp_path).stat().st_size
-    plan = meeting_plan(Topology("contacts", contacts=(Contact("north", "south", "2026-12-24T18:00:00Z", 1, size + 40),)))
+    size = messages(exchange_plan(), "north", sites, tmp_path).stat().st_size
+    plan = exchange_plan(Topology("contacts", contacts=(Contact("north", "south", "2026-12-24T18:00:00Z", 1, size + 40),)))
     north = at_the_network(plan, sites, tmp_path / "network")[0]
     asked: MessageBody = {"round": plan.digest, "nonce": "ab", "wanted": 1, "length": 10, "plan": json.dumps(plan.as_json())}
     for _ in range(2):
@@ -170,8 +170,8 @@ def test_at_the_network_a_sealed_bundle_must_fit_into_its_window(sites: Path, tm
     assert not list(tmp_path.rglob("*.sealed"))
 
 
-def test_who_is_missing_is_said_and_what_came_is_kept(sites: Path, tmp_path: Path) -> None:
-    plan = meeting_plan(Topology("mesh"))
+def test_who_is_missing_is_stated_and_what_came_is_kept(sites: Path, tmp_path: Path) -> None:
+    plan = exchange_plan(Topology("mesh"))
     inbox = peer.own_inbox(plan, "north", PUBLIC, tmp_path / "north")
     peer.receive_from_neighbor(plan, "north", inbox, messages(plan, "south", sites, tmp_path))
     with pytest.raises(RoundError, match="west missing"):
@@ -187,14 +187,14 @@ def test_who_is_missing_is_said_and_what_came_is_kept(sites: Path, tmp_path: Pat
     assert alone and both and alone[1] != both[1]
 
 
-def test_nobody_met_gives_the_local_model(sites: Path, tmp_path: Path) -> None:
+def test_nobody_exchanged_gives_the_local_model(sites: Path, tmp_path: Path) -> None:
     """South has no contact; it makes its model all the same, and it is the one it would have said."""
     pass_by = Contact("north", "west", "2026-12-24T18:00:00Z", 60, 1e6)
-    plan = meeting_plan(Topology("contacts", contacts=(pass_by,)))
-    local = load_model_of(hear_all(plan, "south", sites, tmp_path))
-    said = load_model_of(messages(plan, "south", sites, tmp_path))
-    assert local and said
-    assert all(local[0].tensors[name].equal(tensor) for name, tensor in said[0].tensors.items())
+    plan = exchange_plan(Topology("contacts", contacts=(pass_by,)))
+    local = load_model_of(receive_all(plan, "south", sites, tmp_path))
+    output = load_model_of(messages(plan, "south", sites, tmp_path))
+    assert local and output
+    assert all(local[0].tensors[name].equal(tensor) for name, tensor in output[0].tensors.items())
 
 
 def test_facts_are_read_as_if_they_had_traveled(sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_facts_are_read_as_if_they_had_traveled(sites: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(Gossip, "relay", with_tuple)
     monkeypatch.setattr(Gossip, "personalize", watched)
-    hear_all(meeting_plan(Topology("mesh")), "north", sites, tmp_path)
+    receive_all(exchange_plan(Topology("mesh")), "north", sites, tmp_path)
     assert seen == [{"heard": ["south", "west"]}]
 
 
@@ -223,9 +223,9 @@ def refused(plan: Plan, source: Path | bytes, work: Path) -> Rejected:
 
 
 def test_what_is_refused(sites: Path, tmp_path: Path) -> None:
-    """A stranger, one who is no neighbor, another round, damaged bytes, and every transfer that was cut."""
+    """Somebody unknown, one who is no neighbor, another round, damaged bytes, and every transfer that was cut."""
     north_west = Topology("contacts", contacts=(Contact("north", "west", "2026-12-24T18:00:00Z", 60, 1e6),))
-    plan = meeting_plan(north_west)
+    plan = exchange_plan(north_west)
     bundle = messages(plan, "west", sites, tmp_path)
     data = bundle.read_bytes()
     assert "accepts uploads of its neighbors only" in refused(plan, messages(plan, "south", sites, tmp_path), tmp_path).reason
@@ -239,20 +239,20 @@ def test_what_is_refused(sites: Path, tmp_path: Path) -> None:
     assert refused(plan, forged, tmp_path).field == "signature"
     unknown = refused(plan, pack("upload", "mallory", plan.digest, {}, {}, KEYS["mallory"]), tmp_path)
     assert unknown.field == "client" and "neighbors" not in unknown.reason
-    stranger = meeting_plan(Topology("mesh"))
-    assert refused(plan, messages(stranger, "west", sites, tmp_path / "s"), tmp_path).field == "plan"
+    unknown_sender = exchange_plan(Topology("mesh"))
+    assert refused(plan, messages(unknown_sender, "west", sites, tmp_path / "s"), tmp_path).field == "plan"
 
 
 def test_other_architectures_and_other_classes(sites: Path, tmp_path: Path) -> None:
     """What the plan allows is heard; another architecture or another number of classes is refused by name."""
-    plan = meeting_plan(Topology("mesh"))
-    other = meeting_plan(Topology("mesh"), architecture="cnn-w4")
+    plan = exchange_plan(Topology("mesh"))
+    other = exchange_plan(Topology("mesh"), architecture="cnn-w4")
     larger = replace(plan, task=replace(plan.task, classes=(*plan.task.classes, "platelet")))
     no = refused(plan, signed_for(plan, messages(other, "west", sites, tmp_path / "other")), tmp_path)
     assert no.field == "facts.architecture"
     no = refused(plan, signed_for(plan, messages(larger, "west", sites, tmp_path / "larger")), tmp_path)
     assert no.field == "model/head.bias.shape"
-    mixed = meeting_plan(Topology("mesh"), architecture="west:cnn-w4,*:cnn-w8")
+    mixed = exchange_plan(Topology("mesh"), architecture="west:cnn-w4,*:cnn-w8")
     inbox = peer.own_inbox(mixed, "north", PUBLIC, tmp_path / "mixed")
     assert (
         peer.receive_from_neighbor(mixed, "north", inbox, messages(mixed, "west", sites, tmp_path / "mixed")).client == "west"
@@ -261,14 +261,14 @@ def test_other_architectures_and_other_classes(sites: Path, tmp_path: Path) -> N
 
 def signed_for(plan: Plan, bundle: Path) -> bytes:
     """The same tensors and facts, signed by west for this round."""
-    said = look_at(bundle).bundle
+    output = look_at(bundle).bundle
     kept = load_model_of(bundle)
     assert kept is not None
-    return pack("upload", "west", plan.digest, to_raw(kept[0].tensors), dict(said.facts), KEYS["west"])
+    return pack("upload", "west", plan.digest, to_raw(kept[0].tensors), dict(output.facts), KEYS["west"])
 
 
 def test_a_bundle_sealed_to_a_neighbor_is_read_by_that_one_alone(sites: Path, tmp_path: Path) -> None:
-    plan, letter = meeting_plan(Topology("mesh")), tmp_path / "west.sealed"
+    plan, letter = exchange_plan(Topology("mesh")), tmp_path / "west.sealed"
     seal(messages(plan, "west", sites, tmp_path), letter, PUBLIC["north"])
     inbox = peer.own_inbox(plan, "north", PUBLIC, tmp_path / "north")
     with pytest.raises(Rejected, match="it is sealed"):
@@ -280,7 +280,7 @@ def test_a_bundle_sealed_to_a_neighbor_is_read_by_that_one_alone(sites: Path, tm
 
 
 def test_whose_bundle_a_file_says_it_is(sites: Path, tmp_path: Path) -> None:
-    plan = meeting_plan(Topology("mesh"))
+    plan = exchange_plan(Topology("mesh"))
     inbox, odd = peer.own_inbox(plan, "north", PUBLIC, tmp_path), tmp_path / "odd"
     assert peer.sender(messages(plan, "west", sites, tmp_path), inbox) == "west" and peer.sender(odd, inbox) == ""
     for manifest in ("[]", "{}", "7", "no json"):
@@ -290,7 +290,7 @@ def test_whose_bundle_a_file_says_it_is(sites: Path, tmp_path: Path) -> None:
 
 
 def test_keys_of_all_neighbors_are_needed_and_methods_that_relay(tmp_path: Path) -> None:
-    plan = meeting_plan(Topology("mesh"))
+    plan = exchange_plan(Topology("mesh"))
     with pytest.raises(UsageError, match="no key for 'west'"):
         peer.own_inbox(plan, "north", {"south": PUBLIC["south"]}, tmp_path)
     with pytest.raises(UsageError, match="fedavg needs a server"):
@@ -298,7 +298,7 @@ def test_keys_of_all_neighbors_are_needed_and_methods_that_relay(tmp_path: Path)
 
 
 def test_the_plans_limits_hold_here_too(sites: Path, tmp_path: Path) -> None:
-    plan = meeting_plan(Topology("mesh"))
+    plan = exchange_plan(Topology("mesh"))
     data = messages(plan, "west", sites, tmp_path).read_bytes()
     small = peer.own_inbox(replace(plan, limits=Limits(upload_bytes=len(data) - 1)), "north", PUBLIC, tmp_path / "n")
     with pytest.raises(Rejected, match="at most"):

@@ -123,8 +123,8 @@ def test_without_quorum_everybody_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(RoundError, match="0 of the 3 uploads that are needed"):
         coordinator.make_release(fl_round, known["server"])
     bundle = site.make_upload(plan, "north", sites / "north", known["north"], tmp_path / "n", machine=ONE)
-    stranger = replace(plan, seed=4)
-    other = site.make_upload(stranger, "north", sites / "north", known["north"], tmp_path / "n", machine=ONE)
+    unknown_sender = replace(plan, seed=4)
+    other = site.make_upload(unknown_sender, "north", sites / "north", known["north"], tmp_path / "n", machine=ONE)
     with pytest.raises(Rejected, match="another round"):
         coordinator.receive(fl_round, other)
     coordinator.receive(fl_round, bundle)
@@ -135,7 +135,7 @@ def test_without_quorum_everybody_is_waited_for(tmp_path: Path) -> None:
 def test_keys_are_agreed_when_the_round_opens(tmp_path: Path) -> None:
     plan, known = make_plan(), keys()
     fl_round = opened(tmp_path / "round", plan, known)
-    opened(fl_round, plan, known)  # the same words again
+    opened(fl_round, plan, known)  # the same command again
     with pytest.raises(RoundError, match="other keys"):
         opened(fl_round, plan, keys())
     with pytest.raises(UsageError, match="no key for 'west'"):

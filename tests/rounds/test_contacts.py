@@ -101,7 +101,7 @@ def test_the_contract_tells_the_least_size_before_training() -> None:
     assert least_bytes(plan, "a", "cnn", small) == len(bundle)  # names, hashes and signature, too
 
 
-def test_who_has_one_window_too_few_is_heard_by_nobody() -> None:
+def test_who_has_one_window_too_few_is_received_by_nobody() -> None:
     """It refuses to send, so that the wide window beside the tight one carries nothing either."""
     both = Topology("contacts", contacts=(contact("a", "b", "18:00", 10, 100), contact("a", "c", "19:00", 10, 10)))
     found = {d.client: (d.received, d.expected, d.at) for d in done_times(both, ("a", "b", "c"), {**SIZES, "c": Size(90)})}

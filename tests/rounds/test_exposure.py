@@ -94,6 +94,6 @@ def test_an_upload_with_an_image_in_a_component_does_not_leave() -> None:
     leaking = Payload({**payload.tensors, "class-0/centers": centers, "class-0/basis": basis}, payload.facts)
     with pytest.raises(UploadBlocked) as caught:
         check_exposure(method, leaking, shard, plan.task, ctx)
-    words = str(caught.value)
-    assert caught.value.client == "st-mary" and caught.value.field == "least" and repr(plan.task.classes[0]) in words
+    command = str(caught.value)
+    assert caught.value.client == "st-mary" and caught.value.field == "least" and repr(plan.task.classes[0]) in command
     assert "0.2" in str(caught.value.expected) and "least" in str(caught.value.fix)

@@ -125,8 +125,8 @@ def test_a_value_beyond_the_bound_stays_at_home(value: float) -> None:
 
 
 def test_sites_with_other_keys_are_named() -> None:
-    stranger = SigningKey.from_seed(b"stranger".ljust(32)).public_hex
-    uploads = [sent("a"), sent("b", {**PUBLIC, "d": stranger}), *(sent(c) for c in "cde")]
+    unknown_sender = SigningKey.from_seed(b"stranger".ljust(32)).public_hex
+    uploads = [sent("a"), sent("b", {**PUBLIC, "d": unknown_sender}), *(sent(c) for c in "cde")]
     with pytest.raises(RoundError, match="b and d were not masked with one mask") as caught:
         total_of(uploads, ADDER, PLAN)
     assert caught.value.field == COMMITMENTS

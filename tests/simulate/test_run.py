@@ -1,4 +1,4 @@
-"""The walk from words to report, and what a round folder promises."""
+"""A run from options to report, and what a round folder promises."""
 
 import json
 import subprocess
@@ -222,8 +222,8 @@ def test_the_command_names_what_changes_bits() -> None:
 
 def test_the_command_repeats_the_run(finished: Path) -> None:
     command = read_result(finished)["command"]
-    for words in ("--method fedavg", "--clients 3", "--partition dirichlet:0.5", "--preset smoke", "--samples 120"):
-        assert words in command
+    for arguments in ("--method fedavg", "--clients 3", "--partition dirichlet:0.5", "--preset smoke", "--samples 120"):
+        assert arguments in command
 
 
 def test_a_domain_partition_scores_each_client_on_its_own_domain(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_a_domain_partition_scores_each_client_on_its_own_domain(tmp_path: Path)
             for i in range(12):
                 pixels = torch.randint(0, 60, (8, 8), generator=rng, dtype=torch.uint8) + c * 150
                 Image.fromarray(pixels.numpy()).save(tmp_path / "data" / domain / name / f"{i}.png")
-    words = Simulation("fedavg", str(tmp_path / "data"), None, "domains", "smoke", image_size=8)
-    result = run(words, tmp_path / "run")
+    arguments = Simulation("fedavg", str(tmp_path / "data"), None, "domains", "smoke", image_size=8)
+    result = run(arguments, tmp_path / "run")
     assert set(result["scores"]["clients"]["own"]["values"]) == {"north", "south"}
 
 

@@ -48,10 +48,10 @@ def test_a_copy_that_fails_leaves_what_was_there(tmp_path: Path, number: int) ->
         with trapped(step, fail(number)):
             try:
                 carry(tmp_path / "a", target)
-                told = ""
+                reported = ""
             except OSError as error:
-                told = str(error)
-        assert target.read_bytes() in ((b"old", b"new" * 1000) if told else (b"new" * 1000,))
+                reported = str(error)
+        assert target.read_bytes() in ((b"old", b"new" * 1000) if reported else (b"new" * 1000,))
 
 
 def test_a_medium_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +178,10 @@ def test_receiving_needs_nothing_but_reading(tmp_path: Path) -> None:
     (usb / "a.safetensors").write_bytes(upload())
     usb.chmod(0o555)
     try:
-        said = subprocess.check_output([sys.executable, "-c", WATCHED, usb, tmp_path / "inbox"], text=True)
+        output = subprocess.check_output([sys.executable, "-c", WATCHED, usb, tmp_path / "inbox"], text=True)
     finally:
         usb.chmod(0o755)
-    assert json.loads(said) == [[CLIENT], [], False]
+    assert json.loads(output) == [[CLIENT], [], False]
 
 
 @pytest.mark.parametrize("seconds", [0, 315532800, 4354819199], ids=["1970", "1980", "2107"])

@@ -63,8 +63,8 @@ def change(edit: Callable[[Draft], Any], **how: Any) -> Maker:
     return make
 
 
-def says(**facts: Any) -> Maker:
-    return lambda: upload(say=facts)
+def message(**facts: Any) -> Maker:
+    return lambda: upload(facts_changed=facts)
 
 
 def holds(**tensors: Any) -> Maker:  # names that `upload` does not take for its own
@@ -188,10 +188,10 @@ bad("made from something", "made_from", lie("made_from", to={OTHER: OTHER_PLAN})
 bad("made from a list", "made_from", lie("made_from", to=[]))
 
 bad("facts are a list", "facts", lie("facts", to=[]))
-bad("no architecture", "facts.architecture", says(architecture=None))
-bad("unknown architecture", "facts.architecture", says(architecture="resnet152"))
-bad("architecture is a number", "facts.architecture", says(architecture=1))
-bad("architecture of someone else", "model/v", says(architecture="mlp"))
+bad("no architecture", "facts.architecture", message(architecture=None))
+bad("unknown architecture", "facts.architecture", message(architecture="resnet152"))
+bad("architecture is a number", "facts.architecture", message(architecture=1))
+bad("architecture of someone else", "model/v", message(architecture="mlp"))
 bad("tensors are a list", "tensors", lie("tensors", to=[]))
 bad("tensor without a name", "tensors", lie("tensors", "", to={"dtype": "U8", "shape": [0], "sha256": "0" * 64}))
 bad("tensor named in Greek", "tensors", lie("tensors", "λ", to={"dtype": "U8", "shape": [0], "sha256": "0" * 64}))
@@ -246,20 +246,20 @@ bad("label out of range", "labels.values", holds(labels=RawTensor("I64", (3,), s
 bad("negative label", "labels.values", holds(labels=RawTensor("I64", (3,), struct.pack("<3q", 0, -1, 1))))
 bad("boolean of two", "mask.values", holds(mask=RawTensor("BOOL", (4,), bytes([0, 1, 2, 1]))))
 
-bad("no samples", "facts.samples", says(samples=0))
-bad("negative samples", "facts.samples", says(samples=-1))
-bad("a million and one samples", "facts.samples", says(samples=10**6 + 1))
-bad("a million and one images of a class", "facts.class_counts", says(class_counts=[0, 10**6 + 1, 0]))
-bad("a million and one images of all classes", "facts.class_counts", says(class_counts=[10**6, 1, 0]))
-bad("samples is true", "facts.samples", says(samples=True))
-bad("samples is a float", "facts.samples", says(samples=4.0))
+bad("no samples", "facts.samples", message(samples=0))
+bad("negative samples", "facts.samples", message(samples=-1))
+bad("a million and one samples", "facts.samples", message(samples=10**6 + 1))
+bad("a million and one images of a class", "facts.class_counts", message(class_counts=[0, 10**6 + 1, 0]))
+bad("a million and one images of all classes", "facts.class_counts", message(class_counts=[10**6, 1, 0]))
+bad("samples is true", "facts.samples", message(samples=True))
+bad("samples is a float", "facts.samples", message(samples=4.0))
 bad("samples is null", "facts.samples", lie("facts", "samples", to=None))
-bad("counts of two classes", "facts.class_counts", says(class_counts=[1, 2]))
-bad("negative count", "facts.class_counts", says(class_counts=[1, 2, -3]))
-bad("count is true", "facts.class_counts", says(class_counts=[1, 2, True]))
-bad("no image of any class", "facts.class_counts", says(class_counts=[0, 0, 0]))
-bad("counts are an object", "facts.class_counts", says(class_counts={"0": 1, "1": 1, "2": 1}))
-bad("facts too large", "facts", says(note="x" * 2000))
+bad("counts of two classes", "facts.class_counts", message(class_counts=[1, 2]))
+bad("negative count", "facts.class_counts", message(class_counts=[1, 2, -3]))
+bad("count is true", "facts.class_counts", message(class_counts=[1, 2, True]))
+bad("no image of any class", "facts.class_counts", message(class_counts=[0, 0, 0]))
+bad("counts are an object", "facts.class_counts", message(class_counts={"0": 1, "1": 1, "2": 1}))
+bad("facts too large", "facts", message(note="x" * 2000))
 bad("facts too deep", "facts", lie("facts", "note", to=[[[[]]]]))
 
 bad("manifest with spaces", "manifest", resigned(lambda text: text.replace(":", ": ", 1)))

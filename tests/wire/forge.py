@@ -57,14 +57,14 @@ def upload(
     plan: str = PLAN,
     kind: Any = "upload",
     drop: str = "",
-    say: dict[str, Any] | None = None,
+    facts_changed: dict[str, Any] | None = None,
     **changed: RawTensor,
 ) -> bytes:
     """A well-formed file: the good upload with other tensors (`__` stands for `/`) or facts (None removes one)."""
     parts = tensors() | {name.replace("__", "/"): tensor for name, tensor in changed.items()}
     parts.pop(drop, None)
-    told = {name: value for name, value in (facts() | (say or {})).items() if value is not None}
-    return pack(kind, client, plan, parts, told, key)
+    reported = {name: value for name, value in (facts() | (facts_changed or {})).items() if value is not None}
+    return pack(kind, client, plan, parts, reported, key)
 
 
 @dataclass

@@ -52,7 +52,7 @@ def campaign(count: int, first: int = 0) -> dict[str, Any]:
 
 def damaged(rng: random.Random) -> bytes:
     """Bytes changed after signing."""
-    data = bytearray(upload(say={"samples": rng.randint(1, 99)}))
+    data = bytearray(upload(facts_changed={"samples": rng.randint(1, 99)}))
     for _ in range(rng.choice([1, 1, 2, 8, 64])):
         at = rng.randrange(len(data) or 1)
         change = rng.randrange(7)
@@ -67,7 +67,7 @@ def damaged(rng: random.Random) -> bytes:
         elif change == 4:
             data[:8] = struct.pack("<Q", rng.choice([0, 1, len(data), 2**32, 2**63, rng.randrange(2000)]))
         elif change == 5:
-            other = upload(OTHER, say={"samples": rng.randint(1, 99)})
+            other = upload(OTHER, facts_changed={"samples": rng.randint(1, 99)})
             data[at:] = other[at:]
         else:
             start = rng.randrange(len(data) or 1)
@@ -82,7 +82,7 @@ def signed(rng: random.Random) -> bytes:
         return upload(**_other_tensor(rng))
     if choice == 1:
         return upload(drop=rng.choice(["model/w", "model/scale", "labels", "tokens", "mask"]))
-    made = draft(upload(say={"samples": rng.randint(1, 99)}))
+    made = draft(upload(facts_changed={"samples": rng.randint(1, 99)}))
     change: Callable[[Draft, random.Random], bytes] = rng.choice([_boast, _lie, _lie, _mislead, _respell, _disorder])
     return change(made, rng)
 

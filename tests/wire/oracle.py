@@ -32,31 +32,31 @@ def _judge(data: bytes, policy: AcceptancePolicy) -> bool:
     seen = {name: dict(info, data=bytes(info["data"])) for name, info in deserialize(data)}
     length = struct.unpack("<Q", data[:8])[0]
     metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-    said = json.loads(metadata["manifest"])
-    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(policy.enrolled[said["client"]]))
+    output = json.loads(metadata["manifest"])
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(policy.enrolled[output["client"]]))
     public.verify(bytes.fromhex(metadata["signature"]), metadata["manifest"].encode())
-    tensors, facts = said["tensors"], said["facts"]
-    expected = {"format": 1, "kind": "upload", "client": said["client"], "plan": policy.plan, "made_from": {}}
-    right_round = said == {**expected, "tensors": tensors, "facts": facts} and said["format"] is not True
+    tensors, facts = output["tensors"], output["facts"]
+    expected = {"format": 1, "kind": "upload", "client": output["client"], "plan": policy.plan, "made_from": {}}
+    right_round = output == {**expected, "tensors": tensors, "facts": facts} and output["format"] is not True
     small = len(data) <= policy.limits.upload_bytes and length <= policy.limits.header_bytes
     return (
         right_round
         and small
         and _tensors_fit(seen, tensors, policy.contracts[facts["architecture"]])
         and _facts_fit(facts, policy)
-        and _spelled(said, metadata["signature"], seen) == data
+        and _spelled(output, metadata["signature"], seen) == data
     )
 
 
-def _tensors_fit(seen: dict[str, Any], said: dict[str, Any], contract: Contract) -> bool:
+def _tensors_fit(seen: dict[str, Any], output: dict[str, Any], contract: Contract) -> bool:
     required = {name for name, field in contract.items() if field.required}
-    if seen.keys() != said.keys() or not required <= seen.keys() <= contract.keys():
+    if seen.keys() != output.keys() or not required <= seen.keys() <= contract.keys():
         return False
     free: dict[str, set[int]] = {}
     for name, tensor in seen.items():
         field = contract[name]
         line = {"dtype": tensor["dtype"], "shape": tensor["shape"], "sha256": hashlib.sha256(tensor["data"]).hexdigest()}
-        if json.dumps(line, sort_keys=True) != json.dumps(said[name], sort_keys=True) or field.dtype != tensor["dtype"]:
+        if json.dumps(line, sort_keys=True) != json.dumps(output[name], sort_keys=True) or field.dtype != tensor["dtype"]:
             return False
         if len(field.shape) != len(tensor["shape"]) or not _values_fit(tensor, field.below):
             return False
@@ -100,13 +100,13 @@ def _depth(value: Any) -> int:
     return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
-def _spelled(said: dict[str, Any], signature: str, seen: dict[str, Any]) -> bytes:
+def _spelled(output: dict[str, Any], signature: str, seen: dict[str, Any]) -> bytes:
     """The only file that says this."""
 
     def compact(value: Any) -> str:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
-    header: dict[str, Any] = {"__metadata__": {"manifest": compact(said), "signature": bytes.fromhex(signature).hex()}}
+    header: dict[str, Any] = {"__metadata__": {"manifest": compact(output), "signature": bytes.fromhex(signature).hex()}}
     body = b""
     for name in sorted(seen, key=lambda name: (-_WIDTH[seen[name]["dtype"]], name)):
         start, body = len(body), body + seen[name]["data"]

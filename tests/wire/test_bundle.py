@@ -43,14 +43,14 @@ def _tensors(draw: st.DrawFn) -> dict[str, RawTensor]:
 
 @given(_tensors(), _facts)
 @settings(max_examples=150, deadline=None)
-def test_what_is_packed_is_what_is_read(parts: dict[str, RawTensor], said: dict[str, Any]) -> None:
-    data = pack("release", "", PLAN, parts, said, SERVER, made_from={CLIENT: PLAN})
+def test_what_is_packed_is_what_is_read(parts: dict[str, RawTensor], output: dict[str, Any]) -> None:
+    data = pack("release", "", PLAN, parts, output, SERVER, made_from={CLIENT: PLAN})
     read = verify_release(data, SERVER.public_hex, PLAN)
     assert {name: (t.dtype, t.shape, bytes(t.data)) for name, t in read.tensors.items()} == {
         name: (t.dtype, t.shape, t.data) for name, t in parts.items()
     }
-    assert (read.kind, read.client, read.plan, read.facts, read.made_from) == ("release", "", PLAN, said, {CLIENT: PLAN})
-    assert size_of("release", "", PLAN, parts, said, made_from={CLIENT: PLAN}) == len(data)
+    assert (read.kind, read.client, read.plan, read.facts, read.made_from) == ("release", "", PLAN, output, {CLIENT: PLAN})
+    assert size_of("release", "", PLAN, parts, output, made_from={CLIENT: PLAN}) == len(data)
     assert len(safetensors.deserialize(data)) == len(parts)
 
 
@@ -83,7 +83,7 @@ def test_packing_is_deterministic_and_order_free() -> None:
 
 def test_identity_is_the_manifest_not_the_key_that_signed() -> None:
     """A client that signs the same words again says the same; another fact is another message."""
-    first, second = accept(upload(), POLICY), accept(upload(say={"samples": 13}), POLICY)
+    first, second = accept(upload(), POLICY), accept(upload(facts_changed={"samples": 13}), POLICY)
     assert first.digest == accept(bytearray(upload()), POLICY).digest != second.digest
 
 
@@ -110,7 +110,7 @@ def test_tensors_can_come_from_arrays_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    "parts, said",
+    "parts, output",
     [
         ({"": RawTensor("U8", (1,), b"\0")}, {}),
         ({"a b": RawTensor("U8", (1,), b"\0")}, {}),
@@ -127,9 +127,9 @@ def test_tensors_can_come_from_arrays_without_a_copy() -> None:
         ({}, {"a": b"bytes"}),
     ],
 )
-def test_an_honest_sender_cannot_pack_what_the_gate_refuses(parts: dict[str, RawTensor], said: dict[str, Any]) -> None:
+def test_an_honest_sender_cannot_pack_what_the_gate_refuses(parts: dict[str, RawTensor], output: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        pack("upload", CLIENT, PLAN, parts, said, SigningKey.generate())
+        pack("upload", CLIENT, PLAN, parts, output, SigningKey.generate())
 
 
 @pytest.mark.parametrize("dtype, shape, data", [("F8", (1,), b"\0"), ("F32", (2,), b"\0" * 7), ("U8", (), b"")])

@@ -1,4 +1,4 @@
-"""The gate beyond the corpus: order of checks, what is read when, releases, desks, files that are not files."""
+"""The gate beyond the corpus: order of checks, what is read when, releases, roles, files that are not files."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_message_says_who_what_expected_got_and_what_to_do() -> None:
 
 def test_checks_stop_at_the_first_no_in_the_agreed_order() -> None:
     """A file with every fault names the first; repaired one by one, the next comes up."""
-    made = draft(upload("mallory", STRANGER, plan=OTHER_PLAN, drop="model/w", say={"samples": 0}))
+    made = draft(upload("mallory", STRANGER, plan=OTHER_PLAN, drop="model/w", facts_changed={"samples": 0}))
     made.body += b"\0"
     manifest = made.manifest
     assert refused(made.build(metadata={"manifest": 1}) + bytes(64 << 10)).field == "size"
@@ -102,7 +102,9 @@ def test_checks_stop_at_the_first_no_in_the_agreed_order() -> None:
     assert refused(made.build()).field == "plan"
     manifest["plan"] = PLAN
     assert refused(made.build()).field == "model/w"
-    made = draft(upload(model__w=RawTensor("F32", (2, 3), struct.pack("<6f", *[float("nan")] * 6)), say={"samples": 0}))
+    made = draft(
+        upload(model__w=RawTensor("F32", (2, 3), struct.pack("<6f", *[float("nan")] * 6)), facts_changed={"samples": 0})
+    )
     good_hash = made.manifest["tensors"]["model/w"]["sha256"]
     made.manifest["tensors"]["model/w"]["sha256"] = "0" * 64
     assert refused(made.build() + b"\0").field == "size"
@@ -126,9 +128,9 @@ def test_limits_are_inclusive() -> None:
     assert field(facts_bytes=facts_size - 1) == "facts"
 
 
-@pytest.mark.parametrize("said", [{"samples": 1}, {"samples": 10**6}, {"class_counts": [0, 0, 10**6]}, {"note": [[[]]]}])
-def test_facts_at_their_bounds(said: dict[str, Any]) -> None:
-    assert accept(upload(say=said), POLICY)
+@pytest.mark.parametrize("output", [{"samples": 1}, {"samples": 10**6}, {"class_counts": [0, 0, 10**6]}, {"note": [[[]]]}])
+def test_facts_at_their_bounds(output: dict[str, Any]) -> None:
+    assert accept(upload(facts_changed=output), POLICY)
 
 
 class TestReading:
@@ -217,11 +219,11 @@ def test_optional_tensors_may_be_missing_and_other_architectures_differ() -> Non
     assert accept(small, POLICY).client == OTHER
 
 
-def test_a_desk_with_one_nameless_architecture_needs_no_fact() -> None:
+def test_a_dashboard_with_one_nameless_architecture_needs_no_fact() -> None:
     policy = AcceptancePolicy(PLAN, {CLIENT: KEY.public_hex}, {"": CONTRACTS["cnn"]}, classes=3)
-    assert accept(upload(say={"architecture": None}), policy)
-    assert accept(upload(say={"architecture": "anything"}), policy)
-    assert refused(upload(say={"architecture": 5}), policy).field == "facts.architecture"
+    assert accept(upload(facts_changed={"architecture": None}), policy)
+    assert accept(upload(facts_changed={"architecture": "anything"}), policy)
+    assert refused(upload(facts_changed={"architecture": 5}), policy).field == "facts.architecture"
 
 
 def test_integer_fields_without_a_bound_take_any_value() -> None:
@@ -237,10 +239,18 @@ class TestReleases:
         key: SigningKey = SERVER,
         plan: str = PLAN,
         made_from: dict[str, str] | None = None,
-        **say: Any,
+        **facts_changed: Any,
     ) -> bytes:
-        parts = {"model/w": RawTensor("F32", (1,), struct.pack("<f", say.pop("value", 1.0)))}
-        return pack(kind, client, plan, parts, facts() | say, key, made_from={CLIENT: PLAN} if made_from is None else made_from)
+        parts = {"model/w": RawTensor("F32", (1,), struct.pack("<f", facts_changed.pop("value", 1.0)))}
+        return pack(
+            kind,
+            client,
+            plan,
+            parts,
+            facts() | facts_changed,
+            key,
+            made_from={CLIENT: PLAN} if made_from is None else made_from,
+        )
 
     def refused(self, data: Source, **how: Any) -> str | None:
         with pytest.raises(ReleaseRejected) as caught:
@@ -275,7 +285,7 @@ class TestReleases:
         made.manifest["facts"] = []
         assert self.refused(made.build(SERVER)) == "facts"
 
-    def test_what_to_do_is_said_to_the_holder_of_a_release(self, tmp_path: Path) -> None:
+    def test_what_to_do_is_stated_to_the_holder_of_a_release(self, tmp_path: Path) -> None:
         """It comes from the coordinator; whoever holds it signs nothing and trains nothing."""
         damaged = self.release()[:-1] + b"\x07"
         cases: list[tuple[Source, str]] = [
@@ -301,7 +311,7 @@ class TestReleases:
             self.refused(changed)
 
 
-class TestDesk:
+class TestGate:
     @pytest.mark.parametrize("enrolled", [{"../x": KEY.public_hex}, {"a": "abc"}, {"a": KEY.public_hex, "b": KEY.public_hex}])
     def test_enrollment_mistakes(self, enrolled: dict[str, str]) -> None:
         with pytest.raises(UsageError) as caught:

@@ -50,14 +50,14 @@ def test_uploads_are_sorted_by_client(inbox: Inbox) -> None:
 def test_the_first_upload_stands(inbox: Inbox) -> None:
     first = inbox.receive(upload())
     with pytest.raises(Rejected) as caught:
-        inbox.receive(upload(say={"samples": 13}))
+        inbox.receive(upload(facts_changed={"samples": 13}))
     assert caught.value.field == "upload" and caught.value.expected == first.digest and caught.value.fix
     assert inbox.uploads() == [first]
     assert [entry["field"] for entry in journal(inbox)] == ["upload"]
 
 
 def test_refusals_are_remembered(inbox: Inbox) -> None:
-    for data in (b"", upload(say={"samples": 0})):
+    for data in (b"", upload(facts_changed={"samples": 0})):
         with pytest.raises(Rejected):
             inbox.receive(data)
     first, second = journal(inbox)
@@ -83,7 +83,7 @@ def test_the_log_cannot_be_filled_and_forged_names_hide_nobody(inbox: Inbox, mon
     """Many refusals of one kind are counted; those of others, and of forged signatures, stay."""
     monkeypatch.setattr(refusals, "MOST_BYTES", 20_000)
     with pytest.raises(Rejected):  # by an enrolled client, signed well
-        inbox.receive(upload(say={"samples": 0}))
+        inbox.receive(upload(facts_changed={"samples": 0}))
     forged = bytearray(upload())
     place = forged.index(b'"signature":"') + len(b'"signature":"')
     forged[place : place + 4] = b"0000"
@@ -113,7 +113,7 @@ def test_a_journal_that_fails_does_not_hide_the_refusal(inbox: Inbox) -> None:
         inbox.receive(b"")
 
 
-def test_a_stored_file_that_was_damaged_is_said_so(inbox: Inbox) -> None:
+def test_a_stored_file_that_was_damaged_is_stated_so(inbox: Inbox) -> None:
     receipt = inbox.receive(upload())
     receipt.path.write_bytes(receipt.path.read_bytes()[:-1])
     for action in (inbox.uploads, lambda: inbox.bundle(CLIENT), lambda: inbox.receive(upload())):

@@ -22,7 +22,7 @@ def test_known_answer() -> None:
     )
 
 
-def test_only_the_right_key_words_and_spelling() -> None:
+def test_only_the_right_key_options_and_spelling() -> None:
     key = SigningKey.generate()
     signature = key.sign(b"words")
     assert key.verify_key.verify(b"words", signature)

@@ -75,7 +75,7 @@ def test_a_round_folder_keeps_all_of_it(tmp_path: Path) -> None:
     assert policy.contracts == {"": CONTRACT} and policy.limits == plan.limits and policy.plan == plan.digest
 
 
-def test_plans_that_never_heard_of_these_limits_keep_their_digest() -> None:
+def test_plans_that_never_received_of_these_limits_keep_their_digest() -> None:
     plan = Plan(Task("t", ("a", "b"), (1, 8, 8)), "m", {}, (CLIENT,))
     assert plan.as_json()["limits"].keys() == {"upload_bytes", "header_bytes", "facts_bytes"}
     assert dataclasses.replace(plan, limits=Limits(share=1.0)).digest != plan.digest

@@ -138,19 +138,19 @@ def _forged(kind: str = "upload") -> bytes:
     return pack(kind, "north" if kind == "upload" else "", _plan().digest, tensors, {}, NoPrivateKey())  # type: ignore[arg-type]
 
 
-def _said(words: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def _run(command: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
     capfd.readouterr()
-    code = answer(words.split())
+    code = answer(command.split())
     captured = capfd.readouterr()
     assert "Traceback" not in captured.err
     return code, " ".join((captured.out + captured.err).split())
 
 
 def test_keys_and_enrol_refuse_the_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = _said("enroll plan.toml --keys keys --out round", capfd)
-    assert code == 2 and "north.pub" in said and "low order" in said and not (place / "round" / "enrolled.json").exists()
-    code, said = _said("keys north --out keys", capfd)
-    assert code == 2 and "north.pub" in said and "low order" in said
+    code, output = _run("enroll plan.toml --keys keys --out round", capfd)
+    assert code == 2 and "north.pub" in output and "low order" in output and not (place / "round" / "enrolled.json").exists()
+    code, output = _run("keys north --out keys", capfd)
+    assert code == 2 and "north.pub" in output and "low order" in output
     south, server = read_public(place / "keys" / "south.pub"), read_public(place / "keys" / "server.pub")
     for north, signs in ((NEUTRAL.hex(), server), (server, NEUTRAL.hex())):
         with pytest.raises(UsageError, match="low order"):
@@ -167,9 +167,9 @@ def test_the_gate_refuses_a_key_that_was_enrolled_before(place: Path, capfd: pyt
     enrolled["clients"]["north"] = NEUTRAL.hex()
     (place / "round" / "enrolled.json").write_text(json.dumps(enrolled))
     (place / "forged.safetensors").write_bytes(_forged())
-    for words in ("receive round forged.safetensors", "verify forged.safetensors --round round"):
-        code, said = _said(words, capfd)
-        assert code != 0 and "low order" in said, words
+    for command in ("receive round forged.safetensors", "verify forged.safetensors --round round"):
+        code, output = _run(command, capfd)
+        assert code != 0 and "low order" in output, command
     with pytest.raises(UsageError, match="low order"):
         read_policy(place / "round")
     with pytest.raises(UsageError, match="low order"):
@@ -179,14 +179,14 @@ def test_the_gate_refuses_a_key_that_was_enrolled_before(place: Path, capfd: pyt
 def test_verify_personalize_and_seal_refuse_it_as_the_servers(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (place / "server.pub").write_text(NEUTRAL.hex() + "\n")
     (place / "release.safetensors").write_bytes(_forged("release"))
-    for words in (
+    for command in (
         "verify release.safetensors --plan plan.toml --server server.pub",
         "verify release.safetensors --plan plan.toml --keys keys",
         "personalize plan.toml --client north --release release.safetensors --server server.pub",
         "client plan.toml --client south --data . --key keys/south.key --seal server.pub --out u.safetensors",
     ):
-        code, said = _said(words, capfd)
-        assert code == 2 and "low order" in said, words
+        code, output = _run(command, capfd)
+        assert code == 2 and "low order" in output, command
     with pytest.raises(UsageError, match="low order"):
         verify_release(_forged("release"), NEUTRAL.hex(), _plan().digest)
     for public in WEAK:  # the shared secret with any of them would be zero

@@ -1,6 +1,6 @@
 """Many clients at once: a pool of threads with one compute thread each.
 
-Faster than one process that uses all cores for one client at a time (benchmarks/records/walk_speed.json), because small
+Faster than one process that uses all cores for one client at a time (benchmarks/records/run_speed.json), because small
 layers do not fill two cores. One compute thread a worker also makes results bit-identical for any number of workers.
 """
 

@@ -25,15 +25,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_waits_for_one_that_is_at_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A program that outlived its SuperLink may finish the round: then there is nobody left to ask."""
-    said: list[bool] = []
+    output: list[bool] = []
     with folder_lock(folder, ".flower.lock"):
-        second = Thread(target=lambda: said.append(app.collect(None, {"round": "first"})))
+        second = Thread(target=lambda: output.append(app.collect(None, {"round": "first"})))
         second.start()
         time.sleep(0.3)
-        assert second.is_alive() and not said
+        assert second.is_alive() and not output
         (folder / app.DONE).touch()
     second.join(10)
-    assert said == [True] and "waiting for it" in capsys.readouterr().out
+    assert output == [True] and "waiting for it" in capsys.readouterr().out
 
 
 def test_a_run_that_had_nobody_to_wait_for_begins(folder: Path) -> None:

@@ -118,7 +118,7 @@ def test_another_announcement_is_another_file(tmp_path: Path) -> None:
     assert other.path != partial(tmp_path).path
 
 
-@pytest.mark.parametrize("said", [(0, "0" * 64), (-1, "0" * 64), (True, "0" * 64), ("9", "0" * 64), (9, "xyz"), (9, None)])
-def test_an_announcement_of_the_wrong_form_is_none(said: tuple[object, object]) -> None:
-    assert Whole.announced(*said) is None
+@pytest.mark.parametrize("output", [(0, "0" * 64), (-1, "0" * 64), (True, "0" * 64), ("9", "0" * 64), (9, "xyz"), (9, None)])
+def test_an_announcement_of_the_wrong_form_is_none(output: tuple[object, object]) -> None:
+    assert Whole.announced(*output) is None
     assert Whole.announced(9, "0" * 64) == Whole(9, "0" * 64)

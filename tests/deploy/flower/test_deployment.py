@@ -151,22 +151,22 @@ def test_a_site_that_has_its_folder_needs_the_new_plan_alone(tmp_path: Path) -> 
     assert any(f"./run.sh {again.round} " in command for command in again.machines[f"coordinator ({HOST})"])
 
 
-def test_a_round_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+def test_a_round_that_is_not_there_is_reported_at_once(tmp_path: Path) -> None:
     named = deploy(PLAN, tmp_path / "out", HOST)
     (tmp_path / "bin").mkdir()
     for program in ("flower-supernode", "flwr"):
         (tmp_path / "bin" / program).symlink_to("/bin/true")
-    said = subprocess.run(
+    output = subprocess.run(
         [tmp_path / "out" / "coordinator" / "run.sh", "nosuch"],
         capture_output=True,
         text=True,
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
         timeout=600,
     )
-    assert said.returncode == 2 and "no round nosuch" in said.stderr and named.round in said.stderr
+    assert output.returncode == 2 and "no round nosuch" in output.stderr and named.round in output.stderr
 
 
-def test_what_the_superlink_says_is_told_once(tmp_path: Path) -> None:
+def test_what_the_superlink_says_is_reported_once(tmp_path: Path) -> None:
     """The second attempt succeeds; the first refusal is not hidden."""
     deploy(PLAN, tmp_path / "out", HOST)
     (tmp_path / "bin").mkdir()
@@ -177,14 +177,14 @@ def test_what_the_superlink_says_is_told_once(tmp_path: Path) -> None:
         'echo "certificate has expired"\nexit 1\n'
     )
     flwr.chmod(0o755)
-    said = subprocess.run(
+    output = subprocess.run(
         [tmp_path / "out" / "coordinator" / "run.sh", "--register"],
         capture_output=True,
         text=True,
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
         timeout=600,
     )
-    assert said.returncode == 0 and said.stderr.count("certificate has expired") == 1
+    assert output.returncode == 0 and output.stderr.count("certificate has expired") == 1
     assert len(list((tmp_path / "out" / "coordinator" / "link").glob("registered-*"))) == len(CLIENTS)
 
 
@@ -192,15 +192,15 @@ def test_scripts_are_valid_and_say_what_is_missing(tmp_path: Path) -> None:
     deploy(PLAN, tmp_path, HOST)
     for script in tmp_path.rglob("*.sh"):
         subprocess.run(["sh", "-n", script], check=True)
-    said = subprocess.run([tmp_path / "sites" / "north" / "start.sh"], capture_output=True, text=True)
-    assert said.returncode == 2 and "Usage:" in said.stderr
-    said = subprocess.run(
+    output = subprocess.run([tmp_path / "sites" / "north" / "start.sh"], capture_output=True, text=True)
+    assert output.returncode == 2 and "Usage:" in output.stderr
+    output = subprocess.run(
         ["/bin/sh", tmp_path / "sites" / "north" / "start.sh", tmp_path],
         capture_output=True,
         text=True,
         env={"PATH": "/usr/bin:/bin"},
     )
-    assert said.returncode == 1 and "pip install 'osfl[flower]'" in said.stderr
+    assert output.returncode == 1 and "pip install 'osfl[flower]'" in output.stderr
 
 
 @pytest.mark.parametrize(("host", "port"), [("bad host", 1), ("", 1), ("a;b", 1), (HOST, 0), (HOST, 70000)])
@@ -224,7 +224,7 @@ def test_a_site_takes_part_only_in_plans_that_it_has(tmp_path: Path) -> None:
         agreed(json.dumps(make_plan("ensemble").as_json()), tmp_path)
 
 
-def test_a_node_without_configuration_is_told_all_that_is_missing() -> None:
+def test_a_node_without_configuration_is_reported_all_that_is_missing() -> None:
     with pytest.raises(UsageError) as caught:
         open_site({"client": "north", "data": "/images"})
     assert all(f"'{name}'" in str(caught.value) for name in ("key", "work", "server", "plans"))

@@ -39,7 +39,7 @@ def check_round(net: Machines, plan: Plan, tmp_path: Path) -> None:
         assert (work / "model.safetensors").exists()
 
 
-def add_stranger(net: Machines) -> None:
+def add_unknown_node(net: Machines) -> None:
     """A machine that has the certificate and a key of its own making, which nobody registered."""
     folder = net.folder / "sites" / "stranger"
     shutil.copytree(net.folder / "sites" / "north", folder)
@@ -50,9 +50,9 @@ def check_misuses(net: Machines) -> None:
     """Whoever has no right to be there gets no identity; the one who has, does."""
     announced = misuses(net)
     assert announced.pop("none") == "accepted" and len(announced) >= 10
-    assert not [what for what, said in announced.items() if said == "accepted"], announced
+    assert not [what for what, output in announced.items() if output == "accepted"], announced
     certificates = ("another authority", "an expired certificate", "a self-signed certificate", "a name that is not")
-    assert all("CERTIFICATE_VERIFY_FAILED" in said for what, said in announced.items() if what.startswith(certificates)), (
+    assert all("CERTIFICATE_VERIFY_FAILED" in output for what, output in announced.items() if what.startswith(certificates)), (
         announced
     )
 
@@ -85,12 +85,12 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         assert net.kill("flower-superlink"), "the SuperLink dies, and with it the runs"
         begun = net.log("run").count("Successfully started run")
         net.link()
-        add_stranger(net)
-        stranger = net.site("north", name="stranger")
+        add_unknown_node(net)
+        unknown_sender = net.site("north", name="stranger")
         net.wait_for("another run", lambda: net.log("run").count("Successfully started run") > begun)
         assert net.kill("flwr-serverapp"), "the programs of runs die, the one that outlived the SuperLink too; others follow"
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"))
-        net.stop(stranger)
+        net.stop(unknown_sender)
         net.wait_for("both releases everywhere", lambda: all((fl_round / "everyone-has-it").exists() for fl_round in rounds))
         no_secrets(net)
         net.stop()

@@ -22,7 +22,7 @@ async def inner(path: str, headers: Any, body: bytes) -> Any:
 
 def knock(path: bytes, method: str = "POST", body: bytes = b"b", query: bytes = b"", forward: Any = inner) -> tuple[int, bytes]:
     WENT.clear()
-    said: list[Any] = []
+    output: list[Any] = []
     headers = [(b"host", b"x"), (b"flwr-signature", b"s"), (b"Connection", b"close")]
     scope = {
         "type": "http",
@@ -37,10 +37,10 @@ def knock(path: bytes, method: str = "POST", body: bytes = b"b", query: bytes = 
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
-        said.append(message)
+        output.append(message)
 
     asyncio.run(Gateway(forward)(scope, receive, send))
-    return said[0]["status"], said[1]["body"]
+    return output[0]["status"], output[1]["body"]
 
 
 @pytest.mark.parametrize("path", [b"/v1/fleet/pull-messages", b"/v1/fleet/activate-node", b"/v1/fleet/push-object"])
@@ -86,7 +86,7 @@ def test_no_query_and_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     assert knock(b"/v1/fleet/pull-messages", body=bytes(11))[0] == 413 and not WENT
 
 
-def test_a_superlink_that_is_away_is_said_so() -> None:
+def test_a_superlink_that_is_away_is_stated_so() -> None:
     async def away(path: str, headers: Any, body: bytes) -> Any:
         raise ConnectionError
 

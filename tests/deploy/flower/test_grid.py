@@ -110,7 +110,7 @@ def test_what_goes_wrong_at_a_site_stays_there(problem: Exception, capfd: pytest
     def open_site() -> Any:
         raise problem
 
-    said = answer(open_site, "announce", {})
-    assert set(said) == {"refused"} and "secret" not in str(said) and "17" not in str(said)
+    output = answer(open_site, "announce", {})
+    assert set(output) == {"refused"} and "secret" not in str(output) and "17" not in str(output)
     shown = capfd.readouterr()
     assert "secret" in shown.out + shown.err

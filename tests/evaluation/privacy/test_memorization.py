@@ -41,7 +41,7 @@ def test_an_honest_gaussian_factory_is_not_accused(real: tuple[torch.Tensor, tor
     assert found.copied == pytest.approx(found.floor, abs=0.03)
 
 
-def test_chance_neighbors_are_told_from_copies() -> None:
+def test_chance_neighbors_are_reported_from_copies() -> None:
     training, held_out = lines(60, 1), lines(60, 2)
     honest = verdict(lines(150, 3), training, held_out)
     assert honest.verdict == CLEAN and honest.copied is not None and honest.copied > 0.1  # the rule alone would accuse it

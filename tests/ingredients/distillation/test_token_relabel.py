@@ -126,7 +126,7 @@ def test_gradient_norms_are_of_single_images_with_losses_of_equal_weight() -> No
         assert float(norms[1, place]) == pytest.approx(float(flat.norm()), rel=1e-5)
 
 
-def test_the_theorem_is_said_plainly() -> None:
+def test_the_theorem_is_stated_plainly() -> None:
     norms = torch.tensor([[3.0, 1.0, 4.0], [1.0, 2.0, 0.0]])
     assert lipschitz(norms) == {
         **{"L_DI": 3.0, "L_Fed": 2.0, "L_Eq17": 4.0, "mean_DI": 2.0, "mean_Fed": 1.5, "mean_Eq17": 2.0},

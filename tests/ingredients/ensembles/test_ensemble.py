@@ -121,7 +121,7 @@ def test_weights_that_make_no_sense(weights: torch.Tensor) -> None:
     assert caught.value.field == "weights" and caught.value.fix
 
 
-def test_words_that_make_no_sense() -> None:
+def test_options_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="class_count"):
         Ensemble(members("cnn-w4"), "median")
     with pytest.raises(TrainingError, match="needs weights"):

@@ -71,6 +71,6 @@ def test_odds_free_half_of_what_was_seen_most_and_soften_votes_to_their_roots() 
     torch.testing.assert_close(odds(logits, counts), expected)
 
 
-def test_what_is_said_of_an_image_does_not_depend_on_others() -> None:
+def test_what_is_stated_of_an_image_does_not_depend_on_others() -> None:
     logits, counts = torch.randn(2, 4, 3, generator=torch_generator(0, "z")), torch.tensor([[5.0, 0.0, 2.0], [1.0, 9.0, 0.0]])
     torch.testing.assert_close(rebalanced(logits, counts, 0.5)[:1, :1], rebalanced(logits[:1, :1], counts[:1], 0.5))

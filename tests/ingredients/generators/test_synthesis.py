@@ -38,7 +38,7 @@ SMALL = Synthesis(generator_steps=3, generator_width=8, latent_dim=6, synthesis_
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the walk computes; small layers only wait for each other with more."""
+    """As a run computes; small layers only wait for each other with more."""
     with compute_threads(1):
         yield
 
@@ -216,8 +216,8 @@ def test_noise_takes_the_same_adam_steps_as_the_generator(monkeypatch: pytest.Mo
             given[0].register_hook(gradients.append)
         noises.append(given[0].detach().clone())
 
-    def watched(*args: Any, **words: Any) -> nn.Module:
-        generator = build_generator(*args, **words)
+    def watched(*args: Any, **options: Any) -> nn.Module:
+        generator = build_generator(*args, **options)
         generator.register_forward_pre_hook(look)
         return generator
 

@@ -32,7 +32,7 @@ SMALL = Inversion(steps=4, lr=0.1, tv=1e-3, bn=1.0)
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As the walk runs: more threads would only wait for each other on layers this small."""
+    """As in a run: more threads would only wait for each other on layers this small."""
     with compute_threads(1):
         yield
 
@@ -171,7 +171,7 @@ def loss_by_hand(x: torch.Tensor, labels: torch.Tensor, settings: Inversion) -> 
         x[..., 1:, 1:] - x[..., :-1, :-1],
         x[..., 1:, :-1] - x[..., :-1, 1:],
     ]
-    p, q = (said.div(3).softmax(-1).clamp(0.01, 0.99) for said in (student(x), logits))
+    p, q = (output.div(3).softmax(-1).clamp(0.01, 0.99) for output in (student(x), logits))
     m = (p + q) / 2
     js = 0.5 * (m * (m / p).log() + m * (m / q).log()).sum(-1).mean()
     loss = functional.cross_entropy(logits, labels) + settings.bn * sum(terms) + settings.adi * (1 - js)

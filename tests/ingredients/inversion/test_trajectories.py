@@ -37,7 +37,7 @@ SETTINGS = Inversion(steps=6, lr=0.1, bn=1.0)
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As the walk runs: more threads would only wait for each other on layers this small."""
+    """As in a run: more threads would only wait for each other on layers this small."""
     with compute_threads(1):
         yield
 
@@ -63,10 +63,10 @@ def wander(steps: int, n: int = 8) -> Trajectory:
 
 
 def test_entries_are_distinct_memory_with_distinct_content() -> None:
-    walk = record(teacher(), torch.arange(6) % 3, TASK.image, SETTINGS, rng())
-    assert len(walk) == 6 and walk.times[-1] == 1.0 and walk.images.dtype == torch.float16
-    assert len({walk.images[t].data_ptr() for t in range(6)}) == 6
-    assert all(not torch.equal(walk.images[t], walk.images[t + 1]) for t in range(5))
+    trajectory = record(teacher(), torch.arange(6) % 3, TASK.image, SETTINGS, rng())
+    assert len(trajectory) == 6 and trajectory.times[-1] == 1.0 and trajectory.images.dtype == torch.float16
+    assert len({trajectory.images[t].data_ptr() for t in range(6)}) == 6
+    assert all(not torch.equal(trajectory.images[t], trajectory.images[t + 1]) for t in range(5))
 
 
 def test_images_are_made_for_the_labels_that_are_recorded() -> None:
@@ -74,14 +74,14 @@ def test_images_are_made_for_the_labels_that_are_recorded() -> None:
     linear = nn.Linear(64, 3)
     nn.init.normal_(linear.weight, 0.0, 0.3, generator=rng(1))
     maker = Teacher(("a",), [nn.Sequential(nn.Flatten(), linear)])
-    walk = record(maker, labels, TASK.image, Inversion(steps=20, lr=0.2, bn=0.0, roll=0), rng(), every=10)
-    assert walk.labels.tolist() == labels.tolist()
+    trajectory = record(maker, labels, TASK.image, Inversion(steps=20, lr=0.2, bn=0.0, roll=0), rng(), every=10)
+    assert trajectory.labels.tolist() == labels.tolist()
     with torch.no_grad():
-        assert maker(walk.at(-1)).argmax(1).tolist() == labels.tolist()
-    made = Lesson(walk, torch.zeros(2, 6, 3), torch.zeros(2, 6, 3))
+        assert maker(trajectory.at(-1)).argmax(1).tolist() == labels.tolist()
+    made = Lesson(trajectory, torch.zeros(2, 6, 3), torch.zeros(2, 6, 3))
     kept = kept_images([made])
     ((images, named),) = finished_images(Payload(kept))
-    assert torch.equal(images, walk.images[-1].float()) and named.tolist() == labels.tolist()
+    assert torch.equal(images, trajectory.images[-1].float()) and named.tolist() == labels.tolist()
 
 
 def test_thinning_keeps_the_same_images_and_the_last() -> None:
@@ -94,39 +94,39 @@ def test_thinning_keeps_the_same_images_and_the_last() -> None:
 @pytest.mark.parametrize("steps", [1, 5])
 def test_reverse_adaptation_in_closed_form(steps: int) -> None:
     """m = β^T m_0 + (1 - β) Σ_t β^(t-1) μ(x^(t)): the earliest images weigh most. The variance likewise, unbiased."""
-    network, walk, beta = model(), wander(steps), 0.9
+    network, trajectory, beta = model(), wander(steps), 0.9
     convolution, norm = network.stages[0].conv, network.stages[0].bn  # type: ignore[index, union-attr]
     mean, var = beta**steps * norm.running_mean, beta**steps * norm.running_var
     for t in range(1, steps + 1):
-        got_var, got_mean = torch.var_mean(convolution(walk.at(t - 1)).detach(), (0, 2, 3), correction=1)
+        got_var, got_mean = torch.var_mean(convolution(trajectory.at(t - 1)).detach(), (0, 2, 3), correction=1)
         mean, var = mean + (1 - beta) * beta ** (t - 1) * got_mean, var + (1 - beta) * beta ** (t - 1) * got_var
-    walked = adapted(network, walk).stages[0].bn  # type: ignore[index, union-attr]
-    assert torch.allclose(walked.running_mean, mean, atol=1e-6) and torch.allclose(walked.running_var, var, atol=1e-6)
+    replayed = adapted(network, trajectory).stages[0].bn  # type: ignore[index, union-attr]
+    assert torch.allclose(replayed.running_mean, mean, atol=1e-6) and torch.allclose(replayed.running_var, var, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_noise_teacher_s_answer_in_closed_form(steps: int) -> None:
-    """A lone BN layer answers (x - m) / √(v + ε); it started at m = 0, v = 1 and walked back with β = 0.9."""
-    walk = wander(steps)
+    """A lone BN layer answers (x - m) / √(v + ε); it started at m = 0, v = 1 and went back with β = 0.9."""
+    trajectory = wander(steps)
     mean, var = torch.zeros(()), torch.tensor(0.9**steps)
     for place in range(steps):
-        mean = mean + 0.1 * 0.9**place * walk.at(place).mean()
-        var = var + 0.1 * 0.9**place * walk.at(place).var(correction=1)
+        mean = mean + 0.1 * 0.9**place * trajectory.at(place).mean()
+        var = var + 0.1 * 0.9**place * trajectory.at(place).var(correction=1)
     alone = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()).eval()
-    said = answers(noise_adapted(Teacher(("a",), [alone]), walk, "running"), walk)
-    assert torch.allclose(said, (walk.images.flatten(2) - mean) / (var + 1e-5).sqrt(), atol=1e-5)
+    output = answers(noise_adapted(Teacher(("a",), [alone]), trajectory, "running"), trajectory)
+    assert torch.allclose(output, (trajectory.images.flatten(2) - mean) / (var + 1e-5).sqrt(), atol=1e-5)
 
 
 def test_images_that_weigh_nothing_are_not_visited() -> None:
     """Walking all of a long trajectory gives the same statistics to float precision."""
-    walk, network = wander(220, n=4), model()
+    trajectory, network = wander(220, n=4), model()
     slow = copy.deepcopy(network)
     with torch.no_grad():
         for layer in [m for m in slow.modules() if isinstance(m, nn.BatchNorm2d)]:
             layer.train()
         for place in reversed(range(220)):
-            slow(walk.at(place))
-    for ours, theirs in zip(adapted(network, walk).buffers(), slow.buffers(), strict=True):
+            slow(trajectory.at(place))
+    for ours, theirs in zip(adapted(network, trajectory).buffers(), slow.buffers(), strict=True):
         if ours.is_floating_point():
             assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -147,13 +147,13 @@ def test_teachers_combine_and_a_single_member_is_itself() -> None:
     heavy = Teacher(("a", "b"), pair.members, "size", torch.tensor([30.0, 10.0]))
     doubled = Teacher(("a", "b"), pair.members, "size", torch.tensor([60.0, 20.0]))
     assert torch.allclose(heavy(x), doubled(x), atol=1e-6)  # only proportions matter
-    said = answers(pair, wander(3))
-    assert said.shape == (3, 8, 3) and torch.allclose(said[1], pair(wander(3).at(1)), atol=1e-6)
+    output = answers(pair, wander(3))
+    assert output.shape == (3, 8, 3) and torch.allclose(output[1], pair(wander(3).at(1)), atol=1e-6)
 
 
-def lesson_of(walk: Trajectory, seed: int = 0) -> Lesson:
-    shape = (len(walk), walk.images.shape[1], 3)
-    return Lesson(walk, torch.randn(shape, generator=rng(seed)), torch.randn(shape, generator=rng(seed + 1)))
+def lesson_of(trajectory: Trajectory, seed: int = 0) -> Lesson:
+    shape = (len(trajectory), trajectory.images.shape[1], 3)
+    return Lesson(trajectory, torch.randn(shape, generator=rng(seed)), torch.randn(shape, generator=rng(seed + 1)))
 
 
 def test_noise_teacher_is_unused_at_the_last_step_and_alone_at_none() -> None:
@@ -163,8 +163,8 @@ def test_noise_teacher_is_unused_at_the_last_step_and_alone_at_none() -> None:
     other = Lesson(one.trajectory, one.clean, one.noisy + torch.randn(one.noisy.shape, generator=rng(8)))
     assert torch.equal(learner.gradient([one], 3, track=False), learner.gradient([other], 3, track=False))
     assert not torch.equal(learner.gradient([one], 0, track=False), learner.gradient([other], 0, track=False))
-    said = learner.model(one.trajectory.at(1))
-    loss = 0.5 * kd_loss(one.noisy[1], said, 4.0) + 0.5 * kd_loss(one.clean[1], said, 4.0)
+    output = learner.model(one.trajectory.at(1))
+    loss = 0.5 * kd_loss(one.noisy[1], output, 4.0) + 0.5 * kd_loss(one.clean[1], output, 4.0)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, learner.parameters)])
     assert torch.allclose(learner.gradient([one], 1, track=False), expected, atol=1e-6)
 
@@ -185,8 +185,8 @@ def test_steps_equal_torch_s_sgd() -> None:
     one = lesson_of(wander(3))
     for place in range(3):
         learner.step(learner.gradient([one], place), 0.1, 0.9, 1e-2)
-        said, share = twin(one.trajectory.at(place)), 1 - one.trajectory.times[place]
-        loss = share * kd_loss(one.noisy[place], said, 4.0) + (1 - share) * kd_loss(one.clean[place], said, 4.0)
+        output, share = twin(one.trajectory.at(place)), 1 - one.trajectory.times[place]
+        loss = share * kd_loss(one.noisy[place], output, 4.0) + (1 - share) * kd_loss(one.clean[place], output, 4.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

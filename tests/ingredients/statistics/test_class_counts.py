@@ -14,7 +14,7 @@ def test_a_client_that_does_not_tell_is_named() -> None:
 
 
 def test_facts_without_a_class() -> None:
-    told = facts_without({"class_counts": [3, 2], "samples": 5, "encoder": "x"}, 0)
-    assert told == {"class_counts": [0, 2], "samples": 2, "encoder": "x"}
+    reported = facts_without({"class_counts": [3, 2], "samples": 5, "encoder": "x"}, 0)
+    assert reported == {"class_counts": [0, 2], "samples": 2, "encoder": "x"}
     assert facts_without({"class_counts": [9, 9], "samples": 1}, 0)["samples"] == 9  # odd before, right afterwards
     assert facts_without({"samples": 4}, 0) == {"samples": 4}

@@ -49,8 +49,8 @@ def test_hypergradient_equals_finite_differences(clip: float) -> None:
     def loss(at: torch.Tensor, part: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         pieces = dict(zip(names, torch.split(at, [p.numel() for p in names.values()]), strict=True))
         shaped = {n: piece.view(names[n].shape) for n, piece in pieces.items()}
-        said: torch.Tensor = torch.func.functional_call(net, shaped, (part[0],))
-        return (said - part[1]).square().mean()
+        output: torch.Tensor = torch.func.functional_call(net, shaped, (part[0],))
+        return (output - part[1]).square().mean()
 
     def gradient(at: torch.Tensor, part: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         at = at.clone().requires_grad_()

@@ -208,11 +208,11 @@ def test_checkpoints_of_transformers_load_like_our_own(tmp_path: Path) -> None:
         load_encoder("dinov2_small", 28, str(path), "1" * 64)
 
 
-@pytest.mark.parametrize("said", ["0" * 64, None])
-def test_another_encoder_than_the_plans_is_named_with_its_client(said: str | None) -> None:
+@pytest.mark.parametrize("output", ["0" * 64, None])
+def test_another_encoder_than_the_plans_is_named_with_its_client(output: str | None) -> None:
     settings = Encoding(encoder="random", window=8, resolution=8)
     right = Tokenizer(settings).digest
-    uploads = [Upload(c, "", Payload({}, {"encoder": e} if e else {})) for c, e in (("a", right), ("b", said), ("c", said))]
+    uploads = [Upload(c, "", Payload({}, {"encoder": e} if e else {})) for c, e in (("a", right), ("b", output), ("c", output))]
     same_encoder(uploads[:1], settings)
     with pytest.raises(RoundError, match="another encoder") as caught:
         same_encoder(uploads, settings)  # most have it, and are wrong all the same

@@ -72,18 +72,18 @@ def test_adam_is_torchs_with_the_plans_rate_and_decay() -> None:
 
 
 def test_what_is_adjusted_or_done_afterwards_is_done_at_every_step() -> None:
-    model, told = linear(), list[tuple[str, float]]()
+    model, reported = linear(), list[tuple[str, float]]()
 
     def adjust(network: nn.Module) -> None:
         slopes = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-        told.append(("gradient", float(slopes[0].abs().sum())))
+        reported.append(("gradient", float(slopes[0].abs().sum())))
         assert [slope.zero_().shape for slope in slopes] == [(3, 16), (3,)]
 
     settings = replace(PLAIN, epochs=1, weight_decay=0.0, schedule="cosine")
     before = copy.deepcopy(model)
-    fit(model, data(), settings, rng(), adjust=adjust, after=lambda _, lr: told.append(("rate", lr)))
-    assert [what for what, _ in told] == ["gradient", "rate"] * 3
-    assert all(value == pytest.approx(0.2) for what, value in told if what == "rate")
+    fit(model, data(), settings, rng(), adjust=adjust, after=lambda _, lr: reported.append(("rate", lr)))
+    assert [what for what, _ in reported] == ["gradient", "rate"] * 3
+    assert all(value == pytest.approx(0.2) for what, value in reported if what == "rate")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
 
 

@@ -38,7 +38,7 @@ def published(tmp_path: Path) -> dict[str, Any]:
     return {"architecture": VIT, "pretrained": str(tmp_path / "w.safetensors"), "pretrained_sha256": sha256}
 
 
-def test_plans_that_never_heard_of_weights_keep_their_digest(published: dict[str, Any]) -> None:
+def test_plans_that_never_received_of_weights_keep_their_digest(published: dict[str, Any]) -> None:
     cells = Task("cells", ("round", "long"), (3, 28, 28))
     digests = {
         "dense": (dense.Settings(epochs=3), "1c585ffc4c25150dfba131699f96bf54fee8306226fe1e995ac560ddc06219b7"),

@@ -78,12 +78,12 @@ def test_the_smaller_is_sent_and_the_server_draws_the_same(whiten: bool) -> None
 def test_the_teacher_is_a_distribution(ensemble: str) -> None:
     federation = small_federation("falcon")
     one = method(federation, ensemble=ensemble)
-    said = uploads(one, federation)
+    output = uploads(one, federation)
     x = torch.randn(6, 1, one.settings.width())
-    found = one._teacher(said, x, ctx(federation))
+    found = one._teacher(output, x, ctx(federation))
     assert torch.allclose(found.sum(1), torch.ones(6), atol=1e-5) and bool((found >= 0).all())
     if ensemble == "uniform":
-        answers = [_classifier(one, upload.payload)(x).div(one.settings.temperature).softmax(-1) for upload in said]
+        answers = [_classifier(one, upload.payload)(x).div(one.settings.temperature).softmax(-1) for upload in output]
         assert torch.allclose(found, torch.stack(answers).mean(0), atol=1e-5)
 
 
@@ -112,34 +112,34 @@ def _classifier(one: Falcon, payload: Payload) -> torch.nn.Module:
 def test_without_distillation_teachers_do_not_matter() -> None:
     federation = small_federation("falcon")
     plain = method(federation, alpha=0.0)
-    said = uploads(plain, federation)
-    turned = {n: -t if n.startswith("classifier/head") else t for n, t in said[0].payload.tensors.items()}
-    other = [Upload(said[0].client, "", Payload(turned, said[0].payload.facts)), *said[1:]]
-    a, b = (plain.server_phase(u, ctx(federation)).shared.tensors for u in (said, other))
+    output = uploads(plain, federation)
+    turned = {n: -t if n.startswith("classifier/head") else t for n, t in output[0].payload.tensors.items()}
+    other = [Upload(output[0].client, "", Payload(turned, output[0].payload.facts)), *output[1:]]
+    a, b = (plain.server_phase(u, ctx(federation)).shared.tensors for u in (output, other))
     assert all(torch.equal(a[name], b[name]) for name in a)
     taught = method(federation, alpha=0.5)
-    c, d = (taught.server_phase(u, ctx(federation)).shared.tensors for u in (said, other))
+    c, d = (taught.server_phase(u, ctx(federation)).shared.tensors for u in (output, other))
     assert not torch.equal(c["classifier/head.weight"], d["classifier/head.weight"])
 
 
 def test_the_average_of_classifiers_sends_no_sequences() -> None:
     federation = small_federation("falcon")
     one = method(federation, server="average")
-    said = uploads(one, federation)
-    assert all(name.startswith("classifier/") for u in said for name in u.payload.tensors)
-    sizes = torch.tensor([float(u.payload.facts["samples"]) for u in said])
-    mean = sum(w * u.payload.tensors["classifier/head.bias"] for w, u in zip(sizes / sizes.sum(), said, strict=True))
-    assert torch.allclose(one.server_phase(said, ctx(federation)).shared.tensors["classifier/head.bias"], mean, atol=1e-6)
+    output = uploads(one, federation)
+    assert all(name.startswith("classifier/") for u in output for name in u.payload.tensors)
+    sizes = torch.tensor([float(u.payload.facts["samples"]) for u in output])
+    mean = sum(w * u.payload.tensors["classifier/head.bias"] for w, u in zip(sizes / sizes.sum(), output, strict=True))
+    assert torch.allclose(one.server_phase(output, ctx(federation)).shared.tensors["classifier/head.bias"], mean, atol=1e-6)
 
 
 def test_the_student_may_start_from_the_clients_classifiers() -> None:
     federation = small_federation("falcon")
-    said = uploads(method(federation), federation)
-    sizes = torch.tensor([float(u.payload.facts["samples"]) for u in said])
-    biases = torch.stack([u.payload.tensors["classifier/head.bias"] for u in said])
+    output = uploads(method(federation), federation)
+    sizes = torch.tensor([float(u.payload.facts["samples"]) for u in output])
+    biases = torch.stack([u.payload.tensors["classifier/head.bias"] for u in output])
     for init, weights in (("mean", torch.ones_like(sizes)), ("average", sizes)):
         one = method(federation, init=init, lr=1e-12)  # stays where it starts
-        found = one.server_phase(said, ctx(federation)).shared.tensors["classifier/head.bias"]
+        found = one.server_phase(output, ctx(federation)).shared.tensors["classifier/head.bias"]
         assert torch.allclose(found, (weights / weights.sum()) @ biases, atol=1e-6)
 
 

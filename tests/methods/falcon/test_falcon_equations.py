@@ -83,8 +83,8 @@ def constant(*logits: float) -> AttentionPool:
 def taught(counts: Sequence[Sequence[int]], models: Sequence[AttentionPool], x: torch.Tensor, **change: Any) -> torch.Tensor:
     settings = replace(SMOKE, **change)
     none = torch.zeros(0, 1, WIDTH), torch.zeros(0, dtype=torch.int64)
-    said = [upload(name, count, model, *none) for name, count, model in zip("abc", counts, models, strict=False)]
-    return Falcon(TASK, settings)._teacher(said, x, context(settings, "abc"))
+    output = [upload(name, count, model, *none) for name, count, model in zip("abc", counts, models, strict=False)]
+    return Falcon(TASK, settings)._teacher(output, x, context(settings, "abc"))
 
 
 TEMPERED = torch.tensor([[4.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 4.0]]).div(4).softmax(-1)  # T = 4
@@ -129,7 +129,7 @@ def test_the_server_trains_its_student_by_adam_on_that_loss() -> None:
     ctx = context(settings, "ab")
     x, y = torch.randn(8, 1, WIDTH, generator=rng(5)), torch.tensor([0, 1, 2, 0] * 2)  # alike, so that nothing is capped
     models = [classifier(seed) for seed in (1, 2)]
-    said = [upload(name, [2, 1, 1], models[i], x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]) for i, name in enumerate("ab")]
+    output = [upload(name, [2, 1, 1], models[i], x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4]) for i, name in enumerate("ab")]
     method = Falcon(TASK, settings)
     student, random = settings.classifier(WIDTH, 3, ctx.generator("student")), ctx.generator("distil")
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_the_server_trains_its_student_by_adam_on_that_loss() -> None:
             optimizer.zero_grad()
             (0.7 * functional.cross_entropy(logits, y[index]) + 0.3 * 9 * divergence).backward()
             optimizer.step()
-    found = method.server_phase(said, ctx).shared.tensors
+    found = method.server_phase(output, ctx).shared.tensors
     assert all(torch.allclose(found[name], value, atol=1e-5) for name, value in named(student, "classifier").items())
 
 
@@ -250,7 +250,7 @@ def test_few_images_have_few_components(images: int, components: int) -> None:
     assert len(made.tensors["generator/weights.bias"]) == components
 
 
-def test_a_generator_works_on_standardized_tokens_unless_told_otherwise() -> None:
+def test_a_generator_works_on_standardized_tokens_unless_reported_otherwise() -> None:
     tokens, labels = 3.0 + 2.0 * torch.randn(40, 1, WIDTH, generator=rng(8)), torch.arange(40) % 3
     for standardize, center, scale in ((True, tokens.mean((0, 1)), tokens.std((0, 1))), (False, 0.0, 1.0)):
         space = Falcon(TASK, replace(SMOKE, standardize=standardize))._space(tokens, labels)

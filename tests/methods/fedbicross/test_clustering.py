@@ -52,7 +52,7 @@ def test_more_clusters_than_clients_is_an_error(k: int) -> None:
     assert caught.value.field == "clusters"
 
 
-def test_models_that_answer_alike_meet() -> None:
+def test_models_that_answer_alike_exchange() -> None:
     """Two groups of identical models are separated by their predictions and by their parameters."""
     first, second = (build_model("cnn-w4", TASK, rng(seed)) for seed in (0, 1))
     models = [m.eval() for m in (first, second, first, second)]

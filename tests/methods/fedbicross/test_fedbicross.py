@@ -32,7 +32,7 @@ CLIENTS = "abc"
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As the walk runs: more threads would only wait for each other on layers this small."""
+    """As in a run: more threads would only wait for each other on layers this small."""
     with compute_threads(1):
         yield
 
@@ -123,8 +123,8 @@ def test_learned_weights_prefer_what_helps_the_own_validation() -> None:
     method, ups, ctx = FedBiCross(TASK, settings), uploads(settings), context(settings, CLIENTS)
     maker = method._teacher(ups, [method.build(u.payload) for u in ups], [0], ctx)
     made = Lessons([maker], ups, method, ctx).take(range(1))[0][0]
-    says = torch.tensor([8.0, 0.0, 0.0]).expand_as(made.clean)
-    own, bad = (Lesson(made.trajectory, sign * says, sign * says) for sign in (1, -1))
+    message = torch.tensor([8.0, 0.0, 0.0]).expand_as(made.clean)
+    own, bad = (Lesson(made.trajectory, sign * message, sign * message) for sign in (1, -1))
     start = torch.full((2,), 0.5).double()
     path = method._follow(0, method._learner(ups, [0], ctx), [own, bad], start, *method._split(ctx), 0)
     assert float(path[-1, 0]) > 0.9
@@ -190,12 +190,12 @@ def test_clients_are_grouped_by_what_the_setting_says(clustering: str, groups: l
 
 def test_similarity_weights_by_hand() -> None:
     """256 equal answers are 16 times as far apart as one is; the weights fall with the distance and stay as they are."""
-    said = [(0.0, 0.0, 0.0), (0.2, 0.0, 0.0), (0.0, 0.0, 0.6)]
-    points = torch.tensor(said, dtype=torch.float64).softmax(-1)
+    output = [(0.0, 0.0, 0.0), (0.2, 0.0, 0.0), (0.0, 0.0, 0.6)]
+    points = torch.tensor(output, dtype=torch.float64).softmax(-1)
     apart = [[16 * math.dist(one.tolist(), other.tolist()) for other in points] for one in points]
     expected = [[math.exp(-gap) / sum(math.exp(-other) for other in row) for gap in row] for row in apart]
     settings = replace(SMOKE, clusters=3, weights="similarity", repetitions=1)
-    released = run(settings, uploaded([constant(*logits) for logits in said])).shared.facts["weights"]
+    released = run(settings, uploaded([constant(*logits) for logits in output])).shared.facts["weights"]
     assert torch.allclose(torch.tensor(released), torch.tensor(expected), atol=1e-5)
     assert expected[0][1] > 2 * expected[0][2]
 
@@ -217,9 +217,9 @@ def lessons_by_hand(steps: int = 4, n: int = 8) -> list[Lesson]:
 def loss_by_hand(
     network: nn.Module, at: Mapping[str, torch.Tensor], one: Lesson, place: int, index: torch.Tensor
 ) -> torch.Tensor:
-    said = torch.func.functional_call(network, dict(at), (one.trajectory.images[place][index],))
+    output = torch.func.functional_call(network, dict(at), (one.trajectory.images[place][index],))
     share = 1 - one.trajectory.times[place]
-    return share * kd_loss(one.noisy[place][index], said, 4.0) + (1 - share) * kd_loss(one.clean[place][index], said, 4.0)
+    return share * kd_loss(one.noisy[place][index], output, 4.0) + (1 - share) * kd_loss(one.clean[place][index], output, 4.0)
 
 
 @pytest.mark.parametrize("k, raw, clip", [(0, False, 0.0), (0, True, 0.0), (2, False, 0.0), (2, True, 0.0), (2, False, 0.5)])
@@ -244,37 +244,37 @@ def test_the_bilevel_step_descends_on_the_own_validation_loss_of_the_moved_stude
 
 
 def test_weights_go_on_from_repetition_to_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    walked: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    visited: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     follow = FedBiCross._follow
 
     def noted(self: FedBiCross, k: int, learner: Learner, lessons: Sequence[Lesson], weights: torch.Tensor, *rest: Any) -> Any:
         path = follow(self, k, learner, lessons, weights, *rest)
-        walked[rest[-1], k] = weights.clone(), path
+        visited[rest[-1], k] = weights.clone(), path
         return path
 
     monkeypatch.setattr(FedBiCross, "_follow", noted)
     shown: dict[str, Any] = {}
     settings = replace(SMOKE, clusters=2, repetitions=3)
     release = FedBiCross(TASK, settings).server_phase(uploads(settings), watching(settings, shown))
-    assert sorted(walked) == [(repetition, k) for repetition in range(3) for k in range(2)]
+    assert sorted(visited) == [(repetition, k) for repetition in range(3) for k in range(2)]
     for k in range(2):
-        assert walked[0, k][0].tolist() == [0.5, 0.5]
-        assert all(torch.equal(walked[r + 1, k][0], walked[r, k][1][-1]) for r in range(2))
-        assert not torch.equal(walked[2, k][0], walked[0, k][0])
-        assert release.shared.facts["weights"][k] == pytest.approx(walked[2, k][1][-1].tolist(), abs=1e-6)
+        assert visited[0, k][0].tolist() == [0.5, 0.5]
+        assert all(torch.equal(visited[r + 1, k][0], visited[r, k][1][-1]) for r in range(2))
+        assert not torch.equal(visited[2, k][0], visited[0, k][0])
+        assert release.shared.facts["weights"][k] == pytest.approx(visited[2, k][1][-1].tolist(), abs=1e-6)
         for j in range(2):
             line = shown["Weights while learning"]["series"][f"cluster {k + 1} from cluster {j + 1}"]
-            assert line == torch.cat([walked[r, k][1][:, j] for r in range(3)]).tolist()
+            assert line == torch.cat([visited[r, k][1][:, j] for r in range(3)]).tolist()
 
 
 # --- stage 3 ---
 
 
-@pytest.mark.parametrize("settle", [False, True])
-def test_one_step_of_stage_three_by_hand(settle: bool) -> None:
+@pytest.mark.parametrize("recalibrate", [False, True])
+def test_one_step_of_stage_three_by_hand(recalibrate: bool) -> None:
     """From the cluster's model, one SGD step on CE + 0.5 KL(cluster || own) + 0.3 KL(local || own) over all images."""
     settings = replace(
-        SMOKE, architecture="cnn-w4", clip=0.0, personal_lr=0.1, personal_batch=24, recalibrate_personal_bn=settle
+        SMOKE, architecture="cnn-w4", clip=0.0, personal_lr=0.1, personal_batch=24, recalibrate_personal_bn=recalibrate
     )
     method, mine, ctx = FedBiCross(TASK, settings), shard("a"), context(settings, CLIENTS)
     images, labels = to_input(mine.train.images), mine.train.labels
@@ -283,11 +283,11 @@ def test_one_step_of_stage_three_by_hand(settle: bool) -> None:
         cluster.train()(torch.randn((16, *TASK.image), generator=rng(6)))
     release = Release(Payload({}), {"a": Payload(named(cluster, "model"), {"architecture": "cnn-w4", "cluster": 0})})
     local = method.build(method.client_phase(mine, ctx))
-    own = recalibrated_bn(cluster, mine.train.images) if settle else copy.deepcopy(cluster).eval()
+    own = recalibrated_bn(cluster, mine.train.images) if recalibrate else copy.deepcopy(cluster).eval()
     guides = [model(images).softmax(-1).detach() for model in (own, local)]
-    said = own.train()(images)
-    pulls = [(p * (p.log() - said.log_softmax(-1))).sum(-1).mean() for p in guides]
-    (functional.cross_entropy(said, labels) + 0.5 * pulls[0] + 0.3 * pulls[1]).backward()
+    output = own.train()(images)
+    pulls = [(p * (p.log() - output.log_softmax(-1))).sum(-1).mean() for p in guides]
+    (functional.cross_entropy(output, labels) + 0.5 * pulls[0] + 0.3 * pulls[1]).backward()
     with torch.no_grad():
         for parameter in own.parameters():
             assert parameter.grad is not None
@@ -339,21 +339,21 @@ def test_stage_three_has_momentum_and_its_own_schedule(schedule: Any, rates: tup
 
 
 def test_personal_loss_by_hand() -> None:
-    said = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.5]])
-    cluster, local, labels = said.flip(0), -said, torch.tensor([0, 2])
-    loss = FedBiCross(TASK, SMOKE)._personal_loss(said, labels, torch.stack([cluster, local]))
+    output = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.5]])
+    cluster, local, labels = output.flip(0), -output, torch.tensor([0, 2])
+    loss = FedBiCross(TASK, SMOKE)._personal_loss(output, labels, torch.stack([cluster, local]))
 
     def kl(teacher: torch.Tensor) -> torch.Tensor:
         p = teacher.softmax(-1)
-        return (p * (p.log() - said.log_softmax(-1))).sum(-1).mean()
+        return (p * (p.log() - output.log_softmax(-1))).sum(-1).mean()
 
-    assert float(loss) == pytest.approx(float(functional.cross_entropy(said, labels) + 0.5 * kl(cluster) + 0.3 * kl(local)))
+    assert float(loss) == pytest.approx(float(functional.cross_entropy(output, labels) + 0.5 * kl(cluster) + 0.3 * kl(local)))
 
 
 def test_kl_terms_vanish_when_all_models_agree() -> None:
-    said, labels = torch.randn((4, 3)), torch.tensor([0, 1, 2, 0])
-    loss = FedBiCross(TASK, SMOKE)._personal_loss(said, labels, torch.stack([said, said]))
-    assert float(loss) == pytest.approx(float(functional.cross_entropy(said, labels)), abs=1e-6)
+    output, labels = torch.randn((4, 3)), torch.tensor([0, 1, 2, 0])
+    loss = FedBiCross(TASK, SMOKE)._personal_loss(output, labels, torch.stack([output, output]))
+    assert float(loss) == pytest.approx(float(functional.cross_entropy(output, labels)), abs=1e-6)
 
 
 def test_without_personalization_the_cluster_s_model_is_used() -> None:

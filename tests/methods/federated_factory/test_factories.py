@@ -70,9 +70,9 @@ def test_a_generator_that_diverges_says_whose_which_class_and_which_setting(kind
     settings = replace(TINY, factory=kind, dropout=0.0, **change)
     with pytest.raises(TrainingError) as caught:
         train_factory(shard, 1, settings, TASK, ctx)
-    words = str(caught.value)
+    command = str(caught.value)
     assert caught.value.client == "st-mary" and caught.value.field == next(iter(change))
-    assert "'square'" in words and "diverged" in words and next(iter(change)) in words
+    assert "'square'" in command and "diverged" in command and next(iter(change)) in command
 
 
 def test_a_generator_that_diverges_in_its_last_step_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:

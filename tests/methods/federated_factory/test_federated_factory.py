@@ -33,7 +33,7 @@ SMALL = replace(resolve_settings(FederatedFactory, "smoke"), images_per_class=12
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the walk computes."""
+    """As a run computes."""
     with compute_threads(1):
         yield
 

@@ -35,8 +35,8 @@ def test_a_component_of_few_images_is_fitted_again_with_fewer() -> None:
     """Nineteen points and one far away: two components would be those and it, so there is one. Two true groups stay two."""
     settings = replace(TINY, mixture_components=2, mixture_prior=1e-3, least=3)
     near = 0.1 * torch.randn((19, 2), generator=rng(), dtype=torch.float64)
-    lonely = torch.cat([near, torch.full((1, 2), 50.0, dtype=torch.float64)])
-    assert len(supported_mixture(lonely, settings, 20, rng(1))[0]) == 1
+    single = torch.cat([near, torch.full((1, 2), 50.0, dtype=torch.float64)])
+    assert len(supported_mixture(single, settings, 20, rng(1))[0]) == 1
     apart = torch.cat([near, near + 50.0])
     weights, centers, _ = supported_mixture(apart, settings, 38, rng(1))
     assert sorted(weights.tolist()) == pytest.approx([0.5, 0.5]) and float((centers[0] - centers[1]).abs().min()) > 45

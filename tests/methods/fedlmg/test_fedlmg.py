@@ -172,13 +172,13 @@ def tiny(tmp_path: Path) -> Path:
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
     )
-    words = ["<|startoftext|>", "<|endoftext|>", "a</w>", "c", "a", "t</w>"]
+    command = ["<|startoftext|>", "<|endoftext|>", "a</w>", "c", "a", "t</w>"]
     (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (tmp_path / "tokenizer" / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(command)}))
     (tmp_path / "tokenizer" / "merges.txt").write_text("#version: 0.2\n")
     text = transformers.CLIPTextModel(
         transformers.CLIPTextConfig(
-            vocab_size=len(words),
+            vocab_size=len(command),
             hidden_size=16,
             intermediate_size=16,
             num_hidden_layers=1,
@@ -200,8 +200,8 @@ def test_a_tiny_pipeline_is_loaded_pinned_and_guided(tiny: Path) -> None:
     assert prior.latent == (4, 8, 8) and len(prior.kept) == 1000 and min(prior.flops()) > 0
     z, labels = torch.randn((2, *prior.latent), generator=torch_generator(0, "z")), torch.tensor([0, 1])
     alone = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 0.0, CPU).noise(z, 500, labels)
-    told = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 1.0, CPU).noise(z, 500, labels)
-    assert torch.allclose(prior.noise(z, 500, labels), alone + 3 * (told - alone), atol=1e-4)
+    reported = load_prior(str(tiny), digest, 3, ["a cat", "a dog"], 1.0, CPU).noise(z, 500, labels)
+    assert torch.allclose(prior.noise(z, 500, labels), alone + 3 * (reported - alone), atol=1e-4)
     images = guided_images(
         prior, member(), labels, TASK.image, Guidance(diffusion_steps=2, first_corrections=1), torch_generator(0, "z"), CPU
     )

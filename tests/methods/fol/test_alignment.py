@@ -158,14 +158,14 @@ def test_a_model_that_diverges_is_refused_with_its_sender() -> None:
     assert (caught.value.client, caught.value.field) == ("b", "align_lr") and "a aligned it" in str(caught.value)
 
 
-def test_settled_statistics_are_those_of_the_own_images() -> None:
+def test_recalibrated_statistics_are_those_of_the_own_images() -> None:
     """The first norm sees what the first convolution says about all own images, not what it said some steps ago."""
     given, own = (Payload(named(model(seed), "model"), {"architecture": "cnn-w8"}) for seed in (1, 0))
     settings = replace(SMALL, recalibrate_personal_bn=True)
     tuned = classifier(aligned("b", given, own, shard("a"), settings, TASK, context(settings, "ab")), TASK)
     with torch.no_grad():
-        said = tuned.stages[0].conv(to_input(shard("a").train.images))  # type: ignore[index,union-attr]
-    assert torch.allclose(tuned.stages[0].bn.running_mean, said.mean((0, 2, 3)), atol=1e-5)  # type: ignore[index,union-attr]
+        output = tuned.stages[0].conv(to_input(shard("a").train.images))  # type: ignore[index,union-attr]
+    assert torch.allclose(tuned.stages[0].bn.running_mean, output.mean((0, 2, 3)), atol=1e-5)  # type: ignore[index,union-attr]
 
 
 def test_bad_settings_are_named() -> None:

@@ -14,7 +14,7 @@ PRUNED = "Filters pruned of the neighbors' models"
 DESCENT = "Theorem 2: distance to the distilled optimum, last layer only"
 
 
-def told(risk: float, bound: float, **more: Any) -> dict[str, Any]:
+def reported(risk: float, bound: float, **more: Any) -> dict[str, Any]:
     return {
         "gap": {"risk": risk, "variation": (risk + bound) / 2, "bound": bound, "printed": 100 * bound},
         "pruned": {},
@@ -24,13 +24,13 @@ def told(risk: float, bound: float, **more: Any) -> dict[str, Any]:
 
 def test_weights_are_counted_in_tenths_and_one_is_in_the_last() -> None:
     weights = {"a": 0.0, "b": 0.05, "c": 0.1, "d": 0.95, "e": 1.0}
-    shown = exchange_figures({name: told(0.1, 0.2) for name in weights}, weights)[OWN]
+    shown = exchange_figures({name: reported(0.1, 0.2) for name in weights}, weights)[OWN]
     assert shown["series"]["clients"] == [2, 1, 0, 0, 0, 0, 0, 0, 0, 2] and shown["note"] == ""
     assert (shown["bins"][0], shown["bins"][-1], len(shown["bins"])) == (0.0, 1.0, 11)
 
 
 def test_clients_stand_in_the_order_of_their_bounds() -> None:
-    shown = exchange_figures({"a": told(0.1, 0.9), "b": told(0.3, 0.4)}, {"a": 1.0, "b": 1.0})[RISK]
+    shown = exchange_figures({"a": reported(0.1, 0.9), "b": reported(0.3, 0.4)}, {"a": 1.0, "b": 1.0})[RISK]
     assert "as printed is 40 to 90" in shown["note"]
     assert shown["series"]["bound: mean √(KL/2)"] == [0.4, 0.9] and shown["series"]["difference of risks"] == [0.3, 0.1]
 
@@ -40,17 +40,17 @@ def test_descents_are_means_over_clients_and_absent_without_any() -> None:
         {"measured": [1.0, 0.2], "promised": [1.0, 0.8], "printed": [1.0, 1.0]},
         {"measured": [1.0, 0.4], "promised": [1.0, 0.9], "printed": [1.0, 0.9]},
     ]
-    notes = {name: told(0.1, 0.2, descent=row) for name, row in zip("ab", rows, strict=True)}
-    series = exchange_figures({**notes, "c": told(0.1, 0.2)}, dict.fromkeys("abc", 1.0))[DESCENT]["series"]
+    notes = {name: reported(0.1, 0.2, descent=row) for name, row in zip("ab", rows, strict=True)}
+    series = exchange_figures({**notes, "c": reported(0.1, 0.2)}, dict.fromkeys("abc", 1.0))[DESCENT]["series"]
     assert series["measured"] == pytest.approx([1.0, 0.3]) and series["promised"] == pytest.approx([1.0, 0.85])
     assert series["printed"] == pytest.approx([1.0, 0.95])
-    assert exchange_figures({"c": told(0.1, 0.2)}, {"c": 1.0}).keys() == {OWN, RISK}
+    assert exchange_figures({"c": reported(0.1, 0.2)}, {"c": 1.0}).keys() == {OWN, RISK}
 
 
-def test_what_pruning_leaves_is_told_over_all_clients() -> None:
+def test_what_pruning_leaves_is_reported_over_all_clients() -> None:
     notes = {
-        "a": told(0.1, 0.2, pruned={"b": 0.25, "c": 0.0}, bytes={"kept": 10, "whole": 40}, left_out=["d"]),
-        "b": told(0.1, 0.2, pruned={"a": 0.5}, bytes={"kept": 50, "whole": 60}),
+        "a": reported(0.1, 0.2, pruned={"b": 0.25, "c": 0.0}, bytes={"kept": 10, "whole": 40}, left_out=["d"]),
+        "b": reported(0.1, 0.2, pruned={"a": 0.5}, bytes={"kept": 50, "whole": 60}),
     }
     found = exchange_figures(notes, {"a": 0.5, "b": 0.5})
     assert found[PRUNED]["series"]["models"] == [1, 0, 1, 0, 0, 1, 0, 0, 0, 0]

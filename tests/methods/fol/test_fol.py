@@ -76,9 +76,9 @@ def test_everybody_hears_the_models_of_its_neighbors_as_they_were_sent() -> None
     release = Fol(TASK, SMOKE).server_phase(ups, context(SMOKE, CLIENTS))
     assert not release.shared.tensors
     for client in CLIENTS:
-        heard = members(release.for_client(client))
-        assert sorted(heard) == [c for c in CLIENTS if c != client]
-        assert all(same(heard[u.client].tensors, u.payload.tensors) for u in ups if u.client != client)
+        received = members(release.for_client(client))
+        assert sorted(received) == [c for c in CLIENTS if c != client]
+        assert all(same(received[u.client].tensors, u.payload.tensors) for u in ups if u.client != client)
 
 
 def test_half_precision_halves_what_travels_and_keeps_the_contract() -> None:
@@ -98,7 +98,7 @@ def test_half_precision_halves_what_travels_and_keeps_the_contract() -> None:
     assert all(value.dtype != torch.float16 for value in made.tensors.values())  # a site computes with 32 bits again
 
 
-def test_a_topology_decides_who_is_heard() -> None:
+def test_a_topology_decides_who_is_received() -> None:
     ctx = context(SMOKE, CLIENTS)
     ring = replace(ctx, plan=replace(ctx.plan, topology=Topology("ring")))
     release = Fol(TASK, SMOKE).server_phase(uploads(SMOKE), ring)
@@ -308,12 +308,12 @@ def test_ties_are_broken_by_likeness_whatever_the_order() -> None:
 
 
 def test_theory_is_kept_beside_measurement() -> None:
-    told = personal(SMOKE).facts["notes"]
-    assert 0 <= told["gap"]["risk"] <= told["gap"]["variation"] <= told["gap"]["bound"]
-    measured, promised = told["descent"]["measured"], told["descent"]["promised"]
+    reported = personal(SMOKE).facts["notes"]
+    assert 0 <= reported["gap"]["risk"] <= reported["gap"]["variation"] <= reported["gap"]["bound"]
+    measured, promised = reported["descent"]["measured"], reported["descent"]["promised"]
     assert len(measured) == SMOKE.rate_steps + 1
     assert all(m <= p + 1e-6 for m, p in zip(measured, promised, strict=True))
-    assert told["gap"]["printed"] >= 3 * SMOKE.temperature / 2 and len(told["descent"]["printed"]) == len(measured)
+    assert reported["gap"]["printed"] >= 3 * SMOKE.temperature / 2 and len(reported["descent"]["printed"]) == len(measured)
 
 
 def test_the_report_gets_pictures_of_all_clients() -> None:
@@ -337,10 +337,10 @@ def test_pruned_filters_are_gone_in_what_the_ensemble_keeps() -> None:
     assert lean, "nothing was pruned: the test shows nothing"
     whole = sum(t.numel() for t in uploads(settings)[0].payload.tensors.values())
     assert all(sum(t.numel() for t in parts[name].tensors.values()) < whole for name in lean)
-    told = found.facts["notes"]["bytes"]
-    assert told["kept"] == sum(t.nbytes for part in parts.values() for t in part.tensors.values()) < told["whole"]
+    reported = found.facts["notes"]["bytes"]
+    assert reported["kept"] == sum(t.nbytes for part in parts.values() for t in part.tensors.values()) < reported["whole"]
     shown = Fol(TASK, settings).review({"a": found})["Filters pruned of the neighbors' models"]
-    assert f"{told['kept'] / told['whole']:.1%} of their bytes" in shown["note"]
+    assert f"{reported['kept'] / reported['whole']:.1%} of their bytes" in shown["note"]
     x, built = to_input(shards()["a"].val.images), Fol(TASK, settings).build(found)
     assert isinstance(built, Ensemble)
     own, ups = uploads(settings)[0].payload, {u.client: u.payload for u in uploads(settings)}

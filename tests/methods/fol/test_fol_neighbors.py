@@ -73,8 +73,8 @@ def test_a_neighbor_that_explodes_is_left_out_and_named(align: bool, exploding: 
     settings = replace(SMOKE, align=align, top=4, clip=0.0 if exploding is not exploding_in_training else 5.0)
     method = Fol(TASK, settings)
     found = method.personalize(spoiled(exploding), shards()["a"], context(settings, CLIENTS))
-    told = found.facts["notes"]
-    assert told["left_out"] == ["c"] and set(told["candidates"]) == {"a", "b"} >= set(found.facts["weights"])
+    reported = found.facts["notes"]
+    assert reported["left_out"] == ["c"] and set(reported["candidates"]) == {"a", "b"} >= set(found.facts["weights"])
     assert all(bool(value.isfinite().all()) for value in found.tensors.values())
     notes = [figure["note"] for figure in method.review({"a": found}).values()]
     assert any("c (at a)" in note for note in notes)
@@ -89,10 +89,10 @@ def test_where_nobody_can_be_used_it_is_local(answer: Literal["student", "ensemb
     settings = replace(SMOKE, answer=answer, start="average", copies=1)
     method, one = Fol(TASK, settings), shards()["a"]
     bad = {u.client: exploding(u.payload) for u in uploads(settings) if u.client in "bc"}
-    heard, nobody = Release(Payload({}), {"a": gather(bad)}), Release(Payload({}), {"a": gather({})})
+    received, nobody = Release(Payload({}), {"a": gather(bad)}), Release(Payload({}), {"a": gather({})})
     ctx = context(settings, CLIENTS)
     for now in (ctx, replace(ctx, previous=personal(settings))):
-        found, alone = (method.personalize(release, one, now) for release in (heard, nobody))
+        found, alone = (method.personalize(release, one, now) for release in (received, nobody))
         assert same(found.tensors, alone.tensors) and found.facts["notes"] == {"left_out": ["b", "c"]}
         assert type(method.build(found)) is type(method.build(alone))
         assert "b (at a)" in str(method.review({"a": found}))

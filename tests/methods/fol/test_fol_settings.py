@@ -24,7 +24,7 @@ def made_up() -> Candidates:
     """The own model is right about all training images and about no other; its neighbor the other way round."""
     here = held("a")
     labels = torch.cat([here.train.labels, here.val.labels])
-    right, wrong = (9 * functional.one_hot(said, 3).float() for said in (labels, (labels + 1) % 3))
+    right, wrong = (9 * functional.one_hot(output, 3).float() for output in (labels, (labels + 1) % 3))
     n = len(here.train)
     logits = torch.stack([torch.cat([right[:n], wrong[n:]]), torch.cat([wrong[:n], right[n:]])])
     models = {name: build_model("cnn-w8", TASK, torch.Generator().manual_seed(i)) for i, name in enumerate("ab")}
@@ -36,14 +36,14 @@ def test_candidates_are_judged_on_held_out_images_and_weighed_on_those_asked_for
     assert Fol(TASK, replace(SMOKE, top=1))._weigh(made_up()) == {"b": 1.0}
     assert Fol(TASK, replace(SMOKE, top=2, fit_on="train"))._weigh(made_up()) == {"a": 1.0}
     both = Fol(TASK, replace(SMOKE, top=2, fit_on="train+val"))._weigh(made_up())
-    assert both["a"] > both["b"] > 0  # 24 images speak for one, 12 for the other
+    assert both["a"] > both["b"] > 0  # 24 images weigh for one, 12 for the other
 
 
 def taught(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the student would be taught, and how; it is left as it begins."""
     seen: dict[str, Any] = {}
     with monkeypatch.context() as patch:
-        patch.setattr(fol, "distill", lambda student, pool, rng, **words: seen.update(words, student=student, pool=pool))
+        patch.setattr(fol, "distill", lambda student, pool, rng, **options: seen.update(options, student=student, pool=pool))
         return {"made": personal(settings), **seen}
 
 
@@ -67,8 +67,8 @@ def test_changed_copies_are_taught_what_the_ensemble_says_about_them(monkeypatch
     weights, lessons = seen["made"].facts["weights"], seen["pool"]
     assert len(lessons) == 3 * len(shards()["a"].train) and max(weights.values()) > min(weights.values()) + 0.05
     with torch.no_grad():
-        said = [w * classifier(sent[client], TASK)(lessons.inputs) for client, w in weights.items()]
-    assert torch.allclose(lessons.teacher, torch.stack(said).sum(0), atol=1e-4)
+        output = [w * classifier(sent[client], TASK)(lessons.inputs) for client, w in weights.items()]
+    assert torch.allclose(lessons.teacher, torch.stack(output).sum(0), atol=1e-4)
 
 
 def sure(payload: Payload) -> Payload:
@@ -81,10 +81,10 @@ def test_the_gap_is_between_student_and_ensemble_on_held_out_images() -> None:
     found, sent, val = personal(settings, ups=ups), {u.client: u.payload for u in ups}, shards()["a"].val
     assert set(found.facts["weights"]) != {"a"}
     with torch.no_grad():
-        said = {client: classifier(payload, TASK)(to_input(val.images)) for client, payload in sent.items()}
-    together = torch.stack([w * said[client] for client, w in found.facts["weights"].items()]).sum(0)
+        output = {client: classifier(payload, TASK)(to_input(val.images)) for client, payload in sent.items()}
+    together = torch.stack([w * output[client] for client, w in found.facts["weights"].items()]).sum(0)
     assert found.facts["notes"]["gap"] == pytest.approx(
-        asdict(risk_gap(together, said["a"], val.labels, settings.temperature)), rel=1e-3
+        asdict(risk_gap(together, output["a"], val.labels, settings.temperature)), rel=1e-3
     )
 
 
@@ -95,9 +95,9 @@ def test_what_is_kept_answers_only_for_the_same_models_images_and_settings() -> 
         asked.append(repr(key))
         return kept
 
-    def ask(settings: Settings = SMOKE, before: int = 0, heard: str = "bc", here: Shard | None = None) -> None:
+    def ask(settings: Settings = SMOKE, before: int = 0, received: str = "bc", here: Shard | None = None) -> None:
         ctx = replace(context(settings, CLIENTS), previous=ups[before].payload, get_or_compute=get_or_compute)
-        release = Release(Payload({}), {"a": gather({u.client: u.payload for u in ups if u.client in heard})})
+        release = Release(Payload({}), {"a": gather({u.client: u.payload for u in ups if u.client in received})})
         Fol(TASK, settings).personalize(release, here or shards()["a"], ctx)
 
     ask()
@@ -105,6 +105,6 @@ def test_what_is_kept_answers_only_for_the_same_models_images_and_settings() -> 
     assert len(set(asked)) == 1
     ask(replace(SMOKE, evenness=1.0))
     ask(before=1)
-    ask(heard="bd")
+    ask(received="bd")
     ask(here=held("a", seed=5))
     assert len(set(asked)) == len(asked) - 1

@@ -71,14 +71,14 @@ def with_zeros(architecture: str, only: str = "") -> tuple[nn.Module, dict[str, 
 
 def test_silent_filters_say_exactly_zero_in_both_modes() -> None:
     model, masks = with_zeros("cnn-w8")
-    said: dict[str, torch.Tensor] = {}
+    output: dict[str, torch.Tensor] = {}
     for layer in prunable(model):
         assert layer.norm is not None
-        layer.norm.register_forward_hook(lambda _m, _i, out, name=layer.name: said.update({name: out.detach()}))
+        layer.norm.register_forward_hook(lambda _m, _i, out, name=layer.name: output.update({name: out.detach()}))
     for training in (True, False):
         model.train(training)(torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1)))
-        assert all(torch.equal(out[:, 1], torch.zeros_like(out[:, 1])) for out in said.values()) and len(said) == 3
-        assert all(bool(out[:, 0].abs().sum() > 0) for out in said.values())
+        assert all(torch.equal(out[:, 1], torch.zeros_like(out[:, 1])) for out in output.values()) and len(output) == 3
+        assert all(bool(out[:, 0].abs().sum() > 0) for out in output.values())
     assert all(mask.tolist().count(True) == 1 for mask in masks.values())
     assert pruned_share(masks) == 3 / (8 + 16 + 32)
 

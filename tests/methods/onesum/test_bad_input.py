@@ -72,7 +72,7 @@ def test_a_term_that_no_images_can_have_does_not_leave_the_site(how: str, field:
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "says"),
+    ("name", "spoil", "message"),
     [
         ("counts", lambda t: t - 1000, "out of range"),
         ("counts", lambda t: t + (1 << 40), "out of range"),
@@ -81,7 +81,7 @@ def test_a_term_that_no_images_can_have_does_not_leave_the_site(how: str, field:
         ("factor", lambda t: torch.full_like(t, float("nan")), "not finite"),
     ],
 )
-def test_the_gate_refuses_what_it_can_see(name: str, spoil: Callable[[torch.Tensor], torch.Tensor], says: str) -> None:
+def test_the_gate_refuses_what_it_can_see(name: str, spoil: Callable[[torch.Tensor], torch.Tensor], message: str) -> None:
     """Counts below zero or beyond reason, other shapes and kinds of numbers, NaN; what they mean is for the server to see."""
     federation = small_federation("onesum")
     one = method(federation, least=1, filters=24, send="smaller" if name == "factor" else "triangle")
@@ -93,7 +93,7 @@ def test_the_gate_refuses_what_it_can_see(name: str, spoil: Callable[[torch.Tens
         return pack("upload", "client-01", "0" * 64, to_raw(tensors), dict(payload.facts), key)
 
     assert accept(bundle(payload.tensors), policy).client == "client-01"
-    with pytest.raises(Rejected, match=says) as caught:
+    with pytest.raises(Rejected, match=message) as caught:
         accept(bundle({**payload.tensors, name: spoil(payload.tensors[name])}), policy)
     assert caught.value.client == "client-01" and name in str(caught.value)
 

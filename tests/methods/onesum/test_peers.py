@@ -61,7 +61,7 @@ def test_in_a_mesh_every_peer_has_the_server_s_model_to_the_last_bit() -> None:
     assert {payload_digest(head(payload)) for payload in kept.values()} == {payload_digest(head(served.shared))}
 
 
-def test_who_is_met_again_is_not_counted_again() -> None:
+def test_who_is_exchanged_again_is_not_counted_again() -> None:
     """Three encounters in a ring are with the same two neighbors."""
     federation = prepare(Simulation("onesum", "digits", 5, "iid", "smoke", 0, samples=150, image_size=8))
     one, kept, digests = method(federation), dict[str, Payload](), []
@@ -77,15 +77,15 @@ def test_later_encounters_add_new_neighbors_once() -> None:
     federation = prepare(Simulation("onesum", "digits", 6, "iid", "smoke", 0, samples=180, image_size=8))
     one, kept = method(federation), dict[str, Payload]()
     counts = {s.client: one.client_phase(s, Context(federation.plan, torch.device("cpu"))) for s in federation.shards}
-    met: dict[str, set[str]] = {s.client: {s.client} for s in federation.shards}
+    exchanged: dict[str, set[str]] = {s.client: {s.client} for s in federation.shards}
     for plan in in_topology(federation, "random:2", 3):
         kept = encounter(one, federation, plan, kept)
-        for client, names in met.items():
+        for client, names in exchanged.items():
             names |= set(neighbors(plan, client))
             assert set(kept[client].facts["summed"]) == names and len(kept[client].facts["summed"]) == len(names)
             expected = torch.stack([counts[name].tensors["counts"] for name in sorted(names)]).sum(0)
             assert torch.equal(kept[client].tensors["summed/counts"], expected.double())
-    assert any(len(names) > 3 for names in met.values())
+    assert any(len(names) > 3 for names in exchanged.values())
 
 
 def test_terms_are_passed_on_and_not_sums() -> None:

@@ -43,8 +43,8 @@ def answers(n: int, right: float, seed: int = 0) -> tuple[torch.Tensor, torch.Te
     """Log-probabilities over three classes that name the label in a share `right` of the images, and the labels."""
     rng = torch_generator(seed, "answers")
     labels = torch.randint(0, 3, (n,), generator=rng)
-    said = torch.where(torch.rand(n, generator=rng) < right, labels, (labels + 1) % 3)
-    return (4.0 * torch.eye(3, dtype=torch.float64)[said]).log_softmax(1), labels
+    output = torch.where(torch.rand(n, generator=rng) < right, labels, (labels + 1) % 3)
+    return (4.0 * torch.eye(3, dtype=torch.float64)[output]).log_softmax(1), labels
 
 
 FLAT = torch.zeros(3, dtype=torch.float64)

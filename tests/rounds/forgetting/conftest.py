@@ -24,13 +24,13 @@ ABOUT = {"preset": "smoke", "command": "osfl run --method fedavg"}
 
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Finished rounds, walked once; every test works in a copy."""
+    """Finished rounds, run once; every test works in a copy."""
     kept = tmp_path_factory.mktemp("rounds")
 
-    def copy(method: str, to: Path, **words: Any) -> Path:
-        original = kept / "-".join([method, *map(str, words.values())])
+    def copy(method: str, to: Path, **options: Any) -> Path:
+        original = kept / "-".join([method, *map(str, options.values())])
         if not original.exists():
-            run_federation(small_federation(method, **words), original, ABOUT, machine=ONE)
+            run_federation(small_federation(method, **options), original, ABOUT, machine=ONE)
         return Path(shutil.copytree(original, to))
 
     return copy
@@ -40,8 +40,8 @@ def failed(folder: Path) -> list[str]:
     return [finding.check for finding in verify(folder) if not finding.good]
 
 
-def digest(folder: Path, method: str = "ensemble", **words: Any) -> str:
-    with existing_round(folder, small_federation(method, **words).plan) as fl_round:
+def digest(folder: Path, method: str = "ensemble", **options: Any) -> str:
+    with existing_round(folder, small_federation(method, **options).plan) as fl_round:
         published = fl_round.release()
     assert published is not None
     return published[1]

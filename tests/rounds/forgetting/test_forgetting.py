@@ -56,7 +56,7 @@ def test_the_certificate_says_what_to_replace_and_nothing_is_left(rounds: Any, t
         assert not (folder / name).exists()
 
 
-def test_the_same_words_evaluate_what_is_left(rounds: Any, tmp_path: Path) -> None:
+def test_the_same_options_evaluate_what_is_left(rounds: Any, tmp_path: Path) -> None:
     folder = rounds("ensemble", tmp_path / "round")
     certificate = forget(folder, clients=["client-02"], machine=ONE)
     assert certificate["again"] == ABOUT["command"]
@@ -119,18 +119,18 @@ def test_a_client_of_one_class_goes_with_it(rounds: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "says"),
+    ("options", "error", "message"),
     [
         ({"class_name": "eleven"}, RoundError, "no class 'eleven'"),
         ({}, UsageError, "nothing was named"),
     ],
 )
-def test_words_that_mean_nothing_here(
-    rounds: Any, tmp_path: Path, words: dict[str, Any], error: type[Exception], says: str
+def test_options_that_mean_nothing_here(
+    rounds: Any, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     folder = rounds(APART, tmp_path / "round")
-    with pytest.raises(error, match=says):
-        forget(folder, **words)
+    with pytest.raises(error, match=message):
+        forget(folder, **options)
     assert not (folder / INTENT).exists()
 
 
@@ -142,11 +142,11 @@ def test_methods_that_send_one_model_of_all_classes_say_which_can(rounds: Any, t
 # --- refusals -------------------------------------------------------------------------------------------------------------
 
 
-def refused(folder: Path, says: str, **words: Any) -> OsflError:
+def refused(folder: Path, message: str, **options: Any) -> OsflError:
     """The refusal names everything, and nothing was touched."""
     before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-    with pytest.raises(RoundError, match=says) as caught:
-        forget(folder, machine=ONE, **words)
+    with pytest.raises(RoundError, match=message) as caught:
+        forget(folder, machine=ONE, **options)
     facts = caught.value.as_json()
     assert {"field", "expected", "got", "fix"} <= facts.keys(), facts
     assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == before
@@ -316,17 +316,17 @@ def test_odd_facts_of_one_client_do_not_keep_a_class_from_being_forgotten(tmp_pa
     folder = tmp_path / "round"
     run_federation(federation, folder, ABOUT, machine=ONE)
     with existing_round(folder, federation.plan) as fl_round:
-        who, said = next((upload.client, upload.payload) for upload in fl_round.uploads()[0] if upload.payload.tensors)
+        who, output = next((upload.client, upload.payload) for upload in fl_round.uploads()[0] if upload.payload.tensors)
     (folder / "release.safetensors").unlink()
     (folder / "inbox" / f"{who}.safetensors").unlink()
     key = simulated_key(0, who)
-    odd = pack("upload", who, federation.plan.digest, to_raw(said.tensors), {"class_counts": [9] * 10, "samples": 1}, key)
+    odd = pack("upload", who, federation.plan.digest, to_raw(output.tensors), {"class_counts": [9] * 10, "samples": 1}, key)
     Inbox(folder / "inbox", read_policy(folder)).receive(odd)  # the gate lets it in
-    label = next(name.removeprefix("class-").split("/")[0] for name in said.tensors)
+    label = next(name.removeprefix("class-").split("/")[0] for name in output.tensors)
     assert who in forget(folder, class_name=label, machine=ONE)["uploads"]
 
 
-def test_peers_whose_experts_see_the_class_at_home_are_told(tmp_path: Path) -> None:
+def test_peers_whose_experts_see_the_class_at_home_are_reported(tmp_path: Path) -> None:
     federation = few_images("client-03", 4, mode="peer")
     run_federation(federation, tmp_path / "round", ABOUT, machine=ONE)
     assert forget(tmp_path / "round", class_name="3", machine=ONE)["stays"]
@@ -346,16 +346,16 @@ def test_a_client_is_forgotten_with_peers_and_with_the_diffusion_model_too(tmp_p
     assert windows and files_with(windows, folder) == [] and failed(folder) == []
 
 
-@pytest.mark.parametrize("said_before", [False, True])
-def test_a_replay_that_cannot_work_says_how_to_end_without_a_release(tmp_path: Path, said_before: bool) -> None:
+@pytest.mark.parametrize("output_before", [False, True])
+def test_a_replay_that_cannot_work_says_how_to_end_without_a_release(tmp_path: Path, output_before: bool) -> None:
     """The only client with generators goes: what is left are uploads of which nothing can be made."""
     federation = few_images("client-02", 1)
     shards = [few_images("client-03", 1).shards[2] if s.client == "client-03" else s for s in federation.shards]
     folder = tmp_path / "round"
     run_federation(replace(federation, shards=shards), folder, ABOUT, machine=ONE)
-    for _ in range(1 if said_before else 2):  # also when it is repeated
+    for _ in range(1 if output_before else 2):  # also when it is repeated
         with pytest.raises(OsflError, match="no client has sent a generator") as error:
-            forget(folder, clients=["client-01"], withdraw=said_before, machine=ONE)
+            forget(folder, clients=["client-01"], withdraw=output_before, machine=ONE)
         assert "the same command with --withdraw" in (error.value.fix or "")
     certificate = forget(folder, clients=["client-01"], withdraw=True, machine=ONE)
     assert certificate["release"]["after"] == "" and failed(folder) == []

@@ -1,4 +1,4 @@
-"""A forgetting that is killed anywhere is finished by the same words, or by the next."""
+"""A forgetting that is killed anywhere is finished by the same command, or by the next."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ def dying_at(step: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("method", "target"),
     [
         ("fedavg", {"clients": ["client-02"]}),
         ("onesum", {"clients": ["client-02"]}),
         (APART, {"class_name": "2"}),
     ],
 )
-def test_a_kill_anywhere_costs_nothing(rounds: Any, tmp_path: Path, method: str, words: dict[str, Any]) -> None:
+def test_a_kill_anywhere_costs_nothing(rounds: Any, tmp_path: Path, method: str, target: dict[str, Any]) -> None:
     whole = rounds(method, tmp_path / "whole")
     before = digest(whole, method)
     with dying_at(0) as count:
-        expected = forget(whole, machine=ONE, **words)["release"]["after"]
+        expected = forget(whole, machine=ONE, **target)["release"]["after"]
     every = 1 if method == "fedavg" else 20  # what differs between them is near the beginning: there OneSum's sum is corrected
     steps = sorted({*range(1, count[0] + 1, every), *(range(1, 12) if method == "onesum" else ())})
     assert count[0] > 30
     for step in steps:
         folder = rounds(method, tmp_path / f"killed-{step}")
         with dying_at(step), pytest.raises(Killed):
-            forget(folder, machine=ONE, **words)
+            forget(folder, machine=ONE, **target)
         _half_is_never_taken_for_whole(folder, method, before, expected)
         if not certificates(folder, read_policy(folder).server) or (folder / INTENT).exists():
-            assert forget(folder, machine=ONE, **words)["release"]["after"] == expected, step
+            assert forget(folder, machine=ONE, **target)["release"]["after"] == expected, step
         assert not (folder / INTENT).exists() and ((step % 10 and method != "onesum") or failed(folder) == []), step
         assert digest(folder, method) == expected
         shutil.rmtree(folder)
@@ -110,7 +110,7 @@ def test_an_unfinished_forgetting_is_finished_before_another_begins(
     assert certificate["release"]["after"] == "" and failed(folder) == []
 
 
-def test_late_words_change_nothing_that_was_agreed(rounds: Any, tmp_path: Path) -> None:
+def test_late_options_change_nothing_that_was_agreed(rounds: Any, tmp_path: Path) -> None:
     """A round of another plan is not opened in a folder because somebody was forgotten there."""
     folder = rounds("ensemble", tmp_path / "round")
     forget(folder, clients=["client-02"], machine=ONE)

@@ -161,7 +161,7 @@ def test_a_release_that_the_uploads_do_not_give_is_found(tmp_path: Path) -> None
     assert failed(fl_round) == ["release"]
 
 
-def test_what_has_seen_the_class_and_stays_is_said(rounds: Any, tmp_path: Path) -> None:
+def test_what_has_seen_the_class_and_stays_is_stated(rounds: Any, tmp_path: Path) -> None:
     certificate = forget(rounds("falcon", tmp_path / "round"), class_name="2", machine=ONE)
     assert "classifiers" in certificate["stays"]
 

@@ -37,9 +37,9 @@ Verify = Callable[..., tuple[int, str]]
 def verify(capfd: pytest.CaptureFixture[str]) -> Verify:
     """Exit code and everything that `osfl verify` prints, on one line."""
 
-    def call(*words: object) -> tuple[int, str]:
+    def call(*command: object) -> tuple[int, str]:
         capfd.readouterr()
-        code = answer(["verify", *map(str, words)])
+        code = answer(["verify", *map(str, command)])
         captured = capfd.readouterr()
         assert "Traceback" not in captured.err
         return code, " ".join((captured.out + captured.err).split())
@@ -65,8 +65,8 @@ RELEASE, UPLOAD = "release.safetensors", "inbox/client-02.safetensors"
 
 def test_after_forgetting_all_that_is_left_is_good(rounds: Any, tmp_path: Path, verify: Verify) -> None:
     folder, _, _ = after_forgetting(rounds, tmp_path)
-    code, said = verify("--round", folder)
-    assert code == 0 and "certificates read: 1" in said and "Nothing was withdrawn." in said
+    code, output = verify("--round", folder)
+    assert code == 0 and "certificates read: 1" in output and "Nothing was withdrawn." in output
 
 
 @pytest.mark.parametrize("names", [(RELEASE,), (UPLOAD,), (RELEASE, UPLOAD)], ids=["release", "upload", "both"])
@@ -76,12 +76,12 @@ def test_verify_refuses_what_was_put_back(
 ) -> None:
     folder, old, certificate = after_forgetting(rounds, tmp_path)
     put_back(old, folder, *names)
-    code, said = verify(*([folder / name for name in names] if named else []), "--round", folder)
-    assert code == 1 and "Every signature is good" not in said
-    assert said.count("withdrawn by forgotten/0001.json") == len(names)
-    assert certificate["time"] in said and "client 'client-02' was forgotten" in said
-    assert RELEASE not in names or f"use the release {certificate['release']['after']}" in said
-    assert UPLOAD not in names or "nothing is left of it" in said
+    code, output = verify(*([folder / name for name in names] if named else []), "--round", folder)
+    assert code == 1 and "Every signature is good" not in output
+    assert output.count("withdrawn by forgotten/0001.json") == len(names)
+    assert certificate["time"] in output and "client 'client-02' was forgotten" in output
+    assert RELEASE not in names or f"use the release {certificate['release']['after']}" in output
+    assert UPLOAD not in names or "nothing is left of it" in output
 
 
 def test_copies_outside_the_folder_are_refused_too(rounds: Any, tmp_path: Path, verify: Verify) -> None:
@@ -92,17 +92,17 @@ def test_copies_outside_the_folder_are_refused_too(rounds: Any, tmp_path: Path, 
     save_public(tmp_path / "server.pub", read_policy(folder).server)
     (tmp_path / "plan.toml").write_text(write_plan(small_federation("ensemble").plan))
     site = ("--plan", tmp_path / "plan.toml", "--server", tmp_path / "server.pub")
-    code, said = verify(old / RELEASE, *site)
-    assert code == 0 and "not checked not withdrawn" in said and "give --round or --certificates" in said
-    assert "Nothing was withdrawn" not in said
+    code, output = verify(old / RELEASE, *site)
+    assert code == 0 and "not checked not withdrawn" in output and "give --round or --certificates" in output
+    assert "Nothing was withdrawn" not in output
     for place in (folder / "forgotten", folder / "forgotten" / "0001.json"):
-        code, said = verify(old / RELEASE, *site, "--certificates", place)
-        assert code == 1 and "withdrawn by forgotten/0001.json" in said
+        code, output = verify(old / RELEASE, *site, "--certificates", place)
+        assert code == 1 and "withdrawn by forgotten/0001.json" in output
         assert verify(folder / RELEASE, *site, "--certificates", place)[0] == 0
     shutil.copytree(folder / "forgotten", old / "forgotten")
     assert verify(old / RELEASE, *site)[0] == 1
-    code, said = verify(old / RELEASE, *site, "--certificates", tmp_path / "nowhere")
-    assert code == 2 and "there are no certificates at" in said
+    code, output = verify(old / RELEASE, *site, "--certificates", tmp_path / "nowhere")
+    assert code == 2 and "there are no certificates at" in output
 
 
 def test_a_certificate_is_believed_only_with_the_servers_signature(rounds: Any, tmp_path: Path, verify: Verify) -> None:
@@ -111,13 +111,13 @@ def test_a_certificate_is_believed_only_with_the_servers_signature(rounds: Any, 
     forged = {**certificate, "release": {"before": certificate["release"]["after"], "after": ""}}
     key = simulated_key(0, "client-01")
     path.write_text(json.dumps({"certificate": forged, "signature": key.sign(canonical(forged))}))
-    code, said = verify("--round", folder)
-    assert code == 1 and "forgotten/0001.json is not what the server signed" in said
+    code, output = verify("--round", folder)
+    assert code == 1 and "forgotten/0001.json is not what the server signed" in output
     save_public(tmp_path / "server.pub", read_policy(old).server)
     (tmp_path / "plan.toml").write_text(write_plan(small_federation("ensemble").plan))
     site = ("--plan", tmp_path / "plan.toml", "--server", tmp_path / "server.pub")
-    code, said = verify(old / RELEASE, *site, "--certificates", path)
-    assert code == 1 and "is not what the server signed" in said
+    code, output = verify(old / RELEASE, *site, "--certificates", path)
+    assert code == 1 and "is not what the server signed" in output
 
 
 def test_deleted_certificates_are_noticed_by_a_later_one_or_a_copy(rounds: Any, tmp_path: Path, verify: Verify) -> None:
@@ -126,19 +126,19 @@ def test_deleted_certificates_are_noticed_by_a_later_one_or_a_copy(rounds: Any, 
     for client in ("client-01", "client-02"):
         forget(folder, clients=[client], machine=ONE)
     copies = shutil.copytree(folder / "forgotten", tmp_path / "copies")
-    code, said = verify(old / RELEASE, "--round", folder)
-    assert code == 1 and "withdrawn by forgotten/0001.json" in said and "use the release" in said
+    code, output = verify(old / RELEASE, "--round", folder)
+    assert code == 1 and "withdrawn by forgotten/0001.json" in output and "use the release" in output
     (folder / "forgotten" / "0001.json").unlink()
-    code, said = verify("--round", folder)
-    assert code == 1 and "lacks certificates" in said and "number 1" in said
+    code, output = verify("--round", folder)
+    assert code == 1 and "lacks certificates" in output and "number 1" in output
     shutil.rmtree(folder / "forgotten")
     put_back(old, folder, RELEASE, "inbox/client-01.safetensors", UPLOAD)
-    code, said = verify("--round", folder)
-    assert code == 1 and "certificates of forgetting are those that it names: it is not" in said
+    code, output = verify("--round", folder)
+    assert code == 1 and "certificates of forgetting are those that it names: it is not" in output
     put_back(old, folder, "head.json", "journal.jsonl")
     assert verify("--round", folder)[0] == 0  # nothing inside the folder tells (docs/threat-model.md)
-    code, said = verify("--round", folder, "--certificates", copies)
-    assert code == 1 and "lacks certificates" in said and "number 1, 2" in said
+    code, output = verify("--round", folder, "--certificates", copies)
+    assert code == 1 and "lacks certificates" in output and "number 1, 2" in output
 
 
 def test_a_certificate_of_another_round_withdraws_nothing(rounds: Any, tmp_path: Path, verify: Verify) -> None:
@@ -151,8 +151,8 @@ def test_a_certificate_of_another_round_withdraws_nothing(rounds: Any, tmp_path:
     site = ("--plan", tmp_path / "plan.toml", "--server", tmp_path / "server.pub")
     assert verify(old / RELEASE, *site, "--certificates", tmp_path / "other.json")[0] == 0
     (folder / "forgotten" / "0001.json").write_text(json.dumps(signed))
-    code, said = verify("--round", folder)
-    assert code == 1 and "certificates of another round" in said
+    code, output = verify("--round", folder)
+    assert code == 1 and "certificates of another round" in output
 
 
 def test_every_other_reader_of_the_folder_refuses(rounds: Any, tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_a_class_that_was_forgotten(rounds: Any, tmp_path: Path, verify: Verify)
     assert verify("--round", folder)[0] == 0
     client, left = next((client, upload["after"]) for client, upload in certificate["uploads"].items() if upload["after"])
     put_back(old, folder, upload := f"inbox/{client}.safetensors")
-    code, said = verify("--round", folder)
-    assert code == 1 and "class '2' of every client was forgotten" in said and f"what is left of it is {left}" in said
+    code, output = verify("--round", folder)
+    assert code == 1 and "class '2' of every client was forgotten" in output and f"what is left of it is {left}" in output
     assert verify(old / RELEASE, "--round", folder)[0] == 1
     seen = look(folder / upload, gather(folder / upload), name="", draw=False)
     assert [f["check"] for f in seen["findings"] if f["severity"] == "serious"] == ["Forgotten"]
@@ -214,8 +214,8 @@ def test_personal_parts_of_an_old_release(tmp_path: Path, verify: Verify) -> Non
     forget(folder, clients=["client-02"], machine=ONE)
     assert verify("--round", folder)[0] == 0
     assert verify(folder / "personal/client-01.safetensors", "--round", folder)[0] == 0
-    code, said = verify(old / "personal/client-01.safetensors", "--round", folder)
-    assert code == 1 and "withdrawn by forgotten/0001.json" in said
+    code, output = verify(old / "personal/client-01.safetensors", "--round", folder)
+    assert code == 1 and "withdrawn by forgotten/0001.json" in output
 
 
 def test_a_site_with_the_certificate_takes_no_withdrawn_release(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +226,7 @@ def test_a_site_with_the_certificate_takes_no_withdrawn_release(tmp_path: Path, 
     plan = coordinator.read_round_plan(fl_round)
     (tmp_path / "plan.toml").write_text(write_plan(plan))
     save_public(tmp_path / "server.pub", known["server"].public_hex)
-    words = [
+    command = [
         "personalize",
         str(tmp_path / "plan.toml"),
         "--client",
@@ -237,12 +237,12 @@ def test_a_site_with_the_certificate_takes_no_withdrawn_release(tmp_path: Path, 
         str(tmp_path / "work"),
     ]
     capfd.readouterr()
-    assert answer([*words, "--release", str(old), "--certificates", str(fl_round / "forgotten")]) == 1
+    assert answer([*command, "--release", str(old), "--certificates", str(fl_round / "forgotten")]) == 1
     assert "withdrawn by forgotten/0001.json" in " ".join(capfd.readouterr().err.split())
-    assert answer([*words, "--release", str(old)]) == 0  # nobody at this site knows of it
-    assert answer([*words, "--release", str(fl_round / RELEASE)]) == 0
+    assert answer([*command, "--release", str(old)]) == 0  # nobody at this site knows of it
+    assert answer([*command, "--release", str(fl_round / RELEASE)]) == 0
     shutil.copy(old, fl_round / RELEASE)  # the certificates lie beside it
-    assert answer([*words, "--release", str(fl_round / RELEASE)]) == 1
+    assert answer([*command, "--release", str(fl_round / RELEASE)]) == 1
     with pytest.raises(Rejected, match="withdrawn"):
         verify_release(old, known["server"].public_hex, plan.digest, withdrawn=read_policy(fl_round).withdrawn)
 
@@ -255,7 +255,7 @@ def test_a_release_made_again_from_a_forgotten_upload_is_refused(rounds: Any, tm
     assert found is not None and found.certificate == "forgotten/0001.json" and "use the release" in found.instead
 
 
-def test_where_clients_meet_several_times_the_first_encounter_counts(tmp_path: Path) -> None:
+def test_where_clients_exchange_several_times_the_first_encounter_counts(tmp_path: Path) -> None:
     more = {"clients": 4, "samples": 120, "image_size": 8, "topology": Topology("ring", encounters=2)}
     federation = prepare(Simulation("fol", "digits", partition="dirichlet:0.5", preset="smoke", **more))  # type: ignore[arg-type]
     run_federation(federation, folder := tmp_path / "round", ABOUT, machine=ONE)

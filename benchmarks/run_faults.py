@@ -1,9 +1,9 @@
-"""Kill a whole simulated round with SIGKILL, run the same words again, and see that nothing is lost.
+"""Kill a whole simulated round with SIGKILL, run the same command again, and see that nothing is lost.
 
-    python -m benchmarks.walk_faults
+    python -m benchmarks.run_faults
 
 Children are forked from a process that has imported everything but computed nothing, so that a kill point costs a
-fraction of a second. Points are numbered: the n-th durable write (fsync, link, rename) or reported step of the walk.
+fraction of a second. Points are numbered: the n-th durable write (fsync, link, rename) or reported step of the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def attempt(made: Federation, folder: Path, die_at: int | None = None, die_after: float | None = None) -> None:
-    """One walk, which dies at its n-th numbered point or after some seconds."""
+    """One run, which dies at its n-th numbered point or after some seconds."""
     lock, count = threading.Lock(), 0
 
     def point(*args: Any) -> None:
@@ -112,7 +112,7 @@ def one_kill(made: Federation, root: Path, expected: tuple[str, str], **death: A
 
 
 def kill_points(method: str, numbered: int, timed: int, seed: int = 0) -> dict[str, int]:
-    """Kill at numbered points spread over the whole walk, and at random moments."""
+    """Kill at numbered points spread over the whole run, and at random moments."""
     made, rng = federation(method), random.Random(seed)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
@@ -125,7 +125,7 @@ def kill_points(method: str, numbered: int, timed: int, seed: int = 0) -> dict[s
         chosen = sorted({1 + i * (points - 1) // max(1, numbered - 1) for i in range(min(numbered, points))})
         deaths: list[dict[str, Any]] = [{"die_at": point} for point in chosen]
         deaths += [{"die_after": rng.uniform(0.01, seconds)} for _ in range(timed)]
-        total = {"attempts": len(deaths), "points_in_walk": points}
+        total = {"attempts": len(deaths), "points_in_run": points}
         for death in deaths:
             for key, value in one_kill(made, root, expected, **death).items():
                 total[key] = total.get(key, 0) + value

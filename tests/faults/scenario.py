@@ -32,29 +32,29 @@ def upload(client: str, version: int = 0) -> bytes:
     return pack("upload", client, PLAN, {"w": RawTensor("U8", (4000,), bytes(4000))}, {"version": version}, _KEYS[client])
 
 
-def short_story() -> list[bytes]:
-    """Two clients speak, one of them twice; then it changes its mind and a stranger comes by."""
+def short_scenario() -> list[bytes]:
+    """Two clients upload, one of them twice; then it sends another upload, and somebody unknown sends bytes."""
     first, second = CLIENTS[:2]
     return [upload(first), upload(second), upload(first), upload(first, version=1), b"\0" * 50]
 
 
-def tell(folder: Path, story: Iterable[bytes], acknowledge: Callable[[Ack], None]) -> None:
-    """Receive everything; refusals are part of the story, other errors end it."""
+def tell(folder: Path, scenario: Iterable[bytes], acknowledge: Callable[[Ack], None]) -> None:
+    """Receive everything; refusals are part of the scenario, other errors end it."""
     inbox = Inbox(folder / "inbox", POLICY)
-    for number, data in enumerate(story):
+    for number, data in enumerate(scenario):
         with contextlib.suppress(Rejected):
             receipt = inbox.receive(data if number else folder / INCOMING)  # once as a file
             acknowledge((receipt.client, receipt.digest))
 
 
 def prepare(folder: Path) -> Path:
-    """A folder with the first upload of every story as a file."""
+    """A folder with the first upload of every scenario as a file."""
     folder.mkdir(parents=True)
     (folder / INCOMING).write_bytes(upload(CLIENTS[0]))
     return folder
 
 
-def judge(folder: Path, acked: Sequence[Ack], story: Sequence[bytes]) -> dict[str, int]:
+def judge(folder: Path, acked: Sequence[Ack], scenario: Sequence[bytes]) -> dict[str, int]:
     """After the interruption: what was acknowledged is there, nothing is torn, and telling it again completes it."""
     found = {"lost": 0, "torn": 0, "not_resumed": 0}
     try:
@@ -63,7 +63,7 @@ def judge(folder: Path, acked: Sequence[Ack], story: Sequence[bytes]) -> dict[st
         return {**found, "torn": 1}
     found["lost"] = sum(standing.get(client) != digest for client, digest in acked)
     again: list[Ack] = []
-    tell(folder, story, again.append)
+    tell(folder, scenario, again.append)
     clients = {client for client, _ in again}
     complete = {receipt.client for receipt in Inbox(folder / "inbox", POLICY).uploads()} == clients
     same = all(dict(again).get(client) == digest for client, digest in {**standing, **dict(acked)}.items())

@@ -1,6 +1,6 @@
-"""What the house costs: the walk against a bare loop that trains the same models, and the worker pool against one process.
+"""What a run costs besides training: against a bare loop that trains the same models, and the worker pool against one process.
 
-python -m benchmarks.walk_speed
+python -m benchmarks.run_speed
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from osfl.simulate.simulation import Federation, Simulation, prepare
 
 def overhead() -> dict[str, float]:
     """Plan, contract, signatures, gate, inbox, journal, release, results and report, against training and testing alone."""
-    # 60 epochs of 1,346 images: as many passes as the cpu preset makes over 4,000 real ones. The house's cost is a few tenths
+    # 60 epochs of 1,346 images: as many passes as the cpu preset makes over 4,000 real ones. That cost is a few tenths
     # of a second whatever the job: with the preset's 20 epochs (8 s) a first measurement gave 7.7 %, above the aim of 3 %.
     simulation = Simulation("fedavg", "digits", 5, "dirichlet:0.5", "cpu", image_size=28, changes={"epochs": "60"})
     federation = prepare(simulation)
     scratch = Path(tempfile.mkdtemp())
     number = iter(range(10_000))
 
-    def house() -> None:
+    def shared_costs() -> None:
         folder = scratch / str(next(number))
         run_federation(federation, folder, {"preset": "cpu", "command": ""}, machine=Machine(workers=1))
 
-    seconds = medians({"house": house, "bare": lambda: bare(federation)}, rounds=2)
+    seconds = medians({"run": shared_costs, "bare": lambda: bare(federation)}, rounds=2)
     shutil.rmtree(scratch)
     return {
-        "walk_seconds": seconds["house"],
+        "run_seconds": seconds["run"],
         "bare_loop_seconds": seconds["bare"],
-        "overhead_seconds": seconds["house"] - seconds["bare"],
-        "overhead_percent": 100 * (seconds["house"] / seconds["bare"] - 1),
+        "overhead_seconds": seconds["run"] - seconds["bare"],
+        "overhead_percent": 100 * (seconds["run"] / seconds["bare"] - 1),
     }
 
 
@@ -113,7 +113,7 @@ def run() -> dict[str, Any]:
     return {
         "embedded_engine_starts_in_milliseconds": round(embedded_start(), 2),
         "sgemm_gflops": {"1 thread": sgemm_gflops(1), "2 threads": sgemm_gflops(2)},
-        "walk": overhead(),
+        "run": overhead(),
         "pool": {name: pool(name, epochs) for name, epochs in (("cnn-w16", 4), ("resnet18-w16", 1))},
     }
 
