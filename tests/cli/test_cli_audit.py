@@ -16,8 +16,8 @@ def test_a_run_of_a_comparison_is_reported_how_to_stand_beside_the_others_again(
     audit = {"membership": [], "canaries": [], "verdict": ["Nothing was found."], "not_shown": ["Much."]}
     result: Any = {"reconstruction": {"attackers": {}}, "audit": audit}
     _show(result, tmp_path / "falcon" / "seed0")
-    said = "".join("".join(capsys.readouterr()).split())
-    assert "osflreport" not in said and "Nothingwasfound." in said and "Notshown:Much." in said
+    shown = "".join("".join(capsys.readouterr()).split())
+    assert "osflreport" not in shown and "Nothingwasfound." in shown and "Notshown:Much." in shown
     (tmp_path / "comparison.json").write_text("{}", encoding="utf-8")
     _show(result, tmp_path / "falcon" / "seed0")
     output = "".join("".join(capsys.readouterr()).split())  # lines may break anywhere

@@ -27,27 +27,27 @@ def pictures(folder: Path, per_class: int = 4, classes: int = 10) -> None:
 
 def test_a_run_measured_again_has_the_scores_of_its_own_report(osfl: Osfl) -> None:
     ran = osfl(f"{RUN} --format json").json
-    said = osfl("evaluate runs/a --data digits --out runs/m --format json")
-    assert said.code == 0
+    result = osfl("evaluate runs/a --data digits --out runs/m --format json")
+    assert result.code == 0
     for name, value in ran["scores"]["global"].items():
-        found = said.json["metrics"][name]
+        found = result.json["metrics"][name]
         assert found["value"] == pytest.approx(value, abs=1e-9) and found["low"] <= found["value"] <= found["high"]
-    assert said.json["confusion"] == ran["scores"]["confusion"] and said.json["data"]["part"] == "test"
+    assert result.json["confusion"] == ran["scores"]["confusion"] and result.json["data"]["part"] == "test"
     page = Path("runs/m/report/index.html").read_text()
     assert "Class by class" in page and "Calibration" in page and "<script" not in page
-    again = osfl(said.json["command"].removeprefix("osfl ") + " --format json").json
-    assert again["metrics"] == said.json["metrics"]
+    again = osfl(result.json["command"].removeprefix("osfl ") + " --format json").json
+    assert again["metrics"] == result.json["metrics"]
 
 
 def test_an_external_folder_and_what_to_know_about_it(osfl: Osfl, tmp_path: Path) -> None:
     osfl(RUN)
     pictures(tmp_path / "elsewhere", classes=9)
-    said = osfl("evaluate runs/a --data elsewhere --out runs/m --resamples 50")
-    assert said.code == 0 and "All images were used" in said.out and "no image of 9" in said.out
+    result = osfl("evaluate runs/a --data elsewhere --out runs/m --resamples 50")
+    assert result.code == 0 and "All images were used" in result.out and "no image of 9" in result.out
     (tmp_path / "elsewhere" / "nine").mkdir()
     (tmp_path / "elsewhere" / "0" / "0.png").rename(tmp_path / "elsewhere" / "nine" / "0.png")
-    said = osfl("evaluate runs/a --data elsewhere")
-    assert said.code == 1 and "classes that the plan does not know" in said.err and "nine" in said.err
+    result = osfl("evaluate runs/a --data elsewhere")
+    assert result.code == 1 and "classes that the plan does not know" in result.err and "nine" in result.err
 
 
 def test_scores_by_scanner_and_people_drawn_whole(osfl: Osfl, tmp_path: Path) -> None:
@@ -63,16 +63,16 @@ def test_scores_by_scanner_and_people_drawn_whole(osfl: Osfl, tmp_path: Path) ->
     assert set(found["groups"]) == {"CT0", "CT1"} and found["groups"]["CT0"]["images"] == 20
     assert found["data"]["people"] == 4 and found["interval"]["of"] == "people" and found["data"]["column"] == "scanner"
     assert "Group by group: scanner" in Path("runs/m/report/index.html").read_text()
-    said = osfl("evaluate runs/a --data images --by scanner")
-    assert said.code == 2 and "is no table" in said.err
+    result = osfl("evaluate runs/a --data images --by scanner")
+    assert result.code == 2 and "is no table" in result.err
 
 
 def test_a_plain_checkpoint(osfl: Osfl) -> None:
     osfl("run --method local_only --set architecture=cnn-w8 --clients 2 --samples 120 --smoke --out runs/l")
     Path("classes.txt").write_text("\n".join(map(str, range(10))))
     file = "runs/l/models/client-01.safetensors"
-    said = osfl(f"evaluate {file} --data digits")
-    assert said.code == 2 and "--architecture NAME and --classes" in said.err
+    result = osfl(f"evaluate {file} --data digits")
+    assert result.code == 2 and "--architecture NAME and --classes" in result.err
     plain = osfl(
         f"evaluate {file} --architecture cnn-w8 --classes classes.txt --image-size 16 --channels 1 --data digits --format json"
     )
@@ -81,8 +81,8 @@ def test_a_plain_checkpoint(osfl: Osfl) -> None:
 
 
 def test_a_misspelled_metric_is_refused_before_any_work(osfl: Osfl) -> None:
-    said = osfl("evaluate nowhere --data digits --metric auroq")
-    assert said.code == 2 and "Did you mean 'auroc'" in said.err
+    result = osfl("evaluate nowhere --data digits --metric auroq")
+    assert result.code == 2 and "Did you mean 'auroc'" in result.err
 
 
 def test_a_site_gets_results_and_the_coordinator_a_signed_summary(osfl: Osfl, tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_site_gets_results_and_the_coordinator_a_signed_summary(osfl: Osfl, tm
     assert all(Path(f"model/{name}").exists() for name in ("evaluation.json", "report/index.html", "model_card.md"))
     assert "Balanced accuracy" in Path("model/model_card.md").read_text()
 
-    said = osfl("evaluate model --data sites/north --client north --key keys/north.key --out measured")
-    assert said.code == 0 and "All that it holds" in said.out
+    result = osfl("evaluate model --data sites/north --client north --key keys/north.key --out measured")
+    assert result.code == 0 and "All that it holds" in result.out
     table = osfl("results round measured --format json")
     assert table.code == 0 and [one["client"] for one in table.json["summaries"]] == ["north"]
     assert "north" in osfl("results round").out  # kept
@@ -104,8 +104,8 @@ def test_a_site_gets_results_and_the_coordinator_a_signed_summary(osfl: Osfl, tm
     signed = json.loads(Path("measured/summary.json").read_text())
     signed["summary"]["metrics"]["accuracy"]["value"] = 1.0
     Path("summary-forged.json").write_text(json.dumps(signed))
-    said = osfl("results round summary-forged.json")
-    assert said.code == 1 and "not signed with the key that is enrolled" in said.err
+    result = osfl("results round summary-forged.json")
+    assert result.code == 1 and "not signed with the key that is enrolled" in result.err
     osfl("evaluate model --data sites/north --client north --key keys/south.key --out stolen")
     assert osfl("results round stolen").code == 1
     Path("junk.json").write_text("{}")

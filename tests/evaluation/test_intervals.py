@@ -86,7 +86,7 @@ def test_the_headline_follows_the_balance_of_the_classes() -> None:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auroc", "f1"])
-def test_a_constant_answer_reaches_what_is_said(metric: str) -> None:
+def test_a_constant_answer_reaches_what_is_stated(metric: str) -> None:
     labels = np.repeat([0, 1, 2], [50, 30, 20])
     probability = np.tile([0.5, 0.3, 0.2], (100, 1))
     assert metrics(probability, labels)[metric] == pytest.approx(constant_answer(metric, [50, 30, 20]))  # type: ignore[literal-required]

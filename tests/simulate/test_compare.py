@@ -20,8 +20,8 @@ def test_changed_code_is_named_and_fresh_repeats(tmp_path: Path, monkeypatch: py
     assert compare(SMALL, ["fedavg"], [0], tmp_path)["changed"] == []
     path = tmp_path / "fedavg" / "seed0" / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "0" * 64, "seed": 0}))
-    told = compare(SMALL, ["fedavg"], [0], tmp_path)
-    assert told["changed"] == ["fedavg"]
+    reported = compare(SMALL, ["fedavg"], [0], tmp_path)
+    assert reported["changed"] == ["fedavg"]
     assert "The code of fedavg changed" in (tmp_path / "report" / "index.html").read_text()
     again = compare(SMALL, ["fedavg"], [0], tmp_path, fresh=True)
     assert again["changed"] == [] and json.loads(path.read_text())["code"] == code_digest(load("fedavg"))
