@@ -87,7 +87,7 @@ BAD: dict[str, tuple[dict[str, np.ndarray], str]] = {
     "flat images": ({"train_images": np.zeros((4, 36), np.uint8)}, r"shape \[4, 36\]"),
     "two channels": ({"train_images": np.zeros((4, 6, 6, 2), np.uint8)}, r"shape \[4, 6, 6, 2\]"),
     "no images": ({"train_images": np.zeros((0, 6, 6), np.uint8), "train_labels": np.zeros(0, np.uint8)}, "is empty"),
-    "multi-label": ({"train_labels": np.zeros((4, 14), np.uint8)}, "14 columns: multi-label"),
+    "multi-label": ({"train_labels": np.full((4, 14), 7, np.uint8)}, r"14 columns \(multi-label\), expected 0 and 1"),
     "float labels": ({"train_labels": np.zeros(4)}, "expected integers"),
     "fewer labels": ({"train_labels": np.zeros(3, np.uint8)}, "4 'train_images' but 3 'train_labels'"),
     "negative label": ({"train_labels": np.array([0, 1, -1, 2])}, r"in -1\.\.2"),
@@ -107,7 +107,7 @@ def test_bad_npz_names_the_mistake(tmp_path: Path, name: str) -> None:
 
 def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"float64.*multi-label"):
-        open_dataset(_npz(tmp_path / "x.npz", train_images=np.zeros((4, 6, 6)), train_labels=np.zeros((4, 3), np.uint8)))
+        open_dataset(_npz(tmp_path / "x.npz", train_images=np.zeros((4, 6, 6)), train_labels=np.full((4, 3), 2, np.uint8)))
     with pytest.raises(DataError, match="no 'train_images'"):
         open_dataset(_npz(tmp_path / "y.npz", something=np.zeros(3)))
 

@@ -63,18 +63,19 @@ def test_tables_as_a_spreadsheet_writes_them(tmp_path: Path, separator: str, enc
 
 
 def test_the_separator_is_found_in_the_header() -> None:
-    assert [i.label for i in read_table('"label";"path"\r\n"x;y";"a.png"\r\n', "t.csv")[0]] == ["x;y"]
-    items, problems = read_table("sep=;\r\npath;label\r\na.png;x\r\n;y\r\n", "t.csv")
-    assert [i.name for i in items] == ["a.png"] and [p.path for p in problems if p.what == "no path"] == ["t.csv:4"]
-    assert not read_table("path,label\na;b.png,x\n", "t.csv")[1]
+    assert [i.label for i in read_table('"label";"path"\r\n"x;y";"a.png"\r\n', "t.csv").items] == ["x;y"]
+    table = read_table("sep=;\r\npath;label\r\na.png;x\r\n;y\r\n", "t.csv")
+    assert [i.name for i in table.items] == ["a.png"] and [p.path for p in table.problems if p.what == "no path"] == ["t.csv:4"]
+    assert not read_table("path,label\na;b.png,x\n", "t.csv").problems
     with pytest.raises(DataError, match="lacks the columns"):
         read_table("path:label\na.png:x\n", "t.csv")
 
 
-def test_several_labels_in_a_cell_are_named() -> None:
-    items, problems = read_table("path,label\na.png,glioma\nb.png,glioma|edema\nc.png,edema\n", "t.csv")
-    assert {i.label for i in items} == {"glioma", "edema", "glioma|edema"}
-    assert [(p.path, p.detail) for p in problems] == [("b.png", "glioma|edema")] and "multi-label" in problems[0].what
+def test_what_may_be_several_labels_is_named() -> None:
+    table = read_table("path,label\na.png,glioma\nb.png,glioma+edema\nc.png,edema\n", "t.csv")
+    assert {i.label for i in table.items} == {"glioma", "edema", "glioma+edema"} and not table.several
+    assert [(p.path, p.detail) for p in table.problems] == [("b.png", "glioma+edema")]
+    assert "multi-label" in table.problems[0].what
     alone = {"glioma", "edema"}
     assert all(names_several(f"glioma{joint}edema", alone) for joint in (";", ",", "+", " & ", "/"))
     assert not any(names_several(label, alone) for label in ("t-shirt/top", "glioma", "|", "glioma|"))

@@ -57,11 +57,6 @@ def test_a_sheet_without_its_file_says_where_it_was_looked_for(tmp_path: Path) -
     assert "OSFL_DATA" in str(caught.value) and str(tmp_path / "data") in str(caught.value)
 
 
-def test_multi_label_is_refused_before_any_download() -> None:
-    with pytest.raises(DataError, match="several findings"):
-        open_dataset("chestmnist")
-
-
 def test_sheets_are_complete() -> None:
     assert len([name for name in sheets() if "mnist" in name]) == 12 * 4 + 1
     for name, sheet in sheets().items():

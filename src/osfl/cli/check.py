@@ -165,7 +165,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
         "test_images": len(found.test) if found.test else 0,
         "inputs": inputs,
         "findings": findings,
-        **_claims({client: counts}, plan_of_round),
+        **_claims({client: counts}, {client: len(found.train)}, plan_of_round),
     }
     if output_format == "json":
         put_json(facts)
@@ -176,7 +176,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
         f"{len(shard.val):,} held out for validation{unused}\n"
     )
     _lines(inputs)
-    _heat_map(plan_of_round.task.classes, {client: counts})
+    _heat_map(plan_of_round.task.classes, {client: counts}, {client: len(found.train)})
     _show_claims(facts)
     _show_findings(findings)
 
@@ -206,24 +206,28 @@ def _facts(federation: Federation) -> dict[str, Any]:
     from osfl.models.input_facts import describe_inputs
 
     source = federation.source
-    inputs = describe_inputs(federation.plan.settings, source.image[1], source.native)
+    inputs, images = describe_inputs(federation.plan.settings, source.image[1], source.native), _images(federation)
     return {
         "plan": federation.plan.digest,
         "dataset": source.name,
         "classes": list(source.classes),
         "image": list(source.image),
-        "train_images": sum(map(sum, federation.counts.values())),
+        "train_images": sum(images.values()),
         "test_images": len(federation.test),
         "clients": {client: list(counts) for client, counts in federation.counts.items()},
         "inputs": inputs,
         "findings": _findings([*federation.problems, *near_duplicates(source.train, source.test)], inputs),
-        **_claims(federation.counts, federation.plan),
+        **_claims(federation.counts, images, federation.plan),
     }
 
 
-def _claims(counts: Mapping[str, Sequence[int]], plan: Plan) -> dict[str, Any]:
+def _images(federation: Federation) -> dict[str, int]:
+    """Of each client; where an image has several classes, no sum of class counts."""
+    return {shard.client: len(shard.train) + len(shard.val) for shard in federation.shards}
+
+
+def _claims(counts: Mapping[str, Sequence[int]], images: Mapping[str, int], plan: Plan) -> dict[str, Any]:
     """The largest site, what the plan lets a site claim, and whose weight by counts the plan's cap lowers."""
-    images = {client: sum(row) for client, row in counts.items()}
     share = max(plan.limits.share, 1 / len(images))
     over = [client for client, n in images.items() if n > share * sum(images.values())]
     most = {"samples": max(images.values()), "class_samples": max(max(row) for row in counts.values())}
@@ -254,7 +258,7 @@ def _show(federation: Federation) -> None:
         echo(f"[dim]{escape(sheet.license)} · {escape(sheet.source)}[/]")
     echo()
     _lines(facts["inputs"])
-    _heat_map(facts["classes"], facts["clients"])
+    _heat_map(facts["classes"], facts["clients"], _images(federation))
     _show_claims(facts)
     _show_findings(facts["findings"])
 
@@ -285,7 +289,7 @@ def _show_claims(facts: Mapping[str, Any]) -> None:
         )
 
 
-def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> None:
+def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]], images: Mapping[str, int]) -> None:
     """Images by client and class: numbers where they fit, else one block a class."""
     from rich.table import Table
     from rich.text import Text
@@ -306,7 +310,7 @@ def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> No
     table.add_row(*head)
     for client, row in counts.items():
         cells = [_number(n, most) for n in row] if wide else [_blocks(row, most)]
-        table.add_row(client, f"{sum(row):,}", *cells)
+        table.add_row(client, f"{images[client]:,}", *cells)
     console.print(table)
     if not wide:
         console.print(Text("\n" + ", ".join(f"{i} {on_one_line(name)}" for i, name in enumerate(classes, 1)), style="dim"))

@@ -108,11 +108,9 @@ def _datasets() -> Rows:
 
 
 def _available(sheet: Any) -> str:
-    """yes; download: it is fetched when it is used; no: the user has to bring the files; refused: it cannot be used."""
+    """yes; download: it is fetched when it is used; no: the user has to bring the files."""
     from osfl.data.places import find_file
 
-    if sheet.refused:
-        return "refused"
     if sheet.layout == "embedded" or all(find_file(sheet, file.name) for file in sheet.files):
         return "yes"
     return "download" if all(file.url for file in sheet.files) else "no"
@@ -147,7 +145,7 @@ def _show(name: str, rows: Rows) -> None:
     echo()
 
 
-_HERE = {"yes": "[green]here[/]", "download": "fetched when used", "no": "not here", "refused": "[red]cannot be used[/]"}
+_HERE = {"yes": "[green]here[/]", "download": "fetched when used", "no": "not here"}
 
 
 def _show_datasets(rows: Rows) -> None:

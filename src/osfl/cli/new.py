@@ -48,6 +48,14 @@ Classes = Annotated[
         help="Names of the classes, in a template.",
     ),
 ]
+Multilabel = Annotated[
+    bool,
+    typer.Option(
+        "--multilabel",
+        rich_help_panel=options.WHAT,
+        help="In a template: an image may have several of the classes, or none. A dataset says so itself.",
+    ),
+]
 Clients = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +110,7 @@ def new(
     smoke: options.Smoke = False,
     samples: options.Samples = None,
     classes: Classes = None,
+    multilabel: Multilabel = False,
     sites: Sites = None,
     group: options.Group = "",
     slices: options.Slices = "",
@@ -155,13 +164,13 @@ def new(
         noise=noise,
     )
     with mistakes.noted():
-        _consistent(dataset, classes, named, sites)
+        _consistent(dataset, classes, named, sites, multilabel)
         simulation = parse_options(args)
     mistakes.check()
     if sites is not None:
         plan = _dealt_out(simulation, named, sites)
     else:
-        plan = prepare(simulation).plan if dataset else _template(simulation, classes, named)
+        plan = prepare(simulation).plan if dataset else _template(simulation, classes, named, multilabel)
     plan = replace(plan, quorum=quorum)
     check_plan(plan)
     _write(plan, out, output_format)
@@ -218,8 +227,10 @@ def _clients(text: str | None) -> tuple[Sequence[str], int | None]:
     return found, len(found)
 
 
-def _consistent(dataset: str | None, classes: str | None, named: Sequence[str], sites: Path | None) -> None:
+def _consistent(dataset: str | None, classes: str | None, named: Sequence[str], sites: Path | None, multilabel: bool) -> None:
     problems = []
+    if dataset and multilabel:
+        problems.append("--multilabel is for templates; a dataset says itself whether an image has several labels")
     if dataset and classes:
         problems.append("--classes is for templates; a dataset names its classes itself")
     if dataset and named and sites is None:
@@ -267,7 +278,7 @@ def _dealt_out(simulation: Simulation, named: Sequence[str], sites: Path) -> Pla
     return plan
 
 
-def _template(simulation: Simulation, classes: str | None, clients: Sequence[str]) -> Plan:
+def _template(simulation: Simulation, classes: str | None, clients: Sequence[str], multilabel: bool) -> Plan:
     from osfl.core.plan import check_plan
     from osfl.core.registry import load
     from osfl.core.settings import resolve_settings
@@ -280,7 +291,7 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
     private = method.PRIVATE if simulation.privacy else {}
     settings = resolve_settings(method, simulation.preset, {**private, **simulation.changes})
     side = simulation.image_size or encoder_side(settings) or 32  # an encoder gets the detail that files have
-    task = Task("my-task", names, (simulation.channels or 3, side, side))
+    task = Task("my-task", names, (simulation.channels or 3, side, side), "multilabel" if multilabel else "multiclass")
     plan = Plan(
         task,
         simulation.method,

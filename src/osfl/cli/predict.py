@@ -90,21 +90,26 @@ def _answers(
     import torch
 
     from osfl.models.inputs import to_input
+    from osfl.models.outputs import to_probabilities
 
     read = {str(path): pixels for path in files if (pixels := _pixels(path, task, reading, failed)) is not None}
     if not read:
         return []
     with torch.no_grad():
-        shares = model(to_input(torch.stack(list(read.values())))).softmax(1)  # (images, classes)
+        shares = to_probabilities(model(to_input(torch.stack(list(read.values())))), task.kind)  # (images, classes)
     return [
         {
             "path": path,
-            "class": task.classes[int(row.argmax())],
-            "probability": round(float(row.max()), 6),
+            **_first(row, task),
             "probabilities": {name: round(float(p), 6) for name, p in zip(task.classes, row, strict=True)},
         }
         for path, row in zip(read, shares, strict=True)
     ]
+
+
+def _first(row: torch.Tensor, task: Task) -> dict[str, Any]:
+    """The class with the highest probability; multi-label none, since each class is a question of its own."""
+    return {} if task.several else {"class": task.classes[int(row.argmax())], "probability": round(float(row.max()), 6)}
 
 
 def _pixels(path: Path, task: Task, reading: Reading, failed: dict[str, str]) -> torch.Tensor | None:
@@ -132,8 +137,11 @@ def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for row in rows:
-        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])[1:4]
-        others = ", ".join(f"{name} {share:.1%}" for name, share in ranked if share >= 0.001)
+        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
+        if "class" not in row:  # multi-label: each class is a question of its own
+            table.add_row(escape(row["path"]), escape(", ".join(f"{name} {share:.1%}" for name, share in ranked)))
+            continue
+        others = ", ".join(f"{name} {share:.1%}" for name, share in ranked[1:4] if share >= 0.001)
         table.add_row(
             escape(row["path"]), f"[bold]{escape(row['class'])}[/]", f"{row['probability']:.1%}", f"[dim]{escape(others)}[/]"
         )
@@ -142,6 +150,7 @@ def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
 
 def _write_csv(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(["path", "class", "probability", *(f"p({name})" for name in classes)])
+    answer = [key for key in ("path", "class", "probability") if not rows or key in rows[0]]
+    out.writerow([*answer, *(f"p({name})" for name in classes)])
     for row in rows:
-        out.writerow([row["path"], row["class"], row["probability"], *row["probabilities"].values()])
+        out.writerow([*(row[key] for key in answer), *row["probabilities"].values()])

@@ -73,10 +73,20 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
     joint = costs.get("inference_bytes")
     whose = whose if joint is None else "all clients' models together"
-    return [
+    first = [
         *_unbalanced(result),
         ("Accuracy", percent(metrics["accuracy"]), f"{whose}; always one class: {percent(scores['majority'])}"),
         ("AUROC", decimal(metrics["auroc"]), "macro, one class against the rest"),
+    ]
+    if "labels" in scores:
+        first = [
+            ("AUROC", decimal(metrics["auroc"]), f"{whose}; mean over classes, each yes or no"),
+            ("Average precision", decimal(metrics["ap"]), "mean over classes"),
+            ("F1", decimal(metrics["f1"]), "mean over classes, thresholds from validation images"),
+            ("Accuracy", percent(metrics["accuracy"]), f"of all yes and no; always the same: {percent(scores['majority'])}"),
+        ]
+    return [
+        *first,
         ("Own distribution", percent(own["mean"]), "mean over clients, each on the classes it holds"),
         ("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
         *_encounters(result),
@@ -94,7 +104,7 @@ def _unbalanced(result: Result) -> list[tuple[str, str, str]]:
     from osfl.reports.text import percent
 
     metric, why = headline_of(result)
-    if metric == "accuracy":
+    if metric in ("accuracy", "auroc"):
         return []
     return [("Balanced accuracy", percent(result["scores"]["global"]["balanced_accuracy"]), f"read it first: {why}")]
 

@@ -216,13 +216,15 @@ def _policy(plan: Path, keys: Path | None) -> AcceptancePolicy:
 
     agreed = read_plan(plan)
     if keys is None:
-        return AcceptancePolicy(agreed.digest, {}, {}, len(agreed.task.classes), agreed.limits)
+        return AcceptancePolicy(agreed.digest, {}, {}, len(agreed.task.classes), agreed.limits, several=agreed.task.several)
     from osfl.core.registry import load
     from osfl.rounds.folder import contracts_of
     from osfl.wire.masks import keys_digest
 
     contracts, enrolled = contracts_of(load(agreed.method)(agreed.task, agreed.settings), agreed), gather(keys, [])
-    policy = AcceptancePolicy(agreed.digest, enrolled, contracts, len(agreed.task.classes), agreed.limits)
+    policy = AcceptancePolicy(
+        agreed.digest, enrolled, contracts, len(agreed.task.classes), agreed.limits, several=agreed.task.several
+    )
     return replace(policy, keys=keys_digest(enrolled)) if agreed.secure_sum else policy
 
 

@@ -12,8 +12,9 @@ CHOICES = ("accuracy", "balanced_accuracy", "auroc", "f1")
 NAMES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "auroc": "AUROC", "f1": "macro F1"}
 
 
-def headline(counts: Sequence[float], chosen: str = "") -> tuple[str, str]:
-    """The metric and why it is this one, from the test images of each class; `chosen` (`--metric`) overrides the rule."""
+def headline(counts: Sequence[float], chosen: str = "", several: bool = False) -> tuple[str, str]:
+    """The metric and why it is this one, from the test images of each class; `chosen` (`--metric`) overrides the rule.
+    `several`: multi-label images."""
     if chosen:
         if chosen not in CHOICES:
             raise UsageError(
@@ -22,6 +23,8 @@ def headline(counts: Sequence[float], chosen: str = "") -> tuple[str, str]:
                 fix=f"Choose {' or '.join(CHOICES)}.",
             )
         return chosen, "it was chosen with --metric"
+    if several:
+        return "auroc", "an image may have several classes, and accuracy is high for rare ones whatever a model does"
     present = [count for count in counts if count > 0]
     if len(present) < 2:
         return "accuracy", "there are test images of fewer than two classes"
@@ -57,7 +60,18 @@ def judged_counts(result: Result) -> list[float]:
 
 
 def headline_of(result: Result, chosen: str = "") -> tuple[str, str]:
-    return headline(judged_counts(result), chosen)
+    return headline(judged_counts(result), chosen, is_multilabel(result))
+
+
+def is_multilabel(result: Result) -> bool:
+    return "labels" in result["scores"]
+
+
+def constant_answer_of(result: Result, metric: str) -> float:
+    """The same for a finished run; multi-label, always the more frequent answer, yes or no, of each class."""
+    if not is_multilabel(result):
+        return constant_answer(metric, judged_counts(result))
+    return {"accuracy": result["scores"]["majority"], "f1": 0.0}.get(metric, 0.5)
 
 
 def is_smoke(result: Result) -> bool:

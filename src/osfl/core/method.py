@@ -15,6 +15,7 @@ from osfl.core.types import (
     Dataset,
     Exposed,
     Json,
+    Kind,
     Payload,
     Plan,
     Progress,
@@ -90,6 +91,7 @@ class Method:
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "cpu": {}, "smoke": {}}  # what smaller budgets change
     PRIVATE: ClassVar[Mapping[str, Any]] = {}  # settings that a round with differential privacy begins with
     DEVIATIONS: ClassVar[Sequence[str]] = ()  # where we depart from the paper whatever the settings, a sentence each
+    TASKS: ClassVar[Sequence[Kind]] = ("multiclass",)  # kinds of labels that it can learn
     NEEDS: ClassVar[Sequence[str]] = ()  # facts without which an upload cannot be used
     STRUCTURE: ClassVar[Sequence[str]] = ()  # numbers of the smoke preset that change an upload's size: no rehearsal takes them
 

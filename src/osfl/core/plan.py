@@ -15,7 +15,7 @@ from typing import Any
 from osfl.core.errors import UsageError, nearest
 from osfl.core.method import Method
 from osfl.core.names import is_client_id, is_digest
-from osfl.core.registry import load
+from osfl.core.registry import load, names
 from osfl.core.settings import comments_of, resolve_settings
 from osfl.core.sums import secure_sum_problems
 from osfl.core.topology import KINDS, is_contact, topology_from, topology_problems
@@ -59,7 +59,7 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
     task = table["task"]
     channels, height, width = task["image"]
     plan = Plan(
-        Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width)),
+        Task(task.get("name", "task"), tuple(task["classes"]), (channels, height, width), task.get("kind", "multiclass")),
         table["method"],
         settings,
         tuple(sorted(table["clients"])),
@@ -137,6 +137,10 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "image": _Kind(
             "three positive whole numbers, [channels, height, width]",
             lambda value: isinstance(value, list) and len(value) == 3 and all(map(_positive, value)),
+        ),
+        "kind": _Kind(
+            "'multiclass' (one class an image) or 'multilabel' (several, or none)",
+            lambda value: value in ("multiclass", "multilabel"),
         ),
     },
     "limits": {**{field.name: _POSITIVE for field in dataclasses.fields(Limits)}, "share": _SHARE},
@@ -229,6 +233,10 @@ def check_plan(plan: Plan) -> None:
     ]
     problems += _quorum_problems(plan.quorum, plan.clients) + _architecture_problems(plan)
     method, fix = load(plan.method)(plan.task, plan.settings), None
+    if plan.task.kind not in method.TASKS:
+        able = [name for name in names() if plan.task.kind in load(name).TASKS]
+        fix = f"Choose a method that can: {', '.join(able)}."
+        problems.append(f"task.kind: {plan.method} learns one class an image, and here an image may have several (multi-label)")
     if plan.topology is not None:
         wrong = topology_problems(plan.topology, plan.clients)
         fix = f"Correct the topology; clients: {', '.join(plan.clients)}." if wrong else fix
@@ -299,6 +307,7 @@ def write_plan(plan: Plan) -> str:
         f"name = {_toml(plan.task.name)}",
         f"classes = {_toml(data['task']['classes'])}",
         f"image = {_toml(data['task']['image'])}   # channels, height, width",
+        *(['kind = "multilabel"             # an image may have several of the classes, or none'] * ("kind" in data["task"])),
         "",
         "[settings]",
         *(

@@ -26,6 +26,11 @@ class Metrics(TypedDict):
     f1: float  # macro, over the classes present
     ece: float  # expected calibration error, 15 equal-width bins
     nll: float  # mean negative log-likelihood
+    # multi-label: all of the above by class, one yes or no each, then their mean over the classes; and beside them
+    ap: NotRequired[float | None]  # average precision, mean over the classes that some images have
+    auroc_micro: NotRequired[float | None]  # over all pairs of image and class at once
+    ap_micro: NotRequired[float | None]
+    f1_micro: NotRequired[float]
 
 
 class Spread(TypedDict):
@@ -37,6 +42,18 @@ class Spread(TypedDict):
     worst: float
     worst_client: str
     values: dict[str, float]  # client -> value
+
+
+class LabelScores(TypedDict):
+    """Multi-label: one class, yes or no. A mean over clients where each has its own model; None: all images alike."""
+
+    images: int  # of the test set that show it
+    threshold: float  # on the probability; where F1 is highest on validation images, 0.5 where none shows the class
+    auroc: float | None
+    ap: float | None
+    f1: float | None
+    sensitivity: float | None  # share of the images that show it which are found
+    specificity: float | None  # share of the others which are left alone
 
 
 class ClientScores(TypedDict):
@@ -54,6 +71,7 @@ Scores = TypedDict(
         "majority": float,  # share of the most frequent class in the test set: what a constant answer reaches
         "per_class": dict[str, float | None],  # accuracy by class; None where the test set lacks the class
         "confusion": list[list[float]],  # rows = truth, columns = answer; counts (mean over clients if personalized)
+        "labels": NotRequired[dict[str, LabelScores]],  # multi-label only; `confusion` is empty then, `per_class` sensitivity
     },
 )
 

@@ -27,6 +27,7 @@ Facts: TypeAlias = Mapping[str, Json]  # small and readable: sample counts, arch
 Progress: TypeAlias = Callable[[str, int, int], None]  # (what, done, total)
 Item = TypeVar("Item")
 Out = TypeVar("Out")
+Kind: TypeAlias = Literal["multiclass", "multilabel"]  # one class an image; or several, or none
 
 
 def canonical(value: Json) -> bytes:
@@ -61,6 +62,17 @@ class Task:
     name: str
     classes: tuple[str, ...]
     image: tuple[int, int, int]
+    kind: Kind = "multiclass"
+
+    @property
+    def several(self) -> bool:
+        """Whether an image may be of several classes, or of none."""
+        return self.kind == "multilabel"
+
+    def as_json(self) -> dict[str, Json]:
+        """As plans name it; the kind that was there first is not named, so that plans keep their digests."""
+        said = {"name": self.name, "classes": list(self.classes), "image": list(self.image)}
+        return said if self.kind == "multiclass" else {**said, "kind": self.kind}
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,7 @@ class Plan:
         waiting = {"quorum": self.quorum, "deadline": self.deadline, **chosen}
         return {
             "version": 1,
-            "task": {"name": self.task.name, "classes": list(self.task.classes), "image": list(self.task.image)},
+            "task": self.task.as_json(),
             "method": self.method,
             "settings": settings_as_json(self.settings),
             "clients": list(self.clients),
@@ -159,13 +171,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as uint8 (n, channels, height, width) and labels as int64 (n,), both in memory."""
+    """Images as uint8 (n, channels, height, width) and labels as int64: (n,), or multi-label (n, classes) of 0 and 1."""
 
     images: torch.Tensor
     labels: torch.Tensor
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
+
+    def shows(self, label: int) -> torch.Tensor:
+        """(n,) which images are of the class."""
+        return self.labels == label if self.labels.ndim == 1 else self.labels[:, label] > 0
+
+    def class_counts(self, classes: int) -> torch.Tensor:
+        """(classes,) how many images are of each class."""
+        return self.labels.bincount(minlength=classes) if self.labels.ndim == 1 else self.labels.sum(0)
 
     def subset(self, index: torch.Tensor) -> Dataset:
         return Dataset(self.images[index], self.labels[index])

@@ -88,17 +88,25 @@ def from_arrays(
 
 def cut_test(part: Part, name: str) -> tuple[Part, Part]:
     """(train, test) by class; the same cut whatever the seed."""
-    held = hold_out_mask(part.labels, TEST_SHARE, 0, "test")
+    held = hold_out_mask(part.strata, TEST_SHARE, 0, "test")
     if not held.any():
         raise DataError(f"'{name}' has too few images to cut a test part", expected="at least 2 in a class")
     return part.subset(np.flatnonzero(~held)), part.subset(np.flatnonzero(held))
 
 
 def _part(arrays: Arrays, key: str, size: int | None, channels: int | None) -> Part:
-    return part_of(reshape(arrays[f"{key}_images"], size, channels), arrays[f"{key}_labels"].reshape(-1))
+    labels = arrays[f"{key}_labels"]
+    return part_of(reshape(arrays[f"{key}_images"], size, channels), labels if _several(labels) else labels.reshape(-1))
+
+
+def _several(labels: np.ndarray[Any, Any]) -> bool:
+    """One column a class: an image may be of several."""
+    return labels.ndim == 2 and labels.shape[1] > 1
 
 
 def _class_names(parts: Mapping[str, Part]) -> tuple[str, ...]:
+    if parts["train"].labels.ndim == 2:
+        return tuple(str(i) for i in range(parts["train"].labels.shape[1]))
     return tuple(str(i) for i in range(max(int(part.labels.max()) for part in parts.values() if len(part)) + 1))
 
 
@@ -114,11 +122,14 @@ def _check(name: str, arrays: Arrays, classes: int | None) -> None:
         mistakes += _image_mistakes(key, images) + _label_mistakes(key, labels, len(images), classes)
     if not mistakes and len({arrays[k].shape[1:] for k in arrays if k.endswith("images")}) > 1:
         mistakes.append("the parts differ in image size")
+    if not mistakes and len({_several(arrays[k]) and arrays[k].shape[1] for k in arrays if k.endswith("labels")}) > 1:
+        mistakes.append("the parts differ in how many columns their labels have")
     if mistakes:
         raise DataError(
             f"'{name}' is not in the MedMNIST layout: " + "; ".join(mistakes),
             field="arrays",
-            fix="Expected uint8 images (n, h, w) or (n, h, w, 3) and integer labels (n,) or (n, 1).",
+            fix="Expected uint8 images (n, h, w) or (n, h, w, 3) and integer labels (n,), (n, 1) or, multi-label, "
+            "(n, classes) of 0 and 1.",
         )
 
 
@@ -134,8 +145,8 @@ def _image_mistakes(key: str, images: np.ndarray[Any, Any]) -> list[str]:
 
 
 def _label_mistakes(key: str, labels: np.ndarray[Any, Any], images: int, classes: int | None) -> list[str]:
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        return [f"'{key}_labels' has {labels.shape[1]} columns: multi-label data is not supported"]
+    if _several(labels):
+        return _column_mistakes(key, labels, images, classes)
     if labels.ndim not in (1, 2) or not np.issubdtype(labels.dtype, np.integer):
         return [f"'{key}_labels' is {labels.dtype} of shape {list(labels.shape)}, expected integers (n,) or (n, 1)"]
     if labels.size != images:
@@ -143,4 +154,15 @@ def _label_mistakes(key: str, labels: np.ndarray[Any, Any], images: int, classes
     low, high = (int(labels.min()), int(labels.max())) if labels.size else (0, 0)
     if low < 0 or high >= (classes or MOST_CLASSES):
         return [f"'{key}_labels' are in {low}..{high}, expected 0..{(classes or MOST_CLASSES) - 1}"]
+    return []
+
+
+def _column_mistakes(key: str, labels: np.ndarray[Any, Any], images: int, classes: int | None) -> list[str]:
+    """Of multi-label labels."""
+    if len(labels) != images:
+        return [f"{images} '{key}_images' but {len(labels)} rows of '{key}_labels'"]
+    if labels.shape[1] != (classes or labels.shape[1]):
+        return [f"'{key}_labels' has {labels.shape[1]} columns, expected {classes}, one a class"]
+    if not np.isin(labels, (0, 1)).all():
+        return [f"'{key}_labels' has {labels.shape[1]} columns (multi-label), expected 0 and 1 in them"]
     return []

@@ -41,7 +41,6 @@ class Sheet:
     domains: tuple[str, ...] = ()
     group: str = ""  # what a group is, e.g. "patient"
     group_pattern: str = ""  # its name within the file name
-    refused: str = ""  # why it cannot be opened
     notes: str = ""
     ethics: str = ""
 

@@ -49,7 +49,6 @@ class Entry:
     md5: tuple[str, str, str, str]  # of the files of 28, 64, 128 and 224 pixels
     license: str = "CC BY 4.0"
     also: str = ""  # sha256 of another file of the same content that we accept
-    refused: str = ""
     notes: str = ""
 
 
@@ -104,7 +103,7 @@ ENTRIES = (
             "db107e5590b27930b62dbaf558aebee3",
             "45bd33e6f06c3e8cdb481c74a89152aa",
         ),
-        refused="an image can show several findings (multi-label), and a class for each image is needed here",
+        notes="Multi-label: an image can show several findings, or none; methods of one class an image refuse it.",
     ),
     Entry(
         "dermamnist",
@@ -278,7 +277,6 @@ def _sheet(entry: Entry, size: int, md5: str) -> Sheet:
         channels=entry.channels,
         layout="npz",
         files=(File(file, f"{RECORD}/{file}?download=1", md5, entry.also if size == 28 else ""),),
-        refused=entry.refused,
         notes=entry.notes,
         ethics=ETHICS,
     )

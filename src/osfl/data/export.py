@@ -1,4 +1,4 @@
-"""Images as files, one folder a class: what a site's data look like, for rehearsals and examples."""
+"""Images as files, one folder a class, or multi-label one .npz: what a site's data look like, for rehearsals and examples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ from osfl.core.types import Dataset
 
 
 def write_images(folder: Path, dataset: Dataset, classes: Sequence[str]) -> None:
-    """`folder/class/0000.png`, lossless. The same images again are written over; a folder with other files is refused."""
+    """`folder/class/0000.png`, lossless. The same images again are written over; a folder with other files is refused.
+
+    Multi-label images, which belong to several folders or to none, become `folder.npz`.
+    """
     from PIL import Image
+
+    if dataset.labels.ndim == 2:
+        pixels, given = np.moveaxis(dataset.images.numpy(), 1, -1), dataset.labels.numpy().astype(np.uint8)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(folder.with_name(f"{folder.name}.npz"), train_images=pixels, train_labels=given)
+        return
 
     if bad := [name for name in classes if Path(name).name != name]:
         raise DataError(

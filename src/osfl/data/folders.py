@@ -17,7 +17,8 @@ from osfl.data.arrays import TEST_SHARE
 from osfl.data.catalog import Sheet
 from osfl.data.findings import grouped
 from osfl.data.gallery import Gallery, gallery
-from osfl.data.layout import SKIPPED, Item, arrange, class_names, read_table
+from osfl.data.layout import SKIPPED, Item, Table, arrange, class_names, read_table
+from osfl.data.multilabel import label_matrix, labels_in
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Part, Problem, Source, finish, part_of
 from osfl.data.split import hold_out_mask, strata_of
@@ -35,6 +36,7 @@ class Collection:
     parts: Names  # "", train, val or test
     problems: list[Problem]
     unknown: tuple[str, ...] = ()  # labels that are no class of ours; their images are left out
+    several: bool = False  # a table in which an image may have several labels
     native: int = 0  # median side of the files, in pixels
 
 
@@ -60,7 +62,7 @@ def open_images(
 
 
 def open_table(path: Path, size: int | None, channels: int | None, progress: Progress, reading: Reading = Reading()) -> Source:
-    """A CSV of `path,label[,split][,domain][,patient]`; paths are relative to the CSV's folder."""
+    """A CSV of `path,label[,split][,domain][,patient]`, or with several labels; paths are relative to the CSV's folder."""
     return _source(path.stem, collect(path, None, *_geometry(None, size, channels), progress, "", reading), None, [])
 
 
@@ -72,10 +74,14 @@ def collect(
     progress: Progress,
     group_pattern: str = "",
     reading: Reading = Reading(),
+    several: bool = False,
 ) -> Collection:
-    """Every image of a folder, zip or CSV table that can be used; without `classes` the names of the labels are."""
+    """Every image of a folder, zip or CSV table that can be used; without `classes` the names of the labels are. `several`: an
+    image may have several of the classes, also where none of these has."""
     if path.suffix.lower() == ".csv" and not path.is_dir():
-        items, problems = _listed(path, reading)
+        table = _listed(path, reading, classes or ())
+        items, problems, several = table.items, table.problems, several or table.several
+        classes = classes or (tuple(sorted(table.classes)) or None)
         stamps = [stamp(path.parent / item.name) for item in items]
         pictures = gallery(
             [item.name for item in items], stamps, lambda name: read_file(path.parent / name), size, channels, progress, reading
@@ -85,17 +91,17 @@ def collect(
             items, problems = arrange(tree.stamps, group_pattern)
             stamps = [tree.stamps[item.name] for item in items]
             pictures = gallery([item.name for item in items], stamps, tree.read, size, channels, progress, reading)
-    return _collected(path.stem, items, pictures, classes, problems, channels)
+    return _collected(path.stem, items, pictures, classes, problems, channels, several)
 
 
-def _listed(path: Path, reading: Reading) -> tuple[list[Item], list[Problem]]:
+def _listed(path: Path, reading: Reading, classes: Sequence[str]) -> Table:
     blob = path.read_bytes()
     wide = blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # "Unicode text" of Excel
     try:
         text = blob.decode("utf-16" if wide else "utf-8")
     except UnicodeDecodeError:
         raise DataError(f"'{path.name}' is not UTF-8 text", field="file", fix="Save it as UTF-8 CSV.") from None
-    return read_table(text, path.name, reading.group, reading.by)
+    return read_table(text, path.name, reading.group, reading.by, classes)
 
 
 def _geometry(sheet: Sheet | None, size: int | None, channels: int | None) -> tuple[int, int | None]:
@@ -109,21 +115,22 @@ def _collected(
     classes: tuple[str, ...] | None,
     problems: list[Problem],
     channels: int | None,
+    several: bool,
 ) -> Collection:
     items = _pictured(items, pictures)
     problems = [*problems, *pictures.problems]
-    known = set(classes) if classes else {item.label for item in items}
-    problems += [Problem(i.name, f"unknown class '{i.label}'", SKIPPED) for i in items if i.label not in known]
-    use = np.array([n for n, item in enumerate(items) if item.label in known], dtype=np.int64)
+    classes = classes or class_names(items, several)
+    unknown = [sorted(set(labels_in(item.label) if several else (item.label,)) - set(classes)) for item in items]
+    pairs = zip(items, unknown, strict=True)
+    problems += [Problem(item.name, f"unknown class '{extra[0]}'", SKIPPED) for item, extra in pairs if extra]
+    use = np.array([n for n, extra in enumerate(unknown) if not extra], dtype=np.int64)
     if not len(use):
         raise _nothing(name, problems)
     problems += _doubles(items, pictures) + _shapes(items, pictures, channels)
-    classes = classes or class_names(items)
-    whole, parts = _whole([items[i] for i in use], pictures, use, classes)
+    whole, parts = _whole([items[i] for i in use], pictures, use, classes, several)
     problems += _shared_people(whole, parts)
-    return Collection(
-        classes, whole, parts, problems, tuple(sorted({i.label for i in items} - known)), int(np.median(pictures.sides[use]))
-    )
+    extra = tuple(sorted({label for labels in unknown for label in labels}))
+    return Collection(classes, whole, parts, problems, extra, several, int(np.median(pictures.sides[use])))
 
 
 def _pictured(items: list[Item], pictures: Gallery) -> list[Item]:
@@ -152,10 +159,11 @@ def _nothing(name: str, problems: Sequence[Problem]) -> DataError:
     )
 
 
-def _whole(items: list[Item], pictures: Gallery, use: Indices, classes: Sequence[str]) -> tuple[Part, Names]:
+def _whole(items: list[Item], pictures: Gallery, use: Indices, classes: Sequence[str], several: bool) -> tuple[Part, Names]:
     """All images as one part, and the name of the part each belongs to."""
     number = {label: i for i, label in enumerate(classes)}
-    labels = [number[item.label] for item in items]
+    named = [item.label for item in items]
+    labels = label_matrix(named, classes) if several else np.array([number[label] for label in named], dtype=np.int64)
     images = pictures.images if len(use) == len(pictures.images) else pictures.images[use]
     grouped = any(item.group for item in items)  # then a file without a group is a group of its own
     groups = np.array([item.group or item.name for item in items], dtype=np.str_) if grouped else None
@@ -169,7 +177,7 @@ def _parts(name: str, whole: Part, parts: Names) -> tuple[Part, Part | None, Par
     train, val, test = (np.flatnonzero(np.isin(parts, names)) for names in (("", "train"), ("val",), ("test",)))
     if not len(test):
         pool = whole.subset(train)
-        held = hold_out_mask(strata_of(pool.labels, pool.domains), TEST_SHARE, 0, "test", groups=pool.groups)
+        held = hold_out_mask(strata_of(pool.strata, pool.domains), TEST_SHARE, 0, "test", groups=pool.groups)
         train, test = train[~held], train[held]
     if not len(train) or not len(test):
         raise DataError(

@@ -16,6 +16,7 @@ from pathlib import PurePath, PurePosixPath
 
 from osfl.core.errors import DataError, nearest
 from osfl.data.decode import SUFFIXES
+from osfl.data.multilabel import class_columns, joined, label_of, labels_in
 from osfl.data.source import Problem
 
 PARTS = {
@@ -132,10 +133,22 @@ def with_group(item: Item, pattern: str) -> Item:
     return replace(item, group=f"{item.label}/{found.group(1)}" if found else item.name)
 
 
-def read_table(text: str, where: str, group: str = "", by: str = "") -> tuple[list[Item], list[Problem]]:
+@dataclass(frozen=True)
+class Table:
+    """A table as read."""
+
+    items: list[Item]
+    problems: list[Problem]
+    several: bool = False  # an image may have several labels, or none (osfl.data.multilabel)
+    classes: tuple[str, ...] = ()  # those that have a column of their own, whether an image is of them or not
+
+
+def read_table(text: str, where: str, group: str = "", by: str = "", classes: Collection[str] = ()) -> Table:
     """Rows of `path,label[,split][,domain][,patient]`; a bad row is a problem, a bad header an error.
 
-    `group`: the column with the patient, whatever its name. `by`: a column that is used as the domain.
+    Several labels of an image are in a column `labels` (or `label`), as `glioma|edema`, or have a column of 0 and 1 each.
+    `group`: the column with the patient, whatever its name. `by`: a column that is used as the domain. `classes`: those of the
+    plan, which decide what columns of 0 and 1 are classes.
     """
     text, separator, first = _separated(text)
     reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator)
@@ -148,26 +161,66 @@ def read_table(text: str, where: str, group: str = "", by: str = "") -> tuple[li
             got=",".join(header),
             fix="Rename or remove one of them.",
         )
-    if not {"path", "label"} <= set(header):
-        raise DataError(
-            f"'{where}' lacks the columns 'path' and 'label'",
-            field="header",
-            expected="path,label[,split][,domain][,patient]",
-            got=",".join(header) or "an empty file",
-        )
+    named = {column.strip().lower(): column.strip() for column in reader.fieldnames or []}
+    listed = "labels" in header and "label" not in header
+    header = ["label" if listed and column == "labels" else column for column in header]
     reader.fieldnames = header
     rows = list(_rows(reader, where))
     group, by = (_column(name, header, where) for name in (group, by))
     whom = group or _whom(header, rows, where)
-    problems = _columns(header, rows, whom, by, where)
+    taken = {*COLUMNS, whom, by, *filter(names_patient, header)}
+    columns = {} if "label" in header else _class_columns(header, rows, taken, named, classes, where)
+    if "path" not in header or not ("label" in header or columns):
+        raise DataError(
+            f"'{where}' lacks the columns 'path' and 'label'",
+            field="header",
+            expected="path,label[,split][,domain][,patient], or for several labels of an image a column of 0 and 1 for each",
+            got=",".join(header) or "an empty file",
+        )
+    problems = _columns([column for column in header if column not in columns], rows, whom, by, where)
     if separator != ",":
         problems.append(Problem(where, f"columns are separated by {separator!r}, not by a comma", "read as they are"))
+    if columns:
+        problems.append(
+            Problem(where, f"columns of 0 and 1: {', '.join(columns.values())}", "each is a class; an image may have several")
+        )
     items: list[Item] = []
     for number, row in enumerate(rows, start=first):
-        item, problem = _row(row, whom, by or "domain", f"{where}:{number}")
+        item, problem = _row(row, columns, whom, by or "domain", f"{where}:{number}")
         items += [item] if item else []
         problems += [problem] if problem else []
-    return _once(items, problems), [*problems, *_several_labels(items)]
+    several = listed or bool(columns) or any(len(labels_in(item.label)) > 1 for item in items)
+    if several:
+        items = [replace(item, label=joined(labels_in(item.label))) for item in items]
+    if several and not listed and not columns:
+        many = sum(len(labels_in(item.label)) > 1 for item in items)
+        what = f"{many} of {len(items)} rows with several labels, joined by '|'"
+        problems.append(Problem(where, what, "read as multi-label: an image may have several of the classes, or none"))
+    return Table(_once(items, problems), [*problems, *_several_labels(items)], several, tuple(columns.values()))
+
+
+def _class_columns(
+    header: Sequence[str],
+    rows: Sequence[Mapping[str, str]],
+    taken: Collection[str],
+    named: Mapping[str, str],
+    classes: Collection[str],
+    where: str,
+) -> dict[str, str]:
+    """Columns that are a class each, with its name; those of the plan, where there is one."""
+    found = {column: named[column] for column in class_columns(header, rows, taken)}
+    if not classes or not found:
+        return found
+    wanted = {name.lower(): name for name in classes}
+    if missing := sorted(set(wanted) - set(header)):
+        raise DataError(
+            f"'{where}' has no column '{wanted[missing[0]]}', which is a class of the plan",
+            field="header",
+            expected=",".join(["path", *classes]),
+            got=",".join(header),
+            fix="Add it, with 1 where an image shows it and 0 where it does not.",
+        )
+    return {column: wanted[column] for column in header if column in wanted}
 
 
 def _separated(text: str) -> tuple[str, str, int]:
@@ -177,23 +230,22 @@ def _separated(text: str) -> tuple[str, str, int]:
         return text[hint.end() :], hint.group(1), 3
     header = text.partition("\n")[0].lower()
     for separator in (",", ";", "\t"):
-        if {"path", "label"} <= {column.strip(' "\r') for column in header.split(separator)}:
+        columns = {column.strip(' "\r') for column in header.split(separator)}
+        if "path" in columns and len(columns) > 1:
             return text, separator, 2
     return text, ",", 2
 
 
 def _several_labels(items: Sequence[Item]) -> list[Problem]:
-    """Cells such as `glioma|edema`: probably two labels of one image, which this version cannot learn as such."""
-    labels = {item.label for item in items}
-    done = "kept as a class of its own: an image has one label here; choose one of them, or leave such rows out"
+    """Cells such as `glioma+edema`: probably two labels of one image, but '+' may as well be a part of a name."""
+    labels = {name for item in items for name in labels_in(item.label)}
+    done = "kept as a class of its own; if they are several labels, write '|' between them"
     found = [item for item in items if names_several(item.label, labels)]
     return [Problem(item.name, "probably several labels in one cell (multi-label data)", done, item.label) for item in found]
 
 
 def names_several(label: str, labels: Collection[str]) -> bool:
-    """Whether a label holds '|', or is made of labels that also stand alone, joined by another separator."""
-    if "|" in label:
-        return sum(bool(part.strip()) for part in label.split("|")) > 1
+    """Whether a label is made of labels that also stand alone, joined by another separator than '|'."""
     parts = {part.strip() for part in re.split(r"[;,+&/]", label)}
     return len(parts) > 1 and parts <= set(labels)
 
@@ -267,8 +319,14 @@ def _rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
         raise DataError(f"'{where}' cannot be read as CSV: {error}", field="file", fix="Export it again.") from None
 
 
-def _row(values: Mapping[str, str], whom: str, domain: str, where: str) -> tuple[Item | None, Problem | None]:
+def _row(
+    values: Mapping[str, str], columns: Mapping[str, str], whom: str, domain: str, where: str
+) -> tuple[Item | None, Problem | None]:
     path, label, split = values.get("path", ""), values.get("label", ""), values.get("split", "").lower()
+    if columns and path:
+        label = label_of(values, columns) or ""
+        if not label:
+            return None, Problem(where, "a cell of a class that is neither 0 nor 1", SKIPPED)
     if not path or not label:
         return None, Problem(where, "no path" if not path else "no label", SKIPPED)
     if split and split not in PARTS:
@@ -295,8 +353,8 @@ def _once(items: Sequence[Item], problems: list[Problem]) -> list[Item]:
     return [kept[name] for name in sorted(kept)]
 
 
-def class_names(items: Iterable[Item]) -> tuple[str, ...]:
+def class_names(items: Iterable[Item], several: bool = False) -> tuple[str, ...]:
     """Sorted; as numbers where all are."""
-    labels = {item.label for item in items}
+    labels = {name for item in items for name in (labels_in(item.label) if several else (item.label,))}
     numeric = all(label.isdecimal() for label in labels)
     return tuple(sorted(labels, key=lambda label: (int(label) if numeric else 0, label)))

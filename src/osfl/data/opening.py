@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from osfl.core.errors import DataError, UsageError
+from osfl.core.errors import UsageError
 from osfl.core.method import quiet
 from osfl.core.types import Progress
 from osfl.data.arrays import open_npz
@@ -39,8 +39,6 @@ def open_dataset(
 
 
 def _open_named(sheet: Sheet, size: int | None, channels: int | None, progress: Progress) -> Source:
-    if sheet.refused:
-        raise DataError(f"'{sheet.name}' cannot be used: {sheet.refused}", field="dataset", fix="See osfl ls datasets.")
     if sheet.layout == "embedded":
         return open_digits(sheet, size, channels)
     if sheet.layout not in ("npz", "zip"):

@@ -39,9 +39,11 @@ def open_site(path: Path, task: Task, progress: Progress = quiet, reading: Readi
     channels, height, _ = task.image
     if path.suffix.lower() == ".npz" and not path.is_dir():
         parts, native = open_npz_parts(path, len(task.classes), height, channels)
+        _same_kind(parts["train"].labels.ndim == 2, task)
         train = [parts[key] for key in ("train", "val") if key in parts]
         return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), unknown_arrays(path), native)
-    found = collect(path, task.classes, height, channels, progress, "", reading)
+    found = collect(path, task.classes, height, channels, progress, "", reading, task.several)
+    _same_kind(found.several, task)
     refuse_unknown(found.unknown, task)
     test = np.flatnonzero(found.parts == "test")
     rest = np.flatnonzero(found.parts != "test")
@@ -54,6 +56,18 @@ def site_problems(found: SiteData, client: ClientId, task: Task) -> list[Problem
     """What is wrong with a site's files, and the classes of the task of which it has too few images."""
     counts = class_counts(found.train.labels, len(task.classes)).tolist()
     return [*found.problems, *name_problems(found.train, found.test), *site_class_problems(task.classes, client, counts)]
+
+
+def _same_kind(several: bool, task: Task) -> None:
+    """An image with several labels in a round of one class an image, or the other way round."""
+    if several != task.several:
+        has = ("one label an image", "several labels an image (multi-label)")
+        raise DataError(
+            f"this data has {has[several]}, and the plan is about {has[not several]}",
+            field="data",
+            expected=task.kind,
+            fix="Agree on a plan with the kind that all sites have (task.kind), or write the labels as the plan wants them.",
+        )
 
 
 def refuse_unknown(labels: Sequence[str], task: Task) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from osfl.core.types import Dataset, canonical
+from osfl.core.types import Dataset, Kind, canonical
 
 if TYPE_CHECKING:
     from osfl.data.catalog import Sheet
@@ -47,8 +47,16 @@ class Part:
 
     @property
     def labels(self) -> Indices:
+        """(n,), or multi-label (n, classes)."""
         labels: Indices = self.dataset.labels.numpy()
         return labels
+
+    @property
+    def strata(self) -> Indices:
+        """(n,) what splits and partitions spread evenly: the label, or the rarest of an image's labels."""
+        from osfl.data.multilabel import rarest
+
+        return self.labels if self.labels.ndim == 1 else rarest(self.labels)
 
     def subset(self, index: Indices) -> Part:
         import torch
@@ -75,6 +83,10 @@ class Source:
     problems: tuple[Problem, ...] = ()
     native: int = 0  # median side of the images as they were given, in pixels; 0: not known
 
+    @property
+    def kind(self) -> Kind:
+        return "multiclass" if self.train.labels.ndim == 1 else "multilabel"
+
 
 def together(datasets: Iterable[Dataset]) -> Dataset:
     """One dataset of several, in their order."""
@@ -86,7 +98,7 @@ def together(datasets: Iterable[Dataset]) -> Dataset:
 
 def part_of(
     images: Pixels,
-    labels: Iterable[int],
+    labels: npt.ArrayLike,
     domains: Names | None = None,
     groups: Names | None = None,
     names: Names | None = None,

@@ -32,25 +32,27 @@ def make_shard(part: Part, client: ClientId, *, seed: int, val_fraction: float =
 
 def train_and_validation(part: Part, client: ClientId, *, seed: int, val_fraction: float = 0.1) -> tuple[Part, Part]:
     """One client's images, cut by class and person."""
-    held = hold_out_mask(part.labels, val_fraction, seed, "validation", client, groups=part.groups)
+    held = hold_out_mask(part.strata, val_fraction, seed, "validation", client, groups=part.groups)
     return part.subset(np.flatnonzero(~held)), part.subset(np.flatnonzero(held))
 
 
 def class_counts(labels: npt.ArrayLike, classes: int) -> Indices:
     """How many images of each class, (classes,)."""
-    return np.bincount(np.asarray(labels, dtype=np.int64), minlength=classes).astype(np.int64)
+    held = np.asarray(labels, dtype=np.int64)
+    counts: Indices = held.sum(0) if held.ndim == 2 else np.bincount(held, minlength=classes).astype(np.int64)
+    return counts
 
 
 def take_stratified(part: Part, n: int) -> Part:
     """At most `n` images with the proportions of classes and domains kept; the same ones for every seed."""
     if n < 1:
         raise UsageError(f"{n} samples cannot be taken", field="samples", fix="For example --samples 4000.")
-    return part.subset(stratified_pick(strata_of(part.labels, part.domains), n, 0, "samples"))
+    return part.subset(stratified_pick(strata_of(part.strata, part.domains), n, 0, "samples"))
 
 
 def hold_out(part: Part, fraction: float) -> tuple[Part, Part]:
     """(kept, held out): by class and domain, whole patients; the same cut for every seed and partition."""
-    held = hold_out_mask(strata_of(part.labels, part.domains), fraction, 0, "tuning", groups=part.groups)
+    held = hold_out_mask(strata_of(part.strata, part.domains), fraction, 0, "tuning", groups=part.groups)
     return part.subset(np.flatnonzero(~held)), part.subset(np.flatnonzero(held))
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from osfl.core.headline import constant_answer, headline, is_smoke, judged_counts
+from osfl.core.headline import constant_answer_of, headline, is_multilabel, is_smoke, judged_counts
 from osfl.core.result import Result
 from osfl.evaluation.course import equal_accuracy, mean_courses
 
@@ -18,6 +18,7 @@ METRICS = (
     "scores.global.accuracy",
     "scores.global.balanced_accuracy",
     "scores.global.auroc",
+    "scores.global.ap",
     "scores.global.f1",
     "scores.global.ece",
     "scores.global.nll",
@@ -93,7 +94,8 @@ def summarize(
 def _headline(groups: Mapping[str, Sequence[Result]], chosen: str) -> dict[str, Any]:
     """What to read first, why, and which methods are no better at it than always answering the most frequent class."""
     counts = [sum(column) for column in zip(*(judged_counts(r) for group in groups.values() for r in group), strict=False)]
-    metric, why = headline(counts, chosen)
+    several = any(is_multilabel(result) for group in groups.values() for result in group)
+    metric, why = headline(counts, chosen, several)
     floors = {name: _floor(metric, group) for name, group in groups.items()}
     means = {name: over_seeds(f"scores.global.{metric}", group)["mean"] for name, group in groups.items()}
     below = [name for name, mean in means.items() if mean is not None and mean <= floors[name] + 1e-9]
@@ -102,7 +104,7 @@ def _headline(groups: Mapping[str, Sequence[Result]], chosen: str) -> dict[str, 
 
 
 def _floor(metric: str, group: Sequence[Result]) -> float:
-    return statistics.fmean(constant_answer(metric, judged_counts(result)) for result in group)
+    return statistics.fmean(constant_answer_of(result, metric) for result in group)
 
 
 def over_seeds(metric: str, group: Sequence[Result]) -> dict[str, Any]:

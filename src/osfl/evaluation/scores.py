@@ -17,10 +17,11 @@ from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.result import Metrics, Scores, Spread
-from osfl.core.types import ClientId, Dataset
+from osfl.core.types import ClientId, Dataset, Kind
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
+from osfl.models.outputs import to_probabilities
 from osfl.runtime.meter import spend
 
 Floats = NDArray[np.float64]
@@ -28,7 +29,9 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 CHUNK = 256  # fixed, so that the answers do not depend on the number of workers
 
 
-def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map) -> Floats:
+def probabilities(
+    model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map, kind: Kind = "multiclass"
+) -> Floats:
     """Class probabilities (images, classes); chunks of images go to the workers."""
     model = freeze(model.to(device))
     spend(forward_flops(model, tuple(images.shape[1:])) * len(images))
@@ -36,7 +39,7 @@ def probabilities(model: nn.Module, images: torch.Tensor, device: torch.device, 
     def answer(chunk: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             logits: torch.Tensor = model(to_input(chunk, device))
-            return logits.cpu().double().softmax(-1)  # on the CPU: some devices have no 64-bit floats
+            return to_probabilities(logits.cpu().double(), kind)  # on the CPU: some devices have no 64-bit floats
 
     found = torch.cat(run_map(answer, torch.split(images, CHUNK)))
     if not bool(torch.isfinite(found).all()):
@@ -129,11 +132,11 @@ def score(
     answers = list(by_client.values())  # a model that several clients share counts once for each of them
     everyone = {client: float((p.argmax(1) == labels).mean()) for client, p in by_client.items()}
     return {
-        "global": _mean([measured[id(models[client])] for client in models]),
+        "global": mean_metrics([measured[id(models[client])] for client in models]),
         "clients": {"own": spread(own), "everyone": spread(everyone)},
         "personalized": len(answered) > 1 if personalized is None else personalized,
         "majority": float(np.bincount(labels).max() / len(labels)),
-        "per_class": {name: _mean_of([recalls[client][c] for client in models]) for c, name in enumerate(classes)},
+        "per_class": {name: mean_of([recalls[client][c] for client in models]) for c, name in enumerate(classes)},
         "confusion": np.mean([confusion(p.argmax(1), labels, len(classes)) for p in answers], axis=0).tolist(),
     }
 
@@ -156,10 +159,10 @@ def spread(values: Mapping[ClientId, float]) -> Spread:
     }
 
 
-def _mean_of(values: Sequence[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
-def _mean(rows: Sequence[Metrics]) -> Metrics:
-    return {key: _mean_of([row[key] for row in rows]) for key in rows[0]}  # type: ignore[literal-required, return-value]
+def mean_metrics(rows: Sequence[Metrics]) -> Metrics:
+    return {key: mean_of([row[key] for row in rows]) for key in rows[0]}  # type: ignore[literal-required, return-value]

@@ -135,7 +135,7 @@ def _contract(m: Material) -> Iterator[Finding]:
         facts = dict(m.seen.bundle.facts)
         lines = {name: TensorEntry(raw.dtype, raw.shape, "") for name, raw in m.seen.bundle.tensors.items()}
         check_contract(lines, m.known.contracts[architecture_of(facts, m.known.contracts)])
-        check_well_known(facts, len(m.known.classes), m.known.limits or Limits())
+        check_well_known(facts, len(m.known.classes), m.known.limits or Limits(), m.known.several)
     except Rejected as no:
         yield Finding(
             "serious",

@@ -44,6 +44,11 @@ class Known:
         return () if self.plan is None else tuple(self.plan["task"]["classes"])
 
     @property
+    def several(self) -> bool:
+        """Whether an image may be of several classes."""
+        return self.plan is not None and self.plan["task"].get("kind") == "multilabel"
+
+    @property
     def image(self) -> tuple[int, ...]:
         return () if self.plan is None else tuple(self.plan["task"]["image"])
 

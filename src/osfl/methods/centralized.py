@@ -20,6 +20,7 @@ class Settings(Training):
 
 class Centralized(Method):
     Settings = Settings
+    TASKS = ("multiclass", "multilabel")
     PRESETS = TRAINING_PRESETS
 
     def problems(self, clients: int) -> list[str]:

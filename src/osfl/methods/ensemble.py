@@ -29,6 +29,13 @@ class Settings(SitePrior, Training):
 
 class EnsembleOfClients(OneClassifier, ModelMethod):
     Settings = Settings
+    TASKS = ("multiclass", "multilabel")
+
+    def problems(self, clients: int) -> list[str]:
+        found = super().problems(clients)
+        if self.settings.ensemble == "odds" and self.task.several:
+            found.append("setting 'ensemble': odds compares classes of which an image has one; set ensemble=class_count")
+        return found
 
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED)
@@ -45,4 +52,4 @@ class EnsembleOfClients(OneClassifier, ModelMethod):
         share = float(payload.facts.get("share", Limits().share))
         uploads = [Upload(client, "", part) for client, part in members(payload).items()]
         models = [super(EnsembleOfClients, self).build(upload.payload) for upload in uploads]
-        return teacher_ensemble(uploads, models, self.settings.ensemble, len(self.task.classes), share)
+        return teacher_ensemble(uploads, models, self.settings.ensemble, self.task, share)

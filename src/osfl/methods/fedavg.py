@@ -30,11 +30,12 @@ class Settings(SitePrior, Training):
 
 class FedAvg(OneClassifier, ModelMethod):
     Settings = Settings
+    TASKS = ("multiclass", "multilabel")
     COMMON = ("architecture",)
 
     def problems(self, clients: int) -> list[str]:
         found = training_problems(self.settings, self.task, one="averaging weights needs one architecture for all clients")
-        return [*found, *not_positive(self.settings, "bound"), *site_prior_problems(self.settings)]
+        return [*found, *not_positive(self.settings, "bound"), *site_prior_problems(self.settings, self.task)]
 
     def needs_counts(self) -> bool:
         """To divide out the shares of the classes, as the clients saw them, where sites correct the average by theirs."""

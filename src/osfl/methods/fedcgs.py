@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from osfl.core.method import Context
 from osfl.core.types import ADDED, ClientId, Contract, Exposed, Facts, Field, Payload, Plan, Release, Shard, Summand, Upload
-from osfl.ingredients.statistics.claimed_counts import capped
+from osfl.ingredients.statistics.claimed_counts import capped, samples_of
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import (
     Covariance,
@@ -29,6 +29,7 @@ from osfl.ingredients.statistics.gaussians import (
     summed,
     unpacked,
 )
+from osfl.ingredients.statistics.one_vs_rest import images_in, log_odds, rows_of, targets
 from osfl.ingredients.statistics.shrinkage import gcv_ridge
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
 from osfl.ingredients.tokens.encoding import (
@@ -66,6 +67,7 @@ class Settings(SitePrior, Encoding):
 
 class FedCGS(OneClassifier, TokenMethod):
     Settings = Settings
+    TASKS = ("multiclass", "multilabel")
     NEEDS = ("samples", "class_counts")
     COMMON = ("encoder",)
     PRESETS = {  # noqa: RUF012
@@ -92,6 +94,12 @@ class FedCGS(OneClassifier, TokenMethod):
         found = too_low(self.settings, {"ridge": 0, "personal_epochs": 0, "alignment": 0, "least": 1})
         if self.settings.personal and self.settings.personalize == "prior":
             found.append("setting 'personal': a map fitted to a site's images has its prior already; set personalize=none")
+        if self.task.several:
+            found += [
+                f"setting {name!r}: it is for one class an image; multi-label data needs {name}=false"
+                for name in ("personal", "by_class")
+                if getattr(self.settings, name)
+            ]
         return [*super().problems(clients), *found, *not_positive(self.settings, "personal_lr", "bound")]
 
     def privacy_problems(self, plan: Plan) -> list[str]:
@@ -106,12 +114,15 @@ class FedCGS(OneClassifier, TokenMethod):
         kind = "F64" if self.settings.precision == "float64" else "F32"
         triangle = (d * (d + 1) // 2,)
         gram = {f"class-{c}/gram": Field(kind, triangle, required=False, choice="gram") for c in range(classes)}
-        return {"sums": Field(kind, (classes, d)), **(gram if self.settings.by_class else {"gram": Field(kind, triangle)})}
+        return {
+            "sums": Field(kind, (rows_of(self.task), d)),
+            **(gram if self.settings.by_class else {"gram": Field(kind, triangle)}),
+        }
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         shard = with_enough(shard, self.settings.least)
-        x, y = self._features(self.encoded(shard.train, shard, ctx)).to(exact(ctx.device)), shard.train.labels
-        classes = len(self.task.classes)
+        x, y = self._features(self.encoded(shard.train, shard, ctx)).to(exact(ctx.device)), targets(shard.train.labels)
+        classes = rows_of(self.task)
         kind = torch.float64 if self.settings.precision == "float64" else torch.float32
         if self.settings.by_class:
             found = {c: statistics(x[y == c], y[y == c], classes) for c in sorted(set(y.tolist()))}
@@ -136,7 +147,7 @@ class FedCGS(OneClassifier, TokenMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         """Sums are added one upload at a time, and only the total is unfolded: memory does not grow with the clients."""
         facts: dict[ClientId, Facts] = {}
-        claims = [sum(reported_counts(upload.payload.facts, upload.client)) for upload in uploads]
+        claims = [int(images_in(self._counts(upload), self.task)) for upload in uploads]
         believed = capped(torch.tensor(claims, dtype=torch.float64), ctx.plan.limits.share).tolist()
 
         def each() -> Iterator[Statistics]:
@@ -147,13 +158,23 @@ class FedCGS(OneClassifier, TokenMethod):
         total = summed(each())
         same_encoders(facts, self.settings)
         total = replace(total, gram=unpacked(total.gram))
-        s = self.settings
-        ridge = s.ridge if s.shrinkage == "ridge" else gcv_ridge(total, s.covariance)
-        weight, bias = linear_classifier(total, s.covariance, ridge)
+        weight, bias = self._classifier(total)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}
         means = total.means().float()
         release = Release(Payload({**head, **({"means": means} if self.settings.personal else {})}))
         return with_class_shares(release, uploads, self.settings, ctx.plan.limits.share)
+
+    def _classifier(self, total: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
+        s, chosen = self.settings, self.settings.shrinkage == "gcv"
+        if self.task.several:
+            return log_odds(total, None if chosen else s.ridge)[:2]
+        return linear_classifier(total, s.covariance, gcv_ridge(total, s.covariance) if chosen else s.ridge)
+
+    def _counts(self, upload: Upload) -> torch.Tensor:
+        """Images of each row of the sums."""
+        counts = reported_counts(upload.payload.facts, upload.client)
+        all_images = [samples_of(upload)] if self.task.several else []
+        return torch.tensor([*counts, *all_images], dtype=torch.float64)
 
     def _statistics(self, upload: Upload) -> Statistics:
         """The statistics of an upload; B stays folded, as it was sent."""
@@ -161,24 +182,25 @@ class FedCGS(OneClassifier, TokenMethod):
         with working_on(upload.client):
             grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
             gram = torch.stack([value.double() for value in grams]).sum(0)
-            counts = torch.tensor(reported_counts(payload.facts, upload.client), dtype=torch.float64)
-            return Statistics(payload.tensors["sums"].double(), gram, counts)
+            return Statistics(payload.tensors["sums"].double(), gram, self._counts(upload))
 
     def summands(self, plan: Plan) -> dict[str, Summand]:
         """The contract's tensors, and the counts that are facts of an open upload."""
         images, most = plan.limits.samples, self.settings.bound
         named = {name: images * (most if name == "sums" else most**2) for name in self.contract("")}
-        counts = Summand((len(self.task.classes),), images, whole=True)
+        counts = Summand((rows_of(self.task),), images, whole=True)
         shapes = {name: tuple(map(int, one.shape)) for name, one in self.contract("").items()}
         return {"counts": counts, **{name: Summand(shapes[name], bound) for name, bound in named.items()}}
 
     def to_sum(self, payload: Payload) -> dict[str, torch.Tensor]:
-        return {**payload.tensors, "counts": torch.tensor(payload.facts["class_counts"], dtype=torch.int64)}
+        counts = [*payload.facts["class_counts"], payload.facts["samples"]][: rows_of(self.task)]
+        return {**payload.tensors, "counts": torch.tensor(counts, dtype=torch.int64)}
 
     def from_sum(self, total: Payload, sites: int) -> Payload:
         tensors = dict(total.tensors)
-        counts = tensors.pop("counts").tolist()
-        return Payload(tensors, {**total.facts, "class_counts": counts, "samples": sum(counts)})
+        counts = tensors.pop("counts")
+        by_class, samples = counts[: len(self.task.classes)].tolist(), int(images_in(counts, self.task))
+        return Payload(tensors, {**total.facts, "class_counts": by_class, "samples": samples})
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no image of the class; possible where B was sent class by class."""

@@ -19,6 +19,7 @@ class Settings(Training):
 
 class LocalOnly(Method):
     Settings = Settings
+    TASKS = ("multiclass", "multilabel")
     PRESETS = TRAINING_PRESETS
 
     def problems(self, clients: int) -> list[str]:

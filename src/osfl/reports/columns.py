@@ -31,6 +31,7 @@ COLUMNS = (
     Column("scores.global.balanced_accuracy", "Balanced accuracy", percent, max, when_first=True),
     Column("scores.global.f1", "F1", decimal, max, when_first=True),
     Column("scores.global.auroc", "AUROC", decimal, max),
+    Column("scores.global.ap", "Average precision", decimal, max),  # multi-label only
     Column("scores.clients.own.mean", "Own mean", percent, max),
     Column("scores.clients.own.median", "Own median", percent, max),
     Column("scores.clients.own.worst", "Worst client", percent, max),

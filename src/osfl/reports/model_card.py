@@ -13,6 +13,7 @@ from osfl.reports.columns import POOLED
 from osfl.reports.differential_privacy import privacy_sentences
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, write_text
+from osfl.reports.run_scores import LABEL_HEAD, label_metrics, label_rows
 from osfl.reports.text import count, decimal, flops, judged_on, many, percent, seconds, size
 from osfl.reports.tokens import attack_sentences
 
@@ -33,11 +34,12 @@ def _dataset(result: Result) -> str:
 
 def _model(result: Result) -> str:
     classes, image = result["task"]["classes"], " × ".join(str(side) for side in result["task"]["image"])
+    several = "labels" in result["scores"]
     kind = "one model for each client" if result["scores"]["personalized"] else "one model for all clients"
     lines = [
         f"Made with the method {code(result['method'])} of OSFL, preset {code(result['preset'])}, seed {result['seed']}.",
         f"{kind.capitalize()}: an image of {image} (channels × height × width) goes in, "
-        f"one of {count(len(classes))} classes comes out.",
+        f"{'a probability for each' if several else 'one'} of {count(len(classes))} classes comes out.",
         f"Classes: {', '.join(safe(name) for name in classes)}.",
     ]
     banner = f"**{SMOKE}**\n\n" if is_smoke(result) else ""
@@ -45,9 +47,10 @@ def _model(result: Result) -> str:
 
 
 def _use(result: Result) -> str:
+    gives = "a probability for each of the classes above" if "labels" in result["scores"] else "one of the classes above"
     return (
         "## Intended use and limits\n\n"
-        "For research on one-shot federated learning. It gives one of the classes above for every input, also for "
+        f"For research on one-shot federated learning. It gives {gives} for every input, also for "
         "images unlike those it was trained on, and its probabilities are only as good as the calibration error below. "
         "It has not been validated for clinical or other consequential decisions; that needs a study of its own on the "
         "population where it would be used. Look at the worst client and the per-class accuracies before trusting the mean.\n"
@@ -87,6 +90,7 @@ def _evaluation(result: Result) -> str:
     scores = result["scores"]
     metrics, own = scores["global"], scores["clients"]["own"]
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
+    constant = ["Accuracy of a constant answer", percent(scores["majority"])]
     rows = [
         ["Accuracy", percent(metrics["accuracy"])],
         ["Balanced accuracy", percent(metrics["balanced_accuracy"])],
@@ -94,8 +98,10 @@ def _evaluation(result: Result) -> str:
         ["F1 (macro)", decimal(metrics["f1"])],
         ["Expected calibration error", decimal(metrics["ece"])],
         ["Negative log-likelihood", decimal(metrics["nll"])],
-        ["Accuracy of a constant answer", percent(scores["majority"])],
+        constant,
     ]
+    if "labels" in scores:
+        rows = [*([name, value] for name, value, _ in label_metrics(metrics)), constant]
     lines = [
         f"Own distribution, mean ± std over clients: {percent(own['mean'])} ± {percent(own['std'])}",
         f"Worst client: {safe(own['worst_client'])}, {percent(own['worst'])}",
@@ -103,10 +109,14 @@ def _evaluation(result: Result) -> str:
     metric, why = headline_of(result)
     lines.append(f"Read {NAMES[metric]} first: {why}")
     classes = [[safe(name), percent(value)] for name, value in scores["per_class"].items()]
+    by_class = table(["Class", "Accuracy"], classes)
+    if "labels" in scores:
+        told = "Thresholds are those of the highest F1 on validation images of the clients."
+        by_class = f"{told}\n\n{table(LABEL_HEAD, [[safe(name), *row] for name, *row in label_rows(scores)])}"
     return (
         f"## Evaluation\n\nOn the {judged_on(result['data'])}, {whose}:\n\n{table(['Score', 'Value'], rows)}\n"
         f"{_bullets(lines)}\n"
-        f"### By class\n\n{table(['Class', 'Accuracy'], classes)}"
+        f"### By class\n\n{by_class}"
     )
 
 

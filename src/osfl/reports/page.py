@@ -17,7 +17,7 @@ from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.generators import generators_section
 from osfl.reports.rendering import fact_rows, render, write_text
 from osfl.reports.run_scores import accuracy_section, clients_section, confusion_section
-from osfl.reports.text import count, flops, judged_on, many, percent, seconds, size
+from osfl.reports.text import count, decimal, flops, judged_on, many, percent, seconds, size
 from osfl.reports.tokens import tokens_section
 
 _PHASES = {
@@ -109,6 +109,8 @@ def _tiles(result: Result) -> list[dict[str, str]]:
 
 def _first_tile(result: Result, where: str) -> dict[str, str]:
     metric, _ = headline_of(result)
+    if "labels" in result["scores"]:
+        return _tile("AUROC", decimal(result["scores"]["global"]["auroc"]), f"mean over classes, each yes or no; {where}")
     if metric == "accuracy":
         return _tile("Global accuracy", percent(result["scores"]["global"]["accuracy"]), where)
     plain = percent(result["scores"]["global"]["accuracy"])

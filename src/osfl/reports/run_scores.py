@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from osfl.core.result import Result
+from osfl.core.result import Metrics, Result, Scores
 from osfl.reports.plots import bars, confusion, heatmap
 from osfl.reports.rendering import responsive
 from osfl.reports.text import count, decimal, judged_on, percent, size
@@ -17,7 +17,10 @@ from osfl.reports.text import count, decimal, judged_on, percent, size
 def accuracy_section(result: Result, references: Sequence[Result]) -> dict[str, Any]:
     runs = [result, *(other for other in references if other != result)]
     groups = dict(zip(_run_names(runs), map(_bar_pair, runs), strict=True))
-    line = ("always the most frequent class", result["scores"]["majority"])
+    always = (
+        "always the more frequent answer of each class" if "labels" in result["scores"] else "always the most frequent class"
+    )
+    line = (always, result["scores"]["majority"])
     series = (judged_on(result["data"]), "own distribution, mean over clients")
     what = "Accuracy of this run and its references, on all images and on the clients' own distributions"
 
@@ -50,6 +53,10 @@ def _accuracy_hint(runs: Sequence[Result]) -> str:
 
 def _scores(result: Result) -> dict[str, Any]:
     metrics = result["scores"]["global"]
+    whose = "mean over the clients' own models" if result["scores"]["personalized"] else "the released model"
+    title = f"All scores on the {judged_on(result['data'])}: {whose}"
+    if "labels" in result["scores"]:
+        return {"scores": label_metrics(metrics), "scores_title": title}
     auroc = "one class against the rest" if metrics["auroc"] is not None else "needs images of two classes"
     rows = [
         ("Accuracy", percent(metrics["accuracy"]), "share of right answers"),
@@ -59,8 +66,41 @@ def _scores(result: Result) -> dict[str, Any]:
         ("Calibration error", decimal(metrics["ece"]), "15 bins, 0 is best"),
         ("Log-likelihood loss", decimal(metrics["nll"]), "mean, lower is better"),
     ]
-    whose = "mean over the clients' own models" if result["scores"]["personalized"] else "the released model"
-    return {"scores": rows, "scores_title": f"All scores on the {judged_on(result['data'])}: {whose}"}
+    return {"scores": rows, "scores_title": title}
+
+
+def label_metrics(metrics: Metrics) -> list[tuple[str, str, str]]:
+    """Multi-label: (score, value, what it says)."""
+    micro = "over all pairs of image and class at once"
+    return [
+        ("AUROC", decimal(metrics["auroc"]), "macro: mean over classes, each yes or no"),
+        ("AUROC, micro", decimal(metrics["auroc_micro"]), micro),
+        ("Average precision", decimal(metrics["ap"]), "macro"),
+        ("Average precision, micro", decimal(metrics["ap_micro"]), micro),
+        ("F1", decimal(metrics["f1"]), "macro, thresholds from validation images"),
+        ("F1, micro", decimal(metrics["f1_micro"]), f"{micro}, same thresholds"),
+        ("Balanced accuracy", percent(metrics["balanced_accuracy"]), "sensitivity and specificity, mean over classes"),
+        ("Accuracy", percent(metrics["accuracy"]), "share of right yes and no; rare classes make it high"),
+        ("Calibration error", decimal(metrics["ece"]), "15 bins, 0 is best"),
+        ("Log-likelihood loss", decimal(metrics["nll"]), "mean over images and classes, lower is better"),
+    ]
+
+
+LABEL_HEAD = ("Class", "Images", "AUROC", "Average precision", "F1", "Sensitivity", "Specificity", "Threshold")
+
+
+def label_rows(scores: Scores) -> list[list[str]]:
+    """Multi-label: a row a class, under LABEL_HEAD."""
+    return [
+        [
+            name,
+            count(row["images"]),
+            *(decimal(value) for value in (row["auroc"], row["ap"], row["f1"])),
+            *(percent(value) for value in (row["sensitivity"], row["specificity"])),
+            decimal(row["threshold"]),
+        ]
+        for name, row in scores["labels"].items()
+    ]
 
 
 # --- by client and by class ------------------------------------------------------------------------------------------
@@ -86,8 +126,11 @@ def clients_section(result: Result) -> dict[str, Any]:
 
     spread = result["scores"]["clients"]
     whose = "its own model" if result["scores"]["personalized"] else "the released model"
+    own = "per-class accuracy weighted by its shares of the classes"
+    if "labels" in result["scores"]:
+        own = "sensitivity and specificity of each class, weighted by how often it has the class"
     hint = (
-        f"Accuracy of {whose} on the client's own distribution (per-class accuracy weighted by its shares of the classes; "
+        f"Accuracy of {whose} on the client's own distribution ({own}; "
         f"where clients are domains, on images of its domain) and on the {judged_on(result['data'])}."
     )
     return {
@@ -125,6 +168,12 @@ def _client_rows(result: Result) -> list[dict[str, str]]:
 
 def confusion_section(result: Result) -> dict[str, Any]:
     scores, names = result["scores"], [str(name) for name in result["task"]["classes"]]
+    if "labels" in scores:
+        hint = (
+            "Each class is a yes or no of its own. The threshold on its probability is where F1 is highest on validation "
+            "images of the clients; 0.5 where none of them shows the class. No test image was used for it."
+        )
+        return {"label_head": LABEL_HEAD, "label_rows": label_rows(scores), "confusion_hint": hint}
     right = [scores["per_class"].get(name) for name in names]
     what = f"Confusion matrix over {len(names)} classes"
 
@@ -134,4 +183,4 @@ def confusion_section(result: Result) -> dict[str, Any]:
     hint = "Rows are the truth, columns the answer; color is the share of the row, the diagonal is right."
     if scores["personalized"]:
         hint += " Counts are the mean over the clients' own models."
-    return {"confusion_chart": responsive(draw, "Confusion matrix"), "confusion_hint": hint}
+    return {"label_rows": [], "confusion_chart": responsive(draw, "Confusion matrix"), "confusion_hint": hint}

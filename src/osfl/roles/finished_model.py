@@ -108,6 +108,12 @@ def evaluate_model(
     progress: Progress = quiet,
 ) -> Evaluation:
     """Everything that can be said of this model on these images. Nothing is trained and nothing is chosen by them."""
+    if model.task.several:
+        raise UsageError(
+            "this model is multi-label: a simulated run measures such a model, `osfl evaluate` does not yet",
+            field="model",
+            fix="Its scores are in the run's results.json; `osfl predict` gives the probabilities of all classes.",
+        )
     progress("evaluate", 0, 1)
     answers = answers_of(model.module, images.part.dataset.images, device_named(machine.device))
     scores = score_answers(answers, images.part, model.task.classes, metric=metric, resamples=resamples)
@@ -167,7 +173,8 @@ def describe_at_site(
 ) -> Evaluation | None:
     """What a site keeps beside its model: a model card, and where it has labelled images `evaluation.json` and a page."""
     model, plan = open_model(folder, client), plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
-    images = held_out_of_site(data, plan.task, client, plan.seed, model.reading) if data else None
+    measured = data if not plan.task.several else None
+    images = held_out_of_site(measured, plan.task, client, plan.seed, model.reading) if measured else None
     evaluation = evaluate_model(model, images, command=command, machine=machine) if images else None
     if evaluation:
         write_evaluation(evaluation, folder)

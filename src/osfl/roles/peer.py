@@ -53,7 +53,9 @@ def own_inbox(plan: Plan, client: ClientId, keys: Mapping[ClientId, str], work: 
             fix="Put NAME.pub of each neighbor into the folder of --keys.",
         )
     enrolled = {name: keys[name] for name in senders}
-    policy = AcceptancePolicy(plan.digest, enrolled, contracts_of(method), len(plan.task.classes), plan.limits)
+    policy = AcceptancePolicy(
+        plan.digest, enrolled, contracts_of(method), len(plan.task.classes), plan.limits, several=plan.task.several
+    )
     folder = work_folder(plan, client, work)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Inbox(folder / "inbox", policy)

@@ -87,7 +87,9 @@ def make_upload(
     enrolled = all_keys(plan, client, key, keys) if plan.secure_sum else {client: key.public_hex}
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # its upload is between the site and the coordinator
     with folder_lock(folder, fix=_ELSEWHERE):
-        policy = AcceptancePolicy(plan.digest, enrolled, contracts, len(plan.task.classes), plan.limits)
+        policy = AcceptancePolicy(
+            plan.digest, enrolled, contracts, len(plan.task.classes), plan.limits, several=plan.task.several
+        )
         if plan.secure_sum:
             policy = replace(policy, keys=keys_digest(enrolled))
             check_not_missing(folder, client)

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from osfl.core.errors import UploadBlocked
 from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
 from osfl.core.types import ClientId, Contract, Payload, Plan, Progress, Release, Shard
@@ -97,7 +95,7 @@ def run_client_phase(
 
 def check_claim(plan: Plan, shard: Shard) -> None:
     """Refuse more images than the plan lets a site claim, in all or of a class: the gate would refuse the upload."""
-    most_of_a_class = int(torch.bincount(shard.train.labels).max()) if len(shard.train) else 0
+    most_of_a_class = int(shard.train.class_counts(len(plan.task.classes)).max())
     for limit, images, what in (("samples", len(shard.train), ""), ("class_samples", most_of_a_class, " of one class")):
         if images > (most := getattr(plan.limits, limit)):
             raise UploadBlocked(

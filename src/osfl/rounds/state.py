@@ -49,7 +49,8 @@ def read_policy(folder: Path) -> AcceptancePolicy:
         forgotten = removed_uploads([*known, *filter(None, [intent])])
         withdrawn = withdrawn_by(known or _first_encounter(folder, server), intent)
         clients, digest = dict(enrolled["clients"]), digest_of(plan)
-        policy = AcceptancePolicy(digest, clients, contracts, classes, limits, server, forgotten, withdrawn)
+        several = plan["task"].get("kind") == "multilabel"
+        policy = AcceptancePolicy(digest, clients, contracts, classes, limits, server, forgotten, withdrawn, several=several)
         if not plan.get("round", {}).get("secure_sum"):
             return policy
         request = existing_request(folder, policy)

@@ -18,6 +18,7 @@ from osfl.core.types import ClientId, Exchange, Payload, digest_of
 from osfl.data import grouped
 from osfl.evaluation.course import course_of
 from osfl.evaluation.generators import judge
+from osfl.evaluation.multilabel import score_labels
 from osfl.evaluation.planes import model_plane
 from osfl.evaluation.scores import score
 from osfl.evaluation.tokens import features_by_kind, judge_tokens
@@ -61,16 +62,12 @@ def evaluate(
     reset_peak_memory()
     ctx.progress("evaluate", 0, 1)
     with measure() as meter:
-        scores = score(
-            models,
-            federation.test,
-            classes,
-            federation.counts,
-            device=ctx.device,
-            run_map=ctx.map,
-            domains=federation.domains,
-            personalized=joint is None and any((fl_round.folder / "models").glob("*.safetensors")),
-        )
+        personalized = joint is None and any((fl_round.folder / "models").glob("*.safetensors"))
+        how: dict[str, Any] = {"device": ctx.device, "run_map": ctx.map, "domains": federation.domains}
+        if plan.task.several:
+            scores = score_labels(models, federation.test, classes, federation.shards, personalized=personalized, **how)
+        else:
+            scores = score(models, federation.test, classes, federation.counts, personalized=personalized, **how)
         judged = _generators(method, federation, models, fl_round, ctx)
         course = _course(method, federation, fl_round, ctx)
         compared = _tokens(method, federation, fl_round, ctx)

@@ -128,9 +128,9 @@ def prepare(simulation: Simulation) -> Federation:
     clients = simulation.clients
     if clients is None and partition.kind not in ("silos", *NATURAL):
         clients = 5
-    assignment = assign(partition, train.labels, clients, simulation.seed, train.domains, groups=train.groups)
+    assignment = assign(partition, train.strata, clients, simulation.seed, train.domains, groups=train.groups)
     shards = make_shards(used, assignment, seed=simulation.seed)
-    task = Task(source.name, source.classes, source.image)
+    task = Task(source.name, source.classes, source.image, source.kind)
     data: dict[str, Any] = {
         "dataset": source.name,
         "digest": used.digest,
@@ -200,8 +200,8 @@ def _opened(simulation: Simulation, settings: Any, reading: Reading) -> Source:
 def _judges(part: Part, count: int) -> Part:
     """So many images to judge by, of every class and domain that there is: who has only a class without any would get 0."""
     fewer = take_stratified(part, count)
-    for labels, left in ((part.labels, fewer.labels), (part.domains, fewer.domains)):
-        if labels is not None and left is not None and len(set(labels.tolist())) > len(set(left.tolist())):
+    for names, left in ((part.strata, fewer.strata), (part.domains, fewer.domains)):
+        if names is not None and left is not None and len(set(names.tolist())) > len(set(left.tolist())):
             raise UsageError(
                 f"--test-samples {count} would leave a class or a domain without any image to judge by",
                 field="test_samples",

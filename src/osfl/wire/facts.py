@@ -27,19 +27,22 @@ def check_facts(facts: Json, most_bytes: int) -> None:
         raise _wrong("facts", f"the facts cannot be used: {error}", f"at most {FACTS_DEPTH} levels", facts) from None
 
 
-def check_well_known(facts: dict[str, Json], classes: int, limits: Limits) -> None:
-    """Facts that mean the same for every method, within the plan's limits; others are the method's own business."""
+def check_well_known(facts: dict[str, Json], classes: int, limits: Limits, several: bool = False) -> None:
+    """Facts that mean the same for every method, within the plan's limits; others are the method's own business.
+
+    `several`: an image may be of several classes, or of none.
+    """
     samples = facts.get("samples", 1)
     if not _is_count(samples) or samples == 0:
         raise _wrong("facts.samples", "the number of samples is wrong", f"1 to {limits.samples}", samples)
     counts = facts.get("class_counts", [1] * classes)
     if not isinstance(counts, list) or len(counts) != classes or not all(map(_is_count, counts)):
         raise _wrong("facts.class_counts", "the class counts are wrong", f"{classes} counts, one a class", counts)
-    if counts and not any(counts):  # shares of nothing would be no numbers
+    if counts and not any(counts) and not several:  # shares of nothing would be no numbers
         raise _wrong("facts.class_counts", "the class counts are all zero", "an image of some class", counts)
     counts = counts if "class_counts" in facts else []
     _check_claim("samples", "samples", samples, limits.samples)
-    _check_claim("class_counts", "samples", sum(counts), limits.samples)
+    _check_claim("class_counts", "samples", max(counts, default=0) if several else sum(counts), limits.samples)
     _check_claim("class_counts", "class_samples", max(counts, default=0), limits.class_samples)
 
 

@@ -51,6 +51,7 @@ class AcceptancePolicy:
     forgotten: Mapping[ClientId, str] = field(default_factory=dict)  # client -> digest of what is left of its upload, or ""
     withdrawn: Withdrawn = NOTHING  # what the round's certificates took back
     keys: str = ""  # of a secure sum: the digest of all enrolled keys, which every masked upload names
+    several: bool = False  # an image may be of several classes, or of none
     missing: Collection[ClientId] = ()  # of a secure sum: whom a request for repairs says is missing, so they cannot deliver
 
     @property
@@ -100,7 +101,7 @@ def open_signed(
             tensors = _check_tensors(data, head.envelope, head.entries, head.contract)
             facts = head.envelope.manifest["facts"]
             check_facts(facts, policy.limits.facts_bytes)
-            check_well_known(facts, policy.classes, policy.limits)
+            check_well_known(facts, policy.classes, policy.limits, policy.several)
             if policy.keys and kind == "upload":
                 check_masked(facts, policy.keys)
             check_canonical(head.envelope, head.entries)

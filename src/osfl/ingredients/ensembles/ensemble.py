@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
 from osfl.ingredients.ensembles.odds import odds
@@ -51,18 +52,24 @@ class Ensemble(nn.Module):
     """Members of any architectures; `forward` gives logits (modes `logits` and `odds`), or log-probabilities.
 
     `weights` has one number a member, or one a member and class; only their proportions over the members matter. Those that
-    come from claimed counts are capped: no member has more than `share`, in all or of a class.
+    come from claimed counts are capped: no member has more than `share`, in all or of a class. `several`: multi-label, where
+    each class has a probability of its own.
     """
 
     weights: torch.Tensor
     voted: torch.Tensor | None
 
     def __init__(
-        self, members: Sequence[nn.Module], mode: str = "logits", weights: torch.Tensor | None = None, share: float = 1.0
+        self,
+        members: Sequence[nn.Module],
+        mode: str = "logits",
+        weights: torch.Tensor | None = None,
+        share: float = 1.0,
+        several: bool = False,
     ) -> None:
         super().__init__()
         check_mode(mode)
-        self.mode, self.share = mode, share
+        self.mode, self.share, self.several = mode, share, several
         self.members = nn.ModuleList(members)  # a plain list would escape eval(), to() and modules()
         self.register_buffer("weights", _shares(mode, weights, len(members), share))
         # known beforehand, not asked of the weights in each pass: operations are counted without any values
@@ -73,6 +80,8 @@ class Ensemble(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = torch.stack([member(x) for member in self.members])
+        if self.several and self.mode != "logits":
+            return _mix_each(logits, self.weights.to(logits).view(len(logits), 1, -1))
         return _combine(logits, self.mode, self.weights, self.voted, share=self.share)
 
 
@@ -161,6 +170,12 @@ def _mix(log_p: torch.Tensor, shares: torch.Tensor, voted: torch.Tensor | None) 
     votes = log_p + shares.log()  # a member without a vote adds exp(-inf) = 0
     votes = votes if voted is None else votes.index_select(-1, voted)
     return _placed(votes.logsumexp(0).log_softmax(-1), voted, log_p.shape[-1])
+
+
+def _mix_each(logits: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Log-odds of the weighted mean of each class's own probability; lowest for a class that nobody may vote for."""
+    yes, no = ((functional.logsigmoid(side) + shares.log()).logsumexp(0) for side in (logits, -logits))
+    return torch.where(shares.sum(0) > 0, yes - no, _FLOOR)
 
 
 def _only(scores: torch.Tensor, voted: torch.Tensor | None) -> torch.Tensor:

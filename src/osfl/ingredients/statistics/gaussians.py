@@ -46,16 +46,28 @@ class Statistics:
 
 
 def statistics(features: torch.Tensor, labels: torch.Tensor, classes: int, chunk: int = 4096) -> Statistics:
-    """Of features (n, d), computed where they are, and given on the CPU; in chunks, so that memory does not grow with n."""
+    """Of features (n, d), computed where they are, and given on the CPU; in chunks, so that memory does not grow with n.
+
+    An image is in the sums of its class, or of each of its classes where labels are (n, classes) of 0 and 1.
+    """
     d, device = features.shape[1], features.device
     sums = torch.zeros(classes, d, dtype=torch.float64, device=device)
     gram = torch.zeros(d, d, dtype=torch.float64, device=device)
     for x, y in zip(torch.split(features, chunk), torch.split(labels.to(device), chunk), strict=True):
         wide = x.double()
-        sums.index_add_(0, y, wide)
+        _add_to(sums, y, wide)
         gram.addmm_(wide.T, wide)
     spend(2.0 * len(features) * d * d)
-    return Statistics(sums.cpu(), gram.cpu(), torch.bincount(labels, minlength=classes).double())
+    return Statistics(sums.cpu(), gram.cpu(), _counted(labels, classes))
+
+
+def _add_to(sums: torch.Tensor, labels: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """Each row of features to the sums of its class, or of all its classes where labels are (n, classes) of 0 and 1."""
+    return sums.index_add_(0, labels, wide) if labels.ndim == 1 else sums.addmm_(labels.T.double(), wide)
+
+
+def _counted(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    return (torch.bincount(labels, minlength=classes) if labels.ndim == 1 else labels.sum(0)).double()
 
 
 def folded_statistics(features: torch.Tensor, labels: torch.Tensor, classes: int) -> Statistics:
@@ -70,8 +82,8 @@ def folded_statistics(features: torch.Tensor, labels: torch.Tensor, classes: int
     wide = features.double()
     square = wide.numpy()
     spend(1.0 * len(features) * square.shape[1] ** 2)
-    sums = torch.zeros(classes, square.shape[1], dtype=torch.float64).index_add_(0, labels, wide)
-    return Statistics(sums, packed(torch.from_numpy(square.T @ square)), torch.bincount(labels, minlength=classes).double())
+    sums = _add_to(torch.zeros(classes, square.shape[1], dtype=torch.float64), labels, wide)
+    return Statistics(sums, packed(torch.from_numpy(square.T @ square)), _counted(labels, classes))
 
 
 def linear_classifier(total: Statistics, covariance: Covariance, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,14 +103,14 @@ def linear_classifier(total: Statistics, covariance: Covariance, ridge: float) -
     spread = (spread + spread.T) / 2
     spread.diagonal().add_(ridge * float(spread.trace()) / d)
     off = means - mean
-    weight = _solved(spread, off.T).T
+    weight = solved(spread, off.T).T
     bias = -weight @ mean - 0.5 * (weight * off).sum(1) + (total.counts / n).clamp_min(1e-300).log()
     spend(d**3 / 3.0)
     weight = torch.where(present[:, None], weight, torch.zeros_like(weight))
     return weight, torch.where(present, bias, torch.full_like(bias, NEVER))
 
 
-def _solved(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def solved(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """S^-1 right; where S is singular (fewer samples than dimensions and no ridge) the solution of least norm."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed) == 0:

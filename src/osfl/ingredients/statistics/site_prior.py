@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from osfl.core.method import Context, Method
-from osfl.core.types import ADDED, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, Payload, Release, Shard, Task, Upload
 from osfl.ingredients.statistics.claimed_counts import capped_sites
 from osfl.ingredients.statistics.class_counts import reported_counts
 from osfl.ingredients.statistics.gaussians import NEVER
@@ -35,8 +35,11 @@ class SitePrior:
     prior_temperature: float = field(default=1.0, metadata=ADDED)  # on the release's log-probabilities; below 1: less confident
 
 
-def site_prior_problems(settings: SitePrior) -> list[str]:
-    return not_positive(settings, "prior_temperature")
+def site_prior_problems(settings: SitePrior, task: Task) -> list[str]:
+    found = not_positive(settings, "prior_temperature")
+    if settings.personalize == "prior" and task.several:
+        found.append("setting 'personalize': prior weighs classes of which an image has one; set personalize=none")
+    return found
 
 
 def site_log_prior(labels: torch.Tensor, classes: int) -> torch.Tensor:
@@ -93,7 +96,7 @@ class OneClassifier(Method):
     shares. The settings have `SitePrior`."""
 
     def problems(self, clients: int) -> list[str]:
-        return [*super().problems(clients), *site_prior_problems(self.settings)]
+        return [*super().problems(clients), *site_prior_problems(self.settings, self.task)]
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         return with_site_prior(release, shard, len(self.task.classes), self.settings)

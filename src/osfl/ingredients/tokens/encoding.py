@@ -17,6 +17,7 @@ from torch.nn import functional
 from osfl.core.errors import RoundError, TrainingError
 from osfl.core.method import Context, Method
 from osfl.core.types import ADDED, ClientId, Dataset, Facts, Shard, Upload, digest_of
+from osfl.ingredients.statistics.one_vs_rest import hidden_few
 from osfl.ingredients.tokens.store import TokenStore, image_digests, store_of
 from osfl.models.encoders import Encoder, encoder_digest, encoder_problems, encoder_width, load_encoder
 from osfl.models.flops import forward_flops
@@ -222,18 +223,16 @@ class TokenMethod(Method):
 
     def facts(self, shard: Shard) -> dict[str, Any]:
         """What goes with every upload: the encoder's identity, and how many images of each class stand behind it."""
-        counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
+        counts = shard.train.class_counts(len(self.task.classes)).tolist()
         return {"encoder": self.tokenizer().digest, "class_counts": counts, "samples": len(shard.train)}
 
     def features_of(self, shard: Shard, ctx: Context) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
         """Rows of features of one class: of the site's training images, and of those that it held out."""
-        parts = [
-            (self.encode(part.images, ctx).flatten(1) if len(part) else None, part.labels) for part in (shard.train, shard.val)
-        ]
+        parts = [(self.encode(part.images, ctx).flatten(1) if len(part) else None, part) for part in (shard.train, shard.val)]
 
         def of_class(label: int) -> tuple[torch.Tensor, torch.Tensor]:
             width = next(rows.shape[1] for rows, _ in parts if rows is not None)
-            train, held_out = (torch.zeros(0, width) if rows is None else rows[labels == label] for rows, labels in parts)
+            train, held_out = (torch.zeros(0, width) if rows is None else rows[part.shows(label)] for rows, part in parts)
             return train, held_out
 
         return of_class
@@ -241,16 +240,20 @@ class TokenMethod(Method):
 
 def with_enough(shard: Shard, least: int) -> Shard:
     """The shard without classes that have fewer than `least` training images: a sum over few shows each of them."""
-    highest = int(torch.cat([shard.train.labels, shard.val.labels]).max())
-    counts = torch.bincount(shard.train.labels, minlength=highest + 1)
-    kept, held_out = (part.subset(counts[part.labels] >= least) for part in (shard.train, shard.val))
-    if not len(kept):
+    if shard.train.labels.ndim == 2:
+        enough, most = len(shard.train) >= least, len(shard.train)
+        kept, held_out = Dataset(shard.train.images, hidden_few(shard.train.labels, least)), shard.val
+    else:
+        counts = shard.train.class_counts(int(torch.cat([shard.train.labels, shard.val.labels]).max()) + 1)
+        kept, held_out = (part.subset(counts[part.labels] >= least) for part in (shard.train, shard.val))
+        enough, most = len(kept) > 0, int(counts.max())
+    if not enough:
         raise TrainingError(
             "no class has enough images to be sent",
             client=shard.client,
             field="least",
             expected=f"a class of at least {least} images",
-            got=int(counts.max()),
+            got=most,
             fix="Add images, or leave this site out of the round.",
         )
     return replace(shard, train=kept, val=held_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import ADDED, Dataset, Payload, Privacy, Shard, Task, settings_as_json
+from osfl.ingredients.training.loss import classification_loss
 from osfl.ingredients.training.private import mechanism_for, private_fit
 from osfl.models.build import Network, architecture_for, architectures_in, build_model, check_architecture
 from osfl.models.flops import forward_flops, training_flops
@@ -152,7 +153,7 @@ def fit(
     noise: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Train in place with cross-entropy; returns the number of steps. `rng` decides order and augmentation.
+    """Train in place with `classification_loss`; returns the number of steps. `rng` decides order and augmentation.
 
     `noise`: x + sigma N(0, 1) is shown instead of x, with sigma ~ U(0, noise) for each image.
     """
@@ -169,7 +170,7 @@ def fit(
             inputs = to_input(changed(images[index], settings.augment, drawn), device)
             if noise:
                 inputs = inputs + drawn[-1]
-            loss = functional.cross_entropy(model(inputs), labels[index])
+            loss = classification_loss(model(inputs), labels[index])
             step(model, optimizer, loss, clip=settings.clip, adjust=adjust)
             if after is not None:
                 after(model, lr)
@@ -355,7 +356,7 @@ def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> P
         "data": shard.digest,
         "recipe": recipe,
         "seed": ctx.plan.seed,
-        "task": asdict(task),
+        "task": task.as_json(),
     }
     if ctx.device.type != "cpu":  # another device gives other bits
         key["device"] = ctx.device.type

@@ -11,7 +11,7 @@ from torch import nn
 
 from osfl.core.errors import TrainingError, UsageError, go_on_without
 from osfl.core.method import Context, Method
-from osfl.core.types import Contract, Json, Payload, Plan, Release, Shard, Upload
+from osfl.core.types import Contract, Json, Payload, Plan, Release, Shard, Task, Upload
 from osfl.ingredients.ensembles.ensemble import Ensemble, weights_for
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
@@ -95,7 +95,7 @@ class ModelMethod(Method):
         payload = local_model(shard, self.task, self.settings, ctx)
         if not self.needs_counts():
             return payload
-        counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes)).tolist()
+        counts = shard.train.class_counts(len(self.task.classes)).tolist()
         return Payload(payload.tensors, {**payload.facts, "class_counts": counts})
 
     def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
@@ -151,11 +151,10 @@ def teacher_weights(uploads: Sequence[Upload], mode: str, classes: int) -> torch
     return weights_for(mode, counts_of(uploads, classes))
 
 
-def teacher_ensemble(
-    uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, share: float
-) -> Ensemble:
+def teacher_ensemble(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, task: Task, share: float) -> Ensemble:
     """All teachers as one; nobody has more than `share` of a weight by counts."""
-    return Ensemble(members, mode, teacher_weights(uploads, mode, classes), share)
+    weights = teacher_weights(uploads, mode, len(task.classes))
+    return Ensemble(members, mode, weights, share, several=task.several)
 
 
 def start_student(uploads: Sequence[Upload], method: ModelMethod, ctx: Context) -> tuple[nn.Module, str]:

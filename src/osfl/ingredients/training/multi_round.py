@@ -78,6 +78,7 @@ class MultiRound(Method):
     """One algorithm defines how gradients are corrected (`adjust`), what a client adds (`after`) and how the server merges."""
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = ROUNDS_PRESETS
+    TASKS = ("multiclass", "multilabel")
     DEVIATIONS: ClassVar[Sequence[str]] = ("runs in simulation only: each client uploads once in every round, not once",)
 
     def problems(self, clients: int) -> list[str]:

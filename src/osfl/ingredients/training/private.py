@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from osfl.core.errors import RoundError, TrainingError, go_on_without
 from osfl.core.types import Dataset, Json, Plan, Privacy, Upload
 from osfl.ingredients.statistics.secret_noise import gaussian, uniform
 from osfl.ingredients.training.accountant import epsilon_of, multiplier_for
+from osfl.ingredients.training.loss import classification_loss
 from osfl.models.flops import training_flops
 from osfl.models.inputs import to_input
 from osfl.models.norms import norms
@@ -101,7 +101,7 @@ def clipped_sum(
     buffers = dict(model.named_buffers())
 
     def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(model, (weights, buffers), (x[None],)), y[None])
+        return classification_loss(functional_call(model, (weights, buffers), (x[None],)), y[None])
 
     one = vmap(grad(loss), in_dims=(None, 0, 0))
     weights = {name: value.detach() for name, value in parameters.items()}

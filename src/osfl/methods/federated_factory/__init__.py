@@ -138,7 +138,7 @@ class FederatedFactory(Method):
             found.append(
                 "setting 'personalize': 'prior' corrects a classifier of balanced classes: set mode=central, prior=balanced"
             )
-        found += site_prior_problems(s)
+        found += site_prior_problems(s, self.task)
         if not s.noise_std >= 0:
             found.append(f"setting 'noise_std': expected at least 0, got {s.noise_std}")
         if not 0 < s.floor < 1:

@@ -39,6 +39,7 @@ from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, summed, unpacked
+from osfl.ingredients.statistics.one_vs_rest import hidden_few, images_in, log_odds, rows_of, targets
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
 from osfl.ingredients.tokens.encoding import (
     OnTokens,
@@ -91,6 +92,7 @@ _EXACT, _WHOLE = 2**53, 2**63  # whole numbers below are exact in float64, in wh
 
 class OneSum(TokenMethod):
     Settings = Settings
+    TASKS = ("multiclass", "multilabel")
     STRUCTURE = ("filters",)
     COMMON = ("features",)
     PRIVATE = {"dimensions": 256, "filters": 32}  # noqa: RUF012
@@ -123,6 +125,13 @@ class OneSum(TokenMethod):
             found.append(
                 f"setting 'symmetry': square needs images of equal sides, got {self.task.image[1:]}; set symmetry=flip"
             )
+        if self.task.several:
+            wanted = {"head": "lda", "prior": "global", "by_class": False}
+            found += [
+                f"setting {name!r}: multi-label data, with several classes an image, needs {name}={str(value).lower()}"
+                for name, value in wanted.items()
+                if getattr(s, name) != value
+            ]
         return found
 
     def width(self) -> int:
@@ -134,7 +143,7 @@ class OneSum(TokenMethod):
         return int(s.width_for(self.task.image[0]) if s.features == "random" else s.width(s.tokens))
 
     def contract(self, architecture: str) -> Contract:
-        d, classes = self.width(), len(self.task.classes)
+        d, classes = self.width(), rows_of(self.task)
         triangle, by_class, smaller = (d * (d + 1) // 2,), self.settings.by_class, self.settings.send == "smaller"
         gram = {f"class-{c}/gram": Field("I64", triangle, required=False, choice="gram") for c in range(classes)}
         if not by_class:
@@ -149,7 +158,7 @@ class OneSum(TokenMethod):
         """n_c, A_c and G in whole steps of the grid, which are exact; zeros from a site without a class of `least` images."""
         if ctx.plan.privacy is not None:
             return self._private_term(shard, ctx)
-        classes, data = len(self.task.classes), self._enough(shard, ctx)
+        classes, data = rows_of(self.task), self._enough(shard, ctx)
         if self.settings.by_class:
             held = sorted(set(data.labels.tolist())) or [0]
             found = {c: self._summed(data.subset(data.labels == c), shard, ctx) for c in held}
@@ -157,13 +166,17 @@ class OneSum(TokenMethod):
             total = summed(found.values())
         elif self.settings.send == "smaller" and 0 < 2 * len(data) * self.settings.vectors() < self.width():
             rows = self._features(data, shard, ctx) / self._step()
-            total = folded_statistics(rows, data.labels.repeat(self.settings.vectors()), classes)
+            total = folded_statistics(rows, self._targets(data), classes)
             tensors = {"factor": torch.linalg.qr(rows, mode="r").R}
         else:
             total = self._summed(data, shard, ctx)
             tensors = {"gram": to_whole(total.gram)}
-        counts = torch.bincount(data.labels, minlength=classes)
+        counts = Dataset(data.images, targets(data.labels)).class_counts(classes)
         return Payload({"counts": counts, "sums": to_whole(total.sums), **tensors}, {"features": self._digest(ctx)})
+
+    def _targets(self, data: Dataset) -> torch.Tensor:
+        """The rows that each feature vector is added to; an image's mirrors are added where it is."""
+        return torch.cat([targets(data.labels)] * self.settings.vectors())
 
     def _private_term(self, shard: Shard, ctx: Context) -> Payload:
         """The same with noise, of every image of the site: which ones are held out depends on the others, and a class of
@@ -183,10 +196,13 @@ class OneSum(TokenMethod):
 
     def _enough(self, shard: Shard, ctx: Context) -> Dataset:
         """Training images of classes that have enough: a sum over few shows each. The site learns which stay at home."""
-        counts = torch.bincount(shard.train.labels, minlength=len(self.task.classes))
+        counts = shard.train.class_counts(len(self.task.classes))
         few = [self.task.classes[c] for c, count in enumerate(counts.tolist()) if 0 < count < self.settings.least]
         if few:
             ctx.progress(f"{shard.client} keeps {', '.join(few)}: fewer than {self.settings.least} images", len(few), len(few))
+        if self.task.several:
+            enough = shard.train if len(shard.train) >= self.settings.least else shard.train.subset(torch.arange(0))
+            return self._countable(Dataset(enough.images, hidden_few(enough.labels, self.settings.least)), shard)
         return self._countable(shard.train.subset(counts[shard.train.labels] >= self.settings.least), shard)
 
     def _countable(self, kept: Dataset, shard: Shard) -> Dataset:
@@ -209,12 +225,12 @@ class OneSum(TokenMethod):
 
     def _summed(self, data: Dataset, shard: Shard, ctx: Context) -> Statistics:
         """The sums over a site's images and their mirrors, in steps of the grid; G is folded."""
-        parts, classes = torch.split(torch.arange(len(data)), _TOGETHER), len(self.task.classes)
+        parts, classes = torch.split(torch.arange(len(data)), _TOGETHER), rows_of(self.task)
 
         def sums(part: torch.Tensor) -> Statistics:
             some = data.subset(part)
             features = (self._features(some, shard, ctx) / self._step()).round_()  # a norm that is no power of two: last bits
-            return folded_statistics(features, some.labels.repeat(self.settings.vectors()), classes)
+            return folded_statistics(features, self._targets(some), classes)
 
         return summed(ctx.map(sums, parts)) if len(data) else no_images(classes, self.width())
 
@@ -275,7 +291,7 @@ class OneSum(TokenMethod):
         if ctx.plan.privacy is not None:  # noise protects; to look at the images and stop would say something about them
             return
         means, pixels, of_class = self._means(payload), self._pixels(), self.features_of(shard, ctx)
-        for c, count in enumerate(payload.tensors["counts"].tolist()):
+        for c, count in enumerate(payload.tensors["counts"][: len(self.task.classes)].tolist()):
             if count:
                 train, held_out = (rows.float() for rows in of_class(c))
                 yield Exposed(
@@ -300,8 +316,9 @@ class OneSum(TokenMethod):
         """The mean thumbnail of each class, and how the second moments fall off."""
         if "sums" not in payload.tensors:
             return {}
-        gram = unpacked(sums_of(payload).gram)
-        return preview_figures(self._thumbnails(self._means(payload)), payload.tensors["counts"], self.task.classes, gram)
+        gram, classes = unpacked(sums_of(payload).gram), len(self.task.classes)
+        means, counts = self._means(payload)[:classes], payload.tensors["counts"][:classes]
+        return preview_figures(self._thumbnails(means), counts, self.task.classes, gram)
 
     def _means(self, payload: Payload) -> torch.Tensor:
         """Mean features of each class, (classes, d); zeros where there are none."""
@@ -338,6 +355,10 @@ class OneSum(TokenMethod):
         }
 
     def privacy_problems(self, plan: Plan) -> list[str]:
+        if self.task.several:
+            return [
+                "privacy: the noise is for images of one class each; an image of several would change more sums than it hides"
+            ]
         return plan_problems(self.settings, plan)
 
     def check_upload(self, upload: Upload, ctx: Context) -> None:
@@ -371,6 +392,12 @@ class OneSum(TokenMethod):
 
     def _model(self, total: Statistics, grams: torch.Tensor | None, ctx: Context) -> Payload:
         """The classifier of these sums."""
+        if self.task.several:
+            weight, bias, shrinkage = log_odds(
+                total, None if self.settings.shrinkage == "gcv" else float(self.settings.shrinkage)
+            )
+            plain = Head(weight, bias, torch.zeros_like(bias), torch.ones(1, dtype=torch.float64))
+            return Payload({**self._map_tensors(ctx), **plain.tensors()}, {"shrinkage": shrinkage})
         found, s = moments(total), self.settings
         curve = found.curve() if s.shrinkage == "gcv" else None
         shrinkage = float(s.shrinkage) if curve is None else curve.best
@@ -414,7 +441,7 @@ class OneSum(TokenMethod):
             found["grams"] = torch.zeros(len(found["counts"]), len(found["gram"]), dtype=torch.int64)
             for c, gram in grams_of(upload.payload).items():
                 found["grams"][c] = gram
-        return Total(found, {upload.client: int(found["counts"].sum())})
+        return Total(found, {upload.client: int(images_in(found["counts"], self.task))})
 
     def _check_room(self, images: int) -> None:
         """Some images, and not so many that sums could leave int64, whatever they show: each adds at most bound^2."""

@@ -6,8 +6,9 @@ import torch
 
 from osfl.core.errors import RoundError, go_on_without
 from osfl.core.sums import ALL_SITES
-from osfl.core.types import Payload, Plan, Upload
+from osfl.core.types import Payload, Plan, Task, Upload
 from osfl.ingredients.statistics.gaussians import Statistics, packed, unpacked
+from osfl.ingredients.statistics.one_vs_rest import images_in
 from osfl.ingredients.training.one_upload import working_on
 from osfl.methods.onesum.features import LEVELS
 from osfl.methods.onesum.private import Noise, check_noise, largest
@@ -27,7 +28,8 @@ def check_claims(upload: Upload, plan: Plan) -> None:
             got=int(counts.min()),
             fix=go_on_without(upload.client),
         )
-    claims = (("samples", float(counts.sum()) - noise * len(counts)), ("class_samples", float(counts.max()) - noise))
+    images, of_a_class = float(images_in(counts, plan.task)), float(counts[: len(plan.task.classes)].max())
+    claims = (("samples", images - noise * len(counts)), ("class_samples", of_a_class - noise))
     for name, images in claims:
         if images > sites * getattr(limits, name):
             raise RoundError(
@@ -59,27 +61,32 @@ def checked_term(upload: Upload, plan: Plan, vectors: int) -> Statistics:
     with working_on(upload.client):
         term = sums_of(upload.payload)
         if plan.privacy is None:
-            _check_bounds(term, vectors, Noise(0.0, 0.0, 0.0))
-            _check_scatter(term, vectors)
+            _check_bounds(term, vectors, Noise(0.0, 0.0, 0.0), plan.task)
+            _check_scatter(term, vectors, plan.task)
         else:
             check_noise(upload, plan)
-            _check_bounds(term, vectors, largest(plan))
+            _check_bounds(term, vectors, largest(plan), plan.task)
     return term
 
 
-def _check_bounds(term: Statistics, vectors: int, noise: Noise) -> None:
+def _check_bounds(term: Statistics, vectors: int, noise: Noise, task: Task) -> None:
     """|A_c| <= n_c b and |G_ij| <= n b^2, and no more beyond than noise can be."""
     counts = (term.counts + noise.counts) * vectors
+    images = images_in(counts, task)
+    if task.several and bool((counts > images).any()):
+        raise RoundError("it claims more images of a class than images", field="counts", expected=f"at most {images:.0f}")
     if bool((term.sums.abs() > counts[:, None] * LEVELS + noise.sums).any()):
         raise RoundError("its class sums do not fit its counts", field="sums", expected="at most count times bound")
-    if bool((term.gram.abs() > counts.sum() * LEVELS**2 + noise.gram).any()):
+    if bool((term.gram.abs() > images * LEVELS**2 + noise.gram).any()):
         raise RoundError("its second moments do not fit its counts", field="gram", expected="at most count times bound squared")
 
 
-def _check_scatter(term: Statistics, vectors: int) -> None:
+def _check_scatter(term: Statistics, vectors: int, task: Task) -> None:
     """G - sum_c A_c A_c^T / n_c is positive semidefinite, as sums of images are; with noise it may not be."""
-    counts = term.counts * vectors
-    scatter = unpacked(term.gram) - (term.sums / counts.clamp_min(1)[:, None]).T @ term.sums
+    counts, sums = term.counts * vectors, term.sums
+    if task.several:  # classes overlap: only all images together are one set
+        counts, sums = counts[-1:], sums[-1:]
+    scatter = unpacked(term.gram) - (sums / counts.clamp_min(1)[:, None]).T @ sums
     slack = 1e-8 * float(term.gram.abs().max()) + 1e-3
     if int(torch.linalg.cholesky_ex(scatter + slack * torch.eye(len(scatter), dtype=torch.float64)).info):
         raise RoundError(
