@@ -46,6 +46,7 @@ class RunOptions:
     test_samples: int | None = None
     reading: Reading = field(default_factory=Reading)  # --group, --slices, --window
     secure_sum: bool = False
+    private_randomness: bool = False
     epsilon: float | None = None  # differential privacy: both or neither
     delta: float | None = None
     noise: Literal["site", "share"] | None = None
@@ -102,6 +103,7 @@ def parse_options(args: RunOptions) -> Simulation:
         test_samples=args.test_samples,
         reading=args.reading,
         secure_sum=args.secure_sum,
+        private_randomness=args.private_randomness,
     )
     with mistakes.noted():
         simulation = replace(simulation, privacy=_privacy(args))
@@ -265,6 +267,7 @@ def simulated(plan: Plan, path: Path) -> Simulation:
         test_samples=data.get("test_samples"),
         reading=reading_of(data),
         secure_sum=plan.secure_sum,
+        private_randomness=plan.private_randomness,
         privacy=plan.privacy,
         quorum=plan.quorum,
     )

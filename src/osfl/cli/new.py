@@ -121,6 +121,7 @@ def new(
     encounters: options.Encounters = 1,
     contacts: options.Contacts = None,
     secure_sum: options.SecureSum = False,
+    private_randomness: options.PrivateRandomness = False,
     quorum: Quorum = 0,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
@@ -159,6 +160,7 @@ def new(
         contacts=contacts,
         reading=Reading(group, "", slices, window),
         secure_sum=secure_sum,
+        private_randomness=private_randomness,
         epsilon=epsilon,
         delta=delta,
         noise=noise,
@@ -302,6 +304,7 @@ def _template(simulation: Simulation, classes: str | None, clients: Sequence[str
         topology=simulation.topology,
         data=simulation.reading.as_facts(),
         secure_sum=simulation.secure_sum,
+        private_randomness=simulation.private_randomness,
         privacy=simulation.privacy,
     )
     check_plan(plan)

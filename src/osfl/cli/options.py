@@ -253,6 +253,14 @@ SecureSum = Annotated[
         help="Mask uploads: the server learns their sum only. For methods whose server only adds; sets limits.share = 1.",
     ),
 ]
+PrivateRandomness = Annotated[
+    bool,
+    typer.Option(
+        "--private-randomness",
+        rich_help_panel=WHAT,
+        help="Sites draw batch order and the like from a secret of their own, so that nobody else can repeat their training.",
+    ),
+]
 Engine = Annotated[
     Literal["local", "ray"],
     typer.Option(

@@ -67,6 +67,7 @@ class Context:
     # (done, total, make): an intermediate model of the server, as `build` takes it; only a simulation scores it
     milestone: Callable[[int, int, Callable[[], Payload]], None] = ignore_milestone
     previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
+    secret: bytes = b""  # where the plan asks for private randomness: what a client draws from in the place of the seed
 
     @property
     def encounter(self) -> tuple[int, ...]:
@@ -75,9 +76,12 @@ class Context:
         return (number,) if number > 1 else ()
 
     def generator(self, *labels: str | int) -> torch.Generator:
+        """What these labels draw, from the plan's seed. With a secret all that names a client is drawn from that instead; what
+        clients share, such as the weights that all begin with, still follows from the seed."""
         from osfl.core.seeds import torch_generator
 
-        return torch_generator(self.plan.seed, *labels)
+        own = bool(self.secret) and not set(labels).isdisjoint(self.plan.clients)
+        return torch_generator(int.from_bytes(self.secret, "big") if own else self.plan.seed, *labels)
 
 
 class Method:

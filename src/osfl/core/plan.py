@@ -161,6 +161,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "deadline": _Kind('a time with its zone such as "2026-12-24T18:00:00Z", or ""', _moment),
         "late": _Kind("true or false", lambda value: isinstance(value, bool)),
         "secure_sum": _Kind("true or false", lambda value: isinstance(value, bool)),
+        "private_randomness": _Kind("true or false", lambda value: isinstance(value, bool)),
     },
     "privacy": {
         "epsilon": _Kind("a number above 0", lambda value: _number(value) and value > 0),
@@ -333,6 +334,7 @@ def write_plan(plan: Plan) -> str:
             f"secure_sum = {_toml(plan.secure_sum)}               # true: the server learns the sum of all uploads only; needs "
             "limits.share = 1, and each site the others' keys"
         )
+    lines.append(f"private_randomness = {_toml(plan.private_randomness)}       # true: only a site can repeat its training")
     lines += _privacy_lines(plan.privacy) if plan.privacy else []
     lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:

@@ -143,9 +143,10 @@ class Plan:
     late: bool = False  # an upload that comes after the release makes the next release; for methods that only add
     secure_sum: bool = False  # uploads are masked: the server learns their sum only; for methods that need no more
     privacy: Privacy | None = None  # noise on what sites send; None: none
+    private_randomness: bool = False  # a site's batch order and augmentation come from a secret of its own, not from the seed
 
     def as_json(self) -> dict[str, Json]:
-        chosen = {name: True for name in ("late", "secure_sum") if getattr(self, name)}
+        chosen = {name: True for name in ("late", "secure_sum", "private_randomness") if getattr(self, name)}
         waiting = {"quorum": self.quorum, "deadline": self.deadline, **chosen}
         return {
             "version": 1,

@@ -28,7 +28,7 @@ from osfl.models.input_facts import describe_inputs
 from osfl.roles.repair import all_keys, check_not_missing
 from osfl.rounds.folder import contracts_of
 from osfl.rounds.lock import folder_lock
-from osfl.rounds.phases import check_sealed_size, computing, run_client_phase, run_personalization
+from osfl.rounds.phases import check_sealed_size, computing, run_client_phase, run_personalization, with_secret
 from osfl.rounds.storage import load_model_of, payload_of, save_model
 from osfl.runtime.atomic import append_line, replace_atomically
 from osfl.runtime.machine import Machine
@@ -98,7 +98,7 @@ def make_upload(
         else:
             shard = open_shard(plan, client, data, progress, notice)
             with computing(plan, machine, progress, folder / "scratch") as ctx:
-                own = replace(ctx, previous=previous_model(plan, client, work))
+                own = with_secret(replace(ctx, previous=previous_model(plan, client, work)), client, folder)
                 bundle, meter = run_client_phase(method, shard, plan, contracts, key, own, enrolled)
             upload = accept(bundle, policy)  # what the coordinator will ask of it, asked here first
             spent = {"phase": "client", "data": shard.digest, **meter.as_json()}
@@ -156,7 +156,7 @@ def at_work(plan: Plan, client: ClientId, work: Path, machine: Machine, progress
     folder = work_folder(plan, client, work)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with folder_lock(folder, fix=_ELSEWHERE), computing(plan, machine, progress, folder / "scratch") as ctx:
-        yield replace(ctx, previous=previous_model(plan, client, work))
+        yield with_secret(replace(ctx, previous=previous_model(plan, client, work)), client, folder)
 
 
 def make_model(

@@ -7,21 +7,25 @@ coordinator takes `run_server_phase`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from osfl.core.errors import UploadBlocked
 from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
-from osfl.core.types import ClientId, Contract, Payload, Plan, Progress, Release, Shard
+from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Progress, Release, Shard
 from osfl.models.architectures import architecture_for
 from osfl.rounds.contacts import check_windows, least_bytes, windows
 from osfl.rounds.egress import check_exposure, check_numbers, check_outgoing
 from osfl.rounds.folder import Round, contracts_of
 from osfl.rounds.secure_sum import masked
 from osfl.rounds.total import keep_total, total_of
+from osfl.runtime.atomic import create_once
 from osfl.runtime.environment import device_named
 from osfl.runtime.machine import Machine
 from osfl.runtime.meter import Meter, measure, reset_peak_memory
@@ -57,6 +61,24 @@ def computing(
         )
 
 
+def with_secret(ctx: Context, client: ClientId, folder: Path | None = None) -> Context:
+    """Where the plan asks for private randomness, the context of one client with a secret of its own. Kept in `folder`: with it
+    the client, and nobody else, can repeat its upload. Work that was kept without it, or with another one, is not used."""
+    if not ctx.plan.private_randomness:
+        return ctx
+    secret = os.urandom(32)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        create_once(folder / f"{client}.secret", secret)
+        secret = (folder / f"{client}.secret").read_bytes()
+    name = hashlib.sha256(secret).hexdigest()
+
+    def get_or_compute(key: Json, make: Callable[[], Payload]) -> Payload:
+        return ctx.get_or_compute({"secret": name, "key": key}, make)
+
+    return replace(ctx, secret=secret, get_or_compute=get_or_compute)
+
+
 def contract_for(plan: Plan, contracts: Mapping[str, Contract], client: ClientId) -> tuple[str, Contract]:
     """The architecture that the plan gives this client, and what its upload must hold; "" where there is but one contract."""
     name = "" if "" in contracts else architecture_for(plan.settings.architecture, client)
@@ -76,6 +98,7 @@ def run_client_phase(
 
     `keys`: the public keys of all clients, which a secure sum needs. The checks see what is then masked.
     """
+    ctx = ctx if ctx.secret else with_secret(ctx, shard.client)
     check_claim(plan, shard)  # both before it trains in vain
     check_promised_size(plan, shard.client, contracts)
     with measure() as meter:

@@ -25,7 +25,7 @@ from osfl.core.types import ClientId, Payload, Progress, Shard
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
 from osfl.rounds.folder import Round, contracts_of, encounter_folder, open_round, simulated_key
-from osfl.rounds.phases import check_schedule, computing, run_client_phase, run_personalization, run_server_phase
+from osfl.rounds.phases import check_schedule, computing, run_client_phase, run_personalization, run_server_phase, with_secret
 from osfl.rounds.storage import load_model_of
 from osfl.runtime.environment import describe_environment
 from osfl.runtime.machine import Machine
@@ -207,7 +207,7 @@ def _client_phases(
 
     def run_here(shard: Shard) -> None:
         key = simulated_key(fl_round.plan.seed, shard.client)
-        own = replace(ctx, previous=history.previous(shard.client))
+        own = with_secret(replace(ctx, previous=history.previous(shard.client)), shard.client, fl_round.scratch / "secrets")
         policy = fl_round.policy
         hand_over(
             shard.client,
@@ -262,7 +262,8 @@ def _personalization(
         kept = fl_round.model(shard.client, digest)
         if kept is not None:
             return kept
-        payload, meter = run_personalization(method, release, shard, replace(ctx, previous=history.previous(shard.client)))
+        own = with_secret(replace(ctx, previous=history.previous(shard.client)), shard.client, fl_round.scratch / "secrets")
+        payload, meter = run_personalization(method, release, shard, own)
         if payload is not release.shared:
             fl_round.note("personalize", meter.as_json(), shard.client)
             fl_round.keep_model(shard.client, payload, digest)

@@ -18,6 +18,7 @@ from osfl.core.seeds import numpy_generator
 from osfl.core.types import ClientId, Dataset, Payload, Shard, Upload, digest_of
 from osfl.data.source import together
 from osfl.evaluation.privacy.rates import Mask
+from osfl.rounds.phases import with_secret
 from osfl.runtime.payloads import payload_digest
 
 
@@ -97,7 +98,9 @@ def client_phase(method: Method, shard: Shard, ctx: Context) -> Payload:
     """One client phase on other images; kept, so that an interrupted audit goes on where it was."""
     scratch = None if ctx.scratch is None else ctx.scratch / "audit" / shard.digest[:16]
     key = {"what": "audit", "plan": ctx.plan.digest, "client": shard.client, "data": shard.digest}
-    return ctx.get_or_compute(key, lambda: method.client_phase(shard, replace(ctx, scratch=scratch)))
+    # where the site's randomness is private the attacker draws its own
+    own = with_secret(replace(ctx, scratch=scratch), shard.client)
+    return ctx.get_or_compute(key, lambda: method.client_phase(shard, own))
 
 
 def shadow_rounds(

@@ -62,6 +62,7 @@ class Simulation:
     contacts: str = ""  # the file that its schedule was read from
     reading: Reading = field(default_factory=Reading)  # columns, slices and gray values
     secure_sum: bool = False  # masked uploads; then nobody's share can be capped, and limits.share is 1
+    private_randomness: bool = False  # drawn anew in every run
     test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
     privacy: Privacy | None = None  # differential privacy, for methods that send sums
     quorum: int = 0  # no option: only a plan says that fewer than all sites are enough
@@ -80,6 +81,7 @@ class Simulation:
         parts += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
         parts += ["--test-samples", str(self.test_samples)] if self.test_samples is not None else []
         parts += ["--secure-sum"] if self.secure_sum else []
+        parts += ["--private-randomness"] if self.private_randomness else []
         parts += ["--contacts", self.contacts] if self.contacts else topology_options(self.topology) if self.topology else []
         if self.privacy:
             parts += ["--epsilon", str(self.privacy.epsilon), "--delta", str(self.privacy.delta)]
@@ -156,6 +158,7 @@ def prepare(simulation: Simulation) -> Federation:
         topology=simulation.topology,
         secure_sum=simulation.secure_sum,
         privacy=simulation.privacy,
+        private_randomness=simulation.private_randomness,
     )
     check_plan(plan)
     counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
