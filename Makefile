@@ -7,7 +7,7 @@ DOCS_READY := $(VENV)/.docs-ready
 # one more than there are cores: some tests mostly wait for programs that they started
 PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: demo test docs wheel-check setup lint bench clean
+.PHONY: demo test docs wheel-check setup lint bench lock audit-deps clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)          ## the problem that one-shot methods solve, on embedded data, in two minutes
@@ -31,6 +31,14 @@ wheel-check:            ## what a user gets: the wheel in an empty environment, 
 
 bench: $(READY)         ## the long evidence; writes benchmarks/records/
 	$(BIN)/python -m benchmarks.bench
+
+lock: $(READY)          ## requirements.lock: the pins of constraints.txt, and what each file must hash to
+	.ci/lock $(BIN)
+
+audit-deps: $(READY)    ## known vulnerabilities of what we test with; needs an index that answers such questions
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet 'pip-audit>=2.7,<3'
+	$(VENV)/audit/bin/pip-audit --strict --disable-pip --requirement requirements.lock
 
 setup: $(READY)
 

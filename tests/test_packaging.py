@@ -91,3 +91,19 @@ def test_the_pins_are_within_the_ranges() -> None:
     for requirement in map(Requirement, wanted):
         pinned = pins.get(normal(requirement.name))
         assert pinned and requirement.specifier.contains(pinned), f"{requirement} but constraints.txt has {pinned}"
+
+
+def test_the_lock_has_the_pins_and_a_hash_of_each() -> None:
+    """requirements.lock, which `make lock` writes, is what constraints.txt pins, with what every file must hash to."""
+    entries = (ROOT / "requirements.lock").read_text().replace("\\\n", " ").splitlines()
+    locked = {}
+    for line in (line for line in entries if line.strip() and not line.startswith("#")):
+        requirement, *hashes = line.split()
+        name, version = requirement.split("==")
+        locked[normal(name)] = version
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes if one != ";"), line
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pins = {normal(name): version for name, version in (line.split("==") for line in lines)}
+    assert {name: pins[name] for name in locked if name in pins and pins[name] != locked[name]} == {}
+    wanted = {normal(re.match(r"[A-Za-z0-9._-]+", line)[0]) for line in PROJECT["dependencies"]}  # type: ignore[index]
+    assert wanted <= set(locked)

@@ -10,6 +10,7 @@ models/                                   what clients made of it (in a simulati
 figures/                                  pictures that the method wants in the report
 scratch/                                  checkpoints of unfinished phases
 forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
+sbom.cdx.json                             what the release was made with: packages and versions (CycloneDX)
 head.json                                 what the folder held when the server last signed something
 results.json  report/  model_card.md
 encounters/1  encounters/2  ...           where clients exchange several times: the rounds before this last one
@@ -40,6 +41,8 @@ from osfl.rounds.storage import load_model_of, payload_of, save_model
 from osfl.runtime.atomic import append_line, replace_atomically
 from osfl.runtime.meter import book
 from osfl.runtime.payloads import load_payload, save_payload, to_raw
+from osfl.runtime.sbom import NAME as SBOM
+from osfl.runtime.sbom import bill_of_materials
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import AcceptancePolicy, verify_release
 from osfl.wire.inbox import Inbox
@@ -107,6 +110,7 @@ class Round:
         assert self.server_key is not None
         # before the release: after a crash in between, the same command makes the release that the head names
         sign_head(self.folder, self.plan.digest, self._verified(data).digest, self.server_key)
+        replace_atomically(self.folder / SBOM, bill_of_materials())
         replace_atomically(self.folder / "release.safetensors", data)
 
     def supersede(self, before: str, after: str, joined: Sequence[ClientId]) -> None:
