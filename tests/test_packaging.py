@@ -26,6 +26,7 @@ EXTRAS = {
     "data/medical.py": ("medical",),
     "models/latent_prior.py": ("diffusion",),
     "models/pretrained.py": ("hub",),
+    "simulate/api.py": ("pandas",),
 }
 
 

@@ -1,8 +1,8 @@
 """One-shot federated learning: sites train one image classifier together, and each site uploads exactly once.
 
 import osfl
-result = osfl.run(osfl.Simulation("fedavg", dataset="digits", clients=5), out="runs/first")
-model, task = osfl.load_model("runs/first")
+result = osfl.run("onesum", dataset="digits", clients=5, out="runs/first")
+result.accuracy, result.to_frame(), result.model()
 """
 
 from __future__ import annotations
@@ -13,23 +13,42 @@ from typing import TYPE_CHECKING, Any
 from osfl.core.version import __version__
 
 if TYPE_CHECKING:
+    from osfl.core.method import Method
     from osfl.core.registry import names as method_names
     from osfl.core.types import Plan, Task
     from osfl.rounds.finished import load_model
-    from osfl.simulate.compare import compare
-    from osfl.simulate.run import run
+    from osfl.simulate.api import Comparison, Result, compare, from_torch, register_model, run
     from osfl.simulate.simulation import Simulation
 
-__all__ = ["Plan", "Simulation", "Task", "__version__", "compare", "load_model", "method_names", "run"]
+__all__ = [
+    "Comparison",
+    "Method",
+    "Plan",
+    "Result",
+    "Simulation",
+    "Task",
+    "__version__",
+    "compare",
+    "from_torch",
+    "load_model",
+    "method_names",
+    "register_model",
+    "run",
+]
 
 _HOMES = {
+    "Comparison": ("osfl.simulate.api", "Comparison"),
+    "Method": ("osfl.core.method", "Method"),
     "Plan": ("osfl.core.types", "Plan"),
+    "Result": ("osfl.simulate.api", "Result"),
     "Task": ("osfl.core.types", "Task"),
     "Simulation": ("osfl.simulate.simulation", "Simulation"),
-    "compare": ("osfl.simulate.compare", "compare"),
+    "compare": ("osfl.simulate.api", "compare"),
+    "from_torch": ("osfl.simulate.api", "from_torch"),
     "load_model": ("osfl.rounds.finished", "load_model"),
     "method_names": ("osfl.core.registry", "names"),
-    "run": ("osfl.simulate.run", "run"),
+    "register_model": ("osfl.simulate.api", "register_model"),
+    "run": ("osfl.simulate.api", "run"),
 }
 
 
@@ -39,3 +58,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'osfl' has no attribute {name!r}")
     module, attribute = _HOMES[name]
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

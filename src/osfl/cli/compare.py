@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import SENSIBLE, Mistakes, RunOptions, names, numbers, parse_options, rehearse, with_smoke
+from osfl.cli.arguments import (
+    DEFAULT_METHOD,
+    SENSIBLE,
+    Mistakes,
+    RunOptions,
+    names,
+    numbers,
+    parse_options,
+    rehearse,
+    with_smoke,
+)
 from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
 from osfl.data.reading import Reading
@@ -44,6 +54,12 @@ Out = Annotated[
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Repeat runs that are finished, such as after a change of a method's code.")
 ]
+
+
+def _own(label: str) -> str:
+    """`./mine.py@epochs=2` is a variant of a method of one's own."""
+    name, at, rest = label.partition("@")
+    return f"{options.own_method(name)}{at}{rest}"
 
 
 def compare(
@@ -88,11 +104,11 @@ def compare(
     with mistakes.noted():
         headline([1, 1], metric)
     with mistakes.noted():
-        wanted = names(methods, "--methods")
+        wanted = [_own(label) for label in names(methods, "--methods")]
     with mistakes.noted():
         chosen = numbers(seeds, "--seeds")
     args = RunOptions(
-        wanted or names(methods.split(",")[0], "--methods"),
+        wanted or [DEFAULT_METHOD],
         dataset,
         clients,
         partition,

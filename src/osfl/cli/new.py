@@ -97,6 +97,18 @@ Quorum = Annotated[
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
 
 
+def _refuse_own(method: str | None) -> None:
+    """A plan is for several machines, and a file of one of them is not there on the others."""
+    from osfl.core.registry import is_own
+
+    if method is not None and is_own(method):
+        raise UsageError(
+            f"a plan cannot name a method by its file: the other sites would not have {method!r}",
+            field="method",
+            fix="Install it at every site, with an entry point in the group osfl.methods; see docs/architecture.md.",
+        )
+
+
 def new(
     method: options.Method = None,
     dataset: Dataset = None,
@@ -138,6 +150,8 @@ def new(
         _write(_next(after), out, output_format)
         return
     mistakes = Mistakes()
+    with mistakes.noted():
+        _refuse_own(method)
     named: Sequence[str] = ()
     number = None
     with mistakes.noted():

@@ -32,6 +32,15 @@ def complete_partitions(incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]
 
 
+def own_method(text: str) -> str:
+    """The name of a method; of `./mine.py` the name under which its class is known in this process."""
+    if not str(text).endswith(".py"):
+        return str(text)
+    from osfl.core.registry import register_file
+
+    return register_file(Path(text))
+
+
 WHAT, HOW = "What is simulated", "How it is computed"
 
 Method = Annotated[
@@ -39,10 +48,11 @@ Method = Annotated[
     typer.Option(
         "--method",
         "-m",
-        metavar="NAME",
+        metavar="NAME|FILE",
         autocompletion=complete_methods,
+        parser=lambda text: own_method(text),
         rich_help_panel=WHAT,
-        help="The federated learning method, of `osfl ls methods`; default onesum.",
+        help="The federated learning method, of `osfl ls methods`, or a file of your own, ./mine.py; default onesum.",
     ),
 ]
 Dataset = Annotated[

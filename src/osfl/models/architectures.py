@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from osfl.core.errors import UsageError
 from osfl.core.types import ClientId, Task
@@ -28,7 +29,8 @@ _LARGEST = 65536  # a typing mistake should be a message, not an allocation of a
 class Architecture:
     """One line of the table: which module is built, and its options with their defaults."""
 
-    family: str  # cnn, resnet, vit or efficientnet
+    family: str  # cnn, resnet, vit, efficientnet, or own
+    name: str = field(default="", kw_only=True)  # of an own one
     description: str
     options: Mapping[str, int] = field(default_factory=dict)
     layers: tuple[int, ...] = ()  # residual blocks a stage
@@ -72,6 +74,22 @@ TABLE: Mapping[str, Architecture] = {
 }
 
 
+_OWN: dict[str, Architecture] = {}  # of this process: `osfl.register_model`
+BUILDERS: dict[str, Callable[[int, tuple[int, int, int]], Any]] = {}  # of own ones: (classes, image) -> nn.Module
+
+
+def register_model(name: str, build: Callable[[int, tuple[int, int, int]], Any]) -> str:
+    """Make any network an architecture of this process: `build(classes, (channels, height, width))` gives an nn.Module.
+
+    It takes images in [-1, 1] and gives logits. Methods that look inside a network need a `features(x)` of it, too.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in TABLE:
+        taken = f"{name!r} is one of ours" if name in TABLE else f"{name!r} cannot be the name of an architecture"
+        raise UsageError(taken, field="architecture", fix="Use another one, of a-z 0-9 _.")
+    _OWN[name], BUILDERS[name] = Architecture("own", "given in Python", name=name), build
+    return name
+
+
 def architectures() -> Mapping[str, str]:
     """Every name with a one-line description, options included."""
     return {name: entry.description + _described_options(entry) for name, entry in TABLE.items()}
@@ -86,7 +104,7 @@ def _described_options(entry: Architecture) -> str:
 def parse(architecture: str) -> tuple[Architecture, dict[str, int]]:
     """The table's line for a name such as `resnet18-w16`, and its options filled in."""
     name, *given = architecture.strip().split("-")
-    entry = TABLE.get(name)
+    entry = TABLE.get(name) or _OWN.get(name)
     if entry is None:
         near = difflib.get_close_matches(name, TABLE, n=3, cutoff=0.4)
         known = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(TABLE)}."
@@ -156,6 +174,7 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, int], int, int], tuple[list[str], s
     "resnet": _at_least(8),
     "vit": _check_vit,
     "efficientnet": _at_least(16),
+    "own": _at_least(1),
 }
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TypeAlias
 
 import torch
 
 from osfl.core.types import Task
-from osfl.models.architectures import Architecture, architecture_for, architectures, architectures_in, check_architecture
+from osfl.models.architectures import (
+    BUILDERS,
+    Architecture,
+    architecture_for,
+    architectures,
+    architectures_in,
+    check_architecture,
+)
 from osfl.models.cnn import Cnn
 from osfl.models.efficientnet import EfficientNetLite
 from osfl.models.initial import initialize
@@ -37,6 +45,8 @@ def build_model(architecture: str, task: Task, rng: torch.Generator | None = Non
     channels_last (1.3-2.4 times faster on CPUs).
     """
     entry, options = check_architecture(architecture, task)
+    if entry.family == "own":
+        return _own(entry, task, rng)
     with torch.device("meta"):  # no memory, and no draws from the global generator by torch's own defaults
         model = _construct(entry, options, task.image, len(task.classes))
     # what to_empty does, without importing sympy for it (half a second)
@@ -44,6 +54,18 @@ def build_model(architecture: str, task: Task, rng: torch.Generator | None = Non
     initialize(model, rng)
     if entry.family != "vit":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+_GLOBAL = threading.Lock()  # own networks draw from torch's global generator, which threads share
+
+
+def _own(entry: Architecture, task: Task, rng: torch.Generator | None) -> Network:
+    """A network of the user's, whose first weights follow from `rng` although it draws them by torch's own defaults."""
+    seed = 0 if rng is None else int(torch.randint(0, 2**62, (1,), generator=rng))
+    with _GLOBAL, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Network = BUILDERS[entry.name](len(task.classes), task.image)
     return model
 
 

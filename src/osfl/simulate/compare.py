@@ -11,7 +11,7 @@ from typing import Any
 
 from osfl.core.code import code_digest
 from osfl.core.method import quiet
-from osfl.core.registry import load
+from osfl.core.registry import given_as, load
 from osfl.core.result import Result, write_json
 from osfl.core.types import Progress
 from osfl.evaluation.comparison import summarize
@@ -88,8 +88,15 @@ def _discard(out: Path, methods: Sequence[str], seeds: Sequence[int]) -> None:
         shutil.rmtree(out / "cache")
 
 
+def _given(label: str) -> str:
+    """A variant as it is named on a command line."""
+    name, at, rest = label.partition("@")
+    return f"{given_as(name)}{at}{rest}"
+
+
 def _compare_command(simulation: Simulation, methods: Sequence[str], seeds: Sequence[int], out: Path, metric: str) -> str:
-    one = f"osfl run --method {shlex.quote(simulation.method)} "
+    one = f"osfl run --method {shlex.quote(given_as(simulation.method))} "
+    methods = [_given(label) for label in methods]
     several = f"osfl compare --methods {shlex.quote(','.join(methods))} "
     text = simulation.command(str(out)).replace(one, several, 1)
     text += f" --metric {metric}" if metric else ""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from osfl.core.errors import DataError, UsageError, nearest
 from osfl.core.plan import check_plan
-from osfl.core.registry import load
+from osfl.core.registry import given_as, load
 from osfl.core.settings import resolve_settings
 from osfl.core.topology import parse_topology, topology_options, topology_summary
 from osfl.core.types import ClientId, Dataset, Limits, Plan, Privacy, Shard, Task, Topology
@@ -65,14 +65,17 @@ class Simulation:
     private_randomness: bool = False  # drawn anew in every run
     test_samples: int | None = None  # judge by so many images, stratified; many clients' ensembles take long to judge
     privacy: Privacy | None = None  # differential privacy, for methods that send sums
+    source: Source | None = None  # images that were given in Python, instead of `dataset`
     quorum: int = 0  # no option: only a plan says that fewer than all sites are enough
 
     def command(self, out: str) -> str:
         """The command that repeats this run."""
+        if self.source is not None:
+            return f"osfl.run({self.method!r}, dataset=(...), out={out!r})  # on images that were given in Python"
         usual = replace(Limits(), share=1.0) if self.secure_sum else Limits()
         if self.plan and (self.quorum or self.limits not in (usual, Limits()) or (self.topology and self.topology.contacts)):
             return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
-        parts = ["osfl", "run", "--method", self.method, "--dataset", self.dataset]
+        parts = ["osfl", "run", "--method", given_as(self.method), "--dataset", self.dataset]
         parts += ["--clients", str(self.clients)] if self.clients is not None else []
         parts += ["--partition", self.partition, "--preset", self.preset, "--seed", str(self.seed)]
         for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
@@ -193,6 +196,8 @@ def _at_two_sites(train: Part) -> list[Problem]:
 
 def _opened(simulation: Simulation, settings: Any, reading: Reading) -> Source:
     """The dataset; for a frozen encoder at the size that it works at, where the files have it and the user named none."""
+    if simulation.source is not None:
+        return simulation.source
     source = open_source(simulation.dataset, simulation.image_size, simulation.channels, reading)
     side = min(encoder_side(settings), source.native)
     if simulation.image_size is None and side > source.image[1]:

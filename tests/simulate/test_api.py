@@ -1,0 +1,152 @@
+"""The Python API: plain functions, results that show themselves, and methods, data and networks of one's own."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import osfl
+from osfl.core.errors import DataError, UsageError
+from osfl.core.registry import _OWN
+from osfl.methods.fedavg import FedAvg
+
+SMALL: dict[str, Any] = {"clients": 2, "partition": "iid", "preset": "smoke", "samples": 60, "image_size": 8}
+
+
+class Mine(FedAvg):
+    """FedAvg under another name."""
+
+
+@pytest.fixture(autouse=True)
+def _forget_own_methods() -> Any:
+    yield
+    _OWN.clear()
+
+
+def test_the_names_are_listed_without_importing_torch() -> None:
+    wanted = ("run", "Result", "compare", "from_torch")
+    code = f"import osfl, sys; print([name for name in {wanted} if name not in dir(osfl)], 'torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[] False"
+    assert "dataset" in inspect.signature(osfl.run).parameters and "_HOMES" not in dir(osfl)
+
+
+def test_a_result_shows_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = osfl.run("fedavg", tmp_path / "run", **SMALL)
+    assert result == json.loads((tmp_path / "run" / "results.json").read_text())
+    assert result.accuracy == result["scores"]["global"]["accuracy"] and result.report.exists()
+    assert len(repr(result)) < 200 and "fedavg" in repr(result) and "2 clients" in repr(result)
+    assert "<table>" in result._repr_html_() and "Smoke run" in result._repr_html_()
+    assert isinstance(result.model(), nn.Module)
+    real = builtins.__import__
+
+    def without_pandas(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "pandas":
+            raise ImportError
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_pandas)
+    with pytest.raises(UsageError, match=r"needs pandas(.|\n)*osfl\[pandas\]"):
+        result.to_frame()
+
+
+def test_frames(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    frame = osfl.run("fedavg", tmp_path / "run", **SMALL).to_frame()
+    assert list(frame.index) == ["client-01", "client-02"] and (frame["upload_bytes"] > 0).all()
+
+
+def test_a_class_of_ones_own_needs_no_package(tmp_path: Path) -> None:
+    mine = osfl.run(Mine, tmp_path / "mine", **SMALL)
+    theirs = osfl.run("fedavg", tmp_path / "fedavg", **SMALL)
+    assert mine["method"] == "mine" and mine["scores"] == theirs["scores"]
+    both = osfl.compare([Mine, "fedavg"], tmp_path / "both", **SMALL)
+    assert list(both["methods"]) == ["mine", "fedavg"] and "mine" in repr(both) and "<table>" in both._repr_html_()
+
+
+def test_a_file_of_ones_own_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from osfl.cli.main import answer
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        '"""Mine."""\nfrom osfl.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    """FedAvg again."""\n'
+    )
+    words = "run --method ./mine.py --clients 2 --partition iid --smoke --samples 60 --image-size 8 --out a"
+    assert answer(words.split()) == 0
+    command = json.loads(Path("a/results.json").read_text())["command"]
+    assert "--method ./mine.py" in command or "--method mine.py" in command
+    _OWN.clear()
+    assert answer(["predict", "--run", "a", "a.png"]) == 2  # nobody loads a file that a folder names
+    assert answer(["new", "--method", "./mine.py", "--dataset", "digits", "--clients", "north"]) == 2
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    taken = type("Fedavg", (FedAvg,), {})
+    with pytest.raises(UsageError, match="already"):
+        osfl.run(taken)
+
+
+class Pictures:
+    """A torch dataset, to the letter."""
+
+    def __init__(self, count: int, kind: str) -> None:
+        self.count, self.kind = count, kind
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        label = index % 2
+        pixels = np.full((8, 8), 40 + 150 * label + index % 7, np.uint8)
+        if self.kind == "pil":
+            return Image.fromarray(pixels), label
+        tensor = torch.from_numpy(pixels)[None]
+        return (tensor.float() / 255 if self.kind == "float" else tensor), label
+
+
+@pytest.mark.parametrize("kind", ["float", "uint8", "pil"])
+def test_any_torch_dataset_is_read_alike(kind: str) -> None:
+    source = osfl.from_torch(Pictures(40, kind), Pictures(20, "uint8"), classes=["dark", "bright"])
+    assert source.classes == ("dark", "bright") and source.image == (1, 8, 8)
+    assert source.train.dataset.images[1, 0, 0, 0] == 191
+
+
+def test_normalized_images_are_refused() -> None:
+    class Normalized(Pictures):
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            image, label = super().__getitem__(index)
+            return image * 2 - 1, label
+
+    with pytest.raises(DataError, match="Normalize out of the transform"):
+        osfl.from_torch(Normalized(4, "float"), Pictures(4, "float"))
+
+
+def test_a_dataset_and_a_network_of_ones_own(tmp_path: Path) -> None:
+    def build(classes: int, image: tuple[int, int, int]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(image[0] * image[1] * image[2], 16), nn.Tanh(), nn.Linear(16, classes))
+
+    osfl.register_model("tiny_mlp", build)
+    how: dict[str, Any] = {
+        "clients": 2,
+        "partition": "iid",
+        "preset": "smoke",
+        "settings": {"architecture": "tiny_mlp", "epochs": 5},
+    }
+    data = (Pictures(80, "float"), Pictures(20, "float"))
+    first = osfl.run("fedavg", tmp_path / "a", dataset=data, **how)
+    assert first.accuracy > 0.9 and first["settings"]["architecture"] == "tiny_mlp"
+    again = osfl.run("fedavg", tmp_path / "b", dataset=data, machine=None, workers=1, **how)
+    assert again["release_digest"] == first["release_digest"]
+    assert isinstance(first.model(), nn.Sequential)
+    with pytest.raises(UsageError, match="one of ours"):
+        osfl.register_model("cnn", build)
