@@ -352,19 +352,25 @@ def _shares(scene: Scene) -> list[Shares]:
 def _canaries(scene: Scene, phases: Sequence[Sequence[Upload]]) -> list[Canaries]:
     """Plant mislabeled test images into the largest client's phase, once more, and look for them with LiRA.
 
-    No shadow saw any of them. The threshold is what 1 % of canaries that were never planted exceed; another half of those says
-    how often it raises a false alarm, and the round as it was how often for the very canaries.
+    No shadow saw any of them. Of all candidates the half that fits the shadows least is used: a wrong label that might as well
+    be right is no canary. The threshold is what 1 % of canaries that were never planted exceed; another half of those says how
+    often it raises a false alarm, and the round as it was how often for the very canaries.
     """
     upload = max(scene.uploads, key=lambda one: len(scene.shards[one.client].train))
     shard, place = scene.shards[upload.client], [pool.client for pool in scene.pools].index(upload.client)
-    candidates = mislabeled(scene.test, scene.pools[place], scene.attempt.canaries + _NEVER, scene.classes, scene.seed)
-    count = min(scene.attempt.canaries, len(candidates) // 10)
-    if count < 1:
+    candidates = mislabeled(scene.test, scene.pools[place], 2 * (scene.attempt.canaries + _NEVER), scene.classes, scene.seed)
+    count = min(scene.attempt.canaries, len(candidates) // 20)
+    shadows = [upload_signals(scene.method, phase[place], candidates, scene.ctx) for phase in phases]
+    main = next(iter(shadows[0]), "")
+    if count < 1 or not all(main in one for one in shadows):
         return []
+    strange = np.sort(np.mean([one[main] for one in shadows], 0).argsort()[: len(candidates) // 2])  # still in random order
+    candidates = candidates.subset(torch.from_numpy(strange))
+    shadows = [{name: values[strange] for name, values in one.items()} for one in shadows]
     chosen = candidates.subset(torch.arange(count))
     planted = client_phase(scene.method, with_images(shard, together([shard.train, chosen])), scene.ctx)
-    sent = [Upload(upload.client, upload.plan, planted), upload, *(phase[place] for phase in phases)]
-    after, before, *shadows = [upload_signals(scene.method, one, candidates, scene.ctx) for one in sent]
+    sent = [Upload(upload.client, upload.plan, planted), upload]
+    after, before = [upload_signals(scene.method, one, candidates, scene.ctx) for one in sent]
     rows: list[Canaries] = []
     for name in (name for name in after if name != CONFIDENCE and all(name in one for one in (before, *shadows))):
         table = np.stack([one[name] for one in shadows])
