@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from osfl.core.method import Context
 from osfl.core.registry import is_reference, load, names
-from osfl.core.types import Upload
+from osfl.core.types import Privacy, Upload
 from osfl.evaluation.privacy.reconstruction import Effort
 from osfl.evaluation.privacy.signals import upload_signals
 from osfl.runtime.payloads import PayloadCache
@@ -91,6 +92,18 @@ def test_an_interrupted_audit_goes_on_where_it_was(tmp_path: Path) -> None:
     # kept: the two shadow phases of this client; made now: the one that is replayed
     assert seen.count("client-01 trains") + seen.count("client-02 trains") <= 2 * trained + 1
     assert result["audit"]["shadows"] == 2 and not (tmp_path / "a" / "scratch").exists()
+
+
+def test_no_attack_exceeds_the_bound_of_a_private_round(tmp_path: Path) -> None:
+    changes = {"architecture": "cnn-w8-g2", "batch_size": 32}
+    private = Simulation(
+        "fedavg", "digits", 2, "iid", "smoke", samples=480, image_size=8, changes=changes, privacy=Privacy(1.0, 1e-3)
+    )
+    run(private, tmp_path)
+    found = audit(tmp_path, prepare(private), attempt=replace(QUICK, canaries=0, images=200))["audit"]
+    assert found["membership"] and not any(row["exceeds_bound"] for row in found["membership"])
+    assert all(row["others"] >= 100 for row in found["membership"] if row["of"] == "all")  # enough to tell 1 %
+    assert found["replayed"] is False  # noise cannot be repeated
 
 
 def test_references_and_masked_uploads_say_what_was_not_attacked(tmp_path: Path) -> None:
