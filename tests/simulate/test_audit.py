@@ -6,11 +6,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from osfl.core.errors import RoundError
 from osfl.core.result import read_result
 from osfl.evaluation.privacy.reconstruction import Effort
 from osfl.simulate.audit import Attempt, audit
 from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
+from tests.several import several_npz
 
 QUICK = Effort(steps=5, most=20)
 FEW = Attempt(shadows=0, images=10)
@@ -52,3 +56,11 @@ def test_a_round_of_classifiers_alone_has_no_features_to_decode(tmp_path: Path) 
     run(simulation, tmp_path)
     result = audit(tmp_path, prepare(simulation), effort=QUICK, attempt=FEW)
     assert "reconstruction" not in result and {row["signal"] for row in result["audit"]["membership"]} >= {"loss"}
+
+
+def test_a_round_of_several_labels_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    data = several_npz(tmp_path / "chest.npz")
+    simulation = Simulation("fedavg", str(data), 2, "dirichlet:1", "smoke", changes={"architecture": "cnn-w8"})
+    run(simulation, tmp_path / "run")
+    with pytest.raises(RoundError, match="here an image may have several"):
+        audit(tmp_path / "run", prepare(simulation), attempt=FEW)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from osfl.core.errors import RoundError
 from osfl.core.method import Context, Method, quiet
 from osfl.core.registry import is_reference, load
 from osfl.core.result import Audit, Canaries, Membership, Presence, Readout, Rebuilt, Result, Shares, read_result, write_json
@@ -96,6 +97,14 @@ def audit(
     Its page is drawn without the runs that a comparison showed beside it; `osfl report` on the comparison shows them again.
     """
     result, plan = read_result(folder), federation.plan
+    if plan.task.several:
+        raise RoundError(
+            "the attacks ask what a model knows about an image of one class, and here an image may have several (multi-label)",
+            field="task.kind",
+            expected="multiclass",
+            got=plan.task.kind,
+            fix="Audit a simulation of the same method on labels of one class.",
+        )
     method = load(plan.method)(plan.task, plan.settings)
     with existing_round(folder, plan) as fl_round, computing(plan, machine, progress, fl_round.scratch) as ctx:
         scene = _scene(method, federation, fl_round, ctx, attempt)
