@@ -21,6 +21,7 @@ from typing import Any
 from osfl.core.result import Audit, Result, write_json
 from osfl.core.types import Privacy
 from osfl.runtime.environment import describe_environment
+from osfl.runtime.machine import Machine
 from osfl.simulate.audit import Attempt, audit
 from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
@@ -83,7 +84,7 @@ def best(found: Audit) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     what, only = (arguments[0] if arguments else "canaries"), set(arguments[1:]) or set(METHODS)
     record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    record |= {"environment": describe_environment("cpu", 2), "cell": CELL.command("DIR"), "delta": DELTA}
+    record |= {"environment": describe_environment(Machine(), 2), "cell": CELL.command("DIR"), "delta": DELTA}
     record["overfitted"] = OVERFITTED.command("DIR")
     if what == "canaries":
         for seed in SEEDS:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from osfl.core.result import write_json
 from osfl.runtime.environment import describe_environment
+from osfl.runtime.machine import Machine
 from osfl.runtime.workers import default_workers
 
 RECORDS = Path(__file__).parent / "records"
@@ -54,7 +55,7 @@ def main(parts: list[str]) -> None:
             "command": f"python -m benchmarks.bench {name}",
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "seconds": round(time.perf_counter() - start, 1),
-            "environment": describe_environment("cpu", default_workers()),
+            "environment": describe_environment(Machine(), default_workers()),
             "figures": figures,
         }
         RECORDS.mkdir(exist_ok=True)

@@ -440,7 +440,7 @@ def record(cell: str, replaces: bool = False) -> Path | None:
         "simulation": CELLS[cell].command(cell),
         "date": today,
         "seeds": list(SEEDS),
-        "environment": describe_environment("cpu", default_workers()),
+        "environment": describe_environment(Machine(), default_workers()),
         "data": summary["data"],
         "methods": found,
         "equal_accuracy": summary["equal_accuracy"],

@@ -53,7 +53,7 @@ TARGETS: dict[str, str] = {
     "methods/federated_factory/autoencoders.py": "Vae.fit Vae.sample vae_loss",
     "methods/federated_factory/cells.py": "quotas believed",
     "methods/federated_factory/diffusion.py": "Diffusion.fit Diffusion.sample Diffusion._pad Diffusion._cut diffusion_loss "
-    "moments batch_for learning_rate ema_exponent ema_beta follow time_grid heun _levels",
+    "diffusion_step draw_noise moments batch_for learning_rate ema_exponent ema_beta follow time_grid heun _levels",
     "methods/federated_factory/experts.py": "*",
     "methods/federated_factory/mixtures.py": "Mixture.fit Mixture.sample supported_mixture _mixture _log_densities",
     "methods/federated_factory/symmetries.py": "*",

@@ -40,6 +40,7 @@ from osfl.models.architectures import parse
 from osfl.models.build import build_model
 from osfl.models.weights_table import KNOWN
 from osfl.runtime.environment import describe_environment
+from osfl.runtime.machine import Machine
 from osfl.runtime.workers import compute_threads
 
 FOLDER = Path("runs/pretrained")
@@ -172,7 +173,7 @@ def main(names: list[str]) -> None:
         path = path_of(name)
         if not path.exists():
             with compute_threads(1):
-                environment = describe_environment("cpu", 1)
+                environment = describe_environment(Machine(), 1)
             made = {
                 "command": f"python -m benchmarks.pretrain_vit {name}",
                 "date": time.strftime("%Y-%m-%d", time.gmtime()),

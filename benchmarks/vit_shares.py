@@ -31,6 +31,7 @@ from osfl.models.inputs import to_input
 from osfl.models.naming import load_named, named
 from osfl.rounds.finished import load_model
 from osfl.runtime.environment import describe_environment
+from osfl.runtime.machine import Machine
 from osfl.runtime.workers import default_workers
 from osfl.simulate.simulation import prepare
 
@@ -55,7 +56,7 @@ def main(names: list[str]) -> None:
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "shares": list(SHARES),
             "seeds": list(SEEDS),
-            "environment": describe_environment("cpu", default_workers()),
+            "environment": describe_environment(Machine(), default_workers()),
             "cells": found,
         },
     )

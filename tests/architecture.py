@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "runtime": {"core"},
     "wire": {"core", "runtime"},
-    "models": {"core"},
+    "models": {"core", "runtime"},
     "data": {"core", "runtime"},
     "ingredients": {"core", "runtime", "models"},
     "methods": {"core", "runtime", "models", "ingredients"},

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 from torch.utils.flop_counter import flop_registry
 
 import osfl
@@ -37,7 +37,15 @@ NAME = "pretend"
 _SOURCE = str(Path(osfl.__file__).parent) + "/"
 aten = torch.ops.aten
 
-_setup_privateuseone_for_python_backend(NAME)  # once a process; without tensors of the device it changes nothing
+
+class _Backend(_DummyBackendModule):
+    """What torch asks of a device's module."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+_setup_privateuseone_for_python_backend(NAME, _Backend())  # once a process; without tensors of the device it changes nothing
 DEVICE = torch.device(NAME, 0)
 _CpuGenerator = torch.Generator
 
@@ -321,6 +329,27 @@ for _name in (*_MAKERS, "full", "eye", "eye.m", "zeros", "ones", "scalar_tensor"
 _kernels.impl("_to_copy", lambda *args, **kwargs: _run(aten._to_copy.default, args, kwargs), "PrivateUse1")  # torch.tensor()
 _others = torch.library.Library("_", "IMPL")
 _others.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
+
+
+# --- 16 bits: the operations that autocast computes in them ----------------------------------------------------------------
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+
+
+def _lowered(operation: Any) -> Callable[..., torch.Tensor]:
+    def kernel(*args: Any, **options: Any) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype(NAME)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            narrow = (a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a for a in args)
+            made: torch.Tensor = operation(*narrow, **options)
+            return made
+
+    return kernel
+
+
+for _name in ("conv2d", "convolution", "linear", "matmul", "mm", "bmm", "addmm"):
+    _kernels.impl(_name, _lowered(getattr(aten, _name).default), "AutocastPrivateUse1")
+_others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 
 
 # --- FLOPs -----------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from osfl.data.reading import Reading, check_reading, reading_of
 
 if TYPE_CHECKING:
     from osfl.core.types import Plan, Privacy, Topology
+    from osfl.runtime.machine import Machine
     from osfl.simulate.simulation import Simulation
 
 PRESETS = ("cpu", "paper", "smoke")
@@ -71,6 +72,20 @@ class Mistakes:
     def check(self) -> None:
         if self.problems:
             raise UsageError(self.problems, fix="\n".join(self.fixes) or None)
+
+
+def machine_for(
+    device: str, precision: str, memory: str, *, workers: int | None = None, threads: int = 1, engine: str = "local"
+) -> Machine:
+    """The machine that these options describe; what it does not have is refused before anything starts."""
+    from osfl.runtime.machine import Machine, parse_memory
+
+    if (device, precision) != ("cpu", "fp32"):  # which need no torch to be right
+        from osfl.runtime.environment import device_named
+        from osfl.runtime.precision import check_precision
+
+        check_precision(precision, device_named(device))
+    return Machine(workers, device, threads, engine, precision, parse_memory(memory) if memory else 0)  # type: ignore[arg-type]
 
 
 def parse_options(args: RunOptions) -> Simulation:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
+from osfl.cli.arguments import machine_for
 from osfl.cli.enroll import gather
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
@@ -74,6 +75,8 @@ def client(
     keys: Keys = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
@@ -83,7 +86,6 @@ def client(
     """
     from osfl.core.plan import read_plan
     from osfl.roles.site import make_upload, work_folder
-    from osfl.runtime.machine import Machine
     from osfl.wire.signing import SigningKey, read_public
 
     if seal is not None and out is None:
@@ -108,7 +110,7 @@ def client(
             data or Path(),
             signing,
             work,
-            machine=Machine(threads=threads, device=device),
+            machine=machine_for(device, precision, memory, threads=threads),
             progress=progress,
             sealed=bool(addressee),
             notice=noticed.append,

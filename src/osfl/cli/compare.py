@@ -14,6 +14,7 @@ from osfl.cli.arguments import (
     SENSIBLE,
     Mistakes,
     RunOptions,
+    machine_for,
     names,
     numbers,
     parse_options,
@@ -88,6 +89,8 @@ def compare(
     device: options.Device = "cpu",
     metric: options.Metric = "",
     fresh: Fresh = False,
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
@@ -97,7 +100,6 @@ def compare(
     topology (--topology, --encounters, --contacts) to every method without a server phase of its own.
     """
     from osfl.core.headline import headline
-    from osfl.runtime.machine import Machine
     from osfl.simulate.compare import compare as compare_methods
 
     mistakes, wanted, chosen = Mistakes(), [], [0]
@@ -129,7 +131,7 @@ def compare(
     with mistakes.noted():
         simulation = parse_options(args)
     mistakes.check()
-    machine = Machine(workers=workers, threads=threads, device=device)
+    machine = machine_for(device, precision, memory, workers=workers, threads=threads)
     with progress_display(output_format == "json") as progress:
         rehearse(simulation, wanted)
         comparison = compare_methods(

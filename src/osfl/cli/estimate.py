@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import DEFAULT_METHOD, RunOptions, names, parse_options, with_smoke
+from osfl.cli.arguments import DEFAULT_METHOD, RunOptions, machine_for, names, parse_options, with_smoke
 from osfl.cli.terminal import echo, errors, escape, output, put_json
 from osfl.data.reading import Reading
 
@@ -68,6 +68,9 @@ def estimate(
     plan: options.PlanFile = None,
     sealed: Sealed = False,
     workers: options.Workers = None,
+    device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
@@ -99,14 +102,13 @@ def estimate(
     )
     simulation = parse_options(args)
 
-    from osfl.runtime.machine import Machine
     from osfl.simulate.estimate import estimate as measured
     from osfl.simulate.simulation import for_methods
 
-    found = []
+    found, machine = [], machine_for(device, precision, memory, workers=workers)
     for label, variant in zip(wanted, for_methods(simulation, wanted), strict=True):
         errors().print(f"rehearsing {escape(label)} …", style="dim")
-        found.append(measured(variant, Machine(workers=workers), sealed=sealed))
+        found.append(measured(variant, machine, sealed=sealed))
     if output_format == "json":
         values = [one.as_json() for one in found]
         put_json(values[0] if len(values) == 1 else values)
@@ -186,7 +188,7 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Method", overflow="fold", min_width=min(20, max(map(len, labels))))
-    for title in ("Up, each", "Up, all", "Down, all", "Msgs", "Client time", "Wait", "Memory"):
+    for title in ("Up, each", "Up, all", "Down, all", "Msgs", "Client time", "Wait", "Memory", "Training"):
         table.add_column(title, justify="right")
     for label, one in zip(labels, found, strict=True):
         mark, again = "" if one.exact_bytes else "≥ ", "+" if one.sites_learn_again else ""
@@ -200,9 +202,11 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
             seconds(one.client_seconds) + again,
             seconds(one.wall_seconds) + learns,
             size(one.memory_bytes),
+            "–" if one.device_bytes is None else size(one.device_bytes),
         )
     output().print(table)
     echo("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
+    echo("[dim]Memory: this process with all workers. Training: one client's, on its device, by formula (–: not known).[/]")
     with_server = [(label, one.server_seconds) for label, one in zip(labels, found, strict=True) if one.server_seconds]
     if with_server:
         work = ", ".join(f"{escape(label)} {seconds(known)}" for label, known in with_server)

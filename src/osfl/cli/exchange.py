@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
+from osfl.cli.arguments import machine_for
 from osfl.cli.enroll import gather
 from osfl.cli.personalize import placed
 from osfl.cli.progress import progress_display
@@ -68,6 +69,8 @@ def exchange(
     out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
@@ -79,7 +82,6 @@ def exchange(
     from osfl.core.plan import read_plan
     from osfl.roles.peer import exchange as make
     from osfl.roles.peer import left_out, missing_neighbors, own_inbox
-    from osfl.runtime.machine import Machine
     from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
 
@@ -104,7 +106,7 @@ def exchange(
                 work,
                 data=data,
                 without_missing=without_missing,
-                machine=Machine(threads=threads, device=device),
+                machine=machine_for(device, precision, memory, threads=threads),
                 progress=progress,
             )
     except RoundError as no:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
+from osfl.cli.arguments import machine_for
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
 from osfl.core.errors import UsageError
@@ -64,6 +65,8 @@ def forget(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     output_format: options.Format = "text",
 ) -> None:
     """Delete uploads and make the release again, bit for bit as if they had never been sent. Writes a certificate.
@@ -72,7 +75,6 @@ def forget(
     """
     from osfl.rounds import forgetting
     from osfl.rounds.folder import first_encounter
-    from osfl.runtime.machine import Machine
     from osfl.wire.signing import SigningKey
 
     if verify:
@@ -87,7 +89,7 @@ def forget(
         _answer(findings, output_format)
         return
     signing = SigningKey.load(key) if key else None
-    machine = Machine(workers=workers, threads=threads, device=device)
+    machine = machine_for(device, precision, memory, workers=workers, threads=threads)
     with progress_display(output_format == "json") as progress:
         certificate = forgetting.forget(
             fl_round,

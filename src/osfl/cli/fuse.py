@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import with_smoke
+from osfl.cli.arguments import machine_for, with_smoke
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, errors, escape, output, put_json
 from osfl.core.errors import UsageError
@@ -132,6 +132,8 @@ def fuse(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     output_format: options.Format = "text",
 ) -> None:
     """Check plain checkpoints, name those that are refused (exit code 1), and fuse the others into one model.
@@ -140,9 +142,8 @@ def fuse(
     """
     from osfl.core.settings import parse_changes
     from osfl.roles.fusion import FusionRequest
-    from osfl.runtime.machine import Machine
 
-    machine, preset = Machine(workers=workers, threads=threads, device=device), with_smoke(preset, smoke)
+    machine, preset = machine_for(device, precision, memory, workers=workers, threads=threads), with_smoke(preset, smoke)
     named, changed = read_classes(classes), parse_changes(changes or ())
     request = FusionRequest(models, architecture, named, method, preset, seed, changed, image_size, channels, pixels)
     fuse_models(request, classes, out, machine, key, output_format)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from osfl.cli import options
+from osfl.cli.arguments import machine_for
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
 
@@ -57,6 +58,8 @@ def personalize(
     out: options.ModelOut = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
@@ -70,7 +73,6 @@ def personalize(
     from osfl.roles.finished_model import describe_at_site
     from osfl.roles.site import take_release
     from osfl.rounds.state import beside, certificates_at
-    from osfl.runtime.machine import Machine
     from osfl.runtime.payloads import load_payload
     from osfl.wire.signing import read_public
     from osfl.wire.withdrawn import withdrawn_by
@@ -79,6 +81,7 @@ def personalize(
     places = [place for place in (certificates, beside(release)) if place is not None]
     known = [entry for place in places for entry in certificates_at(place, public, agreed.digest)]
     withdrawn = withdrawn_by(sorted(known, key=lambda entry: int(entry["number"])))
+    machine = machine_for(device, precision, memory, threads=threads)
     with progress_display(output_format == "json") as progress:
         model = take_release(
             agreed,
@@ -88,13 +91,13 @@ def personalize(
             public,
             work,
             data=data,
-            machine=Machine(threads=threads, device=device),
+            machine=machine,
             progress=progress,
             withdrawn=withdrawn,
         )
     folder = placed(model, out)
     command = f"osfl evaluate {folder} --data {data} --client {name}"
-    evaluation = describe_at_site(folder, name, data, command, Machine(device=device))
+    evaluation = describe_at_site(folder, name, data, command, machine)
     kept = load_payload(model)
     digest = str(kept.facts["release"]) if kept else ""
     if output_format == "json":

@@ -5,12 +5,21 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import DEFAULT_METHOD, RunOptions, default_out, from_plan, parse_options, same_plan, with_smoke
+from osfl.cli.arguments import (
+    DEFAULT_METHOD,
+    RunOptions,
+    default_out,
+    from_plan,
+    machine_for,
+    parse_options,
+    same_plan,
+    with_smoke,
+)
 from osfl.cli.progress import progress_display
 from osfl.cli.summary import show_run
 from osfl.cli.terminal import errors
@@ -86,6 +95,8 @@ def run(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
@@ -94,11 +105,11 @@ def run(
     Without --method it runs OneSum; `osfl advise` ranks the methods for what you know of your sites.
     The folder is the state: to continue after an interruption, run the same command again.
     """
-    from osfl.runtime.machine import Machine
     from osfl.simulate.run import run as simulate
 
-    machine = Machine(workers=workers, threads=threads, device=device, engine=engine)
+    how: dict[str, Any] = {"workers": workers, "threads": threads, "engine": engine}
     if sites is not None:
+        machine = machine_for(device, precision, memory, **how)
         folder, result, finished_before = _rehearsed(plan, sites, out, machine, output_format)
     else:
         simulation = _simulation(
@@ -128,6 +139,7 @@ def run(
                 noise=noise,
             ),
         )
+        machine = machine_for(device, precision, memory, **how)
         if method is None and plan is None:
             errors().print(f"No --method: this runs {DEFAULT_METHOD}. `osfl advise` ranks others.", style="dim")
         folder = out or default_out(simulation)

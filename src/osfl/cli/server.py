@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
+from osfl.cli.arguments import machine_for
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, errors, escape, put_json
 
@@ -67,6 +68,8 @@ def server(
     workers: options.Workers = None,
     threads: options.Threads = 1,
     device: options.Device = "cpu",
+    precision: options.Precision = "fp32",
+    memory: options.Memory = "",
     output_format: options.Format = "text",
 ) -> None:
     """Make the release once all have delivered, or the plan's quorum has and its deadline, if any, is over (by this clock).
@@ -75,12 +78,10 @@ def server(
     plan says `late = true` and uploads came after it: then the next release takes its place.
     A server phase that fails names the upload that it failed at, where that is known: go on with --without.
     """
-    from osfl.runtime.machine import Machine
-
     if without_missing:
         _ask_for_repairs(fl_round, key, output_format)
         return
-    machine = Machine(workers=workers, threads=threads, device=device)
+    machine = machine_for(device, precision, memory, workers=workers, threads=threads)
     _serve_round(fl_round, key, wait, without or [], machine, output_format)
 
 

@@ -95,6 +95,12 @@ class TrainingError(OsflError):
     title = "Training"
 
 
+class DeviceError(OsflError):
+    """The device that networks compute on has too little memory, or is gone. What was finished is kept."""
+
+    title = "Device"
+
+
 class FilesError(OsflError):
     """The file system refused: no permission, of the wrong kind, or full."""
 

@@ -156,6 +156,11 @@ class Method:
         """The classifier that a payload of `server_phase`, `personalize` or `simulate` describes."""
         raise NotImplementedError
 
+    def device_bytes(self, images: int, memory: int, half: bool) -> int | None:
+        """Memory of its device that a client with so many images needs to train, within `memory` bytes (0: any); `DeviceError`
+        where it cannot fit. Default: not known."""
+        return None
+
     # --- a reference: what one-shot methods are measured against
     # ---------------------------------------------------------------
 

@@ -382,7 +382,7 @@ class Result(TypedDict):
     deviations: list[str]  # where this run departs from the paper, a sentence each
     scores: Scores
     costs: Costs
-    environment: dict[str, Any]  # versions, device, workers, threads, processor
+    environment: dict[str, Any]  # versions, device, precision, workers, threads, processor; notes: what went otherwise, and why
     inputs: NotRequired[Inputs]  # absent in results of earlier versions
     figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
     course: NotRequired[Course]  # only for methods whose server learns step by step, and for many rounds

@@ -33,6 +33,7 @@ from osfl.ingredients.generators.synthesis import (
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, batches
 from osfl.ingredients.training.model_method import ModelMethod
+from osfl.runtime.precision import gradients
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def perturbed(batch: Batch, teacher: Teacher, epsilon: float) -> tuple[torch.Ten
     x = batch.inputs.clone().requires_grad_()
     answer = teacher.combined(teacher(x)[0])
     direction = batch.drawn[0] * 2 - 1
-    (gradient,) = torch.autograd.grad((direction * (answer / 4).softmax(-1)).sum(), x)
+    (gradient,) = gradients((direction * (answer / 4).softmax(-1)).sum(), x)
     with torch.no_grad():
         moved = (x + epsilon * gradient.sign()).detach()
         return moved, teacher.combined(teacher(moved)[0])

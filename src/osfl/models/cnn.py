@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from osfl.runtime.precision import mixed
+
 _LARGEST_GRID = 4  # beyond 4x4 the map is averaged down, or the head would outweigh the convolutions
 
 
@@ -51,12 +53,14 @@ class Cnn(nn.Module):
         self.grid = (min(height // 8, _LARGEST_GRID), min(breadth // 8, _LARGEST_GRID))
         self.head = nn.Linear(4 * width * self.grid[0] * self.grid[1], classes)
 
+    @mixed
     def features(self, x: torch.Tensor) -> torch.Tensor:  # (batch, channels, height, width) -> (batch, features)
         x = self.stages(x)
         if x.shape[-2:] != self.grid:
             x = F.adaptive_avg_pool2d(x, self.grid)
         return x.flatten(1)
 
+    @mixed
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.features(x))
         return logits

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from osfl.runtime.precision import mixed
+
 FEATURES = 1280
 # repeats, kernel, stride of the first, expansion, channels out
 _STAGES = (
@@ -99,9 +101,11 @@ class EfficientNetLite(nn.Module):
         y: torch.Tensor = self._blocks(F.relu6(self._bn0(self._conv_stem(x)), inplace=True))
         return y
 
+    @mixed
     def features(self, x: torch.Tensor) -> torch.Tensor:  # (batch, channels, height, width) -> (batch, 1280)
         return F.relu6(self._bn1(self._conv_head(self.blocks(x))), inplace=True).mean((2, 3))
 
+    @mixed
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._fc(self.features(x))
         return logits

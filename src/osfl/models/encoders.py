@@ -29,6 +29,7 @@ from osfl.models.pretrained import fill, given_path, read_weights, weights_path
 from osfl.models.random_features import RandomFeatures
 from osfl.models.vit import Vit
 from osfl.models.weights_table import IMAGENET, KNOWN, Weights
+from osfl.runtime.precision import mixed
 
 _VERSION = 2  # of what an encoder does besides its weights; a change makes old features unused
 
@@ -152,6 +153,7 @@ class _Describing(nn.Module):
         super().__init__()
         self.model, self.take = model.eval().requires_grad_(False), features
 
+    @mixed
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.take(self.model, x)
 

@@ -37,12 +37,12 @@ def _cached(what: str, model: nn.Module, shape: tuple[int, ...], run: _Pass) -> 
     if key not in _known:
         x = torch.empty((_BATCH, *shape), device="meta")
         with _Counter() as counter:
-            run(_on_meta(model), x)
+            run(on_meta(model), x)
         _known[key] = counter.total / _BATCH
     return _known[key]
 
 
-def _on_meta(model: nn.Module) -> nn.Module:
+def on_meta(model: nn.Module) -> nn.Module:
     # a memo entry for each tensor makes deepcopy take the meta twin instead of copying the weights
     twins: dict[int, Any] = {}
     for parameter in model.parameters():

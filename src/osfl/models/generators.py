@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from osfl.runtime.precision import mixed
+
 Ending = Literal["sigmoid", "tanh+norm"]  # DENSE's, and DAFL's: what brings the last convolution to pixel values
 Start = Literal["normal", "uniform"]  # N(0, 0.02) as in DENSE's code, or torch's usual bounds as in DAFL's
 
@@ -64,6 +66,7 @@ class Generator(nn.Module):
         self.conv3 = nn.Conv2d(max(1, width // 2), channels, 3, padding=1)
         self.norm3 = _norm(channels, affine=False) if ending == "tanh+norm" else nn.Identity()
 
+    @mixed
     def forward(self, z: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
         if labels is not None:
             z = torch.cat([z, functional.one_hot(labels, self.classes).to(z)], 1)

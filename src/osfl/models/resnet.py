@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from osfl.runtime.precision import mixed
+
 SMALL_IMAGE = 64  # up to here the stem does not shrink the image, as is usual for CIFAR
 
 
@@ -108,6 +110,7 @@ class ResNet(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(channels, classes)
 
+    @mixed
     def features(self, x: torch.Tensor) -> torch.Tensor:  # (batch, channels, height, width) -> (batch, features)
         x = F.relu_(self.bn1(self.conv1(x)))
         if not self.small:
@@ -115,6 +118,7 @@ class ResNet(nn.Module):
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean((2, 3))
 
+    @mixed
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.fc(self.features(x))
         return logits

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from osfl.models.initial import draw_normal
+from osfl.runtime.precision import mixed
 
 LOG_VARIANCE = 7.0  # log variances stay within this of zero: the likelihood of few samples is unbounded otherwise
 
@@ -94,6 +95,7 @@ class TokenGenerator(nn.Module):
     def initialize(self, rng: torch.Generator | None) -> None:
         """Its own buffers are computed, and its layers start themselves."""
 
+    @mixed
     def hidden(self, labels: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
         """What each position knows, (batch, positions, width), of the class and the tokens so far, `known` (batch, k, dim)."""
         first = self.embed_class(F.one_hot(labels, self.classes).to(self.places.dtype)).unsqueeze(1)
@@ -205,6 +207,7 @@ class AttentionPool(nn.Module):
         """Which hidden units a step on so many sequences does not drop, (count, hidden); nothing where none is dropped."""
         return [torch.rand((count, self.fc1.out_features), generator=rng) >= self.dropout] if self.dropout else []
 
+    @mixed
     def forward(self, tokens: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
         """(batch, tokens, dim) -> logits; hidden units that are not `kept` are dropped."""
         hidden = F.relu(self.fc1(self.pooled(tokens)))

@@ -7,16 +7,20 @@ constant channel at the input instead). Written from the paper's equations.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from osfl.core.errors import UsageError
 from osfl.models.preconditioning import Gaussian, White
+from osfl.runtime.precision import mixed
 
 _CLIP = 256.0  # activations stay within; reached only when training goes wrong
 _HEAD = 64  # channels a head of attention
@@ -217,6 +221,7 @@ class Unet(nn.Module):
         channels, side = image[0] * shape.fold**2, image[1] // shape.fold
         widths = [shape.width * multiple for multiple in shape.multiples]
         self.fold, embedding = shape.fold, max(widths)
+        self.recompute = False  # the inside of blocks on the way back, instead of keeping it: activation checkpointing
         self.waves = Fourier(widths[0])
         self.embed = MPConv(widths[0], embedding)
         self.entry = MPConv(channels + 1, widths[0], 3)
@@ -251,6 +256,7 @@ class Unet(nn.Module):
     def initialize(self, rng: torch.Generator | None) -> None:
         self.gain.zero_()
 
+    @mixed
     def forward(self, x: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
         embedding = mp_silu(self.embed(self.waves(level)))
         if self.fold > 1:
@@ -258,20 +264,48 @@ class Unet(nn.Module):
         x = self.entry(torch.cat([x, torch.ones_like(x[:, :1])], 1))
         kept = [x]
         for block in self.encoder:
-            x = block(x, embedding)
+            x = self._through(block, x, embedding)
             kept.append(x)
         for block, inputs in zip(self.decoder, self._joins, strict=True):
             if inputs > x.shape[1]:  # this block expects what the encoder kept, too
                 x = mp_cat(x, kept.pop())
-            x = block(x, embedding)
+            x = self._through(block, x, embedding)
         x = self.leave(x, self.gain)
         return functional.pixel_shuffle(x, self.fold) if self.fold > 1 else x
+
+    def _through(self, block: nn.Module, x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return block(x, embedding)  # type: ignore[no-any-return]
+        # its dropout has a generator of its own, which torch does not know of
+        before = None if block.rng is None else block.rng.get_state()  # type: ignore[union-attr,operator]
+        return checkpoint(  # type: ignore[no-any-return]
+            block,
+            x,
+            embedding,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (contextlib.nullcontext(), _drawing_from(block.rng, before)),  # type: ignore[arg-type]
+        )
 
     def randomize(self, rng: torch.Generator | None) -> None:
         """Where dropout gets its numbers from: threads share torch's global generator, so it is never used."""
         for module in self.modules():
             if isinstance(module, Block):
                 module.rng = rng
+
+
+@contextlib.contextmanager
+def _drawing_from(rng: torch.Generator | None, state: torch.Tensor | None) -> Iterator[None]:
+    """The generator draws once more what it drew after this state, and then goes on as if it had not."""
+    if rng is None or state is None:
+        yield
+        return
+    now = rng.get_state()
+    rng.set_state(state)
+    try:
+        yield
+    finally:  # torch leaves by an exception as soon as it has what it needs
+        rng.set_state(now)
 
 
 # --- as a denoiser -----------------------------------------------------------------------------------------------------

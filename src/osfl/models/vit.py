@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from osfl.models.initial import draw_normal
+from osfl.runtime.precision import mixed
 
 _STD = 0.02  # of first weights, as in DeiT
 _EPS = 1e-6  # of layer norms, as in timm and DINOv2
@@ -160,6 +161,7 @@ class Vit(nn.Module):
         first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
         return torch.cat([first, tokens], dim=1)
 
+    @mixed
     def forward_features(self, x: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
         """All tokens after the last norm: (batch, 1 + kept, width)."""
         tokens = self.embed(x, keep)
@@ -168,14 +170,17 @@ class Vit(nn.Module):
         normed: torch.Tensor = self.norm(tokens)
         return normed
 
+    @mixed
     def features(self, x: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
         """The class token after the last norm: (batch, width)."""
         return self._class_token(x, keep)[0]
 
+    @mixed
     def forward(self, x: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.features(x, keep))
         return logits
 
+    @mixed
     def with_attention(self, x: torch.Tensor, keep: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits, and the last block's attention of the class token to each kept patch (batch, kept), mean over heads.
 

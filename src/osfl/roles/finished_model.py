@@ -137,7 +137,7 @@ def evaluate_model(
         **scores,  # type: ignore[typeddict-item]
         "cautions": _cautions(images, scores),
         "command": command,
-        "environment": describe_environment(machine.device, 1),
+        "environment": describe_environment(machine, 1),
     }
 
 

@@ -147,7 +147,7 @@ def fuse(
             "command": command,
             "release_digest": published[1],
             "costs": {"server": fl_round.journal().get(("server", ""), {}), "wall_seconds": time.perf_counter() - started},
-            "environment": describe_environment(machine.device, machine.workers or default_workers()),
+            "environment": describe_environment(machine, machine.workers or default_workers()),
             "figures": fl_round.figures(),
         }
         write_json(out / "fusion.json", record)  # it marks the end

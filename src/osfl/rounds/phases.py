@@ -26,10 +26,13 @@ from osfl.rounds.folder import Round, contracts_of
 from osfl.rounds.secure_sum import masked
 from osfl.rounds.total import keep_total, total_of
 from osfl.runtime.atomic import create_once
+from osfl.runtime.devices import on_device
 from osfl.runtime.environment import device_named
 from osfl.runtime.machine import Machine
-from osfl.runtime.meter import Meter, measure, reset_peak_memory
+from osfl.runtime.memory import budget
+from osfl.runtime.meter import Meter, measure, remark, reset_peak_memory
 from osfl.runtime.payloads import PayloadCache, to_raw
+from osfl.runtime.precision import check_precision, computing_in, with_fallback
 from osfl.runtime.workers import Workers, compute_threads
 from osfl.wire.bundle import pack
 from osfl.wire.sealing import sealed_size
@@ -48,10 +51,12 @@ def computing(
     milestone: Any = ignore_milestone,
 ) -> Iterator[Context]:
     """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
-    with compute_threads(machine.threads):
+    device = device_named(machine.device)
+    check_precision(machine.precision, device)
+    with compute_threads(machine.threads), computing_in(machine.precision), budget(machine.memory), on_device(device):
         yield Context(
             plan,
-            device_named(machine.device),
+            device,
             progress,
             scratch,
             Workers(machine.workers).map,
@@ -102,7 +107,7 @@ def run_client_phase(
     check_claim(plan, shard)  # both before it trains in vain
     check_promised_size(plan, shard.client, contracts)
     with measure() as meter:
-        payload = method.client_phase(shard, ctx)
+        payload = with_fallback(lambda: method.client_phase(shard, ctx), _broken, remark)
     open_contracts = contracts_of(method) if plan.secure_sum else contracts
     contract = open_contracts[payload.facts.get("architecture", "") if "" not in open_contracts else ""]
     check_outgoing(payload, contract, shard, plan.task, plan.limits)
@@ -178,12 +183,13 @@ def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Colle
             for upload in uploads:
                 method.check_upload(upload, ctx)
         if fl_round.plan.secure_sum:
-            release = method.server_phase([fl_round.secure_total(method, uploads)], ctx)
+            total = [fl_round.secure_total(method, uploads)]
+            release = with_fallback(lambda: method.server_phase(total, ctx), _broken_release, remark)
         elif method.additive() and ctx.plan.topology is None:
             kept = total_of(method, fl_round, uploads, made_from, ctx)
             release = method.release_of(kept.total, uploads, ctx)
         else:
-            release = method.server_phase(uploads, ctx)
+            release = with_fallback(lambda: method.server_phase(uploads, ctx), _broken_release, remark)
     if kept is not None:
         keep_total(fl_round, kept)
     fl_round.note("server", meter.as_json())
@@ -191,8 +197,18 @@ def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Colle
     ctx.progress("server", 1, 1)
 
 
+def _broken(payload: Payload) -> str:
+    """Name a tensor that is not finite, or nothing."""
+    return next((name for name, value in payload.tensors.items() if not bool(value.isfinite().all())), "")
+
+
+def _broken_release(release: Release) -> str:
+    parts = (release.shared, *release.personal.values())
+    return next((name for part in parts if (name := _broken(part))), "")
+
+
 def run_personalization(method: Method, release: Release, shard: Shard, ctx: Context) -> tuple[Payload, Meter]:
     """What a client makes of the release, and what it cost."""
     with measure() as meter:
-        payload: Payload = method.personalize(release, shard, ctx)
+        payload: Payload = with_fallback(lambda: method.personalize(release, shard, ctx), _broken, remark)
     return payload, meter

@@ -6,12 +6,16 @@ that copied them at each step would make the device wait; so they are drawn some
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from osfl.core.errors import DeviceError
+
 AHEAD_BYTES = 64 << 20  # of numbers that are drawn before their step comes
+_LOST = ("CUDA error", "cuDNN error", "NCCL error", "HIP error", "MPS backend")  # beginnings of what drivers report
 
 
 def ahead(draws: Iterable[Sequence[Any]], device: torch.device) -> Iterator[Sequence[Any]]:
@@ -46,6 +50,39 @@ def _together(parts: Sequence[Any], device: torch.device) -> Sequence[Any]:
     flat = torch.cat([part.flatten() for part in parts]).to(device)
     cut = torch.split(flat, [part.numel() for part in parts])
     return [one.view(part.shape) for one, part in zip(cut, parts, strict=True)]
+
+
+def failure(error: BaseException, device: torch.device) -> DeviceError | None:
+    """What a failure of the device means for who runs this; None for any other failure."""
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, torch.OutOfMemoryError):
+        return DeviceError(
+            f"{device} ran out of memory",
+            field="memory",
+            got=text,
+            fix="Let training use less of it (`--memory 8GB`), or lower the setting that says how many images a step has "
+            "(batch_size, edm_batch). Then run the same command again: what was finished is kept.",
+        )
+    if isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and text.startswith(_LOST)):
+        return DeviceError(
+            f"{device} stopped answering",
+            field="device",
+            got=text,
+            fix="Look at the driver's log, and run the same command again: what was finished is kept.",
+        )
+    return None
+
+
+@contextlib.contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """A device that fails inside says what to do about it."""
+    try:
+        yield
+    except RuntimeError as error:
+        explained = failure(error, device)
+        if explained is None:
+            raise
+        raise explained from error
 
 
 def exact(device: torch.device) -> torch.device:

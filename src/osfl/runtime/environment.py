@@ -12,6 +12,7 @@ import torch
 
 from osfl.core.errors import UsageError
 from osfl.core.version import __version__
+from osfl.runtime.machine import Machine
 
 
 def device_named(name: str) -> torch.device:
@@ -30,7 +31,7 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def describe_environment(device: str, workers: int) -> dict[str, Any]:
+def describe_environment(machine: Machine, workers: int) -> dict[str, Any]:
     return {
         "osfl": __version__,
         "python": platform.python_version(),
@@ -39,9 +40,9 @@ def describe_environment(device: str, workers: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "device": device,
-        "workers": workers,
+        **machine.bits(),
         "threads": torch.get_num_threads(),
+        "workers": workers,
     }
 
 

@@ -1,8 +1,15 @@
-"""How to compute, not what: workers, threads, device and engine."""
+"""How to compute, not what: workers, threads, device, precision, memory and engine."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any, Literal
+
+from osfl.core.errors import UsageError
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -17,8 +24,24 @@ class Machine:
     device: str = "cpu"
     threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
     engine: str = "local"  # "ray": simulated clients on a Ray cluster (osfl.simulate.ray); the same bits
+    precision: Precision = "fp32"  # of networks (osfl.runtime.precision); others change more than the last bits
+    memory: int = 0  # bytes that training may use (osfl.runtime.memory); 0: what a GPU has free, and all of a CPU's
+
+    def bits(self) -> dict[str, Any]:
+        """What a result depends on besides the plan, or its last bits do."""
+        chosen = {"precision": self.precision} if self.precision != "fp32" else {}
+        return {"device": self.device, "threads": self.threads, **chosen, **({"memory": self.memory} if self.memory else {})}
 
     def options(self) -> str:
         """What a command must repeat to get the same bits."""
-        device = f" --device {self.device}" if self.device != "cpu" else ""
-        return device + (f" --threads {self.threads}" if self.threads != 1 else "")
+        usual = {"device": "cpu", "threads": 1}
+        return "".join(f" --{name} {value}" for name, value in self.bits().items() if value != usual.get(name))
+
+
+def parse_memory(text: str) -> int:
+    """`20GB`, `512 MiB` or a number of bytes."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    unit = _UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None or not float(found[1]) * unit >= 1:
+        raise UsageError(f"{text!r} is no amount of memory", field="memory", fix="For example --memory 20GB.")
+    return int(float(found[1]) * unit)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Meter:
     flops: float = 0.0
     made: int = 0  # synthetic samples
     made_flops: float = 0.0  # of `flops`, those that went into making them
+    remarks: list[str] = field(default_factory=list)  # sentences for the results
     peak_bytes: int = 0  # of the whole process: phases of several clients that run at once share it
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -32,8 +34,9 @@ class Meter:
             self.made += made
             self.made_flops += made_flops
 
-    def as_json(self) -> dict[str, float | int]:
-        made = {"made": self.made, "made_flops": int(self.made_flops)} if self.made else {}
+    def as_json(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"made": self.made, "made_flops": int(self.made_flops)} if self.made else {}
+        made |= {"remarks": self.remarks} if self.remarks else {}
         return {"seconds": round(self.seconds, 4), "flops": int(self.flops), "peak_bytes": self.peak_bytes, **made}
 
 
@@ -59,6 +62,13 @@ def book(seconds: float) -> None:
     meter = _current.get()
     if meter is not None:
         meter.add(seconds=seconds)
+
+
+def remark(sentence: str) -> None:
+    """Say something about the phase that is running which its results must tell."""
+    meter = _current.get()
+    if meter is not None and sentence not in meter.remarks:
+        meter.remarks.append(sentence)
 
 
 @contextlib.contextmanager

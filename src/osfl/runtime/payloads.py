@@ -17,6 +17,7 @@ from osfl.core.tensors import RawTensor
 from osfl.core.types import Json, Payload, digest_of
 from osfl.runtime.atomic import replace_atomically
 from osfl.runtime.meter import book, measure, spend_again
+from osfl.runtime.precision import current_precision
 
 _DTYPES = {
     torch.float64: "F64",
@@ -86,9 +87,11 @@ class PayloadCache:
         self._guard = threading.Lock()
 
     def get_or_compute(self, key: Json, make: Callable[[], Payload]) -> Payload:
-        path = self.folder / f"{digest_of(key)}.safetensors"
+        precision = current_precision()  # another one gives other bits
+        part = self.folder if precision == "fp32" else self.folder / precision
+        path = part / f"{digest_of(key)}.safetensors"
         with self._guard:
-            lock = self._locks.setdefault(path.name, threading.Lock())
+            lock = self._locks.setdefault(str(path), threading.Lock())
         with lock:
             start = time.perf_counter()
             kept = load_payload(path)

@@ -32,7 +32,7 @@ from osfl.rounds.phases import contract_for
 from osfl.runtime.machine import Machine
 from osfl.runtime.meter import peak_memory, reset_peak_memory
 from osfl.runtime.workers import compute_threads, default_workers
-from osfl.simulate.run import run_federation
+from osfl.simulate.run import device_bytes, run_federation
 from osfl.simulate.simulation import Federation, Simulation, prepare
 from osfl.wire.sealing import sealed_size
 
@@ -57,6 +57,7 @@ class Estimate:
     server_learns: bool  # True: the server trains too, for nobody knows how long, which is not in the seconds
     sites_learn_again: bool  # True: sites train on what they are given, too, which is not in the seconds either
     memory_bytes: int
+    device_bytes: int | None  # of one client's training on its device, within the memory it may use
     passes: Sequence[Pass] = ()  # with a contact schedule: what each window carries, each way
     done: Sequence[Done] = ()  # and when each site has received the uploads of all its neighbors
 
@@ -77,6 +78,7 @@ def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bo
             fix="Add --contacts FILE, or leave --sealed out.",
         )
     federation = prepare(simulation)
+    on_device = device_bytes(federation, machine)
     more = rehearse(federation, MORE)
     alike = _fixed(federation.plan) and not _reference(federation.plan)  # the number of images changes no size
     few = more if alike else rehearse(federation, FEW)
@@ -105,6 +107,7 @@ def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bo
         server_learns=one_shot and server is None and phases["server"]["flops"] > 0,
         sites_learn_again=one_shot and phases["client"]["flops"] > 0 and phases["personalize"]["flops"] > 0,
         memory_bytes=_resident() + workers * used,
+        device_bytes=on_device,
         **_meetings(federation.plan, _continued(few, more, "upload_bytes_by_client", federation), sealed),
     )
 

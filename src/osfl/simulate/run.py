@@ -27,9 +27,11 @@ from osfl.reports.page import write_report
 from osfl.rounds.folder import Round, contracts_of, encounter_folder, open_round, simulated_key
 from osfl.rounds.phases import check_schedule, computing, run_client_phase, run_personalization, run_server_phase, with_secret
 from osfl.rounds.storage import load_model_of
-from osfl.runtime.environment import describe_environment
+from osfl.runtime.environment import describe_environment, device_named
 from osfl.runtime.machine import Machine
+from osfl.runtime.memory import available, budget
 from osfl.runtime.meter import Meter, measure, reset_peak_memory
+from osfl.runtime.precision import computing_in, half
 from osfl.runtime.workers import default_workers
 from osfl.simulate.encounters import after_encounters
 from osfl.simulate.evaluate import Traffic, evaluate, measured, round_seconds
@@ -64,6 +66,8 @@ def run_federation(
     Where clients exchange several times, each encounter is a whole round, and what a client made of it is where it starts in
     the next one. The last is the round in `out` itself, those before it are in `out/encounters`.
     """
+    if machine.memory or machine.device != "cpu":
+        device_bytes(federation, machine)  # refused before anything starts
     *before, last = all_encounters(federation.plan)
     history = RunHistory()
     for number, plan in enumerate(before, 1):
@@ -72,6 +76,16 @@ def run_federation(
         history = RunHistory((*history.results, result), folder)
     within_encounter = within(progress, f"encounter {len(before) + 1}") if before else progress
     return run_round(replace(federation, plan=last), out, about, history, machine, within_encounter, cache)
+
+
+def device_bytes(federation: Federation, machine: Machine) -> int | None:
+    """Memory that the largest client's training takes on its device, or None where no formula knows; refused where it cannot
+    fit."""
+    device, plan = device_named(machine.device), federation.plan
+    method = load(plan.method)(plan.task, plan.settings)
+    with computing_in(machine.precision), budget(machine.memory):
+        most = max(len(shard.train) for shard in federation.shards)
+        return method.device_bytes(most, available(device), half(device) is not None)
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,10 @@ def run_round(
             traffic = _release(method, federation, fl_round, ctx, history, machine)
             payloads = _personalization(method, federation.shards, fl_round, ctx, history)
             result = evaluate(method, federation, payloads, traffic, fl_round, ctx)
-            environment = describe_environment(machine.device, machine.workers or default_workers())
+            environment = describe_environment(machine, machine.workers or default_workers())
+        journal = fl_round.journal().items()
+        notes = [f"{client or phase}: {said}" for (phase, client), note in journal for said in note.get("remarks", ())]
+        environment |= {"notes": notes} if notes else {}
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
         if is_last(plan):

@@ -13,6 +13,7 @@ from osfl.methods.federated_factory.diffusion import (
     Diffusion,
     batch_for,
     diffusion_loss,
+    draw_noise,
     ema_beta,
     ema_exponent,
     follow,
@@ -126,7 +127,7 @@ class Halves:
 def test_the_diffusion_loss_by_hand() -> None:
     """(1 / sigma^2 + 1 / 0.5^2) / e^u (D - x)^2 + u, noise of deviation sigma, ln sigma ~ N(-0.8, 1.6^2)."""
     net, x = Halves(), 0.3 * torch.ones(20_000, 1, 2, 2)
-    loss = diffusion_loss(net, x, -0.8, 1.6, rng())  # type: ignore[arg-type]
+    loss = diffusion_loss(net, x, *draw_noise(x, -0.8, 1.6, rng()))  # type: ignore[arg-type]
     ((noisy, sigma),) = net.seen
     assert abs(float(sigma.log().mean()) + 0.8) < 0.05 and abs(float(sigma.log().std()) - 1.6) < 0.05
     spread = (noisy - x) / sigma[:, None, None, None]
@@ -256,9 +257,9 @@ def observed(monkeypatch: pytest.MonkeyPatch, steps: int, **changes: Any) -> lis
     """The network and the images of each step."""
     seen: list[tuple[Denoiser, torch.Tensor]] = []
 
-    def noted(net: Denoiser, x: torch.Tensor, mean: float, std: float, noise: torch.Generator) -> torch.Tensor:
+    def noted(net: Denoiser, x: torch.Tensor, sigma: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         seen.append((net, x.clone()))
-        return diffusion_loss(net, x, mean, std, noise)
+        return diffusion_loss(net, x, sigma, noise)
 
     monkeypatch.setattr(diffusion, "diffusion_loss", noted)
     bright = torch.zeros(20, 1, 8, 8, dtype=torch.uint8)

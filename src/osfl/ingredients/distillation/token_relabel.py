@@ -45,6 +45,7 @@ from osfl.models.inputs import to_images
 from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import gradients
 
 _NORMS = 3  # of each probed image
 _SHARDS = 2  # a student's batch is cut in two whatever the machine, so that two cores work and bits stay the same
@@ -147,12 +148,12 @@ def gradient_norms(student: Vit, part: Pool, terms: Terms, temperature: float = 
         one = part.take(slice(i, i + 1), part.whole.device)
         hard = functional.cross_entropy(student(one.images), one.labels)
         soft = [weighted(relabel_terms(student, one, way, temperature), way) for way in apart]
-        rows.append(torch.stack([_norm(torch.autograd.grad(loss, parameters)) for loss in (hard, *soft)]))
+        rows.append(torch.stack([_norm(gradients(loss, parameters)) for loss in (hard, *soft)]))
     return torch.stack(rows) if rows else torch.zeros(0, _NORMS)
 
 
-def _norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    total: torch.Tensor = torch.stack([gradient.norm() for gradient in gradients]).norm()
+def _norm(slopes: Sequence[torch.Tensor]) -> torch.Tensor:
+    total: torch.Tensor = torch.stack([slope.norm() for slope in slopes]).norm()
     return total
 
 
@@ -314,11 +315,10 @@ class PatchServer:
         def slopes(part: torch.Tensor) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
             share = len(part) / len(index)
             values = relabel_terms(self.student, pool.take(part, self.ctx.device), self.terms, self.settings.temperature)
-            gradients = torch.autograd.grad(share * weighted(values, self.terms), parameters)
-            return gradients, share * values.detach()
+            return gradients(share * weighted(values, self.terms), parameters), share * values.detach()
 
         found = self.ctx.map(slopes, index.chunk(_SHARDS))
-        for parameter, *parts in zip(parameters, *(gradients for gradients, _ in found), strict=True):
+        for parameter, *parts in zip(parameters, *(slope for slope, _ in found), strict=True):
             parameter.grad = torch.stack(parts).sum(0)
         if self.settings.student_clip:
             nn.utils.clip_grad_norm_(parameters, self.settings.student_clip)

@@ -7,6 +7,7 @@ what it does to the pool before the student sees it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,6 +43,7 @@ from osfl.models.naming import load_named, named
 from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
 from osfl.runtime.payloads import payload_digest
+from osfl.runtime.precision import descend
 
 Objective = Callable[["Seen"], torch.Tensor]  # the generator's loss, a number
 Touch = Callable[["Batch"], tuple[torch.Tensor, torch.Tensor]]  # inputs and teacher's answers that the student learns from
@@ -232,13 +234,10 @@ def synthesize(
     optimizer = torch.optim.Adam([*generator.parameters(), z], settings.generator_lr, betas=(0.5, 0.999))
     passes = len(labels) * settings.generator_steps
     spend(generator_flops(generator, [*teacher.members, student], image) * passes, makes=len(labels))
+    shorten = functools.partial(nn.utils.clip_grad_norm_, [*generator.parameters(), z], clip)
     for _ in range(settings.generator_steps):
         loss = generator_loss(generator, z, labels, teacher, student, settings.shift, rng, objective)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_([*generator.parameters(), z], clip)
-        optimizer.step()
+        descend(optimizer, loss, shorten if clip else None)
     check_finite(loss, "generator", "generator_lr", settings.generator_lr)
     with torch.no_grad():
         return to_images(generator(z).cpu())

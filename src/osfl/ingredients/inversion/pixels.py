@@ -20,6 +20,7 @@ from osfl.core.errors import TrainingError
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.models.flops import inversion_flops
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import descend
 
 Each = Callable[[int, torch.Tensor], None]  # (step from 1, images): called after every step, to keep a trajectory
 
@@ -174,7 +175,7 @@ class _WatchedNorm(nn.Module):
         self.terms = terms
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out, term = _Statistics.apply(x, self.scale, self.shift, self.mean, self.var)  # type: ignore[no-untyped-call]
+        out, term = _Statistics.apply(x.float(), self.scale, self.shift, self.mean, self.var)  # type: ignore[no-untyped-call]
         self.terms.append(term)
         return out  # type: ignore[no-any-return]
 
@@ -243,9 +244,7 @@ def invert(
             loss = loss + settings.l2 * seen.norm()
         if settings.adi and student is not None:
             loss = loss + settings.adi * (1 - disagreement(student(seen), logits).clamp(0, 1))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
         if settings.clamp:
             with torch.no_grad():
                 x.clamp_(-1, 1)

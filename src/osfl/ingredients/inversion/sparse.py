@@ -27,6 +27,7 @@ from osfl.ingredients.training.local import not_positive, too_low
 from osfl.models.flops import inversion_flops
 from osfl.models.vit import OnSubset, Vit, kept_count
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import gradients
 
 Events = tuple[tuple[int, float], ...]  # (after this step, drop this share of the patches that are left)
 _PUBLISHED = 64 * 3 * 224 * 224  # pixels of the batch that the published tv weight is for
@@ -283,7 +284,7 @@ def invert_sparsely(
         if not settings.augment or step in events:
             move = Move(0, 0, False)
         loss, attention = _loss(x, keep, move, model, server, labels, settings)
-        (gradient,) = torch.autograd.grad(loss, x)
+        (gradient,) = gradients(loss, x)
         pyramid.lead(gradient if alive is None else gradient.mul_(alive))
         optimizer.step()
         pyramid.finish_step(alive, settings.clamp)

@@ -31,6 +31,7 @@ from osfl.models.folding import freeze
 from osfl.models.norms import norms
 from osfl.runtime.devices import wide
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import gradients
 
 Reading = Literal["running", "batch_stats"]
 Item = TypeVar("Item")
@@ -296,7 +297,7 @@ class Learner:
         with _statistics(self.model, track):
             output = self.model(x.contiguous(memory_format=torch.channels_last))
             loss = share * kd_loss(noisy, output, self.temperature) + (1 - share) * kd_loss(clean, output, self.temperature)
-            found = torch.autograd.grad(loss, self.parameters)
+            found = gradients(loss, self.parameters)
         spend(self._flops(tuple(x.shape[1:])) * len(x))
         return torch.cat([gradient.flatten() for gradient in found])
 

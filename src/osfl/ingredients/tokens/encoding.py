@@ -23,6 +23,7 @@ from osfl.models.encoders import Encoder, encoder_digest, encoder_problems, enco
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_images, to_input
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import current_precision
 from osfl.runtime.workers import compute_threads
 
 Pooling = Literal["global", "mean", "concat"]  # several tokens as one vector
@@ -137,7 +138,8 @@ class Tokenizer(nn.Module):
     ) -> torch.Tensor:
         """uint8 images (n, channels, height, width) -> tokens, on the CPU; what is new is encoded on the device, and kept."""
         device = device or torch.device("cpu")
-        kept = self.digest if device.type == "cpu" else digest_of([self.digest, device.type])  # another device, other bits
+        how = [part for part in (device.type, current_precision()) if part not in ("cpu", "fp32")]  # another one, other bits
+        kept = digest_of([self.digest, *how]) if how else self.digest
         store, digests = store_of(kept), image_digests(images)
         new = store.missing(digests)
         for start in range(0, len(new), BLOCK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,14 +18,17 @@ from osfl.core.types import ADDED, Dataset, Payload, Privacy, Shard, Task, setti
 from osfl.ingredients.training.loss import classification_loss
 from osfl.ingredients.training.private import mechanism_for, private_fit
 from osfl.models.build import Network, architecture_for, architectures_in, build_model, check_architecture
-from osfl.models.flops import forward_flops, training_flops
+from osfl.models.flops import forward_flops, on_meta, training_flops
 from osfl.models.inputs import to_input
+from osfl.models.memory import training_memory
 from osfl.models.naming import load_named, named
 from osfl.models.norms import norms, recalibrate_bn
 from osfl.models.pretrained import fit_problems, pin_problems, pixels_for, start_from
 from osfl.models.weights_table import KNOWN
 from osfl.runtime.devices import ahead
+from osfl.runtime.memory import available, micro_batch, too_little
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import advance, backward, descend, half
 
 Adjust = Callable[[nn.Module], None]  # changes the gradients between backward and step
 After = Callable[[nn.Module, float], None]  # changes the weights after a step with this learning rate
@@ -160,6 +164,9 @@ def fit(
     device = device or torch.device("cpu")
     model.to(device).train()
     images, labels = data.images.to(device), data.labels.to(device)  # once: copies at each step would make a GPU wait
+    part, memory, in_half = settings.batch_size + 1, available(device), half(device) is not None
+    if memory:
+        part, _ = training_parts(model, settings, tuple(data.images.shape[1:]), len(data), memory, in_half)
     optimizer = _optimizer(model, settings)
     steps = 0
     for epoch in range(settings.epochs):
@@ -170,11 +177,9 @@ def fit(
             inputs = to_input(changed(images[index], settings.augment, drawn), device)
             if noise:
                 inputs = inputs + drawn[-1]
-            loss = classification_loss(model(inputs), labels[index])
-            step(model, optimizer, loss, clip=settings.clip, adjust=adjust)
+            total += _step_in_parts(model, optimizer, inputs, labels[index], part, settings.clip, adjust)
             if after is not None:
                 after(model, lr)
-            total += loss.detach()
             steps += 1
         if not math.isfinite(float(total)):  # once an epoch: asking at each step would stall a GPU
             raise TrainingError(
@@ -193,6 +198,50 @@ def fit(
     return steps
 
 
+def _step_in_parts(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    part: int,
+    clip: float,
+    adjust: Adjust | None,
+) -> torch.Tensor:
+    """One step on the cross-entropy of a batch, of which `part` images at once go through the network; returns the loss."""
+    optimizer.zero_grad(set_to_none=True)
+    total = torch.zeros((), device=inputs.device)
+    for x, y in zip(torch.split(inputs, part), torch.split(labels, part), strict=True):
+        loss = classification_loss(model(x), y) * (len(x) / len(inputs))
+        backward(optimizer, loss)
+        total += loss.detach()
+    advance(optimizer, inputs.device, functools.partial(_change, model, clip, adjust))
+    return total
+
+
+def training_parts(
+    model: nn.Module, settings: Training, image: tuple[int, ...], images: int, memory: int, in_half: bool
+) -> tuple[int, int]:
+    """(images that go through the network at once, bytes that training then takes) within so much memory; 0: no limit."""
+    needs, batch = training_memory(model, image, half=in_half), min(settings.batch_size + 1, max(2, images))
+    copies = 4 if settings.optimizer == "adam" else 3  # weights, gradients, and what the optimizer remembers
+    fixed = needs.fixed(copies) + images * math.prod(image)
+    part = micro_batch(batch, fixed, needs.each, memory)
+    least = batch if norms(model) else 1
+    if part < least:
+        what = f"training {settings.architecture} on batches of {batch}"
+        fix = "Raise --memory, or take another architecture."
+        if least > 1:
+            fix = "Batch norm needs a batch as a whole: raise --memory, or lower it (`--set batch_size=...`)."
+        raise too_little(what, fixed + least * needs.each, memory, fix)
+    return part, round(fixed + part * needs.each)
+
+
+def training_bytes(settings: Training, task: Task, images: int, memory: int, in_half: bool) -> int:
+    """Memory that a client's training takes on its device, the largest of the architectures; refused where it cannot fit."""
+    built = [on_meta(build_model(name, task)) for name in architectures_in(settings.architecture)]
+    return max(training_parts(model, settings, task.image, images, memory, in_half)[1] for model in built)
+
+
 def step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -202,13 +251,14 @@ def step(
     adjust: Adjust | None = None,
 ) -> None:
     """One optimizer step; `adjust` may correct the gradients first (FedProx, SCAFFOLD, FedDyn)."""
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    descend(optimizer, loss, functools.partial(_change, model, clip, adjust))
+
+
+def _change(model: nn.Module, clip: float, adjust: Adjust | None) -> None:
     if adjust is not None:
         adjust(model)
     if clip > 0:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
 
 
 def batches(count: int, size: int, rng: torch.Generator) -> Sequence[torch.Tensor]:

@@ -23,6 +23,7 @@ from osfl.ingredients.training.local import (
     classifier,
     first_model,
     local_model,
+    training_bytes,
     training_problems,
 )
 from osfl.ingredients.training.one_upload import working_on
@@ -90,6 +91,9 @@ class ModelMethod(Method):
 
     def privacy_statement(self, release: Release, uploads: Sequence[Upload], plan: Plan) -> Json:
         return training_statement(plan, uploads)
+
+    def device_bytes(self, images: int, memory: int, half: bool) -> int | None:
+        return training_bytes(self.settings, self.task, images, memory, half)
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
         payload = local_model(shard, self.task, self.settings, ctx)

@@ -10,6 +10,7 @@ import torch
 from osfl.core.errors import UNUSABLE, OsflError, RoundError, go_on_without
 from osfl.core.types import ClientId
 from osfl.models.output_checks import SANE
+from osfl.runtime.devices import failure
 
 
 @contextmanager
@@ -22,6 +23,8 @@ def working_on(client: ClientId) -> Iterator[None]:
         error.fix = error.fix or go_on_without(client)
         raise
     except UNUSABLE as error:
+        if failure(error, torch.device("cpu")) is not None:  # of the device, not of the upload
+            raise
         raise RoundError(
             f"this upload cannot be used: {type(error).__name__}: {first_line(error)}",
             client=client,

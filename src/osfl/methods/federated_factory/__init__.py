@@ -36,6 +36,7 @@ from osfl.ingredients.training.local import (
     classifier,
     first_model,
     fit,
+    training_bytes,
     training_problems,
 )
 from osfl.methods.federated_factory.cells import Cell, Prior, cells_of, heatmap, prefix, quotas, under
@@ -45,6 +46,7 @@ from osfl.methods.federated_factory.factories import (
     contract_of_factories,
     enough,
     exposed_class,
+    factory_bytes,
     factory_problems,
     kept_factory,
     sample_cell,
@@ -144,6 +146,12 @@ class FederatedFactory(Method):
         if not 0 < s.floor < 1:
             found.append(f"setting 'floor': expected between 0 and 1, got {s.floor}")
         return found
+
+    def device_bytes(self, images: int, memory: int, half: bool) -> int | None:
+        """Of a generator and of the classifier, whichever is larger."""
+        s = self.settings
+        made = s.images_per_class * len(self.task.classes)
+        return max(training_bytes(s, self.task, made, memory, half), factory_bytes(s, self.task, images, memory))
 
     @property
     def inseparable(self) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from osfl.models.inputs import to_images, to_input
 from osfl.models.naming import contract_of, load_named, named
 from osfl.runtime.devices import ahead
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import descend
 
 if TYPE_CHECKING:
     from osfl.core.types import Tensors
@@ -53,7 +55,9 @@ class Vae:
     def contract(self) -> Contract:
         return {name.removeprefix("net/"): line for name, line in contract_of(self._decoder(None), "net").items()}
 
-    def fit(self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]) -> dict[str, torch.Tensor]:
+    def fit(
+        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None], kept: Path | None = None
+    ) -> dict[str, torch.Tensor]:
         """uint8 images (n, channels, height, width) of one class -> the decoder."""
         s, pixels = self.settings, math.prod(self.image)
         encoder = _layers([pixels, s.vae_width, s.vae_width, 2 * s.vae_latent_dim], rng).to(self.device)
@@ -68,9 +72,7 @@ class Vae:
             mean, spread = encoder(x).chunk(2, 1)
             z = mean + noise * (spread / 2).exp()
             loss = vae_loss(x, decoder(z), mean, spread)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            descend(optimizer, loss)
             total += loss.detach()
         if not math.isfinite(float(total)):
             raise TrainingError(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,17 +20,21 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError
-from osfl.core.types import ADDED, Contract
+from osfl.core.types import ADDED, Contract, Payload
 from osfl.ingredients.statistics.support import Readable, Support, supported_directions
 from osfl.methods.federated_factory.symmetries import draw_turns, orbit, turned
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
+from osfl.models.memory import TrainingMemory, training_memory
 from osfl.models.naming import contract_of, load_named, named
 from osfl.models.preconditioning import Gaussian
-from osfl.models.unet import Denoiser, parse_unet
+from osfl.models.unet import Block, Denoiser, parse_unet
 from osfl.runtime.devices import ahead
+from osfl.runtime.memory import available, micro_batch, too_little
 from osfl.runtime.meter import spend
+from osfl.runtime.payloads import load_payload, save_payload
+from osfl.runtime.precision import advance, backward, half, restore_scaling, scaling
 
 if TYPE_CHECKING:
     from osfl.core.types import Tensors
@@ -41,6 +46,9 @@ LOST = 20.0  # noise level at which nothing can be seen of pixels in [-1, 1]
 SAMPLING = ("edm_steps", "edm_start")  # settings that learning does not see
 _LEAST_STD = 0.02  # of what is outside the known directions: two images leave nothing there
 _CHECK = 32  # steps between two looks at the loss
+_FILLS = 32  # images that keep a GPU busy
+COPIES = 5  # of the weights: themselves, gradients, two of Adam, an average
+KEEP_EVERY = 500_000  # images between two states that are kept
 
 
 @dataclass(frozen=True)
@@ -83,12 +91,54 @@ class Diffusion:
         initialize(model, rng)
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
-    def fit(self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]) -> dict[str, torch.Tensor]:
-        """uint8 images (n, channels, height, width) of one class -> the averaged weights."""
+    def memory(self) -> TrainingMemory:
+        """What learning takes; `checkpointed` where blocks are computed again."""
+        with torch.device("meta"):
+            net = Denoiser(self.padded, self.shape, self.settings.dropout, self.settings.edm_directions)
+        return training_memory(_AtOneLevel(net), self.padded, block=Block, half=half(self.device) is not None)
+
+    def parts(self, batch: int, memory: int) -> tuple[int, bool]:
+        """(images that go through the network at once, whether blocks are computed again), within so many bytes.
+
+        Blocks are computed again only where otherwise fewer than `_FILLS` images fit: it takes a third more time.
+        """
+        if not memory:
+            return batch, False
+        needs = self.memory()
+        plain = micro_batch(batch, needs.fixed(COPIES), needs.each, memory)
+        if plain >= min(batch, _FILLS):
+            return plain, False
+        size = micro_batch(batch, needs.fixed(COPIES), needs.checkpointed, memory)
+        if not size:
+            least = needs.fixed(COPIES) + needs.checkpointed
+            fix = "Raise --memory, or take a smaller network (`--set unet=...`)."
+            raise too_little("a diffusion generator", least, memory, fix)
+        return size, True
+
+    def bytes_within(self, images: int, memory: int) -> int:
+        """What learning from so many images of a class takes, within so many bytes."""
+        part, recompute = self.parts(batch_for(images, self.settings.edm_batch), memory)
+        needs = self.memory()
+        return round(needs.fixed(COPIES) + part * (needs.checkpointed if recompute else needs.each))
+
+    def fit(
+        self,
+        images: torch.Tensor,
+        rng: torch.Generator,
+        progress: Callable[[int, int], None],
+        kept: Path | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """uint8 images (n, channels, height, width) of one class -> the averaged weights.
+
+        `kept`: where the state is written every `KEEP_EVERY` images, so that a killed training goes on from there, to the
+        same bytes.
+        """
         s = self.settings
         batch = batch_for(len(images), s.edm_batch)
         steps = max(1, math.ceil(s.edm_images / batch))
+        part, recompute = self.parts(batch, available(self.device))
         net = self._build(rng)
+        net.unet.recompute = recompute
         if isinstance(net.knows, Gaussian):
             different = torch.unique(images, dim=0)
             moments(self._pad(to_input(orbit(different, self.symmetry))), net.knows, s.least, len(different))
@@ -100,23 +150,29 @@ class Diffusion:
         total = torch.zeros((), device=self.device)
         shown = max(1, steps // 4)
         known = images.to(self.device)
-        draws = (
-            (torch.randint(len(images), (batch,), generator=rng), *draw_turns(batch, self.symmetry, rng)) for _ in range(steps)
-        )
-        for step, (picked, *turns) in enumerate(ahead(draws, self.device), 1):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(s, step, batch)
-            x = self._pad(to_input(turned(known[picked], self.symmetry, turns), self.device))
-            loss = diffusion_loss(net, x, s.edm_noise_mean, s.edm_noise_std, noise)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            follow(average, net, ema_beta(s.edm_ema, step * batch, batch))
-            total += loss.detach()
-            if step % _CHECK == 0 or step == steps:  # rarely: asking at each step would stall a GPU
-                _check_finite(total, step, s)
-            if step % shown == 0:
-                progress(step // shown, steps // shown)
+        state = _State(net, average, optimizer, {"rng": rng, "noise": noise})
+        done = state.take_up(kept)
+        stretch = max(1, KEEP_EVERY // batch)  # steps; what is drawn ahead never reaches beyond it
+        while done < steps:
+            draws = (
+                (torch.randint(len(images), (batch,), generator=rng), *draw_turns(batch, self.symmetry, rng))
+                for _ in range(min(stretch, steps - done))
+            )
+            for step, (picked, *turns) in enumerate(ahead(draws, self.device), done + 1):
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(s, step, batch)
+                x = self._pad(to_input(turned(known[picked], self.symmetry, turns), self.device))
+                total += diffusion_step(net, optimizer, x, s.edm_noise_mean, s.edm_noise_std, noise, part)
+                follow(average, net, ema_beta(s.edm_ema, step * batch, batch))
+                if step % _CHECK == 0 or step == steps:  # rarely: asking at each step would stall a GPU
+                    _check_finite(total, step, s)
+                if step % shown == 0:
+                    progress(step // shown, steps // shown)
+            done = min(done + stretch, steps)
+            if done < steps:
+                state.keep(kept, done)
+        if kept is not None:
+            kept.unlink(missing_ok=True)
         return {name.removeprefix("net/"): value for name, value in named(average, "net").items()}
 
     def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor:
@@ -127,11 +183,13 @@ class Diffusion:
         calls = 2 * self.settings.edm_steps - 1
         spend(forward_flops(_AtOneLevel(net), self.padded) * count * calls, makes=count)
         made = []
+        part, _ = self.parts(_CHUNK, available(self.device))
         for start in range(0, count, _CHUNK):
             size = min(_CHUNK, count - start)
             noise = torch.randn((size, *self.padded), generator=rng).to(self.device, memory_format=torch.channels_last)
             first = net.knows.noised(noise, self.settings.edm_start)
-            made.append(to_images(self._cut(heun(net, first, self.settings.edm_steps, self.settings.edm_start)).cpu()))
+            for few in torch.split(first, part):
+                made.append(to_images(self._cut(heun(net, few, self.settings.edm_steps, self.settings.edm_start)).cpu()))
         return torch.cat(made) if made else torch.empty((0, *self.image), dtype=torch.uint8)
 
     def readable(self, tensors: Tensors) -> Readable:
@@ -174,14 +232,82 @@ def _on(device: torch.device, rng: torch.Generator) -> torch.Generator:
 # --- learning ------------------------------------------------------------------------------------------------------------
 
 
-def diffusion_loss(net: Denoiser, x: torch.Tensor, mean: float, std: float, rng: torch.Generator) -> torch.Tensor:
-    """lambda / e^u (D(x + n; sigma) - x)^2 + u with ln sigma ~ N(mean, std^2), averaged over pixels and images."""
+def diffusion_step(
+    net: Denoiser, optimizer: torch.optim.Optimizer, x: torch.Tensor, mean: float, std: float, rng: torch.Generator, part: int
+) -> torch.Tensor:
+    """One step on the mean loss of the batch, of which `part` images at once go through the network. Returns that loss.
+
+    Noise is drawn for the whole batch, so it does not depend on the parts; what dropout draws does.
+    """
+    sigma, noise = draw_noise(x, mean, std, rng)
+    optimizer.zero_grad(set_to_none=True)
+    total = torch.zeros((), device=x.device)
+    for seen, level, drawn in zip(*(torch.split(whole, part) for whole in (x, sigma, noise)), strict=True):
+        loss = diffusion_loss(net, seen, level, drawn) * (len(seen) / len(x))
+        backward(optimizer, loss)
+        total += loss.detach()
+    advance(optimizer, x.device)
+    return total
+
+
+def draw_noise(x: torch.Tensor, mean: float, std: float, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """sigma of each image, ln sigma ~ N(mean, std^2), and noise of deviation 1."""
     sigma = (torch.randn(len(x), generator=rng, device=x.device) * std + mean).exp()
-    noise = torch.randn(x.shape, generator=rng, device=x.device) * sigma[:, None, None, None]
+    return sigma, torch.randn(x.shape, generator=rng, device=x.device)
+
+
+def diffusion_loss(net: Denoiser, x: torch.Tensor, sigma: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """lambda / e^u (D(x + sigma n; sigma) - x)^2 + u, averaged over pixels and images."""
     u = net.uncertainty(sigma)
-    error = (net(x + noise, sigma) - x).square().mean((1, 2, 3)) / net.knows.error(sigma)  # weight: 1 / c_out^2
+    noised = x + noise * sigma[:, None, None, None]
+    error = (net(noised, sigma) - x).square().mean((1, 2, 3)) / net.knows.error(sigma)  # weight: 1 / c_out^2
     loss: torch.Tensor = (error / u.exp() + u).mean()
     return loss
+
+
+@dataclass(frozen=True)
+class _State:
+    """All that a training goes on from: the network, its average, the optimizer, and the generators."""
+
+    net: nn.Module
+    average: nn.Module
+    optimizer: torch.optim.Optimizer
+    generators: Mapping[str, torch.Generator]
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        parts = (("net", self.net), ("average", self.average))
+        return {f"{part}/{name}": value for part, module in parts for name, value in module.state_dict().items()}
+
+    def keep(self, path: Path | None, done: int) -> None:
+        if path is None:
+            return
+        slots = {
+            f"optimizer/{name}/{key}": value
+            for name, parameter in self.net.named_parameters()
+            for key, value in self.optimizer.state[parameter].items()
+        }
+        states = {f"generator/{name}": rng.get_state() for name, rng in self.generators.items()}
+        facts = {"done": done, "scaling": scaling(self.optimizer)}
+        save_payload(path, Payload({**self._weights(), **slots, **states}, facts))
+
+    def take_up(self, path: Path | None) -> int:
+        """Steps that were done, or 0 where nothing was kept."""
+        found = None if path is None else load_payload(path)
+        if found is None:
+            return 0
+        with torch.no_grad():
+            for name, value in self._weights().items():
+                value.copy_(found.tensors[name])
+        for name, parameter in self.net.named_parameters():
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                value = found.tensors[f"optimizer/{name}/{key}"]
+                # in the parameter's own memory order; the count of steps stays on the CPU
+                like = value if key == "step" else torch.empty_like(parameter).detach().copy_(value)
+                self.optimizer.state[parameter][key] = like
+        for name, rng in self.generators.items():
+            rng.set_state(found.tensors[f"generator/{name}"])
+        restore_scaling(self.optimizer, next(self.net.parameters()).device, found.facts["scaling"])
+        return int(found.facts["done"])
 
 
 def moments(x: torch.Tensor, known: Gaussian, least: int, images: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from osfl.core.errors import FilesError, TrainingError, UsageError
 from osfl.core.method import Context
-from osfl.core.types import Contract, Exposed, Json, Payload, Shard, Task
+from osfl.core.types import Contract, Exposed, Json, Payload, Shard, Task, digest_of
 from osfl.ingredients.statistics.support import Readable
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.one_upload import working_on
@@ -24,6 +25,7 @@ from osfl.models.inputs import to_input
 from osfl.models.unet import parse_unet
 from osfl.runtime.meter import measure
 from osfl.runtime.payloads import payload_digest
+from osfl.runtime.precision import current_precision
 
 if TYPE_CHECKING:
     from osfl.core.types import Tensors
@@ -38,7 +40,7 @@ class Factory(Protocol):
 
     def contract(self) -> Contract: ...
     def fit(
-        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]
+        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None], kept: Path | None = None
     ) -> dict[str, torch.Tensor]: ...
     def sample(self, tensors: Tensors, count: int, rng: torch.Generator) -> torch.Tensor: ...
     def readable(self, tensors: Tensors) -> Readable: ...
@@ -62,6 +64,13 @@ _KINDS: Mapping[str, tuple[Callable[..., Factory], type]] = {
 def factory_for(settings: FactorySettings, task: Task, device: torch.device | None = None) -> Factory:
     kind, _ = _KINDS[settings.factory]
     return kind(settings, task.image, settings.symmetry, device or torch.device("cpu"))
+
+
+def factory_bytes(settings: FactorySettings, task: Task, images: int, memory: int) -> int:
+    """Memory that learning a generator takes on its device; the small kinds count for nothing beside a classifier."""
+    if settings.factory != "edm":
+        return 0
+    return Diffusion(settings, task.image, settings.symmetry, torch.device("cpu")).bytes_within(images, memory)
 
 
 def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
@@ -154,7 +163,8 @@ def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Tas
         what = f"{shard.client} learns {task.classes[label]}"
         try:
             factory = factory_for(settings, task, ctx.device)
-            made = factory.fit(images, rng, lambda done, total: ctx.progress(what, done, total))
+            kept = ctx.scratch / "factories" / f"{digest_of([key, current_precision()])}.safetensors" if ctx.scratch else None
+            made = factory.fit(images, rng, lambda done, total: ctx.progress(what, done, total), kept)
             if broken := [name for name, value in made.items() if not bool(value.isfinite().all())]:  # by its very last step
                 raise TrainingError(
                     f"the generator diverged: its tensor {broken[0]!r} is not finite",

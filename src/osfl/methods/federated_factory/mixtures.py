@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,7 +63,9 @@ class Mixture:
     def _dims(self) -> int:
         return min(self.settings.mixture_dims, math.prod(self.image))
 
-    def fit(self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None]) -> dict[str, torch.Tensor]:
+    def fit(
+        self, images: torch.Tensor, rng: torch.Generator, progress: Callable[[int, int], None], kept: Path | None = None
+    ) -> dict[str, torch.Tensor]:
         """uint8 images (n, channels, height, width) of one class -> named tensors."""
         images = torch.unique(images, dim=0)  # copies of one image are one image
         x = to_input(orbit(images, self.symmetry), exact(self.device)).reshape(-1, math.prod(self.image)).double()

@@ -19,6 +19,7 @@ from osfl.models.flops import inversion_flops
 from osfl.models.inputs import to_images
 from osfl.models.latent_prior import Prior
 from osfl.runtime.meter import spend
+from osfl.runtime.precision import gradients
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _corrected(
         loss = loss + functional.cross_entropy(logits, labels, reduction="sum")
     if not loss.requires_grad:  # R_BN only, and no batch norm
         return z.detach()
-    (gradient,) = torch.autograd.grad(loss, z)
+    (gradient,) = gradients(loss, z)
     return (z - settings.step_size * gradient).detach()
 
 

@@ -304,7 +304,7 @@ def _certificate(
 ) -> dict[str, Any]:
     """Every key is explained in docs/forgetting.md."""
     kept = ("format", "number", "asked", "uploads", "removed", "stays", "again")
-    environment = describe_environment(machine.device, machine.workers or default_workers())
+    environment = describe_environment(machine, machine.workers or default_workers())
     return {
         **{key: intent[key] for key in kept},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -314,7 +314,7 @@ def _certificate(
         "replace": _replacements(fl_round, intent, after),
         "elsewhere": _elsewhere(fl_round, own),
         "still_named": STILL_NAMED,
-        "machine": {"device": machine.device, "threads": machine.threads},
+        "machine": machine.bits(),
         "environment": {key: environment[key] for key in ("osfl", "python", "torch", "numpy", "system", "processor")},
         "traces": list(own),
         "verify": "osfl forget ROUND --verify",
