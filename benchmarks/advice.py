@@ -84,6 +84,8 @@ def _row(label: str, row: Mapping[str, Any], sites: int) -> dict[str, Any]:
 
 def _weights(label: str, settings: Mapping[str, Any]) -> str:
     """Published weights that sites use; FedCGS, FedPFT and FALCON always encode, OneSum where its features say so."""
+    if settings.get("features") == "random" and settings.get("prior") == "global":  # OneSum without a network of the site
+        return ""
     encodes = settings.get("features", "encoder") == "encoder" and settings.get("encoder", "random") != "random"
     return Path(str(settings["encoder"] if encodes else settings.get("pretrained", ""))).name
 

@@ -14,8 +14,8 @@ def test_the_package_knows_exactly_what_the_records_say() -> None:
 
 
 def test_the_first_of_the_list_is_near_the_best_of_a_cell_that_was_left_out() -> None:
-    """Floors below what the record has: 76 % and 94 %."""
+    """The aim, in both."""
     found = judge(known_cells(), personal=False)
-    assert found["cells"] >= 60 and found["within"] >= 0.7 * found["cells"]
+    assert found["cells"] >= 60 and found["within"] >= 0.8 * found["cells"]
     own = judge(known_cells(), personal=True)
     assert own["cells"] >= 30 and own["within"] >= 0.8 * own["cells"]
