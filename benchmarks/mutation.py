@@ -131,6 +131,8 @@ def _child(folder: Path, options: Sequence[str], seconds: float, answer: Path) -
         os.chdir(folder)
         sys.path[:0] = [str(folder / "src"), str(folder)]
         os.environ["PYTHONPATH"] = f"{folder / 'src'}:{folder}"
+        if not any(option.startswith("--cov") for option in options):
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a second for each mutant
         import pytest
 
         watch = Watch()

@@ -51,3 +51,21 @@ def test_a_head_by_hand(optimizer: Literal["sgd", "adamw"], standardize: bool) -
         progress=lambda done, total: None,
     )
     assert torch.allclose(head(x), z @ weight.T + bias, atol=1e-5) and not head.training
+
+
+def test_a_feature_that_never_changes_counts_for_nothing() -> None:
+    x = torch.cat([torch.randn(10, 2, generator=rng(1)), torch.full((10, 1), 5.0)], 1)
+    head = linear_head(
+        x,
+        torch.arange(10) % 3,
+        3,
+        rng(2),
+        epochs=3,
+        batch_size=4,
+        optimizer="sgd",
+        lr=0.1,
+        standardize=True,
+        device=torch.device("cpu"),
+        progress=lambda done, total: None,
+    )
+    assert bool(head(x).isfinite().all()) and not bool(head.weight[:, 2].any())

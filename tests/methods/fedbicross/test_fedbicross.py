@@ -243,6 +243,17 @@ def test_the_bilevel_step_descends_on_the_own_validation_loss_of_the_moved_stude
     assert float((learned - start).abs().max()) > 0.02
 
 
+def test_statistics_follow_only_clusters_with_a_weight() -> None:
+    """Nor do they follow the validation images, whatever is learned on them."""
+    lessons, train, val = lessons_by_hand(), torch.arange(6), torch.arange(6, 8)
+    network = build_model("cnn-w4", TASK, rng(0))
+    learner = Learner(copy.deepcopy(network), 4.0)
+    FedBiCross(TASK, SMOKE)._bilevel_step(2, learner, lessons, torch.tensor([0.0, 1.0, 0.0]), 1, train, val, 0.05)
+    network.train()(lessons[1].trajectory.images[1][train])
+    found, expected = ({n: b for n, b in m.named_buffers() if "running" in n} for m in (learner.model, network))
+    assert all(torch.allclose(found[name], value, atol=1e-6) for name, value in expected.items()) and expected
+
+
 def test_weights_go_on_from_repetition_to_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
     visited: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     follow = FedBiCross._follow
