@@ -10,18 +10,20 @@ from itertools import islice
 
 # Functions with losses, updates and samplers of the methods and of the ingredients they use; "*": all of the file.
 TARGETS: dict[str, str] = {
+    "ingredients/distillation/order.py": "*",
     "ingredients/distillation/student.py": "kd_loss distill _keep_statistics _steps",
     "ingredients/distillation/token_relabel.py": "relabel_terms weighted gradient_norms _norm lipschitz label_weights "
-    "PatchServer.release PatchServer.dream PatchServer._dream PatchServer._ask PatchServer._together PatchServer._study "
-    "PatchServer._step PatchServer._probe",
+    "PatchServer.learn PatchServer.release PatchServer.dream PatchServer._dream PatchServer._ask PatchServer._together "
+    "PatchServer._study PatchServer._step PatchServer._probe",
     "ingredients/ensembles/ensemble.py": "weights_for combine _combine _shares _voted _mix _only",
     "ingredients/ensembles/odds.py": "*",
     "ingredients/generators/synthesis.py": "draw_labels masked_divergence moved synthesize generator_loss Workshop.grow "
+    "Workshop.turn "
     "Workshop.study Workshop._lesson Pair.draw Pair.improve_generator Pair.improve_student",
     "ingredients/inversion/pixels.py": "total_variation _Variation disagreement _Statistics _moments _WatchedNorm Watched "
     "invert _moved labels_for",
     "ingredients/inversion/sparse.py": "most_attended dropped pixels_of Move draw_move Pyramid stretching invert_sparsely "
-    "_loss",
+    "_loss Joint",
     "ingredients/inversion/trajectories.py": "record adapted in_batch_mode noise_adapted lesson Learner _at _statistics",
     "ingredients/statistics/averaging.py": "*",
     "ingredients/statistics/class_counts.py": "shares",

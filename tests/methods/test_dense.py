@@ -130,6 +130,36 @@ def test_the_students_rate_falls_along_a_cosine_over_the_epochs() -> None:
     assert rates == pytest.approx([0.1, 0.1 * (1 + 0.5**0.5) / 2, 0.05, 0.1 * (1 - 0.5**0.5) / 2])
 
 
+@pytest.mark.parametrize("kind", [Dense, CoBoosting])
+def test_all_images_first_and_then_as_many_lessons_as_asked_for(
+    kind: type[Dense] | type[CoBoosting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every image is made against the student's start; then each lesson sees all of them, along one cosine of its own."""
+    settings = resolve_settings(kind, "smoke", {"order": "images_first", "student_epochs": 3, "student_cosine": True})
+    method: Any = kind(TASK, settings)
+    done: list[tuple[str, int, int]] = []
+    rates: list[float] = []
+    grow, study = Workshop.grow, Workshop.study
+
+    def grown(self: Workshop, epoch: int, *rest: Any) -> None:
+        grow(self, epoch, *rest)
+        done.append(("images", epoch, len(self.images)))
+
+    def studied(self: Workshop, epoch: int, *rest: Any) -> None:
+        study(self, epoch, *rest)
+        rates.append(self.optimizer.param_groups[0]["lr"] / settings.student_lr)
+        done.append(("lesson", epoch, len(self.images)))
+
+    monkeypatch.setattr(Workshop, "grow", grown)
+    monkeypatch.setattr(Workshop, "study", studied)
+    method.server_phase(uploads_of(method), context(settings, ["a", "b"]))
+    one = settings.generators * settings.synthesis_batch
+    assert done == [("images", 0, one), ("images", 1, 2 * one), *(("lesson", epoch, 2 * one) for epoch in range(3))]
+    assert rates == pytest.approx([1.0, 0.75, 0.25])
+    (problem,) = kind(TASK, replace(settings, order="interleaved")).problems(2)
+    assert "order=images_first" in problem
+
+
 def test_every_epoch_starts_with_a_new_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     import osfl.ingredients.generators.synthesis as synthesis
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from osfl.core.method import Context
 from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.distillation.order import turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.ensembles.odds import odds
@@ -105,19 +106,22 @@ class CoBoosting(OneClassifier, ModelMethod):
         shop = Workshop(self, uploads, ctx)
         voices = Voices(shop, uploads)
 
+        def grow(epoch: int) -> None:
+            shop.grow(epoch, self.objective, self.settings.generator_clip)
+            if epoch:
+                voices.learn(epoch)
+
+        def study(epoch: int) -> None:
+            shop.study(epoch, lambda batch: perturbed(batch, shop.folded, self.settings.epsilon), self._directions)
+
         def run(before: Payload, epochs: range) -> Payload:
             shop.restore(before)
             voices.restore(before)
             for epoch in epochs:
-                shop.grow(epoch, self.objective, self.settings.generator_clip)
-                if epoch:
-                    voices.learn(epoch)
-                shop.study(epoch, lambda batch: perturbed(batch, shop.folded, self.settings.epsilon), self._directions)
-                ctx.milestone(epoch + 1, self.settings.server_epochs, shop.release)
-                ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
+                shop.turn(epoch, grow, study)
             return shop.payload(weights=voices.weights, history=voices.history)
 
-        done = in_stages(ctx, work_key("coboosting 2", uploads, self, ctx), self.settings.server_epochs, Payload({}), run)
+        done = in_stages(ctx, work_key("coboosting 2", uploads, self, ctx), len(turns(self.settings)), Payload({}), run)
         shop.restore(done)
         voices.restore(done)
         shop.show()

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from osfl.core.method import Context
 from osfl.core.types import Payload, Release, Upload
+from osfl.ingredients.distillation.order import turns
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.generators.synthesis import (
     Seen,
@@ -96,13 +97,11 @@ class Dense(OneClassifier, ModelMethod):
         def run(before: Payload, epochs: range) -> Payload:
             shop.restore(before)
             for epoch in epochs:
-                shop.grow(epoch, self.objective)
-                shop.study(epoch)
-                ctx.milestone(epoch + 1, self.settings.server_epochs, shop.release)
-                ctx.progress("synthesis", epoch + 1, self.settings.server_epochs)
+                shop.turn(epoch, lambda images: shop.grow(images, self.objective), shop.study)
             return shop.payload()
 
-        shop.restore(in_stages(ctx, work_key("dense", uploads, self, ctx), self.settings.server_epochs, Payload({}), run))
+        count = len(turns(self.settings))
+        shop.restore(in_stages(ctx, work_key("dense", uploads, self, ctx), count, Payload({}), run))
         shop.show()
         return Release(shop.release())
 

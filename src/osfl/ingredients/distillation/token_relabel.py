@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import ClientId, Dataset, Json, Payload, Upload
+from osfl.ingredients.distillation.order import studies, told, turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import combine
 from osfl.ingredients.ensembles.odds import from_odds, rebalanced, softened
@@ -212,18 +212,13 @@ class PatchServer:
     def learn(self) -> None:
         """Algorithm 1: images from every client against the server as it is, then a pass over all images so far. Or all images
         first, against the server as it began, and then `student_epochs` passes over all of them."""
-        s = self.settings
-        first = s.order == "images_first"
-        for epoch in range(s.server_epochs):
-            self.dream(epoch)
-            if not first:
-                self.study(epoch)
-                self.ctx.milestone(epoch + 1, s.server_epochs, self.release)
-            self.ctx.progress("server epochs", epoch + 1, s.server_epochs)
-        for epoch in range(studies(s) if first else 0):
-            self.study(epoch)
-            self.ctx.milestone(epoch + 1, studies(s), self.release)
-            self.ctx.progress("student epochs", epoch + 1, studies(s))
+        for images, lesson in turns(self.settings):
+            if images is not None:
+                self.dream(images)
+            if lesson is not None:
+                self.study(lesson)
+                self.ctx.milestone(lesson + 1, studies(self.settings), self.release)
+            self.ctx.progress(*told(self.settings, images, lesson, "server epochs"))
 
     def release(self) -> Payload:
         """The student as it is now, or a point on its straight way from where it began: synthetic images teach it things that
@@ -479,12 +474,6 @@ def halved(images: torch.Tensor, lr: float) -> torch.Tensor:
         got=lr,
         fix="Lower it (`--set pixel_lr=...`), or keep pixels in range (`--set clamp=true`).",
     )
-
-
-def studies(settings: Any) -> int:
-    """How many epochs the student learns: one after each epoch of images, or so many after all of them."""
-    first = settings.order == "images_first" and settings.student_epochs
-    return int(settings.student_epochs if first else settings.server_epochs)
 
 
 def label_weights(how: str, counts: torch.Tensor) -> torch.Tensor:

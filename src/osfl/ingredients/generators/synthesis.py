@@ -20,6 +20,7 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
 from osfl.core.types import Json, Payload, Upload
+from osfl.ingredients.distillation.order import StudyOrder, order_problems, studies, told, turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import Combination
 from osfl.ingredients.generators.pictures import by_class
@@ -55,7 +56,7 @@ def draw_nothing(_: int, __: torch.Generator) -> Sequence[torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class Synthesis(Student):
+class Synthesis(StudyOrder, Student):
     """The server's part of a method that synthesizes by generators; defaults are DENSE's."""
 
     ensemble: Combine = "logits"  # how clients become one; class_count and odds add class counts to the upload
@@ -135,7 +136,8 @@ def student_problems(settings: Any, architectures: Sequence[str]) -> list[str]:
 
 
 def synthesis_problems(settings: Any, architectures: Sequence[str]) -> list[str]:
-    return out_of_range(settings, POSITIVE, NOT_NEGATIVE, PAIRS) + student_problems(settings, architectures)
+    found = out_of_range(settings, POSITIVE, NOT_NEGATIVE, PAIRS) + order_problems(settings)
+    return found + student_problems(settings, architectures)
 
 
 # --- the teacher -------------------------------------------------------------------------------------------------------
@@ -383,6 +385,16 @@ class Workshop:
 
     # --- one epoch ---
 
+    def turn(self, number: int, grow: Callable[[int], None], study: Callable[[int], None]) -> None:
+        """New images, a lesson, or one after the other, in the order of the settings."""
+        images, lesson = turns(self.settings)[number]
+        if images is not None:
+            grow(images)
+        if lesson is not None:
+            study(lesson)
+            self.ctx.milestone(lesson + 1, studies(self.settings), self.release)
+        self.ctx.progress(*told(self.settings, images, lesson, "synthesis"))
+
     def grow(self, epoch: int, objective: Objective, clip: float = 0.0) -> None:
         """New images by new generators; the oldest leave when the pool is full."""
         student = freeze(self.student)  # answers in evaluation mode, weights frozen
@@ -412,7 +424,7 @@ class Workshop:
         """The student passes over the pool: KD, plus cross-entropy on the labels if `hard` is set. `draw` gives the random
         numbers that `touch` wants for a batch."""
         self.student.train()
-        rate = decay("cosine" if self.settings.student_cosine else "constant", epoch, self.settings.server_epochs)
+        rate = decay("cosine" if self.settings.student_cosine else "constant", epoch, studies(self.settings))
         self.optimizer.param_groups[0]["lr"] = self.settings.student_lr * rate
         rng = self.ctx.generator("study", epoch)
         total = torch.zeros((), device=self.ctx.device)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from osfl.core.errors import UsageError
 from osfl.core.method import Context
 from osfl.core.types import ADDED, Release, Upload
+from osfl.ingredients.distillation.order import StudyOrder, order_problems
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.generators.synthesis import out_of_range, student_problems
 from osfl.ingredients.inversion.sparse import Events, VitPixels, vit_pixel_problems
@@ -19,7 +20,7 @@ from osfl.models.architectures import parse
 
 
 @dataclass(frozen=True)
-class UploadedVits(SitePrior, Student, VitPixels, Training):
+class UploadedVits(SitePrior, Student, VitPixels, StudyOrder, Training):
     """How clients fine-tune ViTs, and what the server makes of them; defaults are FedMITR's."""
 
     architecture: str = "deit_tiny"  # a ViT; "client-01:deit_small,*:deit_tiny" gives clients their own
@@ -34,9 +35,6 @@ class UploadedVits(SitePrior, Student, VitPixels, Training):
     server_epochs: int = 50  # T: each makes new images and passes over all so far; not published
     pool_epochs: int = 0  # newest epochs whose images the student still sees; 0 = all
     invert: Literal["clients", "ensemble"] = field(default="clients", metadata=ADDED)  # each by itself, or all as one
-    # images_first: only when all images are there, and then `student_epochs` times over all of them
-    order: Literal["interleaved", "images_first"] = field(default="interleaved", metadata=ADDED)  # when the student learns
-    student_epochs: int = field(default=0, metadata=ADDED)  # passes after all images, with images_first; 0 = server_epochs
     passes: int = 1  # of the student over the pool, each epoch
     student_batch: int = 64  # images a step of the student
     student_lr: float = 1e-3  # SGD
@@ -112,7 +110,7 @@ def as_drawn(release: Release, uploads: Sequence[Upload], settings: Any, ctx: Co
 
 
 POSITIVE = ("server_epochs", "passes", "student_lr", "temperature")
-NOT_NEGATIVE = ("balance", "votes", "pool_epochs", "student_epochs", "student_momentum", "student_decay", "student_clip")
+NOT_NEGATIVE = ("balance", "votes", "pool_epochs", "student_momentum", "student_decay", "student_clip")
 
 
 def vit_student_problems(settings: Any, architectures: Sequence[str], events: Events = ()) -> list[str]:
@@ -125,9 +123,12 @@ def vit_student_problems(settings: Any, architectures: Sequence[str], events: Ev
             "setting 'student_share': an average with a random head is no classifier; take it whole (`--set "
             "student_share=1`) or start from weights that know something (`--set init=average`)"
         )
-    if settings.student_epochs and settings.order == "interleaved":
-        found.append("setting 'student_epochs': they follow all images; set order=images_first, or passes for each epoch")
-    return found + vit_pixel_problems(settings, events) + _patch_problems([*architectures, settings.student])
+    return (
+        found
+        + order_problems(settings)
+        + vit_pixel_problems(settings, events)
+        + _patch_problems([*architectures, settings.student])
+    )
 
 
 def _patch_problems(architectures: Sequence[str]) -> list[str]:
