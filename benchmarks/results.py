@@ -46,10 +46,10 @@ seeds, in percent.
 ## Which code made which rows
 
 Each row has its date in the record. Rows of FederatedFactory were made again on 2026-11-18, with the rule that each part of a
-generator needs at least ten images, and so were OneSum's rows and FedCGS' in `brain-a0.1`,
-`xray-a0.1` and `pacs-domains`; rows with `ensemble=uniform`, `server=none` and `invert=ensemble` are of 2026-11-19. Other rows are older, and differ from what the same command gives today in four
-ways: no site's weight by claimed counts was capped (`limits.share`, 0.4 now), FALCON, FedPFT and FedCGS used classes of one and
-two images at a site (`least`, 3 now), the sites of `xray*` shared patients, and
+generator needs at least ten images, and so were OneSum's rows and FedCGS' in `brain-a0.1`, `xray-a0.1` and `pacs-domains`; rows
+with `ensemble=uniform`, `server=none` and `invert=ensemble` are of 2026-11-19. Other rows are older, and differ from what the
+same command gives today in four ways: no site's weight by claimed counts was capped (`limits.share`, 0.4 now), FALCON, FedPFT
+and FedCGS used classes of one and two images at a site (`least`, 3 now), the sites of `xray*` shared patients, and
 FedCGS' preset had the total covariance (`covariance=within` with shrinkage now).
 """
 
