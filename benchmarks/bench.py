@@ -38,6 +38,7 @@ PARTS = (
     "lying_counts",
     "onesum_speed",
     "onesum_memory",
+    "large_data",
     "onesum_crossing",
     "named_mutants",
     "mutation",

@@ -66,6 +66,8 @@ def _findings(out: Path) -> Iterator[Finding]:
     yield _writable("cache", _cache(), "Set OSFL_CACHE to a folder that you may write.")
     yield _writable("runs", out, "Choose another --out.")
     yield _links(out)
+    yield _folder_sync(out)
+    yield _freed_memory()
     yield _disk(out)
     yield _chromium()
     yield _deterministic()
@@ -185,6 +187,29 @@ def _links(out: Path) -> Finding:
     if good:
         return Finding("hard links", "PASS", "uploads are received exactly once, by the file system")
     return Finding("hard links", "NOTE", "none here; a lock file is used instead", "Any ordinary local disk has them.")
+
+
+def _folder_sync(out: Path) -> Finding:
+    from osfl.runtime.atomic import sync_folder
+
+    try:
+        good = sync_folder(_nearest(out))
+    except OSError as error:
+        return Finding("power cuts", "FAIL", f"{error.strerror}", "Choose another --out.")
+    if good:
+        return Finding("power cuts", "PASS", "what is acknowledged is on disk, with its name")
+    what = "this system cannot sync a folder: a power cut within seconds may forget the name of an accepted upload"
+    return Finding("power cuts", "NOTE", what, "Collect uploads on Linux or macOS, on a local disk.")
+
+
+def _freed_memory() -> Finding:
+    from osfl.runtime.workers import keep_freed_memory
+
+    if keep_freed_memory():
+        return Finding("freed memory", "PASS", "is kept for the next step of training")
+    return Finding(
+        "freed memory", "NOTE", "goes back to the system after each step: slower, with the same bits (no mallopt here)"
+    )
 
 
 def _disk(out: Path) -> Finding:

@@ -172,7 +172,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as uint8 (n, channels, height, width) and labels as int64: (n,), or multi-label (n, classes) of 0 and 1."""
+    """Images as uint8 (n, channels, height, width) and labels as int64: (n,), or multi-label (n, classes) of 0 and 1.
+
+    Images may be a memory-mapped file (osfl.data.mapped): nothing writes into them.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor

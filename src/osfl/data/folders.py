@@ -18,6 +18,7 @@ from osfl.data.catalog import Sheet
 from osfl.data.findings import grouped
 from osfl.data.gallery import Gallery, gallery
 from osfl.data.layout import SKIPPED, Item, Table, arrange, class_names, read_table
+from osfl.data.mapped import picked_pixels
 from osfl.data.multilabel import label_matrix, labels_in
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Part, Problem, Source, finish, part_of
@@ -164,7 +165,7 @@ def _whole(items: list[Item], pictures: Gallery, use: Indices, classes: Sequence
     number = {label: i for i, label in enumerate(classes)}
     named = [item.label for item in items]
     labels = label_matrix(named, classes) if several else np.array([number[label] for label in named], dtype=np.int64)
-    images = pictures.images if len(use) == len(pictures.images) else pictures.images[use]
+    images = pictures.images if len(use) == len(pictures.images) else picked_pixels(pictures.images, use)
     grouped = any(item.group for item in items)  # then a file without a group is a group of its own
     groups = np.array([item.group or item.name for item in items], dtype=np.str_) if grouped else None
     domains = np.array([item.domain for item in items], dtype=np.str_) if any(i.domain for i in items) else None

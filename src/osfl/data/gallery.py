@@ -12,8 +12,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +24,17 @@ from PIL import Image
 from osfl.core.types import Progress, digest_of
 from osfl.data.decode import BROKEN, Decoded, decode, full_scale
 from osfl.data.layout import SKIPPED
+from osfl.data.mapped import AT_ONCE, is_large, mapped, scratch, written
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Pixels, Problem
 from osfl.data.unusable import Unusable
 from osfl.runtime.cache import cache_folder, cache_limit, trim, used
 
 VERSION = 4  # of what decoding does; a change makes old caches unused
+PIXELS = ".pixels"  # of many images: their bytes alone, to be mapped
+BATCH = 512  # files that are decoded before the next ones are begun: bounds the memory
 _ARRAYS = ("images", "kept", "content", "color", "oblong", "sides", "places", "people")
-THREADS = min(8, os.cpu_count() or 1)
+THREADS = min(32, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,11 @@ def gallery(
     found = _load(store) if cache_limit() else None
     if found is not None:
         used(store)
+        used(store.with_suffix(PIXELS))
     else:
         found = _decode_all(names, read, size, channels, progress, reading)
         if found.images.nbytes < cache_limit():
-            _save(store, found)
+            found = _save(store, found)
             trim()
     return found
 
@@ -76,6 +81,8 @@ def gallery(
 def _decode_all(
     names: Sequence[str], read: Callable[[str], bytes], size: int, channels: int | None, progress: Progress, reading: Reading
 ) -> Gallery:
+    """In threads, a batch of files after the other. Of many images the pixels go to a file as they come."""
+
     def one(name: str) -> tuple[bytes, list[Decoded]] | Problem:
         try:
             blob = read(name)
@@ -86,18 +93,56 @@ def _decode_all(
             cause = getattr(error, "strerror", None) or str(error)  # without the path, which would differ from file to file
             return Problem(name, "unreadable", SKIPPED, cause)
 
-    outcomes = []
+    outcomes: list[tuple[bytes, list[Decoded]] | Problem] = []
+    spool = scratch() if is_large(len(names), (channels or 3, size, size)) else None
     Image.init()  # loads the readers once, before the threads would do so together
     with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
         warnings.simplefilter("ignore")  # Pillow warns of what the report contains anyway
-        for outcome in pool.map(one, names):
-            outcomes.append(outcome)
-            progress("decode images", len(outcomes), len(names))
-    return _assemble(names, outcomes, size, channels)
+        for start in range(0, len(names), BATCH):
+            for outcome in pool.map(one, names[start : start + BATCH]):
+                outcomes.append(_spooled(outcome, spool) if spool else outcome)
+                progress("decode images", len(outcomes), len(names))
+    return _assemble(names, outcomes, size, channels, spool)
+
+
+@dataclass(frozen=True)
+class _Spooled:
+    """Pixels of an image that wait in a file."""
+
+    file: IO[bytes]
+    place: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    largest: float
+
+    def max(self) -> float:
+        return self.largest
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        self.file.seek(self.place)
+        found = np.frombuffer(self.file.read(int(np.prod(self.shape)) * self.dtype.itemsize), dtype=self.dtype)
+        return found.reshape(self.shape)
+
+
+def _spooled(outcome: tuple[bytes, list[Decoded]] | Problem, file: IO[bytes]) -> tuple[bytes, list[Decoded]] | Problem:
+    """The same with its pixels appended to the file."""
+    if isinstance(outcome, Problem):
+        return outcome
+    kept = []
+    for decoded in outcome[1]:
+        pixels, place = decoded.pixels, file.tell()
+        file.write(np.ascontiguousarray(pixels).data)
+        waiting: Any = _Spooled(file, place, pixels.shape, pixels.dtype, float(pixels.max()) if decoded.deep else 0.0)
+        kept.append(replace(decoded, pixels=waiting))
+    return outcome[0], kept
 
 
 def _assemble(
-    names: Sequence[str], outcomes: Sequence[tuple[bytes, list[Decoded]] | Problem], size: int, channels: int | None
+    names: Sequence[str],
+    outcomes: Sequence[tuple[bytes, list[Decoded]] | Problem],
+    size: int,
+    channels: int | None,
+    spool: IO[bytes] | None,
 ) -> Gallery:
     problems = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     files = [(i, *outcome) for i, outcome in enumerate(outcomes) if not isinstance(outcome, Problem)]
@@ -108,9 +153,7 @@ def _assemble(
     people, about = number_people([decoded.person for _, _, decoded in good])
     planes = channels or (3 if any(decoded.color for _, _, decoded in good) else 1)
     largest = max((float(decoded.pixels.max()) for _, _, decoded in good if decoded.deep), default=1.0)
-    images = np.empty((len(good), planes, size, size), dtype=np.uint8)
-    for row, (_, _, decoded) in zip(images, good, strict=True):
-        row[:] = np.rint(decoded.pixels * (255 / full_scale(largest))) if decoded.deep else decoded.pixels
+    images = _stacked([decoded for _, _, decoded in good], (planes, size, size), 255 / full_scale(largest), spool)
     return Gallery(
         images,
         np.array([i for i, _, _ in good], dtype=np.int64),
@@ -122,6 +165,27 @@ def _assemble(
         people,
         (*problems, *about),
     )
+
+
+def _stacked(good: Sequence[Decoded], shape: tuple[int, int, int], scale: float, spool: IO[bytes] | None) -> Pixels:
+    """All pictures as one array; gray ones repeated where others have colors, deep ones scaled to bytes."""
+
+    def row(decoded: Decoded) -> Pixels:
+        pixels: npt.NDArray[Any] = np.asarray(decoded.pixels)
+        shades = np.rint(pixels * scale).astype(np.uint8) if decoded.deep else pixels.astype(np.uint8, copy=False)
+        return np.broadcast_to(shades, shape)
+
+    if spool is None or not good:
+        images = np.empty((len(good), *shape), dtype=np.uint8)
+        for place, decoded in zip(images, good, strict=True):
+            place[:] = row(decoded)
+        return images
+    with spool, scratch() as file:
+        spool.flush()
+        if all(decoded.pixels.shape == shape and not decoded.deep for decoded in good):
+            return mapped(spool, (len(good), *shape))  # as they came
+        written(map(row, good), file)
+        return mapped(file, (len(good), *shape))
 
 
 def number_people(found: Sequence[tuple[str, ...]]) -> tuple[Indices, list[Problem]]:
@@ -143,32 +207,52 @@ def number_people(found: Sequence[tuple[str, ...]]) -> tuple[Indices, list[Probl
     return none, []
 
 
-def _save(store: Path, found: Gallery) -> None:
-    """A cache that cannot be written is no reason to stop."""
+def _save(store: Path, found: Gallery) -> Gallery:
+    """A cache that cannot be written is no reason to stop. Many images are a file of their own, which is then mapped."""
     text = json.dumps([[p.path, p.what, p.done, p.detail] for p in found.problems])
     arrays = {key: getattr(found, key) for key in _ARRAYS}
+    arrays["problems"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    large, pixels = is_large(len(found.images), found.images.shape[1:]), store.with_suffix(PIXELS)
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".", dir=store.parent)
-        part = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                np.savez(out, problems=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)
-            part.replace(store)
-        finally:
-            part.unlink(missing_ok=True)
+        if large:
+            images = arrays.pop("images")
+            arrays["shape"] = np.array(images.shape)
+            _replaced(pixels, lambda out: written((images[i : i + AT_ONCE] for i in range(0, len(images), AT_ONCE)), out))
+        _replaced(store, lambda out: np.savez(out, **arrays))
+        return replace(found, images=mapped(pixels, found.images.shape)) if large else found
     except OSError:
-        return
+        return found
+
+
+def _replaced(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            write(out)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _load(store: Path) -> Gallery | None:
-    """None for a cache that is absent or damaged (the zip inside .npz has a checksum for each array)."""
+    """None for a cache that is absent or damaged: each array in .npz has a checksum, and mapped images have their size."""
     try:
         with np.load(io.BytesIO(store.read_bytes()), allow_pickle=False) as arrays:
             problems = tuple(Problem(*row) for row in json.loads(arrays["problems"].tobytes()))
-            images, *rest = (arrays[key] for key in _ARRAYS)
+            images = arrays["images"] if "images" in arrays else _mapped_whole(store, arrays["shape"])
+            rest = [arrays[key] for key in _ARRAYS[1:]]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
     kept, content, color, oblong, sides, places, people = rest
     whole = {len(images)} == {len(column) for column in rest}
     return Gallery(images, kept, content, color, oblong, sides, places, people, problems) if whole else None
+
+
+def _mapped_whole(store: Path, shape: npt.NDArray[np.int64]) -> Pixels:
+    pixels = store.with_suffix(PIXELS)
+    if pixels.stat().st_size != int(np.prod(shape)):
+        raise ValueError("not as many bytes as its images have")
+    return mapped(pixels, tuple(shape.tolist()))

@@ -1,4 +1,4 @@
-"""What an opened dataset is: parts of images in memory, who they belong to, and what was wrong with the files.
+"""What an opened dataset is: parts of images (many images are in mapped files), whom they show, what was wrong with the files.
 
 torch is imported where tensors are made, so that checking a command line stays quick.
 """
@@ -61,11 +61,14 @@ class Part:
     def subset(self, index: Indices) -> Part:
         import torch
 
+        from osfl.data.mapped import picked
+
         pick = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
+        kept = Dataset(picked(self.dataset.images, index), self.dataset.labels[pick])
         domains = None if self.domains is None else self.domains[index]
         groups = None if self.groups is None else self.groups[index]
         names = None if self.names is None else self.names[index]
-        return Part(self.dataset.subset(pick), domains, groups, names)
+        return Part(kept, domains, groups, names)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 TEMPORARY = ".tmp"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # how file systems say "no hard links"
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # media that write names at once, or cannot be asked
+_OPENS_FOLDERS = os.name != "nt"  # Windows opens none, so none can be synced
 _ABANDONED_SECONDS = 3600.0
 
 
@@ -69,7 +70,7 @@ def supports_hard_links(folder: Path) -> bool:
     second = _temporary_name(folder / "probe")
     first.touch()
     try:
-        os.link(first, second)
+        _link(first, second)
         return True
     except OSError as error:
         if error.errno in _NO_LINKS:
@@ -96,14 +97,18 @@ def make_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Put the folder's names on disk; without it a power cut may forget a file whose content is safe."""
+def sync_folder(folder: Path) -> bool:
+    """Put the folder's names on disk; without it a power cut may forget a file whose content is safe. False: not possible."""
+    if not _OPENS_FOLDERS:
+        return False
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        return True
     except OSError as error:
         if error.errno not in _NO_FOLDER_SYNC:
             raise
+        return False
     finally:
         os.close(descriptor)
 
@@ -151,6 +156,13 @@ def _temporary(path: Path, pieces: Iterable[bytes | memoryview], mode: int) -> I
             temporary.unlink()
 
 
+def _link(first: Path, second: Path) -> None:
+    """Some systems have no hard links at all, not even the function."""
+    if not hasattr(os, "link"):
+        raise OSError(errno.ENOTSUP, "no hard links on this system")
+    os.link(first, second)
+
+
 def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
 
@@ -164,7 +176,7 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 def _publish(temporary: Path, path: Path) -> bool:
     """Give the file its final name, if that is free: `os.link` fails when it is not, so no lock is needed."""
     try:
-        os.link(temporary, path)
+        _link(temporary, path)
         return True
     except FileExistsError:
         return False

@@ -40,17 +40,17 @@ def compute_threads(count: int) -> Iterator[None]:
 
 
 @functools.cache
-def keep_freed_memory() -> None:
+def keep_freed_memory() -> bool:
     """Let the process keep memory that tensors give back, for the next ones; the same bits, and the same peak.
 
     The C library of Linux returns large blocks at once, so that every step of training asks for them again and the kernel
-    fills them with zeros. `benchmarks/inversion_speed.py` measures what that costs.
+    fills them with zeros. `benchmarks/inversion_speed.py` measures what that costs. False where it cannot be asked for.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
             c = ctypes.CDLL(None)
-            c.mallopt(_MMAP_THRESHOLD, 1 << 30)
-            c.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+            return bool(c.mallopt(_MMAP_THRESHOLD, 1 << 30) and c.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1))
+    return False
 
 
 class Workers:

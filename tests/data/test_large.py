@@ -1,0 +1,124 @@
+"""Many images: the same pixels as few, but in mapped files; with gray among color, deep files, damaged ones and no cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from osfl.core.errors import DataError
+from osfl.data import make_shard, open_dataset
+from osfl.data.mapped import is_large, picked
+from osfl.data.source import Part, Source, content_digest
+from osfl.runtime.cache import contents
+
+
+def _folder(root: Path, deep: bool = False) -> Path:
+    """Thirty images of two classes, one of them gray, one damaged; `deep`: two of 16 bits."""
+    rng = np.random.default_rng(0)
+    for i in range(30):
+        path = root / ("cat" if i % 2 else "dog") / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if deep and i in (3, 4):
+            Image.fromarray(rng.integers(0, 4096, (8, 8), dtype=np.uint16)).save(path)
+        else:
+            Image.fromarray(rng.integers(0, 256, (8, 8) if i == 5 else (8, 8, 3), dtype=np.uint8)).save(path)
+    (root / "cat" / "broken.png").write_bytes(b"\x89PNG no")
+    return root
+
+
+def _mapped(part: Part) -> bool:
+    """Whether its pixels lie in a file that is mapped into memory."""
+    address = part.dataset.images.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, inode, *_ = line.split()
+        first, last = (int(side, 16) for side in span.split("-"))
+        if first <= address < last:
+            return inode != "0"
+    return False
+
+
+def _same(one: Source, other: Source) -> bool:
+    return one.digest == other.digest and one.problems == other.problems and one.native == other.native
+
+
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osfl.data.mapped.LARGE", 1)
+    monkeypatch.setattr("osfl.data.gallery.BATCH", 7)
+    monkeypatch.setattr("osfl.data.mapped.AT_ONCE", 4)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_many_images_are_the_same_as_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool, channels: int | None, request: pytest.FixtureRequest
+) -> None:
+    folder = str(_folder(tmp_path / "pets", deep))
+    few = open_dataset(folder, size=8, channels=channels)
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "other"))
+    request.getfixturevalue("all_large")
+    cold = open_dataset(folder, size=8, channels=channels)
+    assert _same(few, cold) and _mapped(cold.train) and _mapped(cold.test) and not _mapped(few.train)
+    warm = open_dataset(folder, size=8, channels=channels)
+    assert _same(few, warm) and _mapped(warm.train)
+    shards = [make_shard(source.train, "north", seed=0) for source in (few, warm)]
+    assert shards[0].digest == shards[1].digest and content_digest(shards[0].val) == content_digest(shards[1].val)
+
+
+def test_the_second_start_decodes_nothing_and_the_first_shows_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_large: None
+) -> None:
+    folder, seen = str(_folder(tmp_path / "pets")), list[tuple[str, int, int]]()
+    first = open_dataset(folder, size=8, progress=lambda *step: seen.append(step))
+    assert [done for what, done, total in seen if what == "decode images"] == list(range(1, 32)) and seen[-1][2] == 31
+    seen.clear()
+    monkeypatch.setattr("osfl.data.gallery.decode", lambda *given: pytest.fail("decoded again"))
+    again = open_dataset(folder, size=8, progress=lambda *step: seen.append(step))
+    assert _same(first, again) and not seen
+    files, size = contents()["decoded"]
+    assert files == 2 and size > 30 * 8 * 8 * 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "longer"])
+def test_damaged_pixels_are_decoded_again(tmp_path: Path, own_cache: Path, all_large: None, damage: str) -> None:
+    folder = str(_folder(tmp_path / "pets"))
+    first = open_dataset(folder, size=8)
+    (pixels,) = (own_cache / "decoded").glob("*.pixels")
+    if damage == "gone":
+        pixels.unlink()
+    else:
+        blob = pixels.read_bytes()
+        pixels.write_bytes(blob[:-1] if damage == "cut" else blob + b"x")
+    assert _same(first, open_dataset(folder, size=8))
+
+
+def test_without_a_cache_no_file_stays(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, all_large: None
+) -> None:
+    monkeypatch.setenv("OSFL_CACHE_LIMIT", "0")
+    source = open_dataset(str(_folder(tmp_path / "pets")), size=8)
+    assert _mapped(source.train) and not [path for path in own_cache.rglob("*") if path.is_file()]
+    assert len(np.unique(source.train.dataset.images.numpy())) > 100  # pixels are there all the same
+
+
+def test_nothing_usable_is_an_error_as_ever(tmp_path: Path, all_large: None) -> None:
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    (tmp_path / "pets" / "cat" / "a.png").write_bytes(b"\x89PNG no")
+    with pytest.raises(DataError, match="holds no usable image"):
+        open_dataset(str(tmp_path / "pets"), size=8)
+
+
+def test_what_lies_together_is_not_copied(tmp_path: Path, all_large: None) -> None:
+    part = open_dataset(str(_folder(tmp_path / "pets")), size=8).train
+    images = part.dataset.images
+    together = picked(images, np.arange(3, 9))
+    assert together.data_ptr() == images[3:].data_ptr()
+    apart = picked(images, np.array([1, 5, 2]))
+    assert apart.data_ptr() != images.data_ptr() and bool((apart == images[[1, 5, 2]]).all())
+
+
+def test_a_quarter_of_a_gigabyte_is_many() -> None:
+    assert not is_large(1000, (3, 224, 224)) and is_large(2000, (3, 224, 224))
