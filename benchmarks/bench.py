@@ -32,6 +32,7 @@ PARTS = (
     "run_faults",
     "roles_faults",
     "forgetting",
+    "tampering",
     "flower_faults",
     "three_ways",
     "pretrained_clients",

@@ -30,6 +30,14 @@ def _arrays(n: int = 40, shape: tuple[int, ...] = (6, 6), parts: tuple[str, ...]
     return images | {f"{part}_labels": labels for part in parts}
 
 
+def test_a_file_that_memory_has_no_room_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _npz(tmp_path / "large.npz", **_arrays())
+    assert len(open_dataset(path).train) == 40
+    monkeypatch.setattr("osfl.data.arrays.available_memory", lambda: 3000)
+    with pytest.raises(DataError, match=r"at most 3,000, which this machine has memory for"):
+        open_dataset(path)
+
+
 def test_digits_have_the_size_that_is_asked_for() -> None:
     source = open_dataset("digits")
     assert source.image == (1, 16, 16) and len(source.classes) == 10 and source.val is None

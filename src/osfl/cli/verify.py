@@ -77,6 +77,7 @@ def verify(
         raise UsageError("there is no file to verify", field="file", fix="Name bundles, or a round's folder with --round.")
     paths = files or _files_of(fl_round or Path())
     known = _with_certificates(_known(plan, server, fl_round, keys), paths, fl_round, certificates)
+    known = replace(known, whole=not files)
     verdicts = examine(paths, known)
     if fl_round is not None:
         judged = examine_head(fl_round, known.plan, known.server, known.last, head)
@@ -230,8 +231,8 @@ def _policy(plan: Path, keys: Path | None) -> AcceptancePolicy:
 
 def _files_of(fl_round: Path) -> list[Path]:
     found = [*(fl_round / "inbox").glob("*.safetensors"), *(fl_round / "personal").glob("*.safetensors")]
-    release = fl_round / "release.safetensors"
-    return sorted(found) + ([release] if release.exists() else [])
+    kept = [fl_round / name for name in ("release.safetensors", "total.safetensors")]
+    return sorted(found) + [path for path in kept if path.exists()]
 
 
 def _facts(verdict: Verdict) -> dict[str, object]:

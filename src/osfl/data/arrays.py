@@ -15,6 +15,7 @@ from osfl.data.catalog import Sheet
 from osfl.data.geometry import reshape
 from osfl.data.source import Part, Problem, Source, finish, part_of
 from osfl.data.split import hold_out_mask
+from osfl.runtime.machine import available_memory
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 LARGEST_FILE = 32 << 30  # bytes after decompression; the largest official file holds 16 GB
@@ -52,8 +53,13 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             total = sum(member.file_size for member in archive.infolist())
-        if total > LARGEST_FILE:
-            raise DataError(f"'{path.name}' holds {total:,} bytes", field="file", expected=f"at most {LARGEST_FILE:,}")
+        if total > (most := min(LARGEST_FILE, available_memory())):
+            raise DataError(
+                f"'{path.name}' holds {total:,} bytes",
+                field="file",
+                expected=f"at most {most:,}" + ("" if most == LARGEST_FILE else ", which this machine has memory for"),
+                fix="Use fewer or smaller images, or a machine with more memory.",
+            )
         with np.load(path, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in WANTED if key in arrays.files}
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:

@@ -14,7 +14,15 @@ from osfl.core.errors import Rejected
 from osfl.core.types import ClientId
 from osfl.wire.bundle import Bundle
 from osfl.wire.envelope import read_envelope
-from osfl.wire.gate import RELEASE_LIMITS, AcceptancePolicy, open_stored, open_upload, read_manifest, verify_release
+from osfl.wire.gate import (
+    RELEASE_LIMITS,
+    AcceptancePolicy,
+    open_stored,
+    open_upload,
+    read_manifest,
+    verify_release,
+    verify_total,
+)
 from osfl.wire.source import opened
 from osfl.wire.window import of_unknown_kind
 from osfl.wire.withdrawn import Withdrawal, Withdrawn
@@ -61,6 +69,7 @@ class Known:
     standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
     last: str = ""  # digest of that release
     late: bool = True  # whether uploads may join a finished round, so that a release of fewer is an earlier one
+    whole: bool = False  # a whole round folder is asked about: what its release names has to be there
 
 
 def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
@@ -69,7 +78,8 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
     single = {path: _believe(path, known, believed) for path in files}
     gone = {path: found for path, bundle in believed.items() if (found := _withdrawal(path, bundle, known))}
     valid = [bundle for path, bundle in believed.items() if path not in gone]
-    digests = {**known.others, **{_name(bundle): bundle.digest for bundle in valid if bundle.kind != "release"}}
+    parts = [bundle for bundle in valid if bundle.kind in ("upload", "personal")]
+    digests = {**known.others, **{_name(bundle): bundle.digest for bundle in parts}}
     releases = [bundle for bundle in valid if bundle.kind == "release"]
     later = {
         **{release.digest: release.made_from for release in releases},
@@ -84,9 +94,11 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
             continue
         if bundle.kind == "release":
             origin = [
-                *_traced(bundle, digests),
+                *_traced(bundle, digests, known.whole),
                 *([] if path in gone else _in_place(bundle, later if known.late else {}, known.last)),
             ]
+        elif bundle.kind == "total":
+            origin = list(_summed(bundle, known))
         else:
             origin = list(_named(bundle, releases))
         forgotten = _forgotten(bundle, gone.get(path), known, named)
@@ -122,7 +134,7 @@ def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
         else:
             if not known.server:
                 return Check(question, "not checked", "the server's key is not known: give --server")
-            believed[path] = verify_release(path, known.server, known.plan)
+            believed[path] = (verify_total if kind == "total" else verify_release)(path, known.server, known.plan)
     except Rejected as no:
         return Check(question, "no", str(no))
     return Check(question, "yes")
@@ -148,13 +160,23 @@ def _name(bundle: Bundle) -> str:
     return f"{bundle.kind}/{bundle.client}"
 
 
-def _traced(release: Bundle, digests: Mapping[str, str]) -> Iterator[Check]:
-    """Each part that the release lists as its source, or comes with."""
+def _summed(total: Bundle, known: Known) -> Iterator[Check]:
+    """Whether a kept sum is of the uploads that the round's own release names, and of no other."""
+    if known.last:
+        same = dict(total.made_from) == _uploads_of(known.standing)
+        question, why = "the sum of the release's uploads", "it is the sum of other uploads: an older copy"
+        yield Check(question, "yes") if same else Check(question, "no", why)
+
+
+def _traced(release: Bundle, digests: Mapping[str, str], whole: bool) -> Iterator[Check]:
+    """Each part that the release lists as its source, or comes with; a `whole` folder has to hold them all."""
     if not any(name.startswith("upload/") for name in release.made_from):
         yield Check("made from uploads", "not checked", "the release names none, as in a simulation that pools images")
     for name, digest in sorted(release.made_from.items()):
         question = f"made from {name}" if name.startswith("upload/") else f"comes with {name}"
-        if name not in digests:
+        if name not in digests and whole:
+            yield Check(question, "no", f"the folder lacks that file, deleted or damaged: it has the digest {digest}")
+        elif name not in digests:
             yield Check(question, "not checked", f"that file was not given: it has the digest {digest}")
         elif digests[name] == digest:
             yield Check(question, "yes", digest)

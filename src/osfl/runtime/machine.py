@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from osfl.core.errors import UsageError
@@ -45,3 +48,13 @@ def parse_memory(text: str) -> int:
     if found is None or unit is None or not float(found[1]) * unit >= 1:
         raise UsageError(f"{text!r} is no amount of memory", field="memory", fix="For example --memory 20GB.")
     return int(float(found[1]) * unit)
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the system says is available, or else all that is built in."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 1 << 62

@@ -64,6 +64,17 @@ def test_half_a_transfer_goes_too(rounds: Any, tmp_path: Path) -> None:
     assert (folder / "partial/client-01.came").exists()
 
 
+def test_what_the_page_showed_of_the_server_phase_goes_too(rounds: Any, tmp_path: Path) -> None:
+    """Its steps and errors name clients."""
+    folder = rounds("ensemble", tmp_path / "round")
+    (folder / ".dashboard").mkdir()
+    names = [folder / ".dashboard" / name for name in ("phase.json", "phase.log")]
+    for path in names:
+        path.write_text('{"state": "failed", "error": {"client": "client-02"}}')
+    forget(folder, clients=["client-02"], machine=ONE)
+    assert not any(path.exists() for path in names)
+
+
 def test_certificates_cannot_be_edited_or_lost(rounds: Any, tmp_path: Path) -> None:
     folder = rounds("ensemble", tmp_path / "round", clients=4)
     for client in ("client-01", "client-02"):

@@ -1,5 +1,8 @@
 """Fingerprints find bytes wherever they are, and nothing else."""
 
+import base64
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,3 +47,45 @@ def test_what_everybody_has_is_nobodys() -> None:
 
 def test_fingerprints_stay_few_however_large_a_model_is() -> None:
     assert 900 < len(traces.sample([RNG.bytes(3000) for _ in range(100)])) <= 1024
+
+
+def _zipped(path: Path, data: bytes) -> None:
+    np.savez_compressed(path.with_suffix(".npz"), a=np.frombuffer(data, dtype="<f4").astype("<f8"))
+
+
+FORMS: dict[str, Callable[[Path, bytes], object]] = {
+    "gzip": lambda path, data: path.write_bytes(gzip.compress(data)),
+    "base64": lambda path, data: path.write_bytes(base64.encodebytes(data)),
+    "base64 of URLs": lambda path, data: path.write_bytes(base64.urlsafe_b64encode(data)),
+    "float64": lambda path, data: path.write_bytes(np.frombuffer(data, dtype="<f4").astype("<f8").tobytes()),
+    "float64 in an archive": _zipped,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bytes_are_found_in_other_forms(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "_CHUNK", 1001)  # no multiple of anything
+    secret = RNG.normal(size=700).astype("<f4").tobytes()
+    FORMS[form](tmp_path / "copy", secret)
+    assert len(traces.search(tmp_path, traces.sample([secret]))) == 1
+    FORMS[form](tmp_path / "copy", RNG.normal(size=700).astype("<f4").tobytes())
+    assert traces.search(tmp_path, traces.sample([secret])) == {}
+
+
+def test_bytes_are_found_behind_links_and_a_loop_of_links_ends(tmp_path: Path) -> None:
+    secret, folder = RNG.bytes(4000), tmp_path / "round"
+    (tmp_path / "elsewhere").mkdir()
+    folder.mkdir()
+    (tmp_path / "elsewhere" / "copy").write_bytes(secret)
+    (folder / "file").symlink_to(tmp_path / "elsewhere" / "copy")
+    (folder / "all").symlink_to(tmp_path / "elsewhere")
+    (folder / "again").symlink_to(folder)
+    (folder / "nowhere").symlink_to(tmp_path / "gone")
+    assert set(traces.search(folder, traces.sample([secret]))) == {folder / "file", folder / "all" / "copy"}
+
+
+def test_a_file_that_only_begins_like_an_archive_is_searched_as_it_is(tmp_path: Path) -> None:
+    secret = RNG.bytes(500)
+    for start in (b"\x1f\x8b", b"PK\x03\x04"):
+        (tmp_path / "a").write_bytes(start + secret)
+        assert list(traces.search(tmp_path, traces.sample([secret]))) == [tmp_path / "a"]

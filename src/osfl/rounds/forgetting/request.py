@@ -263,6 +263,8 @@ def doomed(folder: Path, uploads: Mapping[ClientId, Mapping[str, str]]) -> list[
     inbox = folder / "inbox"
     paths = [folder / RELEASE, *(folder / name for name in MADE_OF_IT), *folder.glob(f".*{TEMPORARY}")]
     paths += (folder / ".dashboard").glob("*.part")  # half received by a coordinator that was killed; it can be sent again
+    # how far the page's server phase was, and its errors, which name clients
+    paths += [folder / ".dashboard" / name for name in ("phase.json", "phase.log")]
     for client, upload in uploads.items():
         paths += inbox.glob(f".{client}.safetensors.*{TEMPORARY}")  # of writers that died
         paths += [p for p in (folder / "partial").glob("*.part") if p.name.rsplit(".", 2)[0] == client]  # half a transfer

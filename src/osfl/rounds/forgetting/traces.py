@@ -1,14 +1,25 @@
 """Find left-over bytes without keeping them: fingerprints of short windows, searched at every offset of every file.
 
+Also in what a file holds in another form: compressed (gzip, zip), as base64 text, or with float32 numbers widened to float64.
+Links are followed: what a name in the folder leads to is there.
+
 A fingerprint is 64 bits of 32 bytes (a polynomial hash modulo 2^64), so it does not reveal the bytes; who has them can
 recognize it. A billion offsets against a thousand fingerprints give a false alarm once in ten million searches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import base64
+import binascii
+import gzip
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +29,9 @@ _BASE = 0x9E3779B97F4A7C15  # odd, so that no byte of the window is shifted out
 _LEAST_DIFFERENT = 12  # windows of zeros, ones and counters are everybody's
 _CHUNK = 4 << 20
 _MODULUS = 1 << 64
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_=\s-]+")  # also as it stands in URLs
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+Stream: TypeAlias = Callable[[], Iterator[bytes]]  # the blocks of one form of a file, from its beginning
 
 
 def fingerprints(data: bytes | memoryview) -> NDArray[np.uint64]:
@@ -53,29 +67,100 @@ def search(folder: Path, wanted: Iterable[str]) -> dict[Path, set[str]]:
     targets = np.array(sorted(int(text, 16) for text in wanted), dtype=np.uint64)
     if not len(targets):
         return {}
-    paths = [folder] if folder.is_file() else sorted(folder.rglob("*"))
-    found = {path: _within(path, targets) for path in paths if path.is_file() and not path.is_symlink()}
+    found = {path: _within(path, targets) for path in sorted(_files(folder))}
     return {path: hits for path, hits in found.items() if hits}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Every file under a folder, links followed, each directory once."""
+    if folder.is_file():
+        yield folder
+        return
+    seen: set[Path] = set()
+    for where, inside, names in os.walk(folder, followlinks=True):
+        real = Path(where).resolve()
+        if real in seen:
+            inside.clear()
+            continue
+        seen.add(real)
+        yield from (path for name in names if (path := Path(where) / name).is_file())
 
 
 def _within(path: Path, targets: NDArray[np.uint64]) -> set[str]:
     likely = np.zeros(1 << 16, dtype=bool)  # the upper 16 bits rule out nearly all offsets at once
     likely[(targets >> np.uint64(48)).astype(np.int64)] = True
     hits: set[str] = set()
-    for chunk in _chunks(path):
+    for chunk in _overlapping(_forms(path)):
         here = fingerprints(chunk)
         near = here[likely[(here >> np.uint64(48)).astype(np.int64)]]
         hits |= {_spelled(value) for value in near[np.isin(near, targets)]}
     return hits
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    """Pieces of a file that overlap, so that no window falls between two."""
-    tail = b""
+def _forms(path: Path) -> Iterator[Iterator[bytes]]:
+    """What a file holds, as blocks: as it is, unpacked and decoded, each also with float64 numbers as float32."""
+    for stream in _streams(path):
+        yield stream()
+        yield _narrowed(stream())
+
+
+def _streams(path: Path) -> Iterator[Stream]:
+    yield lambda: _blocks(path.open("rb"))
     with path.open("rb") as file:
-        while block := file.read(_CHUNK):
+        start = file.read(4096)
+    if start.startswith(b"\x1f\x8b"):
+        yield lambda: _readable(lambda: gzip.open(path))  # noqa: SIM115 - `_blocks` closes it
+    if start.startswith(b"PK\x03\x04"):
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                yield lambda name=name: _readable(lambda: archive.open(name))  # type: ignore[misc]
+    if len(start) >= WINDOW and _BASE64.fullmatch(start):
+        yield lambda: _decoded(path)
+
+
+def _readable(opened: Callable[[], IO[bytes]]) -> Iterator[bytes]:
+    """As much as can be unpacked: a file that only begins like an archive is none."""
+    with suppress(OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile):
+        yield from _blocks(opened())
+
+
+def _decoded(path: Path) -> Iterator[bytes]:
+    kept = b""
+    for block in _blocks(path.open("rb")):
+        text = kept + b"".join(block.split()).translate(_URL_SAFE)
+        whole = len(text) // 4 * 4
+        kept = text[whole:]
+        with suppress(binascii.Error):
+            yield base64.b64decode(text[:whole])
+
+
+def _narrowed(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Numbers of eight bytes as float32 where they fit, zero where not; nothing where few of them do."""
+    kept = b""
+    for block in blocks:
+        data = kept + block
+        whole = len(data) // 8 * 8
+        kept, wide = data[whole:], np.frombuffer(data[:whole], dtype="<f8")
+        with np.errstate(all="ignore"):
+            narrow = wide.astype("<f4")
+            exact = narrow.astype("<f8") == wide
+        if int((exact & (wide != 0)).sum()) >= WINDOW // 4:
+            yield np.where(exact, narrow, np.float32(0)).tobytes()
+
+
+def _overlapping(forms: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
+    """The blocks of each form, overlapping, so that no window falls between two."""
+    for blocks in forms:
+        tail = b""
+        for block in blocks:
             yield tail + block
             tail = (tail + block)[-(WINDOW - 1) :]
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while block := file.read(_CHUNK):
+            yield block
 
 
 def _spelled(value: Any) -> str:
