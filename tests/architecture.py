@@ -25,8 +25,9 @@ ALLOWED: dict[str, set[str]] = {
     "advice": {"core"},
     "evaluation": {"core", "runtime", "models", "data"},
     "transports": {"core", "runtime"},
+    "judging": {"core", "models"},
     "rounds": {"core", "runtime", "wire", "models"},
-    "roles": {"core", "runtime", "wire", "models", "data", "reports", "evaluation", "rounds"},
+    "roles": {"core", "runtime", "wire", "models", "data", "judging", "reports", "evaluation", "rounds"},
     "inspection": {"core", "runtime", "wire", "models", "rounds", "roles"},
     "simulate": {
         "core",

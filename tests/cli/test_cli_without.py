@@ -60,13 +60,13 @@ def made_from() -> set[str]:
 
 def test_the_site_is_named_and_the_round_goes_on_without_it(osfl: Osfl, here: Path) -> None:
     failed = osfl(SERVER)
-    assert failed.code == 1 and "south" in failed.err and "--without south" in failed.err
+    assert failed.code == 1 and "south" in failed.err and "--exclude south" in failed.err
     assert "Traceback" not in failed.err and not Path("round/release.safetensors").exists()
     shown = osfl("show round")
     assert "Failed" in shown.out and "south: the model of south answers noise" in shown.out
     assert osfl("show round --format json").json["failed"]["client"] == "south"
 
-    served = osfl(f"{SERVER} --without south")
+    served = osfl(f"{SERVER} --exclude south")
     assert served.code == 0 and "made from 2 of 3 uploads, without south" in served.out
     assert made_from() == {"upload/north", "upload/west"}
     after = osfl("show round --format json").json
@@ -84,11 +84,11 @@ def test_the_site_is_named_and_the_round_goes_on_without_it(osfl: Osfl, here: Pa
 
 
 def test_what_cannot_be_left_out_is_stated(osfl: Osfl, here: Path) -> None:
-    result = osfl(f"{SERVER} --without nobody")
+    result = osfl(f"{SERVER} --exclude nobody")
     assert (
         result.code == 2 and "there is no upload of 'nobody' to leave out" in result.err and "north, south, west" in result.err
     )
-    command = " ".join(f"--without {site}" for site in SITES)
+    command = " ".join(f"--exclude {site}" for site in SITES)
     assert osfl(f"{SERVER} {command}").code == 1 and not Path("round/release.safetensors").exists()
 
 
@@ -101,7 +101,7 @@ def test_a_quorum_of_the_plan_holds_without_a_site(osfl: Osfl, here: Path) -> No
         "receive round other",
     ):
         assert osfl(command).code == 0
-    result = osfl(f"{SERVER} --without south")
+    result = osfl(f"{SERVER} --exclude south")
     assert result.code == 1 and "2 of the 3 uploads that are needed" in result.err
 
 
@@ -117,6 +117,6 @@ def test_an_error_that_nobody_foresaw_is_no_traceback(osfl: Osfl, here: Path, mo
     monkeypatch.setattr(Dense, "server_phase", broken)
     failed = osfl(SERVER)
     assert failed.code == 1 and "KeyError: 'class-3/scales'" in failed.err and "Traceback" not in failed.err
-    assert "upload of 'south'" in failed.err and "--without south" in failed.err
+    assert "upload of 'south'" in failed.err and "--exclude south" in failed.err
     note = osfl("show round --format json").json["failed"]
     assert note["client"] == "south" and "in _part" in note["traceback"]

@@ -123,7 +123,7 @@ def outcome_of(name: str, changes: Mapping[str, Any], payload: Payload, folder: 
     except OsflError as error:
         assert error.client == MUTATED and error.fix, error
         failed = status(folder).failed
-        assert failed is not None and failed["client"] == MUTATED and "--without" in str(failed["fix"]), failed
+        assert failed is not None and failed["client"] == MUTATED and "--exclude" in str(failed["fix"]), failed
         assert make_release(folder, keys["server"], machine=Machine(workers=1), without=[MUTATED])
         return f"named: {error.reason}"
     return "used"

@@ -158,7 +158,11 @@ def test_a_late_upload_that_is_refused_leaves_the_release_as_it_is(
         coordinator.make_release(fl_round, known["server"], machine=ONE, without=["south"])
     coordinator.make_release(fl_round, known["server"], machine=ONE, without=["west"])
     found = coordinator.status(fl_round)
-    assert origin(fl_round) == {"upload/south", "upload/north"} and list(found.left_out) == ["west"] and not found.joining
+    assert (
+        origin(fl_round) == {"upload/south", "upload/north", "excluded/west"}
+        and list(found.left_out) == ["west"]
+        and not found.joining
+    )
     assert coordinator.make_release(fl_round, known["server"], machine=ONE) == found.release != first
 
 

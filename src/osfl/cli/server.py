@@ -40,13 +40,24 @@ Key = Annotated[
         "--key", "-k", metavar="server.key", show_default=False, help="The server's private key: it signs the release."
     ),
 ]
-Without = Annotated[
+Exclude = Annotated[
     list[str] | None,
     typer.Option(
+        "--exclude",
         "--without",
         metavar="SITE",
         show_default=False,
-        help="Leave this site's upload out, as one that the server phase failed at; repeat it for more.",
+        help="Leave this site's upload out: one that is suspected, or that the server phase failed at. The release names it as "
+        "left out; repeat it for more.",
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep",
+        metavar="SITE",
+        show_default=False,
+        help="Use this site's upload though it is suspected; repeat it for more.",
     ),
 ]
 WithoutMissing = Annotated[
@@ -63,7 +74,8 @@ def server(
     fl_round: Round,
     key: Key,
     wait: Wait = False,
-    without: Without = None,
+    exclude: Exclude = None,
+    keep: Keep = None,
     without_missing: WithoutMissing = False,
     workers: options.Workers = None,
     threads: options.Threads = 1,
@@ -76,13 +88,14 @@ def server(
 
     Otherwise say who is missing: exit code 1. Killed, the same command continues; a release that is there stands, unless the
     plan says `late = true` and uploads came after it: then the next release takes its place.
-    A server phase that fails names the upload that it failed at, where that is known: go on with --without.
+    A server phase that fails names the upload that it failed at, where that is known: go on with --exclude.
+    Before it, uploads are compared: where one contradicts the others, it says so and waits for --exclude or --keep.
     """
     if without_missing:
         _ask_for_repairs(fl_round, key, output_format)
         return
     machine = machine_for(device, precision, memory, workers=workers, threads=threads)
-    _serve_round(fl_round, key, wait, without or [], machine, output_format)
+    _serve_round(fl_round, key, wait, exclude or [], keep or [], machine, output_format)
 
 
 def _ask_for_repairs(fl_round: Path, key: Path, output_format: str) -> None:
@@ -99,7 +112,15 @@ def _ask_for_repairs(fl_round: Path, key: Path, output_format: str) -> None:
     echo(f"and `osfl server {escape(str(fl_round))} --key server.key`.")
 
 
-def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], machine: Machine, output_format: str) -> None:
+def _serve_round(
+    fl_round: Path,
+    key: Path,
+    wait: bool,
+    without: Sequence[str],
+    keep: Sequence[str],
+    machine: Machine,
+    output_format: str,
+) -> None:
     from osfl.roles.coordinator import make_release, status
     from osfl.wire.signing import SigningKey
 
@@ -107,7 +128,7 @@ def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], 
     if wait:
         until_ready(lambda: status(fl_round, without=without))
     with progress_display(output_format == "json") as progress:
-        digest = make_release(fl_round, signing, machine=machine, progress=progress, without=without)
+        digest = make_release(fl_round, signing, machine=machine, progress=progress, without=without, keep=keep)
     found = status(fl_round)
     if output_format == "json":
         put_json(
@@ -118,6 +139,7 @@ def _serve_round(fl_round: Path, key: Path, wait: bool, without: Sequence[str], 
                 "personal": list(found.personal),
                 "late": list(found.late),
                 "left_out": list(found.left_out),
+                "suspicions": [dict(one) for one in found.suspicions],
                 "supersedes": found.supersedes or None,
             }
         )

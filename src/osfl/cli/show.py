@@ -45,6 +45,8 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
         ],
         "missing": list(found.missing),
         "forgotten": list(found.forgotten),
+        "suspicions": [dict(one) for one in found.suspicions],
+        "kept": list(found.kept),
         "failed": dict(found.failed) if found.failed else None,
         "refused": [dict(entry) for entry in found.refused],
         "refusals": found.refusals,
@@ -86,6 +88,10 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
         echo(f"Needed     {found.quorum} uploads")
     if found.deadline:
         echo(f"Deadline   {found.deadline.isoformat()} (this clock says {now.isoformat(timespec='seconds')})")
+    undecided = sorted({str(one["client"]) for one in found.suspicions} - {*found.left_out, *found.kept})
+    for one in found.suspicions:
+        decided = "left out" if one["client"] in found.left_out else "kept" if one["client"] in found.kept else "to decide"
+        echo(f"[yellow]Suspected[/]  {one['client']}, {decided}: {escape(str(one['text']))} ({one['rule']})")
     if found.failed:
         echo(f"[red]Failed[/]     the server phase: {_failure(found.failed)}")
     if found.released:
@@ -102,6 +108,9 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
     elif found.asks:
         again = f"`osfl server {escape(str(fl_round))} --key server.key --without-missing`"
         echo(f"Next       wait for the missing, or ask the others for repairs: {again}.")
+    elif undecided:
+        again = f"`osfl server {escape(str(fl_round))} --key server.key --exclude {undecided[0]}`"
+        echo(f"Next       decide about {', '.join(undecided)}: leave it out, {again}, or keep it, --keep {undecided[0]}.")
     elif found.ready:
         echo(f"Next       `osfl server {escape(str(fl_round))} --key server.key` may begin.")
     else:

@@ -109,7 +109,7 @@ class FilesError(OsflError):
 
 def go_on_without(client: str) -> str:
     """What a coordinator does about an upload that cannot be used."""
-    return f"Go on without it: `osfl server ROUND --without {client}`."
+    return f"Go on without it: `osfl server ROUND --exclude {client}`."
 
 
 def nearest(wanted: str, known: tuple[str, ...] | list[str]) -> str:

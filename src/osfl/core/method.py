@@ -18,6 +18,7 @@ from osfl.core.types import (
     Kind,
     Payload,
     Plan,
+    Probed,
     Progress,
     Release,
     Shard,
@@ -199,6 +200,15 @@ class Method:
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         """Raise `RoundError` for an upload whose numbers no images can have. The server asks, and a site before it sends.
         Default: nothing is refused."""
+
+    def probed(self, upload: Upload, ctx: Context) -> Probed:
+        """What of an upload can be compared with others', before the server phase (osfl.judging). Default: the counts that it
+        claims; then it is judged by its size, its numbers and copies alone."""
+        return Probed(tuple(upload.payload.facts.get("class_counts", ())))
+
+    def robust(self) -> Sequence[str]:
+        """What a plan's `judging.combine` may be besides `mean`, with these settings. Default: nothing."""
+        return ()
 
     # --- secure sum: the server sees the sum of all uploads and no upload
     # --------------------------------------------------------

@@ -19,9 +19,10 @@ from osfl.core.registry import load, names
 from osfl.core.settings import comments_of, resolve_settings
 from osfl.core.sums import secure_sum_problems
 from osfl.core.topology import KINDS, is_contact, topology_from, topology_problems
-from osfl.core.types import ClientId, Contact, Json, Limits, Plan, Privacy, Task, Topology
+from osfl.core.types import ClientId, Contact, Json, Judging, Limits, Plan, Privacy, Task, Topology
 
 VERSION = 1
+COMBINE = ("mean", "median", "trimmed", "geometric")
 
 
 # --- plan.toml ---------------------------------------------------------------------------------------------------------
@@ -69,6 +70,7 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
         **table.get("round", {}),
         topology=topology_from(table["topology"]) if "topology" in table else None,
         privacy=_privacy(table["privacy"]) if "privacy" in table else None,
+        judging=Judging(**table.get("judging", {})),
     )
     check_plan(plan)
     return plan
@@ -128,6 +130,7 @@ _KEYS = {
     "data": _TABLE,
     "round": _TABLE,
     "topology": _TABLE,
+    "judging": _TABLE,
     "privacy": _TABLE,
 }
 _PARTS: Mapping[str, Mapping[str, _Kind]] = {
@@ -167,6 +170,10 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "epsilon": _Kind("a number above 0", lambda value: _number(value) and value > 0),
         "delta": _Kind("a number above 0 and below 1", lambda value: _number(value) and 0 < value < 1),
         "noise": _Kind("'site' or 'share'", lambda value: value in ("site", "share")),
+    },
+    "judging": {
+        "suspects": _Kind("'ask', 'note' or 'off'", lambda value: value in ("ask", "note", "off")),
+        "combine": _Kind(" or ".join(map(repr, COMBINE)), lambda value: value in COMBINE),
     },
     "topology": {
         "kind": _Kind(" or ".join(map(repr, KINDS)), lambda value: value in KINDS),
@@ -253,6 +260,12 @@ def check_plan(plan: Plan) -> None:
         problems.append(
             f"round.late: the release of {plan.method} is no function of a sum, to which a later upload can be added"
         )
+    if plan.judging.combine not in ("mean", *method.robust()):
+        known = ", ".join(method.robust()) or "none"
+        fix = "Leave judging.combine out, or choose a method that has it, such as fedavg."
+        problems.append(f"judging.combine: {plan.method} has no {plan.judging.combine!r}; it has: {known}")
+    if plan.secure_sum and plan.judging.combine != "mean":
+        problems.append("judging.combine: in a secure sum the server sees no single upload; leave it out")
     if plan.privacy is not None:
         wrong = _privacy_problems(plan, method)
         fix = (
@@ -335,12 +348,25 @@ def write_plan(plan: Plan) -> str:
             "limits.share = 1, and each site the others' keys"
         )
     lines.append(f"private_randomness = {_toml(plan.private_randomness)}       # true: only a site can repeat its training")
+    lines += _judging_lines(plan, method)
     lines += _privacy_lines(plan.privacy) if plan.privacy else []
     lines += _topology_lines(plan.topology) if plan.topology else []
     if plan.data:
         lines += ["", "[data]                           # where simulated shards come from, and how files are read"]
         lines += [f"{key} = {_toml(value)}" for key, value in data["data"].items() if value is not None]
     return "\n".join(lines) + "\n"
+
+
+def _judging_lines(plan: Plan, method: Method) -> list[str]:
+    found = [
+        "",
+        "[judging]                        # sites whose uploads contradict the others, before the server phase",
+        f"suspects = {_toml(plan.judging.suspects)}                 # ask: wait for the coordinator; note: go on, noted; off",
+    ]
+    if method.robust():
+        rules = ", ".join(method.robust())
+        found.append(f"combine = {_toml(plan.judging.combine)}                 # or so that it bears some that lie: {rules}")
+    return found
 
 
 def _privacy_lines(privacy: Privacy) -> list[str]:

@@ -127,6 +127,16 @@ class Privacy:
 
 
 @dataclass(frozen=True)
+class Judging:
+    """How the server meets sites that may lie: what it does with suspicions, and how it combines what sites sent."""
+
+    # ask: the server phase waits until the coordinator leaves a suspected site out or keeps it; note: it goes on, noted
+    suspects: Literal["ask", "note", "off"] = "ask"
+    # mean: as the method has it; median, trimmed (a quarter of the weight at each end) and geometric (median) bear some lies
+    combine: Literal["mean", "median", "trimmed", "geometric"] = "mean"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Agreed before the round; its digest is the round's name."""
 
@@ -144,6 +154,7 @@ class Plan:
     secure_sum: bool = False  # uploads are masked: the server learns their sum only; for methods that need no more
     privacy: Privacy | None = None  # noise on what sites send; None: none
     private_randomness: bool = False  # a site's batch order and augmentation come from a secret of its own, not from the seed
+    judging: Judging = Judging()  # what happens where an upload contradicts the others
 
     def as_json(self) -> dict[str, Json]:
         chosen = {name: True for name in ("late", "secure_sum", "private_randomness") if getattr(self, name)}
@@ -159,6 +170,7 @@ class Plan:
             "data": dict(self.data),
             **({"round": waiting} if any(waiting.values()) else {}),
             **({"privacy": asdict(self.privacy)} if self.privacy else {}),
+            **({"judging": asdict(self.judging)} if self.judging != Judging() else {}),
             **({"topology": json.loads(canonical(asdict(self.topology)))} if self.topology else {}),
         }
 
@@ -301,6 +313,18 @@ class Exposed:
     directions: torch.Tensor | None = None
     moments: Callable[[], torch.Tensor] | None = None  # (d, d): second moments of all classes' rows; for `osfl audit` alone
     setting: str = "least"  # what to raise where a candidate is too near
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What of an upload can be compared with what other sites sent (osfl.judging). No image of any site is needed for it."""
+
+    counts: Sequence[float] = ()  # images of each class that it claims; empty: it does not say
+    classifier: torch.nn.Module | None = None  # answers the points of all sites; where there are none, public images
+    points: torch.Tensor | None = None  # (n, ...) what it says its classes look like: samples, tokens, or class means
+    labels: torch.Tensor | None = None  # (n,)
+    variance: torch.Tensor | None = None  # (d,) within classes, where the points are class means
+    pixels: bool = False  # points are uint8 images
 
 
 @dataclass(frozen=True)

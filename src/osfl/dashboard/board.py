@@ -54,8 +54,9 @@ class Board:
 
 def _stamp(fl_round: Path) -> list[Any]:
     """Changes whenever the state does; the minute is there for the deadline."""
-    names = ("rejected.jsonl", "release.safetensors", "forgetting.json", "forgotten", "plan.json", "enrolled.json")
-    paths = [*(fl_round / name for name in names), *sorted((fl_round / "inbox").glob("*.safetensors"))]
+    names = ("rejected.jsonl", "judgement.json", "release.safetensors", "forgetting.json", "forgotten")
+    agreed = ("plan.json", "enrolled.json")
+    paths = [*(fl_round / name for name in (*names, *agreed)), *sorted((fl_round / "inbox").glob("*.safetensors"))]
     stats = [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists()]
     return [*stats, int(time.time() // 60)]
 
@@ -77,6 +78,10 @@ def _facts(fl_round: Path, found: Status) -> dict[str, Json]:
         "ready": found.ready,
         "waits_for": found.waits_for,
         "released": found.released,
+        "suspicions": [
+            {**{key: _shorter(str(one[key])) for key in ("client", "text", "rule")}, "decided": _decided(found, one["client"])}
+            for one in found.suspicions
+        ],
         "refusals": found.refusals,
         "refused": [_refusal(entry) for entry in reversed(list(found.refused)[-MOST_REFUSALS:])],
         "downloads": _downloads(fl_round, found),
@@ -101,6 +106,10 @@ def _clients(fl_round: Path, found: Status) -> list[dict[str, Json]]:
             state = "missing" if client in found.missing else "forgotten"
             rows.append({"client": client, "state": state, "bytes": 0, "when": ""})
     return rows
+
+
+def _decided(found: Status, client: str) -> str:
+    return "left out" if client in found.left_out else "kept" if client in found.kept else ""
 
 
 def _refusal(entry: Any) -> dict[str, str]:

@@ -16,8 +16,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from osfl.core.errors import RoundError, go_on_without
 from osfl.core.method import Context
-from osfl.core.types import ADDED, ClientId, Contract, Exposed, Facts, Field, Payload, Plan, Release, Shard, Summand, Upload
+from osfl.core.types import (
+    ADDED,
+    ClientId,
+    Contract,
+    Exposed,
+    Facts,
+    Field,
+    Payload,
+    Plan,
+    Probed,
+    Release,
+    Shard,
+    Summand,
+    Upload,
+)
 from osfl.ingredients.statistics.claimed_counts import capped, samples_of
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import (
@@ -25,6 +40,7 @@ from osfl.ingredients.statistics.gaussians import (
     Statistics,
     linear_classifier,
     packed,
+    probed_means,
     statistics,
     summed,
     unpacked,
@@ -63,6 +79,9 @@ class Settings(SitePrior, Encoding):
     personal_lr: float = 1e-4  # learning rate of that map
     bound: float = field(default=64.0, metadata=ADDED)  # with a secure sum: no feature may be further from zero
     alignment: float = 1.0  # weight of the distance between mapped features and the global mean of their class
+
+
+CHECKED = 512  # features whose second moments are looked at
 
 
 class FedCGS(OneClassifier, TokenMethod):
@@ -183,6 +202,27 @@ class FedCGS(OneClassifier, TokenMethod):
             grams = [value for name, value in payload.tensors.items() if name.endswith("gram")]
             gram = torch.stack([value.double() for value in grams]).sum(0)
             return Statistics(payload.tensors["sums"].double(), gram, self._counts(upload))
+
+    def probed(self, upload: Upload, ctx: Context) -> Probed:
+        """The class means."""
+        return probed_means(self._statistics(upload))
+
+    def check_upload(self, upload: Upload, ctx: Context) -> None:
+        """B - sum_c A_c A_c^T / n_c is positive semidefinite, as sums over images are; up to what the wire rounds."""
+        if self.task.kind == "multilabel":  # an image of two classes is in two sums
+            return
+        term = self._statistics(upload)
+        some = torch.randperm(self.width(), generator=ctx.generator("scatter"))[:CHECKED].sort().values  # memory and minutes
+        scatter = unpacked(term.gram)[some][:, some] - term.means()[:, some].T @ term.sums[:, some]
+        slack = (1e-9 if self.settings.precision == "float64" else 1e-4) * float(term.gram.abs().max())
+        if int(torch.linalg.cholesky_ex(scatter + (slack + 1e-12) * torch.eye(len(scatter), dtype=torch.float64)).info):
+            raise RoundError(
+                "its second moments are not those of any images with its class sums and counts",
+                client=upload.client,
+                field="gram",
+                expected="a positive semidefinite scatter within classes",
+                fix=go_on_without(upload.client),
+            )
 
     def summands(self, plan: Plan) -> dict[str, Summand]:
         """The contract's tensors, and the counts that are facts of an open upload."""

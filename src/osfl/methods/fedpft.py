@@ -15,7 +15,7 @@ from torch import nn
 
 from osfl.core.errors import RoundError
 from osfl.core.method import Context
-from osfl.core.types import Contract, Exposed, Field, Payload, Release, Shard, Upload
+from osfl.core.types import Contract, Exposed, Field, Payload, Probed, Release, Shard, Upload
 from osfl.ingredients.statistics.claimed_counts import drawn_for
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
@@ -46,6 +46,9 @@ class Settings(SitePrior, Encoding):
     optimizer: Literal["sgd", "adamw"] = "sgd"  # of the head
     lr: float = 0.01  # the head's learning rate
     standardize: bool = False  # train the head on standardized features (folded into its weights afterwards)
+
+
+PROBED = 32  # features of a class that are compared with other sites'
 
 
 class FedPFT(OneClassifier, TokenMethod):
@@ -183,6 +186,13 @@ class FedPFT(OneClassifier, TokenMethod):
                     features.append(_in_pieces(mixture, n, ctx.generator("sample", upload.client, c)))
                 labels.append(torch.full((n,), c))
         return features, labels
+
+    def probed(self, upload: Upload, ctx: Context) -> Probed:
+        """A few features of each class, drawn from its mixtures."""
+        few = [min(PROBED, n) for n in self._wanted(upload)]
+        features, labels = self._drawn(upload, few, ctx)
+        counts = tuple(reported_counts(upload.payload.facts, upload.client))
+        return Probed(counts, None, torch.cat(features), torch.cat(labels)) if features else Probed(counts)
 
     def mixture(self, payload: Payload, label: int) -> FeatureMixture:
         weights, means, spread = (payload.tensors[f"class-{label}/{what}"].double() for what in ("weights", "means", "spread"))

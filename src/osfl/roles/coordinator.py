@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from osfl.core.errors import UNUSABLE, OsflError, Rejected, RoundError, UsageError, go_on_without
 from osfl.core.method import Method
 from osfl.core.types import ClientId, Json, Plan, Progress, Upload
-from osfl.rounds.state import check_key, existing_request, pending_removal, read_json, read_policy
+from osfl.roles.judgement import UNDECIDED, ask, judged, refuse_unusable, rules, suspicions
+from osfl.rounds.state import KEPT, LEFT_OUT, check_key, existing_request, pending_removal, read_json, read_policy
 from osfl.runtime.atomic import locked, replace_atomically
 from osfl.wire.gate import read_manifest
 from osfl.wire.inbox import Inbox, Receipt
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from osfl.wire.signing import SigningKey
 
 _SECURE_LOCK = ".secure-sum.lock"
-FAILED, LEFT_OUT, SUPERSEDED = "server failed", "left out", "superseded"  # notes in journal.jsonl
+FAILED, SUPERSEDED = "server failed", "superseded"  # notes in journal.jsonl
 
 
 def open_new(folder: Path, plan: Plan, enrolled: Mapping[ClientId, str], server: str) -> None:
@@ -165,6 +166,8 @@ class Status:
     asks: bool = False  # a secure sum that may begin and first needs repairs, which nobody has asked for yet
     owing: Sequence[ClientId] = ()  # who was asked for a repair and has sent none
     repaired: Sequence[ClientId] = ()  # who has sent one
+    suspicions: Sequence[Mapping[str, Json]] = ()  # of the judgement before the server phase: client, rule, text, value, bound
+    kept: Sequence[ClientId] = ()  # suspected, and kept by the coordinator
 
     @property
     def refusals(self) -> int:
@@ -199,6 +202,7 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
     late = [client for client in missed if client not in left_out]
     served = [note for note in notes if note.get("phase") in (FAILED, "server")]
     failed = [note for note in served[-1:] if note.get("phase") == FAILED]
+    digests = {client: inbox.digest(client) for client in delivered}
     placed = [note for note in notes if note.get("phase") == SUPERSEDED and release and note.get("after") == release.digest]
     return Status(
         policy.plan,
@@ -212,7 +216,7 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
         why,
         release is not None,
         late,
-        {client: inbox.digest(client) for client in delivered},
+        digests,
         release.digest if release else "",
         [name.removeprefix("personal/") for name in made_from if name.startswith("personal/")],
         [client for client in plan["clients"] if client not in present],
@@ -223,6 +227,8 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
         bool(policy.keys) and request is None and not why and here < all_of_them and release is None,
         owing,
         repaired,
+        suspicions(folder, digests),
+        [client for client in delivered if any(n.get("phase") == KEPT and n.get("client") == client for n in notes)],
     )
 
 
@@ -278,11 +284,15 @@ def make_release(
     progress: Progress | None = None,
     now: datetime | None = None,
     without: Collection[ClientId] = (),
+    keep: Collection[ClientId] = (),
 ) -> str:
     """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands, unless
     the plan lets sites join late and some have: then the next release takes its place.
 
-    `without`: leave the uploads of these clients out, which stay in the inbox; the release does not name them.
+    Before it, uploads are compared with each other (osfl.judging), and where one is suspected the plan may ask for a decision.
+
+    `without`: leave the uploads of these clients out, which stay in the inbox; the release names them as left out. `keep`: use
+    these although they are suspected.
     """
     from osfl.core.method import quiet
     from osfl.core.registry import load
@@ -315,9 +325,16 @@ def make_release(
             _recorded(fl_round, among),
             computing(plan, machine or Machine(), progress or quiet, fl_round.scratch, show=fl_round.show) as ctx,
         ):
+            if plan.judging.suspects != "off" and not plan.secure_sum:
+                found_out = judged(fl_round, method, among, ctx)
+                refuse_unusable(found_out)
+                if plan.judging.suspects == "ask":
+                    ask(found_out, [*keep, *found.kept], folder)
+                for client in sorted({str(one["client"]) for one in found_out} - set(found.kept)):
+                    fl_round.note(KEPT, {"rules": rules(found_out, client)}, client)
+            for client in sorted(without):
+                fl_round.note(LEFT_OUT, {"rules": rules(found.suspicions, client)}, client)
             run_server_phase(method, fl_round, ctx, among)
-        for client in sorted(without):
-            fl_round.note(LEFT_OUT, {}, client)
         fl_round.tidy()
         before, published = published, fl_round.release()
         if before is not None and published is not None:
@@ -342,7 +359,7 @@ def _check_without(without: Collection[ClientId], found: Status, secure_sum: boo
     if without and secure_sum:
         raise UsageError(
             [f"in a secure sum {client!r} cannot be left out: nobody may uncover an upload that is here" for client in without],
-            field="without",
+            field="exclude",
             fix="Open a new round without this site.",
         )
     strange = sorted(set(without) - set(found.delivered))
@@ -350,13 +367,13 @@ def _check_without(without: Collection[ClientId], found: Status, secure_sum: boo
     if standing:
         raise UsageError(
             [f"the release that stands has {client!r}" for client in standing],
-            field="without",
+            field="exclude",
             fix=f"Leave out those who joined late ({', '.join(found.late)}), or take a site out with `osfl forget`.",
         )
     if strange:
         raise UsageError(
             [f"there is no upload of {client!r} to leave out" for client in strange],
-            field="without",
+            field="exclude",
             fix=f"Uploads are here from {', '.join(found.delivered) or 'nobody'}.",
         )
 
@@ -367,7 +384,9 @@ def _recorded(fl_round: Round, among: Sequence[ClientId]) -> Iterator[None]:
     try:
         yield
     except OsflError as error:
-        if error.client is not None and error.client in among and "--without" not in (error.fix or ""):
+        if error.field == UNDECIDED:  # nothing failed
+            raise
+        if error.client is not None and error.client in among and "--exclude" not in (error.fix or ""):
             error.fix = f"{error.fix or ''} {go_on_without(error.client)}".strip()
         _note_failure(fl_round, error)
         raise

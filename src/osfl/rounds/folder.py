@@ -11,6 +11,7 @@ figures/                                  pictures that the method wants in the 
 scratch/                                  checkpoints of unfinished phases
 forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
 sbom.cdx.json                             what the release was made with: packages and versions (CycloneDX)
+judgement.json                            whom the judgement before the server phase suspects, and why
 head.json                                 what the folder held when the server last signed something
 results.json  report/  model_card.md
 encounters/1  encounters/2  ...           where clients exchange several times: the rounds before this last one
@@ -35,8 +36,9 @@ from osfl.core.result import Result, read_result
 from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical, settings_as_json
 from osfl.rounds.head import sign_head
 from osfl.rounds.lock import folder_lock
+from osfl.rounds.provenance import EXCLUDED
 from osfl.rounds.secure_sum import masked_contract, total_of
-from osfl.rounds.state import check_key, check_whole, existing_request, read_json, read_policy
+from osfl.rounds.state import LEFT_OUT, check_key, check_whole, existing_request, read_json, read_policy
 from osfl.rounds.storage import load_model_of, payload_of, save_model
 from osfl.runtime.atomic import append_line, replace_atomically
 from osfl.runtime.meter import book
@@ -98,10 +100,19 @@ class Round:
 
     # --- release ---
 
-    def publish(self, release: Release, made_from: Mapping[ClientId, str]) -> None:
-        """Sign and write the release; its shared part comes last and lists all others, so that it stands for the whole."""
+    def excluded(self, among: Collection[ClientId]) -> dict[ClientId, str]:
+        """Whom the coordinator left out of a release that is made of `among`, with the digests of their uploads."""
+        noted = {client for phase, client in self.journal() if phase == LEFT_OUT}
+        return {client: self.inbox.digest(client) for client in self.delivered() if client in noted and client not in among}
+
+    def publish(
+        self, release: Release, made_from: Mapping[ClientId, str], excluded: Mapping[ClientId, str] | None = None
+    ) -> None:
+        """Sign and write the release; its shared part comes last and lists all others, so that it stands for the whole.
+        It names the uploads that it was made of, and those that the coordinator left out."""
         (self.folder / "personal").mkdir(exist_ok=True)
         origin = {f"upload/{client}": digest for client, digest in made_from.items()}
+        origin |= {f"{EXCLUDED}{client}": digest for client, digest in (excluded or {}).items()}
         for client in sorted(release.personal):
             data = self._signed("personal", client, release.personal[client], {})
             replace_atomically(self.folder / "personal" / f"{client}.safetensors", data)

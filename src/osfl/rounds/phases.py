@@ -193,7 +193,7 @@ def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Colle
     if kept is not None:
         keep_total(fl_round, kept)
     fl_round.note("server", meter.as_json())
-    fl_round.publish(release, made_from)
+    fl_round.publish(release, made_from, fl_round.excluded(made_from))
     ctx.progress("server", 1, 1)
 
 

@@ -27,6 +27,7 @@ from osfl.wire.source import opened
 from osfl.wire.window import of_unknown_kind
 from osfl.wire.withdrawn import Withdrawal, Withdrawn
 
+EXCLUDED = "excluded/"  # before a client's name, among what a release names: left out by the coordinator
 VALID = "not withdrawn by a certificate of forgetting"
 
 Answer: TypeAlias = Literal["yes", "no", "not checked"]
@@ -173,6 +174,9 @@ def _traced(release: Bundle, digests: Mapping[str, str], whole: bool) -> Iterato
     if not any(name.startswith("upload/") for name in release.made_from):
         yield Check("made from uploads", "not checked", "the release names none, as in a simulation that pools images")
     for name, digest in sorted(release.made_from.items()):
+        if name.startswith(EXCLUDED):
+            yield _left_out(name.removeprefix(EXCLUDED), digest, digests)
+            continue
         question = f"made from {name}" if name.startswith("upload/") else f"comes with {name}"
         if name not in digests and whole:
             yield Check(question, "no", f"the folder lacks that file, deleted or damaged: it has the digest {digest}")
@@ -182,6 +186,14 @@ def _traced(release: Bundle, digests: Mapping[str, str], whole: bool) -> Iterato
             yield Check(question, "yes", digest)
         else:
             yield Check(question, "no", f"the release names {digest}, the file is {digests[name]}")
+
+
+def _left_out(client: ClientId, digest: str, digests: Mapping[str, str]) -> Check:
+    """Somebody whose upload was there, and whom the coordinator left out: the server signed that."""
+    question, found = f"left out by the coordinator: {client}", digests.get(f"upload/{client}", digest)
+    if found != digest:
+        return Check(question, "no", f"the release names {digest}, the file is {found}")
+    return Check(question, "yes", f"its upload was {digest}")
 
 
 def _in_place(release: Bundle, later: Mapping[str, Mapping[str, str]], last: str) -> Iterator[Check]:
@@ -208,6 +220,8 @@ def _named(bundle: Bundle, releases: Sequence[Bundle]) -> Iterator[Check]:
     for release in releases:
         if release.made_from.get(_name(bundle)) == bundle.digest:
             yield Check("named by the release", "yes")
+        elif release.made_from.get(f"{EXCLUDED}{bundle.client}") == bundle.digest:
+            yield Check("named by the release", "yes", "as one that the coordinator left out")
         elif bundle.kind == "personal":
             yield Check("named by the release", "no", "this part belongs to another release")
         else:

@@ -22,6 +22,8 @@ from osfl.wire.signing import SigningKey, VerifyKey
 from osfl.wire.withdrawn import withdrawn_by
 
 CERTIFICATES, INTENT = "forgotten", "forgetting.json"
+JUDGEMENT = "judgement.json"  # what uploads say about each other (osfl.roles.judgement)
+LEFT_OUT, KEPT = "left out", "kept"  # notes in journal.jsonl: what the coordinator decided about a site
 
 
 def read_json(path: Path) -> Any:

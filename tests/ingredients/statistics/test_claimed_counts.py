@@ -61,7 +61,7 @@ def test_the_start_of_a_student_is_no_liar() -> None:
     assert sizes_of(sites, 0.5).tolist() == [30, 50, 20]
     with pytest.raises(RoundError) as caught:
         sizes_of([upload("a", None)], 0.5)
-    assert caught.value.client == "a" and caught.value.field == "facts.samples" and "--without a" in str(caught.value)
+    assert caught.value.client == "a" and caught.value.field == "facts.samples" and "--exclude a" in str(caught.value)
 
 
 def test_drawing_is_bounded_by_the_plan() -> None:

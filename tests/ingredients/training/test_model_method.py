@@ -33,5 +33,5 @@ def test_a_model_that_explodes_is_named_and_not_learned_from(factor: float) -> N
     assert len(teachers([upload("north", 1.0)], method)) == 1
     with pytest.raises(TrainingError, match="answers noise with numbers beyond all bounds") as caught:
         teachers([upload("north", 1.0), upload("south", factor)], method)
-    assert caught.value.client == "south" and "osfl server ROUND --without south" in str(caught.value)
+    assert caught.value.client == "south" and "osfl server ROUND --exclude south" in str(caught.value)
     assert torch.isfinite(upload("south", factor).payload.tensors["model/head.weight"]).all()

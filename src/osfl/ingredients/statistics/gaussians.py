@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from osfl.core.types import Probed
 from osfl.ingredients.statistics.kmeans import kmeans
 from osfl.ingredients.statistics.support import effective_images
 from osfl.runtime.meter import spend
@@ -117,6 +118,24 @@ def solved(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.cholesky_solve(right, factor)
     found: torch.Tensor = torch.linalg.pinv(matrix, hermitian=True) @ right
     return found
+
+
+def probed_means(total: Statistics) -> Probed:
+    """What sums say about their classes: the means, and how much samples differ within classes. The gram may be folded."""
+    present = total.counts > 0
+    if not bool(present.any()):
+        return Probed(tuple(total.counts.tolist()))
+    means, n = total.means()[present], total.counts[present]
+    variance = (_diagonal(total.gram) - (n[:, None] * means.square()).sum(0)) / n.sum()
+    return Probed(tuple(total.counts.tolist()), None, means, present.nonzero().flatten(), variance.clamp_min(0))
+
+
+def _diagonal(gram: torch.Tensor) -> torch.Tensor:
+    if gram.ndim == 2:
+        return gram.diagonal()
+    d = (math.isqrt(8 * len(gram) + 1) - 1) // 2
+    steps = torch.arange(d, 0, -1)  # row i of the triangle begins with its diagonal and has d - i entries
+    return gram[steps.cumsum(0) - steps]
 
 
 def packed(symmetric: torch.Tensor) -> torch.Tensor:

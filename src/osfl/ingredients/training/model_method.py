@@ -11,7 +11,7 @@ from torch import nn
 
 from osfl.core.errors import TrainingError, UsageError, go_on_without
 from osfl.core.method import Context, Method
-from osfl.core.types import Contract, Json, Payload, Plan, Release, Shard, Task, Upload
+from osfl.core.types import Contract, Json, Payload, Plan, Probed, Release, Shard, Task, Upload
 from osfl.ingredients.ensembles.ensemble import Ensemble, weights_for
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
@@ -104,6 +104,12 @@ class ModelMethod(Method):
 
     def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
         return classifier(upload.payload, self.task)
+
+    def probed(self, upload: Upload, ctx: Context) -> Probed:
+        """The classifier, which answers public images."""
+        with working_on(upload.client):
+            counts = tuple(upload.payload.facts.get("class_counts", ()))
+            return Probed(counts, self.upload_model(upload, ctx))
 
     def build(self, payload: Payload) -> nn.Module:
         return classifier(payload, self.task)

@@ -18,7 +18,7 @@ from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, UsageError
 from osfl.core.method import Context
-from osfl.core.types import ADDED, Contract, Exposed, Field, Json, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, Contract, Exposed, Field, Json, Payload, Probed, Release, Shard, Upload
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import capped, drawn_for, sizes_of
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts, shares
@@ -71,6 +71,7 @@ class Settings(SitePrior, Encoding, Generating, Classifying):
     server: Literal["distil", "average"] = "distil"  # average: one-round FedAvg of the same classifiers, the baseline
 
 
+PROBED = 16  # sequences of a class that are compared with other sites'
 ATTACKED = 256  # sequences of a class that the egress check compares with images
 
 
@@ -365,6 +366,23 @@ class Falcon(OneClassifier, TokenMethod):
         taken = drawn_for(offered, self._sequence_bytes(), ctx.plan.limits)
         pool = [self._pool(*one, ctx) for one in zip(uploads, offered, taken, strict=True)]
         return torch.cat([part["sequences"].float() for part in pool]), torch.cat([part["labels"] for part in pool])
+
+    def probed(self, upload: Upload, ctx: Context) -> Probed:
+        """A few sequences of each class, and the classifier, which answers sequences."""
+        counts = tuple(reported_counts(upload.payload.facts, upload.client))
+        with working_on(upload.client):
+            model = self._classifier(None)
+            load_named(model, upload.payload.tensors, "classifier")
+            if self.settings.server == "average":
+                return Probed(counts)
+            few = [min(PROBED, n) for n in self._offered(upload)]
+            if not any(few):
+                return Probed(counts)
+            found = dict(upload.payload.tensors)
+            if "sequences" not in found:
+                found = self._sequences(upload.payload, upload.client, few, ctx)
+            places = torch.cat([(found["labels"] == c).nonzero().flatten()[:n] for c, n in enumerate(few)])
+            return Probed(counts, model.eval(), found["sequences"][places].float(), found["labels"][places])
 
     def _sequence_bytes(self) -> int:
         return 4 * (1 + int(self.settings.regions())) * int(self.settings.width())

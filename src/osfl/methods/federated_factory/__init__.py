@@ -19,7 +19,7 @@ from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context, Method
-from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Release, Shard, Upload
+from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Probed, Release, Shard, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.statistics.class_counts import facts_without
 from osfl.ingredients.statistics.site_prior import (
@@ -109,6 +109,9 @@ SMOKE = {
 }
 
 
+PROBED = 12  # images of a generator that are compared with other sites'
+
+
 class FederatedFactory(Method):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
@@ -192,6 +195,15 @@ class FederatedFactory(Method):
         """The synthetic images that the server trains on, by class and client."""
         cells = self._cells(uploads)
         return self._pool(cells, self._asked(cells, ctx), ctx)
+
+    def probed(self, upload: Upload, ctx: Context) -> Probed:
+        """A few images of each generator."""
+        cells = cells_of([upload], len(self.task.classes))
+        counts = tuple(upload.payload.facts["class_counts"])
+        if not cells:
+            return Probed(counts)
+        pool = self._pool(cells, {cell.place: PROBED for cell in cells}, ctx)
+        return Probed(counts, None, pool.images, pool.labels, pixels=True)
 
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
         """A few images of each generator in a message: what others will see of this client."""

@@ -28,6 +28,7 @@ from osfl.core.types import (
     Json,
     Payload,
     Plan,
+    Probed,
     Release,
     Shard,
     Summand,
@@ -38,7 +39,7 @@ from osfl.core.types import (
 from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
-from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, summed, unpacked
+from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, probed_means, summed, unpacked
 from osfl.ingredients.statistics.one_vs_rest import hidden_few, images_in, log_odds, rows_of, targets
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
 from osfl.ingredients.tokens.encoding import (
@@ -319,6 +320,13 @@ class OneSum(TokenMethod):
         gram, classes = unpacked(sums_of(payload).gram), len(self.task.classes)
         means, counts = self._means(payload)[:classes], payload.tensors["counts"][:classes]
         return preview_figures(self._thumbnails(means), counts, self.task.classes, gram)
+
+    def probed(self, upload: Upload, ctx: Context) -> Probed:
+        """The class means; with noise, nothing but the counts."""
+        if ctx.plan.privacy is not None:
+            return Probed(tuple(upload.payload.tensors["counts"].clamp_min(0).tolist()))
+        term = sums_of(upload.payload)
+        return probed_means(Statistics(term.sums, term.gram, term.counts * self.settings.vectors()))
 
     def _means(self, payload: Payload) -> torch.Tensor:
         """Mean features of each class, (classes, d); zeros where there are none."""

@@ -52,7 +52,7 @@ def check_features(upload: Upload, expected: str) -> None:
             expected=expected,
             got=str(upload.payload.facts.get("features", "nothing")),
             fix="The site needs the plan's encoder file or seed, and this version of osfl; or go on without it: "
-            f"`osfl server ROUND --without {upload.client}`.",
+            f"`osfl server ROUND --exclude {upload.client}`.",
         )
 
 

@@ -33,6 +33,8 @@ from osfl.rounds.phases import computing, run_server_phase
 from osfl.rounds.state import (
     CERTIFICATES,
     INTENT,
+    KEPT,
+    LEFT_OUT,
     certificates,
     forget_options,
     pending_removal,
@@ -162,7 +164,7 @@ def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
     for path in doomed(folder, uploads):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         sync_folder(path.parent)
-    kept = ("client", "cache", "left out")
+    kept = ("client", "cache", LEFT_OUT, KEPT)
     _rewrite(folder / "journal.jsonl", lambda note: note["client"] not in gone and note["phase"] in kept)
     _rewrite(folder / JOURNAL, lambda entry: entry.get("client") not in gone)
     for client, upload in uploads.items():

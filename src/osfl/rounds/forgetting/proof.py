@@ -134,7 +134,7 @@ def _repeated(fl_round: Round, method: Method, among: Sequence[ClientId], machin
         key = SigningKey.generate()
         aside = replace(fl_round, folder=Path(scratch), server=key.public_hex, server_key=key)
         with computing(fl_round.plan, machine, progress, aside.scratch) as ctx:
-            aside.publish(method.server_phase(uploads, ctx), made_from)
+            aside.publish(method.server_phase(uploads, ctx), made_from, fl_round.excluded(made_from))
         published = aside.release()
     assert published is not None
     return published[1]

@@ -20,7 +20,7 @@ from osfl.core.tensors import RawTensor
 from osfl.core.types import ClientId, Payload, Plan
 from osfl.rounds.folder import TOTAL, Round
 from osfl.rounds.forgetting.traces import sample
-from osfl.rounds.state import CERTIFICATES, INTENT, certificates
+from osfl.rounds.state import CERTIFICATES, INTENT, JUDGEMENT, certificates
 from osfl.rounds.storage import payload_of
 from osfl.rounds.total import read_total
 from osfl.runtime.atomic import TEMPORARY
@@ -39,6 +39,7 @@ MADE_OF_IT = (
     "scratch",
     "report",
     "results.json",
+    JUDGEMENT,
     "model_card.md",
     "fusion.json",
     "model.safetensors",

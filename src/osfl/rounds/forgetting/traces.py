@@ -109,7 +109,7 @@ def _streams(path: Path) -> Iterator[Stream]:
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"\x1f\x8b"):
-        yield lambda: _readable(lambda: gzip.open(path))  # noqa: SIM115 - `_blocks` closes it
+        yield lambda: _readable(lambda: gzip.GzipFile(path))  # type: ignore[arg-type,return-value]
     if start.startswith(b"PK\x03\x04"):
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             for name in archive.namelist():

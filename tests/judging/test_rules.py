@@ -1,0 +1,107 @@
+"""Each rule by hand-made numbers: what it names, and what it lets be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from osfl.core.types import Payload, Probed, Upload
+from osfl.judging import rules
+from osfl.judging.probes import Statement, public_noise
+
+NAMES = ("a", "b", "c", "d", "e")
+RNG = torch.Generator().manual_seed(0)
+
+
+def scales(**weights: torch.Tensor) -> dict[str, Mapping[tuple[str, tuple[int, ...]], float]]:
+    return {name: rules.numbers_of(Upload(name, "", Payload({"w": value}, {}))).scales for name, value in weights.items()}
+
+
+def named(found: list[rules.Suspicion]) -> set[str]:
+    return {one.client for one in found}
+
+
+def test_a_claim_beyond_all_others_together() -> None:
+    probed = {name: Probed((10.0, 20.0)) for name in NAMES} | {"a": Probed((10_000.0, 0.0))}
+    none = {name: rules.numbers_of(Upload(name, "", Payload({}, {}))) for name in NAMES}
+    assert named(rules.claims(probed, none)) == {"a"}
+    assert not rules.claims({**probed, "a": Probed((1_000.0, 0.0))}, none)  # large hospitals exist
+    uploads = [Upload(name, "", Payload({}, {"samples": 10**6 if name == "b" else 50})) for name in NAMES]
+    assert named(rules.claims(dict.fromkeys(NAMES, Probed()), {u.client: rules.numbers_of(u) for u in uploads})) == {"b"}
+
+
+def test_copies_are_named_both_and_zeros_are_none() -> None:
+    vectors = {name: torch.randn(50, generator=RNG) for name in NAMES}
+    assert not rules.copies(vectors)
+    assert named(rules.copies({**vectors, "b": vectors["d"] + 1e-4})) == {"b", "d"}
+    assert not rules.copies({**vectors, "a": torch.zeros(50), "b": torch.zeros(50)})
+    assert named(rules.copies({"a": vectors["a"], "b": vectors["a"], "c": torch.ones(9)})) == {"a", "b"}
+
+
+def test_weights_ten_times_as_large() -> None:
+    weights = {name: torch.randn(8, 8, generator=RNG) for name in NAMES}
+    assert not rules.sizes(scales(**weights))
+    for factor in (10.0, 0.1):
+        assert named(rules.sizes(scales(**{**weights, "c": weights["c"] * factor}))) == {"c"}
+
+
+def said(**classes: int) -> dict[str, Statement]:
+    """Sites whose points are one-hot rows of four classes; each calls class k by k plus its own number."""
+    labels = torch.arange(4).repeat_interleave(3)
+    points = {name: (labels - shift) % 4 for name, shift in classes.items()}  # what its classes really are
+    found = {}
+    for name, shift in classes.items():
+        answers = {other: torch.eye(4)[(real + shift) % 4] for other, real in points.items()}
+        found[name] = Statement(labels, labels, answers, torch.ones(4, dtype=torch.bool))
+    return found
+
+
+def test_who_calls_classes_otherwise_than_all_others_is_named_alone() -> None:
+    assert not rules.contradictions(said(a=0, b=0, c=0, d=0, e=0))
+    assert named(rules.contradictions(said(a=0, b=1, c=0, d=0, e=0))) == {"b"}
+    assert named(rules.contradictions(said(**{f"s{i}": 0 for i in range(8)}, x=1, y=2))) == {"x", "y"}
+
+
+def test_where_sites_hardly_agree_nobody_is_named() -> None:
+    assert not rules.contradictions(said(a=0, b=1, c=2, d=3))
+
+
+def test_a_class_that_only_one_site_knows_contradicts_nobody() -> None:
+    everybody, rare = said(a=0, b=0, c=0, d=0), torch.tensor([True, True, True, False])
+    known = {n: Statement(s.points, s.labels, s.answers, s.known if n == "a" else rare) for n, s in everybody.items()}
+    only = Statement(torch.full((3,), 3), torch.full((3,), 3), {}, torch.tensor([False, False, False, True]))
+    assert rules.agreement("a", {**known, "a": only}) is None
+
+
+def cloud(center: float, spread: float = 1.0, classes: int = 3) -> Probed:
+    labels = torch.arange(classes).repeat_interleave(20)
+    points = torch.randn(len(labels), 12, generator=RNG) * spread + labels[:, None] * 4.0 + center
+    return Probed((50.0,) * classes, None, points, labels)
+
+
+def test_points_far_from_everybody_and_points_all_alike() -> None:
+    probed = {name: cloud(0.0) for name in NAMES}
+    assert not rules.distances(probed) and not rules.diversity(probed)
+    assert named(rules.distances({**probed, "e": cloud(60.0)})) == {"e"}
+    assert named(rules.distances({**probed, "e": cloud(1e30)})) == {"e"}
+    assert named(rules.diversity({**probed, "e": cloud(0.0, spread=1e-3)})) == {"e"}
+    few = cloud(0.0, spread=1e-3)
+    assert not rules.diversity({**probed, "e": Probed((5.0,) * 3, None, few.points, few.labels)})
+
+
+def test_a_classifier_that_answers_everything_alike() -> None:
+    probed = {name: Probed((50.0, 50.0, 0.0, 0.0), torch.nn.Identity()) for name in NAMES}
+    statements = said(a=0, b=0, c=0, d=0, e=0)
+    always = {other: torch.eye(4)[torch.zeros(len(rows), dtype=torch.int64)] for other, rows in statements["a"].answers.items()}
+    constant = Statement(statements["a"].points, statements["a"].labels, always, statements["a"].known)
+    assert not rules.constants(probed, statements)
+    assert named(rules.constants(probed, {**statements, "a": constant})) == {"a"}
+    single = {**probed, "a": Probed((50.0, 0.0, 0.0, 0.0), torch.nn.Identity())}  # one class is all that it has
+    assert not rules.constants(single, {**statements, "a": constant})
+
+
+def test_public_noise_is_nobodys_image() -> None:
+    one, again = (public_noise(3, (3, 16, 20), torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(one, again) and one.shape == (3, 3, 16, 20) and float(one.abs().max()) <= 1
+    assert float(one.flatten(1).std(1).min()) > 0.1
