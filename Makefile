@@ -45,7 +45,7 @@ setup: $(READY)
 # Installed again whenever the requirements change; a half-finished install leaves no stamp behind.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,ray,diffusion,medical,pandas]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,ray,diffusion,medical,onnx,pandas]'
 	touch $(READY)
 
 $(DOCS_READY): $(READY)

@@ -27,6 +27,7 @@ EXTRAS = {
     "models/latent_prior.py": ("diffusion",),
     "models/pretrained.py": ("hub",),
     "simulate/api.py": ("pandas",),
+    "roles/export.py": ("onnx",),
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.finished import ModelArchitecture, ModelChannels, ModelClasses, ModelPixels, ModelSize, opened
+from osfl.cli.finished import ModelArchitecture, ModelChannels, ModelClasses, ModelPixels, ModelSize, OwnMethod, opened
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, output, put_json
 from osfl.core.errors import UsageError
@@ -84,6 +84,7 @@ def evaluate(
     resamples: Resamples = 1000,
     key: Key = None,
     out: Out = None,
+    method: OwnMethod = None,
     architecture: ModelArchitecture = "",
     classes: ModelClasses = None,
     image_size: ModelSize = None,

@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from osfl.cli import options
+
 if TYPE_CHECKING:
     from osfl.roles.finished_model import FinishedModel
 
 _PLAIN = "A plain checkpoint"
+
+OwnMethod = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="FILE",
+        parser=lambda text: options.own_method(text),
+        show_default=False,
+        help="The file of a method of your own that made the model, ./mine.py; a run's folder never names a file to load.",
+    ),
+]
 
 ModelArchitecture = Annotated[
     str,

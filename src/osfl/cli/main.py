@@ -28,6 +28,7 @@ from osfl.cli import (
     estimate,
     evaluate,
     exchange,
+    export,
     forget,
     fuse,
     inspect,
@@ -86,6 +87,7 @@ VERBS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "audit": (audit.audit, audit.EXAMPLES),
     "predict": (predict.predict, predict.EXAMPLES),
     "evaluate": (evaluate.evaluate, evaluate.EXAMPLES),
+    "export": (export.export, export.EXAMPLES),
     "results": (results.results, results.EXAMPLES),
     "ls": (ls.ls, ls.EXAMPLES),
     "new": (new.new, new.EXAMPLES),
@@ -126,7 +128,7 @@ PANELS = {
         "forget",
     ),
     "Site of a real round": ("check", "client", "inspect", "repair", "exchange", "personalize", "predict"),
-    "Anybody": ("ls", "evaluate", "verify", "doctor", "cache"),
+    "Anybody": ("ls", "evaluate", "export", "verify", "doctor", "cache"),
 }
 _OWNER = {verb: panel for panel, verbs in PANELS.items() for verb in verbs}
 _ORDER = list(_OWNER)

@@ -6,11 +6,12 @@ import csv
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from osfl.cli import options
+from osfl.cli.finished import OwnMethod
 from osfl.cli.terminal import errors, escape, output, put_json
 from osfl.core.errors import DataError
 from osfl.data.reading import Reading, reading_of
@@ -26,7 +27,6 @@ EXAMPLES = (
     "python -c \"from PIL import Image; Image.new('L', (16, 16)).save('dot.png')\"",
     "osfl predict --run runs/asked dot.png",
 )
-BATCH = 64
 
 Run = Annotated[Path, typer.Option("--run", "-r", metavar="DIR", help="The folder of a finished run, or of a site's model.")]
 Client = Annotated[
@@ -37,8 +37,34 @@ Images = Annotated[list[Path], typer.Argument(metavar="IMAGE|FOLDER...", help="I
 Csv = Annotated[bool, typer.Option("--csv", help="Comma-separated: path, class, and a column a class.")]
 
 
+Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Images that are decoded and answered at once.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        parser=options.new_file,
+        show_default=False,
+        help="Write the table there, as CSV: path, class, and a column a class.",
+    ),
+]
+Mirrored = Annotated[
+    bool,
+    typer.Option("--tta", help="Test-time augmentation: the mean with the mirrored image; not where left and right matter."),
+]
+
+
 def predict(
-    images: Images, run: Run, client: Client = None, as_csv: Csv = False, output_format: options.Format = "text"
+    images: Images,
+    run: Run,
+    client: Client = None,
+    as_csv: Csv = False,
+    out: Out = None,
+    batch: Batch = 64,
+    tta: Mirrored = False,
+    method: OwnMethod = None,
+    output_format: options.Format = "text",
 ) -> None:
     """Name the class of each image, with probabilities. Exit code 1 if a file could not be read."""
     from osfl.rounds.finished import load_model
@@ -50,13 +76,18 @@ def predict(
     failed: dict[str, str] = {}
     rows = [
         row
-        for start in range(0, len(files), BATCH)
-        for row in _answers(model, task, files[start : start + BATCH], reading, failed)
+        for start in range(0, len(files), batch)
+        for row in _answers(model, task, files[start : start + batch], reading, failed, tta)
     ]
+    if out is not None:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            _write_csv(rows, task.classes, file)
     if output_format == "json":
         put_json({"classes": list(task.classes), "predictions": rows, "failed": failed})
     elif as_csv:
-        _write_csv(rows, task.classes)
+        _write_csv(rows, task.classes, sys.stdout)
+    elif out is not None:
+        output().print(f"{len(rows):,} images in {escape(str(out))}", soft_wrap=True)
     else:
         _show(rows, task.classes)
     for path, why in failed.items():
@@ -85,7 +116,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 
 
 def _answers(
-    model: nn.Module, task: Task, files: Sequence[Path], reading: Reading, failed: dict[str, str]
+    model: nn.Module, task: Task, files: Sequence[Path], reading: Reading, failed: dict[str, str], mirrored: bool
 ) -> list[dict[str, Any]]:
     import torch
 
@@ -96,7 +127,10 @@ def _answers(
     if not read:
         return []
     with torch.no_grad():
-        shares = to_probabilities(model(to_input(torch.stack(list(read.values())))), task.kind)  # (images, classes)
+        given = to_input(torch.stack(list(read.values())))
+        shares = to_probabilities(model(given), task.kind)  # (images, classes)
+        if mirrored:
+            shares = (shares + to_probabilities(model(given.flip(-1)), task.kind)) / 2
     return [
         {
             "path": path,
@@ -148,8 +182,8 @@ def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
     output().print(table)
 
 
-def _write_csv(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
-    out = csv.writer(sys.stdout, lineterminator="\n")
+def _write_csv(rows: Sequence[dict[str, Any]], classes: Sequence[str], file: TextIO) -> None:
+    out = csv.writer(file, lineterminator="\n")
     answer = [key for key in ("path", "class", "probability") if not rows or key in rows[0]]
     out.writerow([*answer, *(f"p({name})" for name in classes)])
     for row in rows:

@@ -94,7 +94,8 @@ class RandomConvolutions(nn.Module):
         self.register_buffer("filters", filters.double())  # (scales * F, channels, 5, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_meta or len(x) <= _TOGETHER:
+        # a program that is traced (`osfl export`) has no loop over parts
+        if x.is_meta or torch.compiler.is_compiling() or len(x) <= _TOGETHER:
             return self._features(x)
         return torch.cat([self._features(part) for part in torch.split(x, _TOGETHER)])
 
