@@ -11,6 +11,7 @@ import typer
 
 from osfl.cli import options
 from osfl.cli.enroll import gather
+from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
 from osfl.core.errors import Rejected, RoundError, UsageError
 from osfl.core.types import canonical
@@ -24,6 +25,7 @@ EXAMPLES = (
     "osfl run --method ensemble --smoke --out runs/first",
     "osfl verify --round runs/first",
     "osfl verify runs/first/release.safetensors --round runs/first",
+    "osfl verify --round runs/first --replay",
 )
 STYLES = {"yes": "green", "no": "bold red", "not checked": "yellow"}
 
@@ -51,6 +53,18 @@ Head = Annotated[
         "--head", metavar="head.json", show_default=False, help="A copy that somebody kept: finds a folder that was put back."
     ),
 ]
+Replay = Annotated[
+    bool, typer.Option("--replay", help="Repeat the server phase from the uploads of --round, and compare the release.")
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        metavar="SHARE",
+        min=0.0,
+        help="With --replay, where bits differ: how much numbers may, as a share of the largest of their tensor.",
+    ),
+]
 
 
 def verify(
@@ -61,6 +75,8 @@ def verify(
     keys: Keys = None,
     certificates: options.Certificates = None,
     head: Head = None,
+    replayed: Replay = False,
+    tolerance: Tolerance = 1e-3,
     output_format: options.Format = "text",
 ) -> None:
     """Verify the signature and origin of each file, and list what could not be checked.
@@ -84,13 +100,33 @@ def verify(
         verdicts += [judged] if judged else []
     elif head is not None:
         raise UsageError("a copy of a head is compared with a round's folder", field="head", fix="Give --round ROUND.")
+    difference = None
+    if replayed:
+        verdicts, difference = _replayed(verdicts, fl_round, tolerance, output_format)
     good = bool(verdicts) and all(verdict.good for verdict in verdicts)
     if output_format == "json":
-        put_json({"round": known.plan, "good": good, "files": [_facts(verdict) for verdict in verdicts]})
+        put_json(
+            {"round": known.plan, "good": good, "difference": difference, "files": [_facts(verdict) for verdict in verdicts]}
+        )
     else:
         _show(verdicts, good)
     if not good:
         raise typer.Exit(1)
+
+
+def _replayed(
+    verdicts: Sequence[Verdict], fl_round: Path | None, tolerance: float, output_format: str
+) -> tuple[list[Verdict], float | None]:
+    """The verdict about the folder's release, with the answer of a repeated server phase."""
+    from osfl.roles.replay import replay
+
+    if fl_round is None:
+        raise UsageError("--replay needs the uploads of the round", field="round", fix="Give --round ROUND.")
+    with progress_display(output_format == "json") as progress:
+        check, difference = replay(fl_round, tolerance, progress=progress)
+    released = fl_round / "release.safetensors"
+    found = [replace(one, checks=[*one.checks, check]) if one.path == released else one for one in verdicts]
+    return found, difference
 
 
 def _known(plan: Path | None, server: Path | None, fl_round: Path | None, keys: Path | None) -> Known:

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from osfl.core.errors import OsflError, TrainingError, UsageError
-from osfl.core.types import Task
+from osfl.core.types import Kind, Task
 from osfl.models.folding import freeze
+from osfl.models.outputs import to_probabilities
 from osfl.roles.finished_model import FinishedModel
 
 SUFFIXES = (".onnx", ".pt2")
@@ -28,13 +29,13 @@ _NEEDS = "pip install 'osfl[onnx]'"
 class WithPreprocessing(nn.Module):
     """Pixels as they are in files, uint8 (batch, channels, height, width), to probabilities (batch, classes)."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kind: Kind = "multiclass") -> None:
         super().__init__()
-        self.model = model
+        self.model, self.kind = model, kind
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.model(images.to(torch.float32) / 127.5 - 1.0)
-        return logits.softmax(-1)
+        return to_probabilities(logits, self.kind)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def export_model(model: FinishedModel, path: Path) -> Exported:
     otherwise is not left behind."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path.name} names no format that is known", field="out", fix=f"End it in {' or '.join(SUFFIXES)}.")
-    whole = WithPreprocessing(freeze(model.module)).eval()
+    whole = WithPreprocessing(freeze(model.module), model.task.kind).eval()
     facts = facts_of(model)
     partial = path.with_name(f".{path.stem}.part{path.suffix}")
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -38,9 +39,19 @@ def sign_head(folder: Path, plan: str, release: str, key: SigningKey) -> None:
         "certificates": _certificates(folder),
         "files": {name: _sha256(folder / name) for name in AGREED},
         "logs": {name: _written(folder / name) for name in LOGS},
+        "numerics": _numerics(),
     }
     signed = {"head": head, "signature": key.sign(canonical(head))}
     replace_atomically(path, json.dumps(signed, indent=1, sort_keys=True).encode())
+
+
+def _numerics() -> dict[str, str]:
+    """Versions and instruction set that a release was computed with; empty for a process that computes nothing."""
+    if "torch" not in sys.modules:
+        return {}
+    from osfl.runtime.environment import numerics
+
+    return numerics()
 
 
 def read_head(path: Path, server: str) -> Mapping[str, Any]:

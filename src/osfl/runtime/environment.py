@@ -31,6 +31,17 @@ def device_named(name: str) -> torch.device:
     return device
 
 
+def numerics() -> dict[str, str]:
+    """What the last bits of a computation on the CPU depend on: equal here, equal bytes."""
+    return {
+        "osfl": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
 def describe_environment(machine: Machine, workers: int) -> dict[str, Any]:
     return {
         "osfl": __version__,
@@ -39,6 +50,7 @@ def describe_environment(machine: Machine, workers: int) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         **machine.bits(),
         "threads": torch.get_num_threads(),
