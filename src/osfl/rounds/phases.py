@@ -30,7 +30,7 @@ from osfl.runtime.devices import on_device
 from osfl.runtime.environment import device_named
 from osfl.runtime.machine import Machine
 from osfl.runtime.memory import budget
-from osfl.runtime.meter import Meter, measure, remark, reset_peak_memory
+from osfl.runtime.meter import Meter, measure, remark, reset_peak_memory, start_up
 from osfl.runtime.payloads import PayloadCache, to_raw
 from osfl.runtime.precision import check_precision, computing_in, with_fallback
 from osfl.runtime.workers import Workers, compute_threads
@@ -106,6 +106,7 @@ def run_client_phase(
     ctx = ctx if ctx.secret else with_secret(ctx, shard.client)
     check_claim(plan, shard)  # both before it trains in vain
     check_promised_size(plan, shard.client, contracts)
+    start_up()
     with measure() as meter:
         payload = with_fallback(lambda: method.client_phase(shard, ctx), _broken, remark)
     open_contracts = contracts_of(method) if plan.secure_sum else contracts

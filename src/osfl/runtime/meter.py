@@ -71,6 +71,18 @@ def remark(sentence: str) -> None:
         meter.remarks.append(sentence)
 
 
+_STARTED = threading.Lock()
+
+
+def start_up() -> None:
+    """Load what torch loads at its first optimizer or first count of operations (some seconds, once a process), outside of
+    any meter: it is no client's work."""
+    import torch
+
+    with _STARTED:
+        torch.empty_like(torch.empty(1, device="meta"))
+
+
 @contextlib.contextmanager
 def measure() -> Iterator[Meter]:
     """Measure what happens inside; workers started inside inherit the meter (see runtime/workers.py)."""
