@@ -27,12 +27,12 @@ from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
 
 RECORD = Path(__file__).parent / "records" / "audit.json"
-SEEDS, DELTA, EPSILONS = (0, 1, 2), 1e-4, (1.0, 4.0, 16.0, None)
+SEEDS, DELTA, EPSILONS = (0, 1, 2), 1e-4, (1.0, 8.0, None)
 OVERFITTED = Simulation(
     "fedavg", "digits", 5, "dirichlet:0.5", "cpu", changes={"epochs": 60, "weight_decay": 0.0, "schedule": "constant"}
 )
-TRAINED = {"architecture": "cnn-w16-g4", "epochs": 10, "batch_size": 128, "clip": 1.0, "weight_decay": 0.0, "lr": 0.1}
-CELL = Simulation("fedavg", "bloodcells-28", 5, "dirichlet:0.5", "cpu", samples=6000)
+TRAINED = {"architecture": "cnn-w8-g4", "epochs": 8, "batch_size": 128, "clip": 1.0, "weight_decay": 0.0, "lr": 0.1}
+CELL = Simulation("fedavg", "bloodcells-28", 5, "dirichlet:0.5", "cpu", samples=3000)
 METHODS: Mapping[str, Mapping[str, Any]] = {"fedavg": TRAINED, "ensemble": TRAINED, "onesum": {"dimensions": 256}}
 
 

@@ -179,11 +179,8 @@ def _membership_of_uploads(scene: Scene, phases: Sequence[Sequence[Upload]], see
         scene.ctx.progress("membership", place, len(scene.pools))
         target = upload_signals(scene.method, done[pool.client], pool.data, scene.ctx)
         shadows = [upload_signals(scene.method, phase[place], pool.data, scene.ctx) for phase in phases]
-        for name, signal in target.items():
-            there = [one[name] for one in shadows if name in one]
-            usable = there and len(there) == len(shadows) and name != CONFIDENCE
-            for attacked, scores in attacks(name, signal, np.stack(there) if usable else None, seen.get(pool.client)).items():
-                by_attack.setdefault((name, attacked), []).append((pool.client, scores, pool.member))
+        for key, scores in _scores(target, shadows, seen.get(pool.client)).items():
+            by_attack.setdefault(key, []).append((pool.client, scores, pool.member))
     rows = []
     for (signal_name, attacked), parts in by_attack.items():
         for of, chosen in ((ALL, parts), *(((c, [(c, s, m)]) for c, s, m in parts) if len(parts) > 1 else ())):
@@ -206,20 +203,15 @@ def _membership_of_release(
     for number, phase in enumerate(phases):
         ctx.progress("shadow server phases", number, len(phases))
         scratch = None if ctx.scratch is None else ctx.scratch / "audit" / f"server-{number}"
-        key = {"what": "audit release", "plan": ctx.plan.digest, "uploads": [payload_digest(u.payload) for u in phase]}
-        made = _kept_release(ctx, key, lambda p=phase, s=scratch: method.server_phase(p, replace(ctx, scratch=s)))
+        made = method.server_phase(phase, replace(ctx, scratch=scratch))
         shadows.append(_released(method, made, scene.pools))
     by_attack: dict[tuple[str, str], list[tuple[ClientId, Floats, Mask]]] = {}
     for pool in scene.pools:
         if len(pool.member):
             mine = model_signals(target[pool.client], pool.data, ctx.device)
             theirs = [model_signals(models[pool.client], pool.data, ctx.device) for models in shadows]
-            for name, signal in mine.items():
-                table = np.stack([one[name] for one in theirs]) if theirs else None
-                for attacked, scores in attacks(
-                    name, signal, table if name != CONFIDENCE else None, seen.get(pool.client)
-                ).items():
-                    by_attack.setdefault((name, attacked), []).append((pool.client, scores, pool.member))
+            for key, scores in _scores(mine, theirs, seen.get(pool.client)).items():
+                by_attack.setdefault(key, []).append((pool.client, scores, pool.member))
     rows = [
         row for (name, attacked), parts in by_attack.items() for row in _rows(scene, (OUTSIDER,), ALL, attacked, name, parts)
     ]
@@ -227,16 +219,16 @@ def _membership_of_release(
     return rows, [_presence(scene, *part) for part in best]
 
 
-def _kept_release(ctx: Context, key: Any, make: Any) -> Release:
-    """A release as one payload, so that an interrupted audit does not make it again; personal parts are not kept."""
-    whole: list[Release] = []
-
-    def compute() -> Payload:
-        whole.append(make())
-        return whole[0].shared
-
-    shared = ctx.get_or_compute(key, compute)
-    return whole[0] if whole else (Release(shared) if shared.tensors else make())
+def _scores(
+    target: Mapping[str, Floats], shadows: Sequence[Mapping[str, Floats]], seen: Mask | None
+) -> dict[tuple[str, str], Floats]:
+    """Scores by signal and attack; confidence is a threshold alone."""
+    found: dict[tuple[str, str], Floats] = {}
+    for name, signal in target.items():
+        compared = bool(shadows) and name != CONFIDENCE and all(name in one for one in shadows)
+        table = np.stack([one[name] for one in shadows]) if compared else None
+        found |= {(name, attacked): scores for attacked, scores in attacks(name, signal, table, seen).items()}
+    return found
 
 
 def _released(method: Method, release: Release, asked: Sequence[Pool]) -> dict[ClientId, nn.Module]:
