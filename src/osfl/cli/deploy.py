@@ -45,6 +45,18 @@ Wheel = Annotated[
 ]
 
 
+Authority = Annotated[
+    Path | None,
+    typer.Option(
+        "--authority",
+        metavar="DIR",
+        show_default=False,
+        help="ca.crt and ca.key of a certificate authority of your own; the key stays there. Without it one is made.",
+    ),
+]
+Services = Annotated[bool, typer.Option("--services", help="Write systemd units and container files, too.")]
+
+
 def deploy(
     plan: PlanFile,
     out: Out,
@@ -52,6 +64,8 @@ def deploy(
     port: Port = 8000,
     keys: Keys = None,
     wheel: Wheel = None,
+    authority: Authority = None,
+    services: Services = False,
     output_format: options.Format = "text",
 ) -> None:
     """Write certificates, keys, the Flower app and start scripts for each machine, and say what to do there.
@@ -62,7 +76,7 @@ def deploy(
     from osfl.deploy.flower.deployment import deploy as write
     from osfl.deploy.flower.deployment import readme
 
-    deployment = write(read_plan(plan), out, host, port, keys=keys, wheel=wheel)
+    deployment = write(read_plan(plan), out, host, port, keys=keys, wheel=wheel, authority=authority, services=services)
     if output_format == "json":
         put_json({"out": str(out), "round": deployment.round, "machines": {k: list(v) for k, v in deployment.machines.items()}})
         return

@@ -22,6 +22,7 @@ from string import Template
 from osfl.core.errors import UsageError
 from osfl.core.plan import write_plan
 from osfl.core.types import ClientId, Plan
+from osfl.deploy.flower.services import write_coordinator, write_site
 from osfl.deploy.flower.tls import (
     days_left,
     load_authority,
@@ -30,6 +31,7 @@ from osfl.deploy.flower.tls import (
     make_server_certificate,
     names_of,
     private_pem,
+    signs_certificates,
     write_private,
 )
 from osfl.roles.coordinator import open_new
@@ -59,16 +61,20 @@ def deploy(
     keys: Path | None = None,
     settings: Mapping[str, float] | None = None,
     wheel: Path | None = None,
+    authority: Path | None = None,
+    services: bool = False,
 ) -> Deployment:
     """Write the folders. `keys`: what `osfl keys` wrote, NAME.pub of every site and perhaps NAME.key; without it they are made
-    here. `wheel`: this package, which goes into each folder."""
+    here. `wheel`: this package, which goes into each folder. `authority`: a folder with ca.crt and ca.key of one's own, whose
+    key is not copied. `services`: systemd units and container files, too."""
     coordinator = out / "coordinator"
     problems = [*_wrong(host, port, settings or {}), *_without_key(plan, coordinator, keys), *_no_wheel(wheel)]
+    problems += _wrong_authority(authority, coordinator / "tls")
     if problems:
         raise UsageError(problems, field="deploy")
     handed = [client for client in plan.clients if (coordinator / "nodes" / f"{client}.pub").exists()]
     (coordinator / "keys").mkdir(parents=True, exist_ok=True)
-    _write_tls(coordinator / "tls", host)
+    _write_tls(coordinator / "tls", host, authority)
     server = _identity(coordinator / "keys" / "server.key", keys, "server")
     sites = {client: out / "sites" / client for client in plan.clients}
     enrolled = {client: _write_keys(folder, client, coordinator, keys) for client, folder in sites.items()}
@@ -85,6 +91,10 @@ def deploy(
         install = f"pip install './{wheel.name}[flower]'"
         for folder in (coordinator, *sites.values()):
             shutil.copyfile(wheel, folder / wheel.name)
+    if services:
+        write_coordinator(coordinator, name, port, install, wheel)
+        for client, folder in sites.items():
+            write_site(folder, client, install, wheel)
     deployment = Deployment(out, name, _commands(sites, host, name, handed, install))
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
     return deployment
@@ -126,17 +136,41 @@ def _no_wheel(wheel: Path | None) -> list[str]:
 # --- keys and certificates ---------------------------------------------------------------------------------------------
 
 
-def _write_tls(folder: Path, host: str) -> None:
+def _wrong_authority(given: Path | None, folder: Path) -> list[str]:
+    """What is wrong with an authority of one's own."""
+    if given is None:
+        return []
+    try:
+        loaded = load_authority(given / "ca.crt", given / "ca.key")
+    except (OSError, ValueError, TypeError) as error:  # TypeError: the key has a password
+        return [f"--authority: expected ca.crt and ca.key (PEM, without a password) in {given}: {error}"]
+    if not signs_certificates(loaded):
+        return [f"--authority: {given / 'ca.crt'} is no certificate of an authority, or not that of ca.key"]
+    known = folder / "ca.crt"
+    if known.exists() and known.read_bytes() != loaded.pem:
+        return [
+            "--authority: the sites trust another authority already; deploy into a new folder, and give each site its new one"
+        ]
+    return []
+
+
+def _write_tls(folder: Path, host: str, given: Path | None = None) -> None:
     """The authority stays; the server's certificate is made again when it lacks this name or ends soon."""
     folder.mkdir(exist_ok=True)
-    if not (folder / "ca.key").exists():
-        authority = make_authority("osfl round authority", AUTHORITY_DAYS)
-        write_private(folder / "ca.key", private_pem(authority.key))
-        (folder / "ca.crt").write_bytes(authority.pem)
+    if given is not None:
+        (folder / "ca.crt").write_bytes(load_authority(given / "ca.crt", given / "ca.key").pem)
+    elif not (folder / "ca.crt").exists():
+        made = make_authority("osfl round authority", AUTHORITY_DAYS)
+        write_private(folder / "ca.key", private_pem(made.key))
+        (folder / "ca.crt").write_bytes(made.pem)
     certificate = folder / "server.pem"
     known = names_of(certificate.read_bytes()) if certificate.exists() else set()
     if host not in known or days_left(certificate.read_bytes()) < RENEW_DAYS:
-        authority = load_authority(folder / "ca.crt", folder / "ca.key")
+        if given is None and not (folder / "ca.key").exists():
+            raise UsageError(
+                "the server's certificate has to be made again", field="authority", fix="Name --authority DIR again."
+            )
+        authority = load_authority(folder / "ca.crt", (given or folder) / "ca.key")
         names = dict.fromkeys([host, *sorted(known), *ALWAYS])
         pem, key = make_server_certificate(authority, list(names), SERVER_DAYS)
         (folder / "server.key").unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CLOCKS_DIFFER = datetime.timedelta(days=1)  # a site whose clock is a little behind must not see a certificate of tomorrow
@@ -26,7 +26,7 @@ class Authority:
     """Signs server certificates; its certificate is all that a site has to trust."""
 
     certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
     @property
     def pem(self) -> bytes:
@@ -47,8 +47,19 @@ def make_authority(name: str, days: int) -> Authority:
 
 def load_authority(certificate: Path, key: Path) -> Authority:
     loaded = serialization.load_pem_private_key(key.read_bytes(), password=None)
-    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+    if not isinstance(loaded, (ec.EllipticCurvePrivateKey, rsa.RSAPrivateKey)):
+        raise ValueError("expected an elliptic curve or RSA key")
     return Authority(x509.load_pem_x509_certificate(certificate.read_bytes()), loaded)
+
+
+def signs_certificates(authority: Authority) -> bool:
+    """Whether the certificate is an authority's, has not ended, and belongs to the key."""
+    try:
+        constraints = authority.certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except x509.ExtensionNotFound:
+        return False
+    ended = authority.certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC)
+    return constraints.ca and not ended and authority.certificate.public_key() == authority.key.public_key()
 
 
 def make_server_certificate(authority: Authority, addresses: Sequence[str], days: int) -> tuple[bytes, bytes]:
@@ -88,7 +99,7 @@ def make_node_key() -> tuple[bytes, bytes]:
     return private, public + b"\n"
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
