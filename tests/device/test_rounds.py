@@ -28,6 +28,9 @@ ROUNDS: Mapping[str, Mapping[str, Any]] = {name: {} for name in names()} | {
     "federated_factory": {"least": 3},
     "federated_factory, vae": {"factory": "vae", "least": 3},
     "federated_factory, edm": {"factory": "edm", "least": 3},
+    "fedmitr, as one": {"invert": "ensemble", "order": "images_first", "student_epochs": 1, "ensemble": "odds", "balance": 0.5},
+    "dense, images first": {"order": "images_first", "student_epochs": 1},
+    "fedbicross, alone": {"server": "none"},
 }
 
 # What stays on the CPU on purpose, by the file that does it: the reason, and the most FLOPs in any of these rounds.
