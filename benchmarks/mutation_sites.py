@@ -60,7 +60,7 @@ TARGETS: dict[str, str] = {
     "methods/federated_factory/mixtures.py": "Mixture.fit Mixture.sample supported_mixture _mixture _log_densities",
     "methods/federated_factory/symmetries.py": "*",
     "methods/fedftg.py": "shares diversity Tuning",
-    "methods/fedisca.py": "FedISCA._walk",
+    "methods/fedisca.py": "FedISCA._train_along",
     "methods/fedpft.py": "FedPFT._wanted FedPFT._drawn FedPFT.mixture",
     "methods/fedprox.py": "FedProx.adjust",
     "methods/fol/__init__.py": "Candidates Fol._weigh Fol._taught Fol._begin Fol._lessons blended",

@@ -63,7 +63,7 @@ def test_votes_with_gradients_are_what_the_teachers_are_reported(mode: str) -> N
     voices, logits = Voices(shop, uploads), torch.randn((3, 6, 3), generator=rng())
     for weights in ([0.9, 0.3, 0.1], [0.9, 0.3, 0.0]):
         voices.weights = torch.tensor(weights)
-        voices._tell()
+        voices._report()
         expected = vote(logits, voices.weights, mode, voices.base)
         assert bool(torch.isfinite(expected).all()) and float(expected.std()) > 0.01
         for teacher in [*shop.teachers, shop.folded]:

@@ -125,7 +125,7 @@ def test_the_ascent_equals_torch_s_sgd_from_noise_to_image_as_often_as_stated(pa
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    FedISCA(TASK, settings)._walk(Learner(learner, 4.0), [one], 0)
+    FedISCA(TASK, settings)._train_along(Learner(learner, 4.0), [one], 0)
     trained = named(learner, "model")
     assert all(torch.allclose(trained[name], tensor, atol=1e-4) for name, tensor in named(twin, "model").items())
 

@@ -50,7 +50,7 @@ def test_a_round_of_generators_is_judged_the_same_by_any_number_of_workers(tmp_p
     assert "generators" not in other
 
 
-def test_a_factory_that_hands_out_training_images_is_caught_in_the_walk(
+def test_a_factory_that_hands_out_training_images_is_caught_in_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards = prepare(SMALL).shards

@@ -96,7 +96,7 @@ def advise(
 
     All figures are of committed records: of the cells that are nearest to your case, which are named with their distance. A
     doubling counts 1: of sites, images, classes, the share of classes a site has, or the image's side. Methods that need what
-    is not allowed are left out, and the reason is said. Where no cell is near, there is no ranking.
+    is not allowed are left out, with the reason. Where no cell is near, there is no ranking.
     """
     from osfl.advice.known import Case, known_cells
     from osfl.advice.needs import Wants
@@ -125,7 +125,7 @@ def advise(
         _show(case, wants, found, constant)
 
 
-# --- what the user said -----------------------------------------------------------------------------------------------
+# --- what the user gave -----------------------------------------------------------------------------------------------
 
 
 def _check(case: Case, classes_per_site: float | None, server: bool, secure_sum: bool, epsilon: float | None) -> None:
@@ -196,9 +196,9 @@ def _of_plan(path: Path) -> Case:
 
 def _with(case: Case, found: Case, source: str) -> Case:
     """Both together; what both say must agree."""
-    said, known = ({key: value for key, value in asdict(one).items() if value is not None} for one in (case, found))
-    other = [key for key in said if known.get(key, said[key]) != said[key]]
-    wrong = [f"{key}: {said[key]} was given, {source} has {known[key]}" for key in other]
+    given, known = ({key: value for key, value in asdict(one).items() if value is not None} for one in (case, found))
+    other = [key for key in given if known.get(key, given[key]) != given[key]]
+    wrong = [f"{key}: {given[key]} was given, {source} has {known[key]}" for key in other]
     if wrong:
         raise UsageError(wrong, fix=f"Leave out what {source} says.")
     return replace(case, **known)
@@ -238,12 +238,12 @@ def _show(case: Case, wants: Wants, found: Advice, constant: float | None) -> No
         "channels": "channel(s)",
         "kind": "images",
     }
-    said = {key: value for key, value in asdict(case).items() if value is not None}
-    told = [f"{percent(value, 0) if key == 'share' else value} {names[key]}" for key, value in said.items()]
-    echo(f"Your case: {', '.join(told)}.")
-    if missing := [key for key in names if key not in said]:
+    given = {key: value for key, value in asdict(case).items() if value is not None}
+    shown = [f"{percent(value, 0) if key == 'share' else value} {names[key]}" for key, value in given.items()]
+    echo(f"Your case: {', '.join(shown)}.")
+    if missing := [key for key in names if key not in given]:
         words = {"share": "classes-per-site", "side": "image-size"}
-        echo(f"[dim]Not said, and so without effect: {', '.join('--' + words.get(key, key) for key in missing)}.[/]")
+        echo(f"[dim]Not given, and so without effect: {', '.join('--' + words.get(key, key) for key in missing)}.[/]")
     near = ", ".join(f"{cell.name} ({d:.1f})" for d, cell in found.nearest[:4])
     echo(f"Nearest cells of the records, with their distance: {near}.")
     if not found.known:

@@ -128,10 +128,10 @@ def _plan_ahead(path: Path, sealed: bool, output_format: str) -> None:
     if output_format == "json":
         put_json({"passes": [asdict(way) for way in passes], "done": [asdict(site) for site in done]})
     else:
-        _show_meetings(passes, done)
+        _show_passes(passes, done)
 
 
-def _show_meetings(passes: Sequence[Pass], done: Sequence[Done]) -> None:
+def _show_passes(passes: Sequence[Pass], done: Sequence[Done]) -> None:
     """Window by window, then site by site."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -217,7 +217,7 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
         echo("[dim]+ sites train again on what they are given, which is not included.[/]")
     for one in found:
         if one.passes:
-            _show_meetings(one.passes, one.done)
+            _show_passes(one.passes, one.done)
     if not all(one.exact_bytes for one in found):
         echo("[dim]≥ the size depends on the data or on settings; this is what the rehearsal sent.[/]")
 

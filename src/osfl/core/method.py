@@ -163,7 +163,6 @@ class Method:
         return None
 
     # --- a reference: what one-shot methods are measured against
-    # ---------------------------------------------------------------
 
     def simulate(self, shards: Sequence[Shard], ctx: Context) -> Simulated:
         """Train with pooled data or in many rounds. Such a method exists in simulation only."""
@@ -211,7 +210,6 @@ class Method:
         return ()
 
     # --- secure sum: the server sees the sum of all uploads and no upload
-    # --------------------------------------------------------
 
     COMMON: ClassVar[Sequence[str]] = ()  # facts of an upload that follow from the plan: they stay readable on a masked one
 
@@ -243,7 +241,6 @@ class Method:
         return release.shared.facts["privacy"]
 
     # --- removal of single classes
-    # ---------------------------------------------------------------------------------------------
 
     @property
     def inseparable(self) -> str:
@@ -259,7 +256,6 @@ class Method:
         raise NotImplementedError
 
     # --- what evaluation, inspection and estimates ask for
-    # ----------------------------------------------------------------------
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterable[Exposed]:
         """What of an upload the egress check and `osfl inspect` attack: generators, statistics, synthetic data. Default:

@@ -101,14 +101,14 @@ def _because(error: TypeError | ValueError) -> str:
 
 def deviations(method: Method | type[Method], settings: Any, without: Collection[str] = ()) -> list[str]:
     """Where this run departs from the paper: what the method always does, each setting that is not the paper's (`without`
-    those that had no part in it), and what these settings leave without effect (`Method.departures`)."""
+    those that had no part in it), and what these settings leave without effect: `Method.departures`, of an instance only."""
     paper = method.Settings()
     changed = [
         f"{f.name} = {getattr(settings, f.name)!r}, paper: {getattr(paper, f.name)!r}"
         for f in dataclasses.fields(settings)
         if getattr(settings, f.name) != getattr(paper, f.name) and f.name not in without
     ]
-    return [*method.DEVIATIONS, *changed, *getattr(method, "departures", tuple)()]
+    return [*method.DEVIATIONS, *changed, *([] if isinstance(method, type) else method.departures())]
 
 
 def comments_of(settings: type[Any]) -> dict[str, str]:

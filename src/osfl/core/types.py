@@ -71,8 +71,8 @@ class Task:
 
     def as_json(self) -> dict[str, Json]:
         """As plans name it; the kind that was there first is not named, so that plans keep their digests."""
-        said = {"name": self.name, "classes": list(self.classes), "image": list(self.image)}
-        return said if self.kind == "multiclass" else {**said, "kind": self.kind}
+        found = {"name": self.name, "classes": list(self.classes), "image": list(self.image)}
+        return found if self.kind == "multiclass" else {**found, "kind": self.kind}
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,13 @@ class Handler(BaseHTTPRequestHandler):
         for pattern, act in routes:
             found = pattern.fullmatch(self.path)  # as it came: nothing is decoded, so nothing can climb out of a folder
             if found:
-                with self._telling():
+                with self._answering_errors():
                     act(self, *found.groups())
                 return
         self._refuse(No(404, "there is nothing here"))
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _answering_errors(self) -> Iterator[None]:
         """Refusals and users' mistakes as JSON with a fitting status."""
         try:
             yield

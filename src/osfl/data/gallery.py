@@ -199,11 +199,11 @@ def number_people(found: Sequence[tuple[str, ...]]) -> tuple[Indices, list[Probl
         different = {value: number for number, value in enumerate(dict.fromkeys(filter(None, values)))}
         if len(different) < 2:
             continue
-        told = f"{what} in DICOM headers name {len(different)} people in {len(values)} images"
+        note = f"{what} in DICOM headers name {len(different)} people in {len(values)} images"
         done = "images of one person are kept together; the values are not kept"
         if level:
             done += "; all patient numbers are the same (anonymized?), so one person may count as several"
-        return np.array([different.get(value, -1) for value in values], dtype=np.int64), [Problem("(all)", told, done)]
+        return np.array([different.get(value, -1) for value in values], dtype=np.int64), [Problem("(all)", note, done)]
     return none, []
 
 

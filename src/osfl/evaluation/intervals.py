@@ -39,12 +39,12 @@ def scores_of(probability: Floats, labels: NDArray[np.int64], weights: Floats) -
     hits, confidence = (answers == labels).astype(float), probability.max(1)
     truth, answered = np.eye(classes)[labels], np.eye(classes)[answers]
     total = weights.sum(1)
-    support, said, right = weights @ truth, weights @ answered, weights @ (truth * answered)
+    support, predicted, right = weights @ truth, weights @ answered, weights @ (truth * answered)
     likelihood = np.clip(probability[np.arange(len(labels)), labels], 1e-12, None)
     with np.errstate(invalid="ignore", divide="ignore"):
-        recall, precision = right / support, right / said
+        recall, precision = right / support, right / predicted
         others = total[:, None] - support
-        f1 = np.where(support > 0, 2 * right / (support + said), np.nan)
+        f1 = np.where(support > 0, 2 * right / (support + predicted), np.nan)
         auroc = np.stack([_auroc(probability[:, c], labels == c, weights) for c in range(classes)], axis=1)
         return {
             "accuracy": weights @ hits / total,
@@ -55,7 +55,7 @@ def scores_of(probability: Floats, labels: NDArray[np.int64], weights: Floats) -
             "nll": weights @ -np.log(likelihood) / total,
             "class_recall": recall,
             "class_precision": precision,
-            "class_specificity": (others - (said - right)) / others,
+            "class_specificity": (others - (predicted - right)) / others,
             "class_f1": f1,
             "class_auroc": auroc,
         }

@@ -1,4 +1,4 @@
-"""Centralized — one model trained on everybody's images; the upper reference that no site may reach for."""
+"""Centralized — one model trained on everybody's images: an upper reference, which one-shot methods may not use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Co-Boosting — synthetic images get harder, and the ensemble better, each by the other.
+"""Co-Boosting — a generator makes images that are hard for the ensemble; its weights are learned on them, in turns.
 
 Paper: Dai et al., "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting", ICLR 2024,
 https://arxiv.org/abs/2402.15070. Hard-sample weighting is `hard_samples`, diversified samples are `perturbed`, and the
@@ -192,7 +192,7 @@ class Voices:
     def restore(self, payload: Payload) -> None:
         if payload.tensors:
             self.weights, self.history = payload.tensors["weights"], payload.tensors["history"]
-            self._tell()
+            self._report()
 
     def learn(self, epoch: int) -> None:
         """One step a mini-batch of the stored pool, on the answers that were kept."""
@@ -205,7 +205,7 @@ class Voices:
             if self._any_positive(after):
                 self.weights = after
         self.history = torch.cat([self.history, self.weights[None]])
-        self._tell()
+        self._report()
 
     def _any_positive(self, weights: torch.Tensor) -> bool:
         """For each class that anyone has votes for, somebody with votes keeps some weight."""
@@ -213,7 +213,7 @@ class Voices:
         had = base.sum(0) > 0
         return bool(((weights[:, None] * base).sum(0) > 0)[had].all())
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """All teachers of the workshop vote with the new weights from now on; odds keep the class counts as they are."""
         votes = self.weights
         if self.shop.settings.ensemble != "odds":

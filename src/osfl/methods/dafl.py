@@ -1,4 +1,4 @@
-"""DAFL — one generator learns images that the teacher is sure of, evenly over classes; the student follows at every step.
+"""DAFL — one generator learns to make images that the teacher is sure of, evenly over classes; the student trains along.
 
 Paper: Chen et al., "Data-Free Learning of Student Networks", ICCV 2019, https://arxiv.org/abs/1904.01186, with the ensemble
 of clients as its teacher. The one-hot, information-entropy and activation terms are `objective`; `entropy_term` has the

@@ -1,4 +1,4 @@
-"""DeepInversion — images that the client models would have liked to see become the training set of the server's model.
+"""DeepInversion — images optimized from noise until the client models recognize them train the server's model.
 
 Paper: Yin et al., "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020; here as a federated
 baseline. The server descends on pixels with CE + TV + BN statistics (`invert`), asks the clients about the finished images

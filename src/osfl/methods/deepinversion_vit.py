@@ -1,4 +1,4 @@
-"""DeepInversion for ViTs — every patch of every image is made to the end, and the server learns from whole images only.
+"""DeepInversion for ViTs — images are inverted with all patches to the last step, and distilled without relabeling patches.
 
 The baseline of FedMITR's tables: its loop with dense inversion and only KL(E(x) || S(x)), which equals FedMITR's variant "KD
 only" to the bit. ViTs have no batch norm, so the paper's statistics term (Yin et al., CVPR 2020) is absent; `deepinversion` is

@@ -1,9 +1,9 @@
-"""FedISCA — a student follows images on their way from noise to class, guided by teachers that are adapted to the noise.
+"""FedISCA — a student learns from each step of an inversion from noise to images, by teachers adapted to that noise.
 
 Paper: Kang et al., "One-Shot Federated Learning on Medical Data using Knowledge Distillation with Image Synthesis and Client
 Model Adaptation", MICCAI 2023. Each repetition inverts the ensemble of client models (`record`: CE + TV + BN statistics) and
 keeps every step; adapts the clients' BN statistics backwards along it (`adapted`); and trains the student forwards along it
-(`_walk`) with α_t KD(E, S) + (1 - α_t) KD(Ẽ, S), α_t = t/T.
+(`_train_along`) with α_t KD(E, S) + (1 - α_t) KD(Ẽ, S), α_t = t/T.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ class FedISCA(OneClassifier, ModelMethod):
 
     def _passes(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
         for repetition, mine in zip(part, lessons, strict=True):
-            self._walk(learner, mine, repetition)
+            self._train_along(learner, mine, repetition)
 
-    def _walk(self, learner: Learner, lessons: Sequence[Lesson], repetition: int) -> None:
+    def _train_along(self, learner: Learner, lessons: Sequence[Lesson], repetition: int) -> None:
         """One student step for each kept step, forwards, `passes` times: the running statistics end at the finished images."""
         settings = self.settings
         lr = settings.student_lr * decay(settings.student_schedule, repetition, settings.repetitions)

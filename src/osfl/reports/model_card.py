@@ -111,8 +111,8 @@ def _evaluation(result: Result) -> str:
     classes = [[safe(name), percent(value)] for name, value in scores["per_class"].items()]
     by_class = table(["Class", "Accuracy"], classes)
     if "labels" in scores:
-        told = "Thresholds are those of the highest F1 on validation images of the clients."
-        by_class = f"{told}\n\n{table(LABEL_HEAD, [[safe(name), *row] for name, *row in label_rows(scores)])}"
+        intro = "Thresholds are those of the highest F1 on validation images of the clients."
+        by_class = f"{intro}\n\n{table(LABEL_HEAD, [[safe(name), *row] for name, *row in label_rows(scores)])}"
     return (
         f"## Evaluation\n\nOn the {judged_on(result['data'])}, {whose}:\n\n{table(['Score', 'Value'], rows)}\n"
         f"{_bullets(lines)}\n"

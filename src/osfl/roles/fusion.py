@@ -341,7 +341,7 @@ def check_request(request: FusionRequest) -> None:
     for side in sides:
         try:
             plan = _plan(request, Task("fusion", tuple(request.classes), (request.channels or 3, side, side)), models)
-            _check_serves(request.method, one_shot(plan))
+            _check_not_relayed(request.method, one_shot(plan))
             return
         except UsageError as error:
             wrong.append(error)
@@ -369,7 +369,7 @@ def _plan(request: FusionRequest, task: Task, models: Mapping[ClientId, str]) ->
     return plan
 
 
-def _check_serves(name: str, method: Method) -> None:
+def _check_not_relayed(name: str, method: Method) -> None:
     """Its server must make something of the models."""
     if method.provides("relay"):
         raise UsageError(f"the server of {name} passes models on and fuses nothing", field="method", fix=_FUSES)

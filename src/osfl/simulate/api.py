@@ -135,8 +135,8 @@ class Comparison(dict[str, Any]):
     def __repr__(self) -> str:
         first = self["headline"]["metric"]
         found = [(name, one[f"scores.global.{first}"]["mean"]) for name, one in self["methods"].items()]
-        told = ", ".join(f"{name} {percent(value)}".replace("\N{NO-BREAK SPACE}", " ") for name, value in found)
-        return f"<osfl.Comparison by {NAMES[first]}: {told}, in {self.folder}>"
+        scores = ", ".join(f"{name} {percent(value)}".replace("\N{NO-BREAK SPACE}", " ") for name, value in found)
+        return f"<osfl.Comparison by {NAMES[first]}: {scores}, in {self.folder}>"
 
     def _repr_html_(self) -> str:
         rows = [(row.method, *(f"{cell.text} {cell.spread}".strip() for cell in row.cells)) for row in table_rows(self)]

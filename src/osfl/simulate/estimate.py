@@ -108,14 +108,14 @@ def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bo
         sites_learn_again=one_shot and phases["client"]["flops"] > 0 and phases["personalize"]["flops"] > 0,
         memory_bytes=_resident() + workers * used,
         device_bytes=on_device,
-        **_meetings(federation.plan, _continued(few, more, "upload_bytes_by_client", federation), sealed),
+        **_passes(federation.plan, _continued(few, more, "upload_bytes_by_client", federation), sealed),
     )
 
 
 # --- contacts: what fits, and when ---------------------------------------------------------------------------------------
 
 
-def _meetings(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dict[str, Any]:
+def _passes(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dict[str, Any]:
     """The schedule, if there is one; what a client sends in all encounters is the same in each."""
     if plan.topology is None or not plan.topology.contacts:
         return {}
@@ -139,7 +139,7 @@ def planned_exchanges(plan: Plan, *, sealed: bool = False) -> tuple[list[Pass], 
             fix="Rehearse it on a dataset: osfl estimate --method ... --contacts FILE.",
         )
     promised = {client: plan.topology.encounters * _promised(plan, client) for client in plan.clients}
-    found = _meetings(plan, promised, sealed)
+    found = _passes(plan, promised, sealed)
     return found["passes"], found["done"]
 
 

@@ -142,7 +142,7 @@ def run_round(
             result = evaluate(method, federation, payloads, traffic, fl_round, ctx)
             environment = describe_environment(machine, machine.workers or default_workers())
         journal = fl_round.journal().items()
-        notes = [f"{client or phase}: {said}" for (phase, client), note in journal for said in note.get("remarks", ())]
+        notes = [f"{client or phase}: {remark}" for (phase, client), note in journal for remark in note.get("remarks", ())]
         environment |= {"notes": notes} if notes else {}
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)

@@ -60,8 +60,10 @@ def _check_claim(field: str, limit: str, claimed: int, most: int) -> None:
 
 def check_masked(facts: dict[str, Json], keys: str) -> None:
     """A masked upload was masked with the keys of this round, and says nothing about the site's images."""
-    if told := [name for name in ("samples", "class_counts") if name in facts]:
-        raise _wrong(f"facts.{told[0]}", "a masked upload says how many images its site has", "no such fact", facts[told[0]])
+    if counted := [name for name in ("samples", "class_counts") if name in facts]:
+        raise _wrong(
+            f"facts.{counted[0]}", "a masked upload says how many images its site has", "no such fact", facts[counted[0]]
+        )
     if facts.get(KEYS) != keys:
         raise Rejected(
             "it was masked with other keys than those of this round",

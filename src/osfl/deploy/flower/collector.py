@@ -96,7 +96,7 @@ class Collector:
         self.took: set[ClientId] = set()
         self.noted: set[ClientId] = set()  # who got from this program a receipt or a refusal
         self.refused: set[str] = set()  # hashes of uploads that the gate rejected
-        self.strangers: set[int] = set()
+        self.unknown_nodes: set[int] = set()
         self.looked: float | None = None  # when the round was last found not to be ready
         self.release: tuple[int, ...] = ()  # the file that is being brought
         self.forgotten: set[ClientId] = set()
@@ -165,7 +165,7 @@ class Collector:
         for node in online:
             self.sessions.setdefault(node, NodeSession(node))
         for reply in self.channel.replies():  # one at a time: each may hold a piece
-            self._hear(reply)
+            self._handle(reply)
         for session in self.sessions.values():
             self._notice(session, session.node in online)
             if not session.away and self.clock() >= session.rests_until:
@@ -249,7 +249,7 @@ class Collector:
 
     # --- hearing ---
 
-    def _hear(self, reply: Reply) -> None:
+    def _handle(self, reply: Reply) -> None:
         session = self.sessions.get(reply.node)
         kind, _ = session.sent.pop(reply.ticket, ("", 0)) if session else ("", 0)
         if session is None or not kind:
@@ -263,11 +263,11 @@ class Collector:
             session.failures = 0
             handlers = {
                 messages.ANNOUNCE: self._receive_upload,
-                messages.CHUNK: self._hear_piece,
-                messages.RECEIPT: self._hear_noted,
-                messages.PUT: self._hear_put,
-                messages.TAKE: self._hear_taken,
-                messages.REPAIR: self._hear_repair,
+                messages.CHUNK: self._handle_piece,
+                messages.RECEIPT: self._handle_noted,
+                messages.PUT: self._handle_put,
+                messages.TAKE: self._handle_taken,
+                messages.REPAIR: self._handle_repair,
             }
             handlers[kind](session, reply.body)
 
@@ -305,8 +305,8 @@ class Collector:
             got=f"node {session.node}",
             fix="Enroll the site's public key, or give its node the key file that is enrolled.",
         )
-        if session.node not in self.strangers:
-            self.strangers.add(session.node)
+        if session.node not in self.unknown_nodes:
+            self.unknown_nodes.add(session.node)
             self.inbox.note(no)
         self._failed(session, no.reason)
         session.rests_until = self.clock() + self.collector_config.again
@@ -328,12 +328,12 @@ class Collector:
                 got=whole.bytes,
             )
             self.inbox.note(no)
-            self._say_no(session, whole, no)
+            self._refuse(session, whole, no)
         else:
             session.partial = Partial(self.partial, session.client, whole, self.collector_config.chunk)
-            self._hear_piece(session, body)
+            self._handle_piece(session, body)
 
-    def _hear_piece(self, session: NodeSession, body: MessageBody) -> None:
+    def _handle_piece(self, session: NodeSession, body: MessageBody) -> None:
         partial, chunk = session.partial, messages.chunk_in(body)
         if partial is None:
             return
@@ -363,18 +363,18 @@ class Collector:
         try:
             receipt = coordinator.receive(self.folder, path, SigningKey.load(self.server_key))
         except Rejected as no:
-            self._say_no(session, whole, no)
+            self._refuse(session, whole, no)
             return
         self.looked = None
         session.news = {"digest": receipt.digest, "bytes": receipt.bytes}
         self.log(f"{session.client}: the upload is in the inbox ({receipt.bytes} bytes)")
 
-    def _say_no(self, session: NodeSession, whole: Whole, no: Rejected) -> None:
+    def _refuse(self, session: NodeSession, whole: Whole, no: Rejected) -> None:
         self.refused.add(whole.sha256)
         session.news = {"refused": str(no)}
         self.log(str(no))
 
-    def _hear_noted(self, session: NodeSession, body: MessageBody) -> None:
+    def _handle_noted(self, session: NodeSession, body: MessageBody) -> None:
         self.noted.add(session.client)
         refused = session.news is not None and "refused" in session.news
         session.news = None
@@ -385,7 +385,7 @@ class Collector:
         """Ask from the beginning, later: people at the site may have put things right."""
         session.client, session.rests_until = "", self.clock() + self.collector_config.again
 
-    def _hear_put(self, session: NodeSession, body: MessageBody) -> None:
+    def _handle_put(self, session: NodeSession, body: MessageBody) -> None:
         if not session.parts:
             return
         part, _, whole = session.parts[0]
@@ -396,7 +396,7 @@ class Collector:
             session.parts.pop(0)
             session.have = 0
 
-    def _hear_repair(self, session: NodeSession, body: MessageBody) -> None:
+    def _handle_repair(self, session: NodeSession, body: MessageBody) -> None:
         """A repair, small enough for one message; sealed, so it goes through the gate as a file."""
         data, path = body.get("data"), self.partial / f"{session.client}.repair"
         make_folder(self.partial)
@@ -412,7 +412,7 @@ class Collector:
         self.owing.discard(session.client)
         self.log(f"{session.client}: the repair is here")
 
-    def _hear_taken(self, session: NodeSession, body: MessageBody) -> None:
+    def _handle_taken(self, session: NodeSession, body: MessageBody) -> None:
         session.took = True
         self.took.add(session.client)
         self.log(f"{session.client}: has the release and made its model of it")

@@ -112,7 +112,7 @@ def to_superlink(inner: int, authority: Path) -> Forward:
     return forward
 
 
-async def _until_alone(server: Any, parent: int) -> None:
+async def _until_parent_ends(server: Any, parent: int) -> None:
     """Stop the gateway when its SuperLink has gone."""
     while os.getppid() == parent and not server.should_exit:
         await asyncio.sleep(0.5)
@@ -144,7 +144,7 @@ async def serve(host: str, port: int, inner: int, tls: Path) -> None:
         ssl_keyfile=str(tls / "server.key"),
     )
     server = uvicorn.Server(config)
-    await asyncio.gather(server.serve(sockets=[await listen(host, port)]), _until_alone(server, parent))
+    await asyncio.gather(server.serve(sockets=[await listen(host, port)]), _until_parent_ends(server, parent))
 
 
 def main() -> None:

@@ -48,10 +48,10 @@ def verdict(found: Audit, party: str) -> list[str]:
         sentences.append(f"Images made from {len(near)} upload(s) are far nearer to training images than to others: copies.")
     elif found["rebuilt"]:
         sentences.append("Images made from the uploads are no copies of training images.")
-    told = [row for row in found["shares"] if row["how"] != "sent in the clear" and row["distance"] < 0.5 * row["blind"]]
+    inferred = [row for row in found["shares"] if row["how"] != "sent in the clear" and row["distance"] < 0.5 * row["blind"]]
     if any(row["how"] == "sent in the clear" for row in found["shares"]):
         sentences.append("How many images of each class a site has is sent in the clear.")
-    elif told:
+    elif inferred:
         sentences.append("The shares of the classes at a site can be told from its upload.")
     if found["replayed"]:
         sentences.append(

@@ -520,12 +520,12 @@ class OneSum(TokenMethod):
         features, tau = self.encode(shard.val.images, ctx), self.settings.temperature
         plain = {f: replace(h, prior=torch.zeros_like(prior), temperature=torch.ones(1)) for f, h in heads.items()}
         scores = {f: tau * Classifier(one)(features).double() for f, one in plain.items()}
-        said = None
+        of_network = None
         if network is not None:
-            said = (
+            of_network = (
                 fast_logits([classifier(network, self.task)], shard.val.images, run_map=_one_by_one)[0].double().log_softmax(1)
             )
-        return choose({0: prior, **scores}, said, shard.val.labels, shrinkage)
+        return choose({0: prior, **scores}, of_network, shard.val.labels, shrinkage)
 
     def needs_images_after_round(self) -> bool:
         return bool(self.settings.prior == "site")

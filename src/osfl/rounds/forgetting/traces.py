@@ -50,11 +50,11 @@ def sample(pieces: Iterable[bytes | memoryview], most: int = 1024) -> list[str]:
     """Fingerprints that show whether some of these bytes are still there: of every piece some, spread evenly."""
     held = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces if len(memoryview(piece).cast("B")) >= WINDOW]
     each = min(64, max(1, most // max(1, len(held))))
-    windows = [window for piece in held for window in _telling(piece, each)]
+    windows = [window for piece in held for window in _distinct_windows(piece, each)]
     return sorted({_spelled(fingerprints(window.tobytes())[0]) for window in windows})
 
 
-def _telling(piece: NDArray[np.uint8], count: int) -> list[NDArray[np.uint8]]:
+def _distinct_windows(piece: NDArray[np.uint8], count: int) -> list[NDArray[np.uint8]]:
     """So many windows of a piece that are no constants; there may be few where it is mostly padding."""
     starts = sorted({int(start) for start in np.linspace(0, len(piece) - WINDOW, 16 * count)})
     windows = [piece[start : start + WINDOW] for start in starts]
