@@ -33,8 +33,7 @@ class RandomMap:
     """How images become features where no encoder is used; mixed into Settings."""
 
     filters: int = 64  # F, random filters of 5 x 5 pixels at each scale
-    # share of the filters that see the mean color of a patch; the others see differences within it. 0 is better for photographs
-    mean_color: float = field(default=1.0, metadata=ADDED)
+    mean_color: float = field(default=1.0, metadata=ADDED)  # share of filters that see a patch's mean color; photographs: 0
     scales: int = 1  # image sides that filters look at: `side`, twice that, and so on
     side: int = 32  # larger images are reduced to this side (the largest scale: side * 2^(scales - 1)); smaller ones stay
     thumbnail: int = 7  # side of the thumbnail among the features; 0: none
