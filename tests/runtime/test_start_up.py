@@ -29,4 +29,4 @@ print(after)
 def test_no_client_pays_for_what_torch_loads_once(tmp_path: Path) -> None:
     printed = subprocess.check_output([sys.executable, "-c", CODE, str(tmp_path / "run")], text=True)
     counts = [int(count) for count in printed.strip().splitlines()[-1].strip("[]").split(",")]
-    assert len(counts) == 2 and max(counts) < 10, counts
+    assert len(counts) >= 2 and max(counts) == 0, counts  # two clients, and the phases after them

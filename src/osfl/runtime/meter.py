@@ -80,7 +80,7 @@ def start_up() -> None:
     import torch
 
     with _STARTED:
-        torch.empty_like(torch.empty(1, device="meta"))
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
 
 
 @contextlib.contextmanager
