@@ -1,7 +1,7 @@
 """What differential privacy costs OneSum: accuracy over epsilon on three data sets, and a membership attack with canaries.
 
     python -m benchmarks.private_sums             all cells and the attack; what the record has is not made again
-    python -m benchmarks.private_sums blood       one cell; `attack` the attack alone
+    python -m benchmarks.private_sums digits      one cell; `attack` the attack alone
     python -m benchmarks.private_sums --draw      the figure alone, from the record
 
 Five sites, Dirichlet 0.1, test images, three seeds. `share`: the sites' noise adds up to that of a trusted curator; `site`:
@@ -45,13 +45,13 @@ EPSILONS, DELTA, SEEDS, DRAWS = (1.0, 2.0, 4.0, 8.0, 16.0), 1e-5, (0, 1, 2), 3
 _SPLIT = {"clients": 5, "partition": "dirichlet:0.1", "preset": "cpu"}
 CELLS: Mapping[str, Simulation] = {
     "blood, no symmetry": Simulation("onesum", "bloodcells-28", samples=4000, **_SPLIT),  # type: ignore[arg-type]
-    "blood": Simulation("onesum", "bloodcells-28", samples=4000, changes={"symmetry": "square"}, **_SPLIT),  # type: ignore[arg-type]
+    "blood, square": Simulation("onesum", "bloodcells-28", samples=4000, changes={"symmetry": "square"}, **_SPLIT),  # type: ignore[arg-type]
     "digits": Simulation("onesum", "digits", **_SPLIT),  # type: ignore[arg-type]
     "brain": Simulation("onesum", "brain-mri-subset", image_size=224, changes={"features": "encoder"}, **_SPLIT),  # type: ignore[arg-type]
 }
 RECORDED = {  # rows of the same splits without noise
     "blood, no symmetry": ("blood-n5-a0.1", "onesum"),
-    "blood": ("blood-n5-a0.1", "onesum@symmetry=square"),
+    "blood, square": ("blood-n5-a0.1", "onesum@symmetry=square"),
     "brain": ("brain-a0.1", "onesum@features=encoder"),
 }
 CANARIES, TRIALS = 4, 500
