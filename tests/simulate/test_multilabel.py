@@ -146,6 +146,7 @@ def test_check_counts_images_and_not_labels(tmp_path: Path, capsys: pytest.Captu
 def test_report_card_and_prediction_show_every_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = _run("onesum", tmp_path)
     page, card = ((tmp_path / "run" / name).read_text() for name in ("report/index.html", "model_card.md"))
+    assert page.count('<caption class="banner">') >= 2  # a smoke run says so in this table, too
     assert "Class by class" in page and "Confusion matrix" not in page and "Average precision" in page
     assert "a probability for each of 3 classes" in card and "AUROC, micro" in card and "Threshold" in card
     (images, labels), path = several(1, 7), tmp_path / "x.png"
