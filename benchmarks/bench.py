@@ -39,6 +39,7 @@ PARTS = (
     "lying_counts",
     "onesum_speed",
     "onesum_memory",
+    "server_memory",
     "large_data",
     "onesum_crossing",
     "named_mutants",

@@ -13,23 +13,9 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from osfl.core.method import Context
-from osfl.core.settings import resolve_settings
-from osfl.core.types import Dataset, Plan, Shard, Task
-from osfl.methods.onesum import OneSum
-from osfl.roles import coordinator
-from osfl.rounds.folder import simulated_key
-from osfl.runtime.machine import Machine
-from osfl.runtime.meter import peak_memory, reset_peak_memory
-from osfl.runtime.payloads import to_raw
-from osfl.wire.bundle import pack
+from benchmarks.server_memory import measure
 
 SITES, FILTERS = (10, 1000), 32  # 1.6 MB an upload: a thousand are five times what a process with torch has
 
@@ -50,41 +36,7 @@ def in_own_process(sites: int, filters: int) -> dict[str, float]:
 
 def receive_and_sum(sites: int, filters: int) -> dict[str, float]:
     """A whole round with so many sites; megabytes and seconds."""
-    torch.set_num_threads(1)
-    clients = tuple(f"site-{number:04}" for number in range(sites))
-    task = Task("cells", ("one", "other"), (1, 8, 8))
-    plan = Plan(task, "onesum", resolve_settings(OneSum, "smoke", {"filters": filters}), clients)
-    tensors, facts = _sums(plan)
-    keys, server = {client: simulated_key(0, client) for client in clients}, simulated_key(0, "server")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "round"
-        coordinator.open_new(folder, plan, {c: key.public_hex for c, key in keys.items()}, server.public_hex)
-        reset_peak_memory()
-        before = peak_memory()
-        start = time.perf_counter()
-        for client in clients:
-            coordinator.receive(folder, pack("upload", client, plan.digest, tensors, facts, keys[client]))
-        received, peak = time.perf_counter(), peak_memory()
-        coordinator.make_release(folder, server, machine=Machine(workers=1))
-        done = time.perf_counter()
-        peak = max(peak, peak_memory())
-        size = sum(path.stat().st_size for path in (folder / "inbox").glob("*.safetensors"))
-    return {
-        "before_mb": round(before / 1e6, 1),
-        "peak_mb": round(peak / 1e6, 1),
-        "uploads_mb": round(size / 1e6, 1),
-        "receive_seconds_a_site": round((received - start) / sites, 4),
-        "server_seconds": round(done - received, 2),
-    }
-
-
-def _sums(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One site's upload, as the wire has it."""
-    images = torch.randint(0, 256, (40, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    data = Dataset(images, torch.arange(40) % 2)
-    shard = Shard("site-0000", data, data.subset(torch.arange(2)))
-    payload = OneSum(plan.task, plan.settings).client_phase(shard, Context(plan, torch.device("cpu")))
-    return to_raw(payload.tensors), dict(payload.facts)
+    return measure("onesum", {"filters": filters}, sites)
 
 
 if __name__ == "__main__":

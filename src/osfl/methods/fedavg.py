@@ -44,8 +44,8 @@ class FedAvg(OneClassifier, ModelMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uniform = self.settings.weighting == "uniform"
         weights = [1.0] * len(uploads) if uniform else sizes_of(uploads, ctx.plan.limits.share).tolist()
-        how, members = ctx.plan.judging.combine, [upload.payload.tensors for upload in uploads]
-        mean = average(members, weights) if how == "mean" else robust_average(members, weights, how)
+        how, members = ctx.plan.judging.combine, (upload.payload.tensors for upload in uploads)  # read one after the other
+        mean = average(members, weights) if how == "mean" else robust_average(list(members), weights, how)
         release = Release(Payload(mean, {"architecture": self.settings.architecture}))
         return with_class_shares(release, uploads, self.settings, ctx.plan.limits.share)
 

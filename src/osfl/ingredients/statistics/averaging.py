@@ -6,7 +6,7 @@ al. 2018 have the coordinate-wise rules, Pillutla et al. 2022 the geometric medi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -17,24 +17,25 @@ TRIMMED = 0.25  # of the weight, at each end
 _STEPS, _NEAR = 50, 1e-9  # of Weiszfeld's iteration; no distance counts as less
 
 
-def average(members: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
+def average(members: Iterable[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
     """Weighted mean of floating point tensors, BN statistics included; integer buffers are the first member's.
 
-    Summed in float64 in the order given: callers pass clients sorted by name, so arrival order changes nothing.
+    Summed in float64 in the order given: callers pass clients sorted by name, so arrival order changes nothing. Members are
+    taken one after the other, so those that come from an iterator are never in memory together.
     """
     total = float(sum(weights))
-    if not members or total <= 0:
+    if not weights or total <= 0:
         raise ValueError("average needs members with positive total weight")
-    mean: dict[str, torch.Tensor] = {}
-    for name, first in members[0].items():
-        if not first.is_floating_point():
-            mean[name] = first.clone()
-            continue
-        sums = torch.zeros_like(first, dtype=torch.float64)
-        for member, weight in zip(members, weights, strict=True):
-            sums += member[name].to(torch.float64) * (weight / total)
-        mean[name] = sums.to(first.dtype)
-    return mean
+    sums: dict[str, torch.Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    for member, weight in zip(members, weights, strict=True):
+        for name, value in member.items():
+            if name not in kinds:
+                kinds[name] = value.dtype
+                sums[name] = torch.zeros_like(value, dtype=torch.float64) if value.is_floating_point() else value.clone()
+            if kinds[name].is_floating_point:
+                sums[name] += value.to(torch.float64) * (weight / total)
+    return {name: value.to(kinds[name]) for name, value in sums.items()}
 
 
 def robust_average(

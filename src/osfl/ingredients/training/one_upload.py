@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import overload
 
 import torch
 
 from osfl.core.errors import UNUSABLE, OsflError, RoundError, go_on_without
-from osfl.core.types import ClientId
+from osfl.core.types import ClientId, Upload
 from osfl.models.output_checks import SANE
 from osfl.runtime.devices import failure
 
@@ -31,6 +32,29 @@ def working_on(client: ClientId) -> Iterator[None]:
             field="upload",
             fix=go_on_without(client),
         ) from error
+
+
+def by_client(uploads: Sequence[Upload]) -> Sequence[Upload]:
+    """The uploads in the order of their clients' names, each still read only when it is asked for."""
+    names = [upload.client for upload in uploads]
+    return _InOrder(uploads, sorted(range(len(names)), key=names.__getitem__))
+
+
+class _InOrder(Sequence[Upload]):
+    def __init__(self, uploads: Sequence[Upload], order: Sequence[int]) -> None:
+        self._uploads, self._order = uploads, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Upload: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Upload]: ...
+    def __getitem__(self, index: int | slice) -> Upload | list[Upload]:
+        if isinstance(index, slice):
+            return [self._uploads[place] for place in self._order[index]]
+        return self._uploads[self._order[index]]
 
 
 def check_sane(values: torch.Tensor, field: str) -> None:

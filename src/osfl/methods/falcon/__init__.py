@@ -26,7 +26,7 @@ from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, cor
 from osfl.ingredients.tokens.encoding import Encoding, OnTokens, TokenMethod, same_encoder, with_enough
 from osfl.ingredients.tokens.training import Classifying, classifying_problems, fit_classifier, train_on_tokens
 from osfl.ingredients.training.local import not_positive, too_low
-from osfl.ingredients.training.one_upload import check_sane, working_on
+from osfl.ingredients.training.one_upload import by_client, check_sane, working_on
 from osfl.methods.falcon.distillation import noised, student_loss
 from osfl.methods.falcon.generator import draw_sequences, fit_generator
 from osfl.methods.falcon.token_space import into_space, standard_space, white_space
@@ -322,7 +322,7 @@ class Falcon(OneClassifier, TokenMethod):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         same_encoder(uploads, self.settings)
-        uploads = sorted(uploads, key=lambda upload: upload.client)
+        uploads = by_client(uploads)
         if self.settings.server == "average":
             averaged = Release(Payload(self._averaged(uploads, ctx)))
             return with_class_shares(averaged, uploads, self.settings, ctx.plan.limits.share)
@@ -353,7 +353,7 @@ class Falcon(OneClassifier, TokenMethod):
         """The sequences (n, 1 + L, d) of all clients and their labels; none where only classifiers travel."""
         if self.settings.server == "average":
             return torch.zeros(0, 1 + self.settings.regions(), self.settings.width()), torch.zeros(0, dtype=torch.int64)
-        uploads = sorted(uploads, key=lambda upload: upload.client)
+        uploads = by_client(uploads)
         offered = [self._offered(upload) for upload in uploads]
         if not any(map(any, offered)):
             raise RoundError(
@@ -439,7 +439,7 @@ class Falcon(OneClassifier, TokenMethod):
         return total / total.sum(-1, keepdim=True)
 
     def _averaged(self, uploads: Sequence[Upload], ctx: Context, alike: bool = False) -> dict[str, torch.Tensor]:
-        own = [{n: t for n, t in u.payload.tensors.items() if n.startswith("classifier/")} for u in uploads]
+        own = ({n: t for n, t in u.payload.tensors.items() if n.startswith("classifier/")} for u in uploads)
         return average(own, [1.0] * len(uploads) if alike else sizes_of(uploads, ctx.plan.limits.share).tolist())
 
     def without_class(self, payload: Payload, label: int) -> Payload:

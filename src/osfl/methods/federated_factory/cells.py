@@ -6,8 +6,9 @@ taken out leaves exactly the pool of a round that never had it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
@@ -30,7 +31,11 @@ class Cell:
     label: int
     client: ClientId
     seen: int
-    tensors: Tensors
+    held: Tensors | Callable[[], Tensors]  # the generator, or what reads it: those of many sites are more than memory holds
+
+    @property
+    def tensors(self) -> Tensors:
+        return self.held() if callable(self.held) else self.held
 
     @property
     def place(self) -> Place:
@@ -45,13 +50,17 @@ def prefix(label: int) -> str:
 def cells_of(uploads: Sequence[Upload], classes: int) -> list[Cell]:
     """The cells that hold a generator, by class and client. A generator that has seen nothing is none."""
     found = []
-    for label in range(classes):
-        for upload in sorted(uploads, key=lambda upload: upload.client):
-            tensors = under(upload.payload.tensors, prefix(label))
-            seen = int(upload.payload.facts.get("class_counts", [1] * classes)[label])
-            if tensors and seen > 0:
-                found.append(Cell(label, upload.client, seen, tensors))
-    return found
+    for place, upload in enumerate(uploads):
+        counts = upload.payload.facts.get("class_counts", [1] * classes)
+        for label in range(classes):
+            holds = any(name.startswith(prefix(label)) for name in upload.payload.tensors)
+            if holds and int(counts[label]) > 0:
+                found.append(Cell(label, upload.client, int(counts[label]), partial(_generator, uploads, place, label)))
+    return sorted(found, key=lambda cell: cell.place)
+
+
+def _generator(uploads: Sequence[Upload], place: int, label: int) -> Tensors:
+    return under(uploads[place].payload.tensors, prefix(label))
 
 
 def under(tensors: Tensors, start: str) -> Tensors:

@@ -235,15 +235,16 @@ def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, c
     def sample() -> Payload:
         with working_on(cell.client):
             factory = factory_for(settings, task, ctx.device)
-            images = factory.sample(cell.tensors, count, ctx.generator("sample", cell.label, cell.client))
+            images = factory.sample(tensors, count, ctx.generator("sample", cell.label, cell.client))
         return Payload({"images": images})
 
+    tensors = cell.tensors  # read once
     key = {
         **factory_key(settings, task, ctx),
         "what": "sample",
         "cell": list(cell.place),
         "count": count,
-        "tensors": payload_digest(Payload(cell.tensors)),
+        "tensors": payload_digest(Payload(tensors)),
     }
     try:
         return ctx.get_or_compute(key, sample).tensors["images"]

@@ -72,12 +72,11 @@ def silence(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def hold(layers: Sequence[Layer], masks: Masks) -> None:
-    """Keep pruned filters silent, whatever an optimizer has done to them."""
+    """Keep pruned filters silent, whatever an optimizer has done to them. After each step, so it asks the device nothing."""
     for layer in layers:
         pruned = masks[layer.name]
-        if bool(pruned.any()):
-            for tensor in layer.speakers():
-                tensor[pruned] = 0
+        for tensor in layer.speakers():
+            tensor.masked_fill_(pruned.view(-1, *[1] * (tensor.ndim - 1)), 0)
 
 
 def pruned_share(masks: Masks) -> float:

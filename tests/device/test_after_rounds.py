@@ -1,0 +1,63 @@
+"""What follows a round, on the pretend accelerator: an audit, forgetting, and fusion of plain checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from osfl.evaluation.privacy.reconstruction import Effort
+from osfl.roles.fusion import fuse
+from osfl.rounds.forgetting import forget
+from osfl.runtime.machine import Machine
+from osfl.simulate.audit import Attempt, audit
+from osfl.simulate.run import run
+from osfl.simulate.simulation import Simulation, prepare
+from tests.device.pretend import NAME, pretend
+from tests.device.test_rounds import numbers, same_files
+from tests.roles.test_fusion import request, three_models
+
+DEVICES = ("cpu", NAME)
+
+
+def small(method: str, clients: int, **changes: object) -> Simulation:
+    return Simulation(method, "digits", clients, "iid", "smoke", samples=90, image_size=8, test_samples=20, changes=changes)
+
+
+def on(device: str) -> Machine:
+    return Machine(workers=1, device=device)
+
+
+@pytest.mark.parametrize("method", ["falcon", "fedavg"])
+def test_an_audit_finds_there_what_it_finds_on_the_cpu(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))
+    found = []
+    for device in DEVICES:
+        run(small(method, 2), tmp_path / device)  # the same round: what is compared is the audit
+        with pretend() as log:
+            attack = {"effort": Effort(steps=5, most=20), "attempt": Attempt(shadows=0, images=10)}
+            result = audit(tmp_path / device, prepare(small(method, 2)), machine=on(device), **attack)  # type: ignore[arg-type]
+        found.append({"scores": result.get("reconstruction", {}), "generators": result["audit"]["membership"]})
+    assert numbers(found[1]) == pytest.approx(numbers(found[0]), rel=2e-2, abs=2e-2)
+    assert sum(flops for (_, place, _), flops in log.flops.items() if place == NAME) > 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dense"])
+def test_forgetting_there_leaves_what_it_leaves_on_the_cpu(method: str, tmp_path: Path) -> None:
+    for device in DEVICES:
+        with pretend():
+            run(small(method, 3), tmp_path / device, machine=on(device))
+            certificate = forget(tmp_path / device, clients=["client-02"], machine=on(device))
+        assert certificate["machine"]["device"] == device
+    same_files(tmp_path / NAME, tmp_path / "cpu")
+
+
+def test_checkpoints_are_fused_there_as_on_the_cpu(tmp_path: Path) -> None:
+    models = three_models(tmp_path)
+    for device in DEVICES:
+        with pretend():
+            fuse(request(models, method="fedmitr"), tmp_path / device, machine=on(device))
+    mine, theirs = (load_file(tmp_path / device / "release.safetensors") for device in (NAME, "cpu"))
+    assert mine.keys() == theirs.keys()
+    assert all(bool((mine[name] - theirs[name]).abs().max() < 1e-2) for name in mine)
