@@ -3,9 +3,10 @@
     python -m benchmarks.server_memory                    10 and 1,000 sites, each in a process of its own
     python -m benchmarks.server_memory fedavg 10          one of them: so many sites
 
-Every site signs the same upload; each is received through the gate into a round folder, and the server phase reads them back
-from there. `before` is resident when the round has opened, `peak` the most until the release is published. FALCON's server
-has to learn from the sequences of all sites: `peak` grows by those, which `sequences_mb` counts.
+Every site signs the same upload, which the judgement before the server phase notes. Each is received through the gate into a
+round folder, and the server phase reads them back from there. `before` is resident when the round has opened, `peak` the most
+until the release is published. FALCON's server has to learn from the sequences of all sites: `peak` grows by those, which
+`sequences_mb` counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from osfl.core.method import Context
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
-from osfl.core.types import Dataset, Payload, Plan, Shard, Task
+from osfl.core.types import Dataset, Judging, Payload, Plan, Shard, Task
 from osfl.roles import coordinator
 from osfl.rounds.folder import existing_round, simulated_key
 from osfl.runtime.machine import Machine
@@ -65,7 +66,7 @@ def measure(method: str, changes: Mapping[str, Any], sites: int) -> dict[str, fl
     torch.set_num_threads(1)
     clients = tuple(f"site-{number:04}" for number in range(sites))
     task = Task("cells", ("one", "other"), (1, 8, 8))
-    plan = Plan(task, method, resolve_settings(load(method), "smoke", changes), clients)
+    plan = Plan(task, method, resolve_settings(load(method), "smoke", changes), clients, judging=Judging(suspects="note"))
     payload = _upload(plan)
     tensors, facts = to_raw(payload.tensors), dict(payload.facts)
     keys, server = {client: simulated_key(0, client) for client in clients}, simulated_key(0, "server")

@@ -39,6 +39,13 @@ def test_copies_are_named_both_and_zeros_are_none() -> None:
     assert named(rules.copies({"a": vectors["a"], "b": vectors["a"], "c": torch.ones(9)})) == {"a", "b"}
 
 
+def test_a_hundred_copies_take_a_hundred_sentences() -> None:
+    found = rules.copies({f"site-{number:02}": torch.ones(9) for number in range(100)})
+    assert len(found) == 100
+    assert found[0].text == "sent nearly the same as site-01 and 98 more sites: one of them may have copied the other"
+    assert max(len(one.text) for one in found) < 200
+
+
 def test_weights_ten_times_as_large() -> None:
     weights = {name: torch.randn(8, 8, generator=RNG) for name in NAMES}
     assert not rules.sizes(scales(**weights))

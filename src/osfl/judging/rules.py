@@ -7,7 +7,7 @@ benchmarks/records/honest_rounds.json, and attacks in benchmarks/records/lying_s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
@@ -82,14 +82,22 @@ def copies(vectors: Mapping[ClientId, torch.Tensor]) -> list[Suspicion]:
     pairs = [(a, b) for a, b in combinations(names, 2) if len(vectors[a]) == len(vectors[b])]
     apart = [_apart(vectors[a], vectors[b]) for a, b in pairs[:: len(pairs) // _USUAL + 1]]
     bound = max(EXACT, COPY * median(apart)) if len(apart) >= LEAST_PAIRS else EXACT
-    found = []
+    alike: dict[ClientId, list[tuple[float, ClientId]]] = {}
     for a, b in pairs:
         if abs(norms[a] - norms[b]) > bound * norms[a] or (value := _apart(vectors[a], vectors[b])) > bound:
             continue
-        for client, other in ((a, b), (b, a)):
-            text = f"sent nearly the same as {other}: one of them may have copied the other"
-            found.append(Suspicion(client, "copy", text, value, bound))
-    return found
+        alike.setdefault(a, []).append((value, b))
+        alike.setdefault(b, []).append((value, a))
+    return [
+        Suspicion(client, "copy", _copied([other for _, other in found]), min(found)[0], bound)
+        for client, found in alike.items()
+    ]
+
+
+def _copied(others: Sequence[ClientId]) -> str:
+    """One sentence, however many sites sent the same."""
+    more = f" and {len(others) - 1} more sites" if len(others) > 1 else ""
+    return f"sent nearly the same as {others[0]}{more}: one of them may have copied the other"
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
