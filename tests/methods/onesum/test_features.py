@@ -152,7 +152,7 @@ def test_folded_sums_of_whole_numbers_are_those_of_a_plain_product() -> None:
 def test_cells_and_patches_are_those_of_pooling(height: int, width: int) -> None:
     maps = torch.rand(2, 3, height, width, dtype=torch.float64, generator=torch_generator(0, "maps", height, width))
     expected = torch.nn.functional.adaptive_avg_pool2d(maps, 3).flatten(2)
-    assert torch.allclose(maps.flatten(2) @ cell_means(height, width), expected, atol=1e-14)
+    assert torch.allclose(maps.flatten(2) @ cell_means(height, width).T, expected, atol=1e-14)
     wide = torch.rand(2, 1, height + 4, width + 4, dtype=torch.float64, generator=torch_generator(0, "wide", height, width))
     found = patch_means(height + 4) @ wide[:, 0] @ patch_means(width + 4).T
     assert torch.allclose(found, torch.nn.functional.avg_pool2d(wide, 5, stride=1)[:, 0], atol=1e-14)
