@@ -14,19 +14,25 @@ a little flattering; those without all cells of the same images were looked at o
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.grid import CELLS, RECORDS
+from benchmarks.private_sums import CELLS as CURVES
+from benchmarks.private_sums import RECORD as PRIVATE
 from osfl.advice.known import FILE, Cell, cell_of, class_share
 from osfl.advice.needs import Wants, abilities
 from osfl.advice.ranking import advise, method_of
 from osfl.core.registry import load
 from osfl.core.result import write_json
+from osfl.core.settings import resolve_settings
+from osfl.core.types import Task
 from osfl.data import open_dataset
 from osfl.data.catalog import sheets
+from osfl.simulate.simulation import Simulation
 
 GLOBAL, OWN = "scores.global.accuracy", "scores.clients.own.mean"
 KIND = {"digits": "writing", "cifar10-subset": "natural", "pacs-subset": "natural"}  # all others are medical
@@ -46,6 +52,8 @@ def table() -> dict[str, Any]:
     """All cells of the grid that have a record, without what only simulations can do."""
     constant = json.loads(MAJORITY.read_text(encoding="utf-8"))["share"]
     cells = {cell: _cell(cell, constant) for cell in CELLS if (RECORDS / f"{cell}.json").exists()}
+    for cell, rows in private_rows(json.loads(PRIVATE.read_text(encoding="utf-8"))).items():
+        cells[cell]["rows"] = dict(sorted({**cells[cell]["rows"], **rows}.items()))
     return {"made_by": "python -m benchmarks.advice", "from": "benchmarks/records", "cells": cells}
 
 
@@ -65,6 +73,38 @@ def _cell(name: str, constant: Mapping[str, float]) -> dict[str, Any]:
         "constant": constant.get(simulation.dataset),
         "rows": {label: _row(label, row, sites) for label, row in sorted(record["methods"].items()) if _one_shot(label)},
     }
+
+
+def private_rows(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Cell -> rows with differential privacy, of the record of OneSum's curves over epsilon. It has global accuracy alone, and
+    no seconds: the sums were made once for all draws of noise."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, curves in record["cells"].items():
+        simulation = CURVES[name]
+        cell = next(cell for cell in CELLS if _same_split(CELLS[cell], simulation) and (RECORDS / f"{cell}.json").exists())
+        of, changes = load(simulation.method), "".join(f"@{key}={value}" for key, value in simulation.changes.items())
+        sheet, s = sheets()[simulation.dataset], curves["settings"]
+        side = simulation.image_size or sheet.size
+        task = Task(simulation.dataset, sheet.classes, (simulation.channels or sheet.channels, side, side))
+        method = of(task, resolve_settings(of, "cpu", s))
+        upload = 8 * sum(math.prod(map(int, one.shape)) for one in method.contract("").values() if one.required)
+        for noise, epsilon in [(kind, epsilon) for kind in ("share", "site") for epsilon in curves.get(kind, {})]:
+            label = f"{simulation.method}{changes}@epsilon={epsilon}@delta={record['delta']:g}@noise={noise}"
+            found.setdefault(cell, {})[label] = {
+                "everyone": [round(value / 100, 4) for value in curves[noise][epsilon]],
+                "own": [],
+                "upload": upload,
+                "server": None,
+                "site": None,
+                "weights": _weights(label, s),
+                "epsilon": float(epsilon),
+            }
+    return found
+
+
+def _same_split(one: Simulation, other: Simulation) -> bool:
+    names = ("dataset", "clients", "partition", "samples", "image_size", "channels")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _one_shot(label: str) -> bool:
@@ -99,7 +139,8 @@ def judge(cells: Sequence[Cell], personal: bool, of_other_images: bool = False) 
     """
     wants, judged, inside = Wants(personal=personal), {}, []
     for cell in cells:
-        rows = {label: row for label, row in cell.rows.items() if _admitted(label, personal)}
+        plain = {label: row for label, row in cell.rows.items() if row.epsilon is None}
+        rows = {label: row for label, row in plain.items() if _admitted(label, personal)}
         others = [one for one in cells if one is not cell and not (of_other_images and _same_images(one, cell))]
         advice = advise(cell.case, wants, others)
         order = [method_of(one.label) for one in advice.ranked]

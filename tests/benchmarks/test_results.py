@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import advice, results
+from benchmarks import advice, onesum_card, results
 from benchmarks.grid import CELLS
 
 
@@ -57,7 +57,11 @@ def test_committed_pages_are_what_the_records_give(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
     monkeypatch.setattr(advice, "main", lambda options: None)  # its table has a test of its own
+    card = onesum_card.PAGE
+    (tmp_path / "methods").mkdir()
+    monkeypatch.setattr(onesum_card, "PAGE", tmp_path / "methods" / card.name)
+    onesum_card.PAGE.write_text(card.read_text("utf-8"), "utf-8")
     results.main()
-    for path in (page, page.with_name("claims.svg"), *sorted(folder.iterdir())):
+    for path in (page, page.with_name("claims.svg"), card, *sorted(folder.iterdir())):
         made = tmp_path / path.relative_to(page.parent)
         assert made.read_text("utf-8") == path.read_text("utf-8"), f"{path.name}: run python -m benchmarks.results"
