@@ -109,9 +109,13 @@ def test_the_interval_holds_the_middle_of_the_weight() -> None:
         ("dense", Wants(secure_sum=True), "not only their sum"),
         ("onesum", Wants(secure_sum=True), ""),
         ("fedcgs", Wants(secure_sum=True), ""),
-        ("fedavg", Wants(secure_sum=True), "not only their sum"),  # it weighs by counts
+        ("fedavg", Wants(secure_sum=True), "set weighting=uniform, which no committed record has"),
+        ("fedavg@personalize=prior@weighting=uniform", Wants(secure_sum=True), "set personalize=none"),
         ("fedavg@weighting=uniform", Wants(secure_sum=True), ""),
-        ("onesum", Wants(epsilon=8.0), "differential privacy"),
+        ("onesum", Wants(epsilon=8.0), "no committed record has it with differential privacy"),
+        ("federated_factory", Wants(epsilon=8.0), "has no noise for differential privacy"),
+        ("onesum@epsilon=8@delta=1e-05@noise=share", Wants(epsilon=8.0), ""),
+        ("onesum@epsilon=8@delta=1e-05@noise=share", Wants(epsilon=4.0), "no committed record has it with an epsilon below 8"),
         ("fedavg", Wants(upload=2e6), ""),
         ("fedavg", Wants(upload=5e5), "sends more: 1.0 MB a site"),
         ("fedavg", Wants(server_seconds=2), ""),
@@ -119,8 +123,32 @@ def test_the_interval_holds_the_middle_of_the_weight() -> None:
     ],
 )
 def test_what_excludes_a_method(label: str, wants: Wants, reason: str) -> None:
-    found = excluded(label, wants, "", 1e6, 1.0)
+    found = excluded(label, wants, replace(row(0.9), epsilon=8.0 if "@epsilon=8" in label else None))
     assert reason in found and bool(found) == bool(reason)
+
+
+def test_server_seconds_that_no_record_has_are_no_reason_to_hope() -> None:
+    unknown = replace(row(0.9), server=None)
+    assert excluded("fedavg", Wants(), unknown) == ""
+    assert excluded("fedavg", Wants(server_seconds=1e6), unknown) == "no committed record has its server seconds"
+
+
+def test_rows_with_differential_privacy_count_only_where_it_is_wanted() -> None:
+    """They neither compete with the others nor are beaten by them; the loosest that is allowed comes first."""
+    noisy = {
+        f"onesum@epsilon={e}@delta=1e-05@noise=share": replace(row(value), epsilon=e) for e, value in ((1.0, 0.7), (8.0, 0.8))
+    }
+    near = cell("near", 5, onesum=row(0.9), fedavg=row(0.5))
+    cells = [replace(near, rows={**near.rows, **noisy})]
+    plain = advise(HERE, Wants(), cells)
+    assert [one.label for one in plain.variants] == ["onesum", "fedavg"] and not plain.excluded
+    for most, best, accuracy in ((8.0, "8.0", 0.8), (4.0, "1.0", 0.7)):
+        private = advise(HERE, Wants(epsilon=most), cells)
+        assert [one.label for one in private.ranked] == [f"onesum@epsilon={best}@delta=1e-05@noise=share"]
+        assert private.ranked[0].accuracy == accuracy and private.ranked[0].evidence[0].behind == 0
+        assert private.excluded == {"fedavg": "no committed record has it with differential privacy"}
+    none = advise(HERE, Wants(epsilon=0.5), cells)
+    assert not none.ranked and none.excluded["onesum"].startswith("no committed record has it with an epsilon below 1")
 
 
 def test_what_the_package_knows_is_whole() -> None:
@@ -131,4 +159,7 @@ def test_what_the_package_knows_is_whole() -> None:
         assert one.case.share is not None and 0 < one.case.share <= 1 and one.rows
         for found in one.rows.values():
             assert all(0 <= value <= 1 for value in (*found.everyone, *found.own)) and found.everyone
-            assert found.upload >= 0 and math.isfinite(found.server + found.site)
+            known = (found.server, found.site)
+            assert found.upload >= 0 and (None not in known if found.epsilon is None else known == (None, None))
+            assert all(math.isfinite(value) for value in known if value is not None)
+    assert sum(found.epsilon is not None for one in cells for found in one.rows.values()) >= 40

@@ -61,8 +61,29 @@ def test_limits_exclude_with_their_reason(osfl: Osfl) -> None:
     assert "sends more: 6.8 MB a site" in found["excluded"]["onesum"]
     assert "needs published weights" in found["excluded"]["fedmitr"]
     assert all(one["upload"] <= 5e5 and not one["weights"] for one in found["ranked"])
-    result = osfl(f"{CASE} --epsilon 3")
-    assert "no committed record has it with differential privacy" in result.out and "No method of the records" in result.out
+    result = osfl(f"{CASE} --epsilon 0.1")
+    assert "no committed record has it with an epsilon below 1" in result.out and "No method of the records" in result.out
+
+
+def test_with_an_epsilon_records_with_differential_privacy_count(osfl: Osfl) -> None:
+    found = osfl(f"{CASE} --epsilon 8 --format json").json
+    (first,) = found["ranked"]
+    assert first["label"].startswith("onesum@symmetry=square@epsilon=8@") and 0.8 < first["accuracy"] < 0.92
+    assert (
+        first["server"] is None
+        and 2e5 < first["upload"] < 4e5
+        and " --epsilon 8 --delta 1e-05 --noise share" in first["command"]
+    )
+    result = osfl(f"{CASE} --epsilon 8")
+    text = " ".join(result.out.split())
+    assert "noise=site, against the server, too, has 8" in text and "Not federated_factory: has no noise" in text
+    assert osfl(f"{CASE} --epsilon 4 --format json").json["ranked"][0]["accuracy"] < first["accuracy"]
+
+
+def test_a_secure_sum_says_why_others_cannot_and_stands_in_the_command(osfl: Osfl) -> None:
+    found = osfl(f"{CASE} --secure-sum --format json").json
+    assert [one["label"] for one in found["ranked"]] == ["onesum"] and "--secure-sum" in found["ranked"][0]["command"]
+    assert "set weighting=uniform" in found["excluded"]["fedavg"] and "not only their sum" in found["excluded"]["dense"]
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,10 @@ class Row:
     everyone: tuple[float, ...]  # accuracy on the global test set, a seed each
     own: tuple[float, ...]  # on a site's own distribution, mean over sites, a seed each
     upload: float  # bytes a site
-    server: float  # seconds
-    site: float  # seconds of one site
+    server: float | None  # seconds; None: not recorded
+    site: float | None  # seconds of one site
     weights: str  # published weights that sites start from or encode with; empty: none
+    epsilon: float | None = None  # of the differential privacy that it was reached with; None: without
 
     def values(self, personal: bool) -> tuple[float, ...]:
         return self.own if personal else self.everyone

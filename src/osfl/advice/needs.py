@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from osfl.advice.known import Row
 from osfl.core.errors import UsageError
 from osfl.core.method import Method
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Plan, Task
 
+OF_THE_ROUND = ("topology", "encounters", "epsilon", "delta", "noise")  # parts of a label that are no settings of the method
 TASK = Task("advice", ("a", "b"), (3, 32, 32))  # what a method can do does not depend on it
 
 
@@ -36,7 +39,8 @@ class Abilities:
     sends: bool
     personal: bool  # sites end with models of their own, made with their images
     forgets_class: bool
-    adds: bool  # the release follows from a sum over the uploads
+    sum_problem: str  # why the release does not follow from a sum over the uploads; empty: it does
+    private: bool  # sites may add noise for differential privacy
     relays: bool  # without a server
 
 
@@ -49,39 +53,47 @@ def settings_in(label: str) -> dict[str, str]:
 def abilities(label: str) -> Abilities:
     changes = settings_in(label)
     relays = "topology" in changes or label.startswith("fol")
-    changes = {key: value for key, value in changes.items() if key not in ("topology", "encounters")}
+    changes = {key: value for key, value in changes.items() if key not in OF_THE_ROUND}
     kind = load(label.partition("@")[0])
     method: Method = kind(TASK, resolve_settings(kind, "cpu", changes))
     return Abilities(
         sends=label.partition("@")[0] != "local_only",
         personal=method.needs_images_after_round(),
         forgets_class=method.separable(),
-        adds=_adds(method, label),
+        sum_problem=_sum_problem(method, label),
+        private=kind.provides("privacy_problems"),
         relays=relays,
     )
 
 
-def _adds(method: Method, label: str) -> bool:
-    """Whether a plan with these settings may have a secure sum."""
+def _sum_problem(method: Method, label: str) -> str:
+    """Why a plan with these settings may not have a secure sum, in the method's words; empty: it may."""
     try:
         method.summands(Plan(TASK, label.partition("@")[0], method.settings, ("north", "south")))
-    except UsageError:
-        return False
-    return True
+    except UsageError as error:
+        if not method.provides("summands"):
+            return "the server needs every upload, not only their sum"
+        return f"{str(error.problems[0]).rpartition(': ')[2]}, which no committed record has"
+    return ""
 
 
-def excluded(label: str, wants: Wants, weights: str, upload: float, server: float) -> str:
+def excluded(label: str, wants: Wants, row: Row) -> str:
     """Why a method is out of the question, from its code and from what it needed in its nearest cell; empty: it is not."""
-    can = abilities(label)
+    can, upload, server, weights = abilities(label), row.upload, row.server, row.weights
+    timed, epsilon = wants.server_seconds is not None, row.epsilon
     reasons: Mapping[str, bool] = {
         "sends nothing: it is training alone": not can.sends and not wants.personal,
         f"needs published weights ({weights})": bool(weights) and not wants.encoder,
         "gives all sites one model": wants.personal and not can.personal,
         "needs a server": not wants.server and not can.relays and can.sends,
         "an upload has no part of its own for each class": wants.forget_class and not can.forgets_class and can.sends,
-        "the server needs every upload, not only their sum": wants.secure_sum and not can.adds,
-        "no committed record has it with differential privacy": wants.epsilon is not None,
+        can.sum_problem: wants.secure_sum and bool(can.sum_problem),
+        "has no noise for differential privacy": wants.epsilon is not None and not can.private,
+        "no committed record has it with differential privacy": wants.epsilon is not None and can.private and epsilon is None,
+        f"no committed record has it with an epsilon below {epsilon or 0:g}": (epsilon or 0) > (wants.epsilon or math.inf),
         f"sends more: {upload / 1e6:.1f} MB a site": wants.upload is not None and upload > wants.upload,
-        f"its server takes longer: {server:.0f} s": wants.server_seconds is not None and server > wants.server_seconds,
+        "no committed record has its server seconds": timed and server is None,
+        f"its server takes longer: {server or 0:.0f} s": (server or 0)
+        > (math.inf if wants.server_seconds is None else wants.server_seconds),
     }
     return "; ".join(reason for reason, holds in reasons.items() if holds)

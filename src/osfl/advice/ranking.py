@@ -8,7 +8,7 @@ more cell at distance `REACH` had it `UNKNOWN` behind, so that who was measured 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from osfl.advice.known import Case, Cell, Row, distance
 from osfl.advice.needs import Wants, excluded
@@ -42,8 +42,8 @@ class Ranked:
     low: float  # of the seeds' values in these cells, the weighted 10th percentile
     high: float  # and the 90th
     upload: float  # bytes a site, in the nearest cell; and so are the seconds
-    server: float
-    site: float
+    server: float | None  # None: not recorded
+    site: float | None
     weights: str
     evidence: tuple[Evidence, ...]  # nearest first
 
@@ -70,17 +70,28 @@ class Advice:
 def advise(case: Case, wants: Wants, cells: Sequence[Cell]) -> Advice:
     """Methods for a case, the best first."""
     nearest = tuple(sorted(((distance(case, cell.case), cell) for cell in cells), key=lambda one: (one[0], one[1].name)))
-    within = [(d, cell) for d, cell in nearest if d <= REACH]
+    within = _asked_about([(d, cell) for d, cell in nearest if d <= REACH], wants)
     first: dict[str, Row] = {}  # what a variant needed in its nearest cell
     for _, cell in within:
         for label, row in cell.rows.items():
             first.setdefault(label, row)
-    why = {label: excluded(label, wants, row.weights, row.upload, row.server) for label, row in first.items()}
+    why = {label: excluded(label, wants, row) for label, row in first.items()}
     found = [_ranked(label, within, wants, why) for label in first if not why[label]]
     variants = tuple(sorted(found, key=lambda one: (-one.score, -one.accuracy, one.label)))
     left = {method_of(one.label) for one in variants}
     out = {method_of(label): reason for label, reason in reversed(why.items()) if method_of(label) not in left}
     return Advice(variants, dict(sorted(out.items())), nearest)
+
+
+def _asked_about(cells: Sequence[tuple[float, Cell]], wants: Wants) -> list[tuple[float, Cell]]:
+    """Rows with differential privacy where it is wanted; of methods that have none near, the others, to be excluded by name."""
+    private = {method_of(label) for _, cell in cells for label, row in cell.rows.items() if row.epsilon is not None}
+    private &= set() if wants.epsilon is None else private
+
+    def asked(label: str, row: Row) -> bool:
+        return (row.epsilon is not None) == (method_of(label) in private)
+
+    return [(d, replace(cell, rows={label: row for label, row in cell.rows.items() if asked(label, row)})) for d, cell in cells]
 
 
 def method_of(label: str) -> str:

@@ -214,7 +214,7 @@ def _as_json(case: Case, wants: Wants, found: Advice, constant: float | None) ->
         "known": found.known,
         "constant_answer": constant,
         "ranked": [
-            {**asdict(one), "evidence": [asdict(cell) for cell in one.evidence], "command": _command(one, case)}
+            {**asdict(one), "evidence": [asdict(cell) for cell in one.evidence], "command": _command(one, case, wants)}
             for one in found.ranked
         ],
         "excluded": found.excluded,
@@ -258,8 +258,9 @@ def _show(case: Case, wants: Wants, found: Advice, constant: float | None) -> No
     for reason in dict.fromkeys(found.excluded.values()):
         methods = ", ".join(method for method, why in found.excluded.items() if why == reason)
         echo(f"[dim]Not {methods}: {escape(reason)}.[/]")
+    _against_the_server(found.variants)
     if found.ranked:
-        echo(f"\nTry the first: [cyan]{escape(_command(found.ranked[0], case))}[/]")
+        echo(f"\nTry the first: [cyan]{escape(_command(found.ranked[0], case, wants))}[/]")
     else:
         echo("[yellow]No method of the records keeps to what you allow.[/]")
 
@@ -284,8 +285,7 @@ def _table(ranked: Sequence[Ranked], personal: bool) -> None:
             percent(one.accuracy),
             f"{100 * one.low:.0f}–{100 * one.high:.0f}",
             size(one.upload),
-            seconds(one.server),
-            seconds(one.site),
+            *("–" if value is None else seconds(value) for value in (one.server, one.site)),
             str(len(one.evidence)),
             f"{one.evidence[0].cell} ({one.evidence[0].distance:.1f})",
         )
@@ -304,12 +304,24 @@ def _constant(found: Advice, constant: float | None) -> None:
         echo(f"Always the most frequent class would have {percent(cell.constant)} in {cell.name}; judge accuracy beside that.")
 
 
-def _command(one: Ranked, case: Case) -> str:
+def _against_the_server(variants: Sequence[Ranked]) -> None:
+    """What the other kind of noise costs, where the first trusts the server with each site's share of it."""
+    from osfl.reports.text import percent
+
+    if not variants or not variants[0].label.endswith("@noise=share"):
+        return
+    other = next((one for one in variants if one.label.endswith("@noise=site")), None)
+    reached = f" has {percent(other.accuracy)} ({escape(other.label)})" if other else " is in no record near"
+    echo(f"noise=share trusts the server not to look at single uploads; noise=site, against the server, too,{reached}.")
+
+
+def _command(one: Ranked, case: Case, wants: Wants) -> str:
     """How to try it on images of one's own."""
-    from osfl.advice.needs import settings_in
+    from osfl.advice.needs import OF_THE_ROUND, settings_in
 
     changes = settings_in(one.label)
-    topology = [f"--{key} {changes.pop(key)}" for key in ("topology", "encounters") if key in changes]
+    of_the_round = [f"--{key} {changes.pop(key)}" for key in OF_THE_ROUND if key in changes]
     words = ["osfl run --method", one.label.partition("@")[0], "--dataset path/to/images"]
     words += [f"--clients {case.sites}"] if case.sites else []
-    return " ".join([*words, *topology, *(f"--set {key}={value}" for key, value in changes.items())])
+    words += ["--secure-sum"] if wants.secure_sum else []
+    return " ".join([*words, *of_the_round, *(f"--set {key}={value}" for key, value in changes.items())])
