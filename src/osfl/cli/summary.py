@@ -88,6 +88,7 @@ def _facts(result: Result) -> list[tuple[str, str, str]]:
     return [
         *first,
         ("Own distribution", percent(own["mean"]), "mean over clients, each on the classes it holds"),
+        *_weighed(result),
         ("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
         *_encounters(result),
         ("Sent up", size(costs["upload_bytes"]), f"by all clients, {many(sent, 'message')} each"),
@@ -107,6 +108,16 @@ def _unbalanced(result: Result) -> list[tuple[str, str, str]]:
     if metric in ("accuracy", "auroc"):
         return []
     return [("Balanced accuracy", percent(result["scores"]["global"]["balanced_accuracy"]), f"read it first: {why}")]
+
+
+def _weighed(result: Result) -> list[tuple[str, str, str]]:
+    """What sites reach that weigh the classes of the release as they have them."""
+    from osfl.reports.text import percent
+
+    clients = result["scores"]["clients"]
+    if "weighed" not in clients:
+        return []
+    return [("  weighed by site", percent(clients["weighed"]["mean"]), "each weighs classes as it has them: --set prior=site")]
 
 
 def _encounters(result: Result) -> list[tuple[str, str, str]]:

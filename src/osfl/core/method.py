@@ -278,6 +278,11 @@ class Method:
         """What a message looks like, for `osfl inspect`: figures by title (osfl.reports.figures). Default: none."""
         return {}
 
+    def learned_prior(self, payload: Payload) -> tuple[torch.Tensor, float] | None:
+        """The log class shares that a finished classifier answers with, and the temperature on its other scores beside a site's
+        own shares: a simulation then reports what sites reach that weigh classes as they have them. Default: None, nothing."""
+        return None
+
     def review(self, payloads: Mapping[ClientId, Payload]) -> Mapping[str, Json]:
         """What only the clients' finished payloads together show: figures by title. Default: none."""
         return {}

@@ -60,6 +60,8 @@ class ClientScores(TypedDict):
     own: Spread  # accuracy on the client's own distribution: per-class accuracy weighted by its class shares, exact;
     # where clients are domains, on the test images of that domain
     everyone: Spread  # accuracy on the global test set
+    # one release for all that sites may weigh: own accuracy where each weighs classes as it has them, by counting alone
+    weighed: NotRequired[Spread]
 
 
 Scores = TypedDict(

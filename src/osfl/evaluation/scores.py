@@ -112,10 +112,12 @@ def score(
     run_map: Map,
     domains: Mapping[ClientId, NDArray[np.bool_]] | None = None,
     personalized: bool | None = None,
+    weighed: Callable[[ClientId, Floats], Floats] | None = None,
 ) -> Scores:
     """All scores of a round. Clients that share one model object share its evaluation.
 
-    `domains`: for each client, which test images are of its domain, where clients are domains.
+    `domains`: for each client, which test images are of its domain, where clients are domains. `weighed`: the scores
+    (images, classes) of a client that weighs its model's probabilities by its own class shares.
     """
     labels = test.labels.numpy()
     answered: dict[int, Floats] = {}
@@ -125,15 +127,20 @@ def score(
     measured = {key: metrics(p, labels) for key, p in answered.items()}
     by_client = {client: answered[id(model)] for client, model in models.items()}
     recalls = {client: per_class_accuracy(p.argmax(1), labels, len(classes)) for client, p in by_client.items()}
-    if domains is None:
-        own = {client: own_accuracy(recalls[client], counts[client]) for client in models}
-    else:
-        own = {c: float((p.argmax(1) == labels)[domains[c]].mean()) for c, p in by_client.items()}
+
+    def on_own(answers: Mapping[ClientId, Floats]) -> Spread:
+        right = {client: p.argmax(1) for client, p in answers.items()}
+        if domains is not None:
+            return spread({c: float((answer == labels)[domains[c]].mean()) for c, answer in right.items()})
+        found = {c: per_class_accuracy(answer, labels, len(classes)) for c, answer in right.items()}
+        return spread({client: own_accuracy(found[client], counts[client]) for client in models})
+
+    by_count = {} if weighed is None else {"weighed": on_own({c: weighed(c, p) for c, p in by_client.items()})}
     answers = list(by_client.values())  # a model that several clients share counts once for each of them
     everyone = {client: float((p.argmax(1) == labels).mean()) for client, p in by_client.items()}
     return {
         "global": mean_metrics([measured[id(models[client])] for client in models]),
-        "clients": {"own": spread(own), "everyone": spread(everyone)},
+        "clients": {"own": on_own(by_client), "everyone": spread(everyone), **by_count},  # type: ignore[typeddict-item]
         "personalized": len(answered) > 1 if personalized is None else personalized,
         "majority": float(np.bincount(labels).max() / len(labels)),
         "per_class": {name: mean_of([recalls[client][c] for client in models]) for c, name in enumerate(classes)},

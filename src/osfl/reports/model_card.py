@@ -106,6 +106,8 @@ def _evaluation(result: Result) -> str:
         f"Own distribution, mean ± std over clients: {percent(own['mean'])} ± {percent(own['std'])}",
         f"Worst client: {safe(own['worst_client'])}, {percent(own['worst'])}",
     ]
+    if weighed := scores["clients"].get("weighed"):
+        lines.insert(1, f"Where each client weighs classes as it has them (`prior=site`): {percent(weighed['mean'])}")
     metric, why = headline_of(result)
     lines.append(f"Read {NAMES[metric]} first: {why}")
     classes = [[safe(name), percent(value)] for name, value in scores["per_class"].items()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.core.headline import SMOKE, headline_of, is_smoke
-from osfl.core.result import Result, finding_line
+from osfl.core.result import Result, Scores, finding_line
 from osfl.reports.audit import audit_section
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
@@ -101,10 +101,19 @@ def _tiles(result: Result) -> list[dict[str, str]]:
     whose = "mean over the clients' own models" if scores["personalized"] else "the released model"
     return [
         _first_tile(result, f"{whose}, on the {judged_on(result['data'])}"),
-        _tile("Own-distribution accuracy", percent(own["mean"]), "mean over clients, each on its own distribution of classes"),
+        _tile(
+            "Own-distribution accuracy", percent(own["mean"]), f"mean over clients, each on its own classes{_weighed(scores)}"
+        ),
         _tile("Worst client", percent(own["worst"]), f"{own['worst_client']}, on its own distribution"),
         _tile("Uploaded", size(costs["upload_bytes"]), f"by all clients together, {many(sent, 'message')} each"),
     ]
+
+
+def _weighed(scores: Scores) -> str:
+    """What sites reach that weigh the classes of the release as they have them."""
+    if "weighed" not in scores["clients"]:
+        return ""
+    return f"; {percent(scores['clients']['weighed']['mean'])} where each weighs classes as it has them (prior=site)"
 
 
 def _first_tile(result: Result, where: str) -> dict[str, str]:

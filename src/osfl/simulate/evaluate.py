@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from osfl.core.code import code_digest
@@ -22,6 +23,7 @@ from osfl.evaluation.multilabel import score_labels
 from osfl.evaluation.planes import model_plane
 from osfl.evaluation.scores import score
 from osfl.evaluation.tokens import features_by_kind, judge_tokens
+from osfl.ingredients.statistics.site_prior import weighed_by_site
 from osfl.models.input_facts import describe_inputs
 from osfl.rounds.folder import Round
 from osfl.runtime.meter import measure, reset_peak_memory
@@ -67,6 +69,7 @@ def evaluate(
         if plan.task.several:
             scores = score_labels(models, federation.test, classes, federation.shards, personalized=personalized, **how)
         else:
+            how["weighed"] = _weighed(method, payloads, federation)
             scores = score(models, federation.test, classes, federation.counts, personalized=personalized, **how)
         judged = _generators(method, federation, models, fl_round, ctx)
         course = _course(method, federation, fl_round, ctx)
@@ -110,6 +113,21 @@ def evaluate(
     if compared is not None:
         result["tokens"] = compared
     return result
+
+
+def _weighed(
+    method: Method, payloads: Mapping[ClientId, Payload], federation: Federation
+) -> Callable[[ClientId, Any], Any] | None:
+    """How a client weighs the answers of its model by its own class shares, where the method has one model that allows it."""
+    learned = method.learned_prior(next(iter(payloads.values())))
+    if learned is None:
+        return None
+    labels = {shard.client: shard.train.labels for shard in federation.shards}
+
+    def weighed(client: ClientId, probability: Any) -> Any:
+        return weighed_by_site(torch.from_numpy(probability), *learned, labels[client]).numpy()
+
+    return weighed
 
 
 def _course(method: Method, federation: Federation, fl_round: Round, ctx: Context) -> Course:

@@ -53,6 +53,14 @@ def corrected_prior(own: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
     return torch.where(released <= NEVER, torch.full_like(own, NEVER), own)
 
 
+def weighed_by_site(probability: torch.Tensor, learned: torch.Tensor, temperature: float, labels: torch.Tensor) -> torch.Tensor:
+    """Scores (n, classes) of a classifier whose probabilities hold the `learned` log shares, with those of a site's training
+    labels in their place."""
+    likelihood = probability.clamp_min(torch.finfo(torch.float64).tiny).log() - learned
+    scores = temperature * likelihood + site_log_prior(labels, len(learned))
+    return torch.where(learned <= NEVER, torch.full_like(scores, NEVER), scores)
+
+
 def with_site_prior(release: Release, shard: Shard, classes: int, settings: SitePrior) -> Payload:
     """The release as a site's own model: the same tensors and the site's prior beside them, over what the release learned; or
     as it is, if nobody asks."""

@@ -527,6 +527,13 @@ class OneSum(TokenMethod):
             )
         return choose({0: prior, **scores}, of_network, shard.val.labels, shrinkage)
 
+    def learned_prior(self, payload: Payload) -> tuple[torch.Tensor, float] | None:
+        """For what `prior=site` with `blend=0` would reach, where all sites answer with the release."""
+        s = self.settings
+        if s.prior == "site" or s.head == "ridge" or self.task.several:
+            return None
+        return head_of(payload.tensors).prior, float(s.temperature)
+
     def needs_images_after_round(self) -> bool:
         return bool(self.settings.prior == "site")
 
