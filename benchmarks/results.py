@@ -50,8 +50,8 @@ generator needs at least ten images, and so were OneSum's rows and FedCGS' in `b
 with `ensemble=uniform`, `server=none` and `invert=ensemble` are of 2026-11-19. Other rows are older, and differ from what the
 same command gives today in four ways: no site's weight by claimed counts was capped (`limits.share`, 0.4 now), FALCON, FedPFT
 and FedCGS used classes of one and two images at a site (`least`, 3 now), the sites of `xray*` shared patients, and
-FedCGS' preset had the total covariance (`covariance=within` with shrinkage now). All rows of `xray-a0.1` are of 2026-11-19, with none
-of the four.
+FedCGS' preset had the total covariance (`covariance=within` with shrinkage now). All rows of `xray-a0.1` are of
+2026-11-19, with none of the four.
 """
 
 
