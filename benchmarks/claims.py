@@ -9,6 +9,9 @@ The same rules for every claim:
 - *Equal terms.* Students that release a point of their way are compared at the same point (`%0.6`, from vit-shares.json). A
   server method that ended below where it began, the clients' average, had too small a budget; `gained` leaves such cells
   out.
+- *Every cell.* Such a claim is judged cell by cell: see `judged`. Cells that are not above are named, whatever the verdict.
+- *Bytes at equal accuracy.* What FedAvg sends until it is as good is known where it got there within its rounds, and is more
+  than it sent where it did not: see `_for_as_much`. A cell in which that decides nothing is open.
 - *Many claims.* Of sixty claims three would pass by chance at 5 %. `together` says which still hold when all are taken
   together.
 - *Published figures* stand beside rows of the same metric and are no part of any claim.
@@ -41,8 +44,14 @@ from benchmarks.grid import (
 )
 from benchmarks.joining import by_seed
 
-OWN, GLOBAL, SENT = "scores.clients.own.mean", "scores.global.accuracy", "costs.upload_bytes"
-WORDS = {OWN: "own", GLOBAL: "global", SENT: "% fewer bytes"}
+OWN, GLOBAL, SENT, RECEIVED = (
+    "scores.clients.own.mean",
+    "scores.global.accuracy",
+    "costs.upload_bytes",
+    "costs.download_bytes",
+)
+EQUAL = "bytes both ways, at equal accuracy"
+WORDS = {OWN: "own", GLOBAL: "global", SENT: "% fewer bytes", EQUAL: "% fewer bytes"}
 Record = Mapping[str, Any]
 Recipe = Literal["paper", "ours"]
 
@@ -62,7 +71,7 @@ class Claim:
     metric: str = GLOBAL
     times: float = 1.0
     margin: float = 0.0  # `left` may be so much below
-    everywhere: bool = False  # the mean of every cell, not only the mean of all
+    everywhere: bool = False  # in every cell, not only in the mean of all
     recipe: Recipe = "ours"  # whose settings `left` has
     gained: bool = False  # only cells in which `right` ended above the clients' average, where it began
 
@@ -173,6 +182,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
             for name, label in (("", "federated_factory"), (", diffusion", "federated_factory@factory=edm"))
         ),
         Claim("sends less than FedAvg's ten rounds, each", "federated_factory", "fedavg_rounds", _sends, SENT, everywhere=True),
+        Claim("… than FedAvg until it is as good, each", "federated_factory", "fedavg_rounds", _sends, EQUAL, everywhere=True),
         Claim("peer to peer above central, in silos", "federated_factory@mode=peer", "federated_factory", _silos),
         Claim("Dirichlet: above FedAvg in rounds, each", "federated_factory", "fedavg_rounds", _shares, everywhere=True),
         Claim("… peer to peer above central", "federated_factory@mode=peer", "federated_factory", _shares),
@@ -232,13 +242,21 @@ def _on_its_way(cell: str, label: str, share: float) -> Mapping[str, float]:
 
 
 def differences(claim: Claim, records: Sequence[Record]) -> dict[str, list[float]]:
-    """Left minus right by cell and seed. Rows that are still being made are compared on the seeds that both have."""
+    """Left minus right by cell and seed. Rows that are still being made are compared on the seeds that both have.
+
+    No difference is known in a cell with an empty list: see `_for_as_much`.
+    """
     found = {}
     for record in records:
         if not claim.cells(record["cell"]) or (claim.gained and not _gained(record, claim)):
             continue
-        left, right = (values(record, row, claim.metric) for row in (claim.left, claim.right))
-        if gaps := [_gap(claim, left[seed], right[seed]) for seed in left if seed in right]:
+        if claim.metric == EQUAL:
+            asked, gaps = _for_as_much(record, claim.left, str(claim.right))
+        else:
+            left, right = (values(record, row, claim.metric) for row in (claim.left, claim.right))
+            gaps = [_gap(claim, left[seed], right[seed]) for seed in left if seed in right]
+            asked = bool(gaps)
+        if asked:
             found[record["cell"]] = gaps
     return found
 
@@ -247,10 +265,36 @@ def _gap(claim: Claim, left: float, right: float) -> float:
     return 1 - left / right if claim.metric == SENT else left + claim.margin - claim.times * right
 
 
+def _for_as_much(record: Record, left: str, right: str) -> tuple[bool, list[float]]:
+    """Whether the cell has both rows; and, seed by seed, the share of bytes that `left` spares where that is known.
+
+    `right` sends as much again in each round. Where it ended as good as `left` or better, its bytes are enough, and `left`
+    that sends more has spared nothing. Where it ended below, it needs more than its bytes, and `left` that sends less has
+    spared at least that share. In the two other cases the rounds that were run decide nothing.
+    """
+    accuracy = [values(record, row, GLOBAL) for row in (left, right)]
+    sent = [_both_ways(record, row) for row in (left, right)]
+    seeds = [seed for seed in accuracy[0] if all(seed in known for known in (accuracy[1], *sent))]
+    found = []
+    for seed in seeds:
+        reached, less = accuracy[1][seed] >= accuracy[0][seed], sent[0][seed] < sent[1][seed]
+        if reached != less:
+            found.append(1 - sent[0][seed] / sent[1][seed])
+    return bool(seeds), found
+
+
+def _both_ways(record: Record, row: str) -> Mapping[str, float]:
+    up, down = (values(record, row, metric) for metric in (SENT, RECEIVED))
+    return {seed: up[seed] + down[seed] for seed in up if seed in down}
+
+
 def _gained(record: Record, claim: Claim) -> bool:
     """Whether the right row, where its student ended, is above the clients' average."""
     ended, began = (values(record, row, GLOBAL) for row in (str(claim.right).partition("%")[0], "fedavg"))
     return bool(ended and began) and statistics.fmean(ended.values()) > statistics.fmean(began.values())
+
+
+Verdict = Literal["yes", "no", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -263,27 +307,46 @@ class Judged:
     reach: float  # of its 95 % interval, to both sides
     cells: int
     below: tuple[str, ...]  # cells whose mean is not above
-    holds: Literal["yes", "no", "inconclusive"]
+    holds: Verdict
     chance: float = 1.0  # of a difference this large where there is none (two-sided t test)
     seeds: str = ""  # of a cell, as "3" or "1-3"
     together: bool = False  # holds, or does not, when all claims are taken together
+    fails: tuple[str, ...] = ()  # cells that are below by more than their own interval, if all cells are asked
+    open: tuple[str, ...] = ()  # cells in which nothing is known
+    figures: Mapping[str, str] | None = None  # of cells that are not above
 
     @property
     def words(self) -> tuple[str, str]:
         """Figures for table and picture: on which images, and in how many cells."""
-        return WORDS[self.claim.metric], f"{self.cells - len(self.below)} of {self.cells}"
+        return WORDS[self.claim.metric], f"{self.cells - len(self.below) - len(self.open)} of {self.cells}"
 
 
 def judged(method: str, claim: Claim, gaps: Mapping[str, Sequence[float]]) -> Judged:
-    """Seeds of a cell are partitions of their own, so all differences count alike."""
-    every = [gap for found in gaps.values() for gap in found]
+    """Seeds of a cell are partitions of their own, so all differences count alike.
+
+    A claim about every cell does not hold where one cell is below zero by more than the interval of its own seeds. It holds
+    where the mean of every cell is above zero, and that of all together by more than its interval. Else it is inconclusive.
+    """
+    known = {cell: found for cell, found in gaps.items() if found}
+    every = [gap for found in known.values() for gap in found]
     above, reach = _center(every)
-    below = tuple(cell for cell, found in gaps.items() if statistics.fmean(found) <= 0)
-    held = above > 0 and not (claim.everywhere and below)
-    holds: Literal["yes", "no", "inconclusive"] = "inconclusive" if abs(above) < reach else "yes" if held else "no"
-    counts = sorted({len(found) for found in gaps.values()})
+    below = tuple(cell for cell, found in known.items() if statistics.fmean(found) <= 0)
+    fails = tuple(cell for cell in below if claim.everywhere and _verdict(known[cell]) == "no")
+    undecided = tuple(cell for cell, found in gaps.items() if not found)
+    holds, chance = _verdict(every), _chance(every)
+    if fails:
+        holds, chance = "no", min(1.0, len(known) * min(_chance(known[cell]) for cell in fails))
+    elif claim.everywhere and (below or undecided) and holds == "yes":
+        holds, chance = "inconclusive", 1.0
+    counts = sorted({len(found) for found in known.values()}) or [0]
     seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
-    return Judged(method, claim, 100 * above, 100 * reach, len(gaps), below, holds, _chance(every), seeds)
+    return Judged(method, claim, 100 * above, 100 * reach, len(gaps), below, holds, chance, seeds, fails=fails, open=undecided)
+
+
+def _verdict(gaps: Sequence[float]) -> Verdict:
+    """Above zero, or below, by more than the 95 % interval of the mean; one difference, or none, decides nothing."""
+    above, reach = _center(gaps)
+    return "inconclusive" if abs(above) < reach else "yes" if above > 0 else "no"
 
 
 def _chance(gaps: Sequence[float]) -> float:
@@ -306,16 +369,29 @@ def holm(chances: Sequence[float], level: float = 0.05) -> list[bool]:
 def _center(gaps: Sequence[float]) -> tuple[float, float]:
     """Their mean, and the reach of its 95 % interval (Student's t: three seeds say little)."""
     if len(gaps) < 2:
-        return statistics.fmean(gaps), math.inf
+        return sum(gaps), math.inf
     return statistics.fmean(gaps), float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
 
 
 def judge(records: Sequence[Record]) -> list[Judged]:
     """All claims that some record has rows for."""
     asked = [(method, claim, differences(claim, records)) for method, said in PAPERS.items() for claim in said]
-    found = [judged(method, claim, gaps) for method, claim, gaps in asked if gaps]
-    sure = holm([one.chance for one in found])
-    return [replace(one, together=yes) for one, yes in zip(found, sure, strict=True)]
+    found = [(judged(method, claim, gaps), gaps) for method, claim, gaps in asked if gaps]
+    sure = holm([one.chance for one, _ in found])
+    return [
+        replace(one, together=yes, figures={cell: _figure(one.claim, records, cell, gaps[cell]) for cell in one.below})
+        for (one, gaps), yes in zip(found, sure, strict=True)
+    ]
+
+
+def _figure(claim: Claim, records: Sequence[Record], cell: str, gaps: Sequence[float]) -> str:
+    """Of a cell that is not above: the share that `left` has of `right` where the claim is about one, else the difference."""
+    if claim.times == 1:
+        return f"{100 * statistics.fmean(gaps):+.1f}"
+    record = next(record for record in records if record["cell"] == cell)
+    left, right = (values(record, row, claim.metric) for row in (claim.left, claim.right))
+    seeds = [seed for seed in left if seed in right]
+    return f"{100 * sum(left[seed] for seed in seeds) / sum(right[seed] for seed in seeds):.1f} %"
 
 
 HEAD = """# All claims
@@ -328,8 +404,15 @@ Claims of the papers about their methods, and further questions, tested on our r
   own class distributions (*own*) or on the whole test set (*global*), or in percent of the bytes that all clients upload.
 - *Cells*: in how many cells the mean difference is above zero, of all cells of the method's tables that have both rows.
   *Seeds*: of a cell.
-- *Holds*: `inconclusive` where the interval includes zero. **Many claims are asked at once**, and at 5 % one in twenty
-  would pass by chance: *together* says which of them still stand when all are taken together (Holm's step-down).
+- *Holds*: `inconclusive` where the interval includes zero. A claim about *each* or *every* cell does not hold where one
+  cell is below zero by more than the interval of its own seeds (by chance in one of forty cells without a difference), and
+  holds where the mean of each cell is above zero and the difference of all by more than its interval; cells that are not above
+  are named with their difference, or with the share that they reach. *Open*: cells in which the rows decide nothing.
+- **Many claims are asked at once**, and at 5 % one in twenty would pass by chance: *together* says which of them still stand
+  when all are taken together (Holm's step-down; a claim that single cells refute counts with the chance of the clearest of
+  them, times the number of cells).
+- *Until it is as good*: FedAvg's bytes in ten rounds, both ways, are enough where it ended as good as the method; where it
+  ended below, it needs more. A cell is open where it ended below and had sent less, or was as good and had sent more.
 - Students that release a point of their way from the clients' average are compared at the same point. *That gained*: only
   cells in which the other method ended above that average; elsewhere its budget here was too small to say anything.
 
@@ -346,7 +429,6 @@ def table(claims: Sequence[Judged]) -> list[str]:
     lines = [HEAD]
     for one in claims:
         where, held = one.words
-        failing = f"**no**: {', '.join(one.below)}" if one.claim.everywhere else "**no**"
         cells = [
             f"[{one.method}](../methods/{one.method}.md)",
             one.claim.says,
@@ -354,11 +436,28 @@ def table(claims: Sequence[Judged]) -> list[str]:
             f"{_difference(one)} {where}",
             held,
             one.seeds,
-            failing if one.holds == "no" else one.holds,
+            _spelled(one),
             "yes" if one.together else "–",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _spelled(one: Judged) -> str:
+    """The verdict, and the cells that it rests on where all cells are asked."""
+    verdict = "**no**" if one.holds == "no" else one.holds
+    if not one.claim.everywhere:
+        return verdict
+    figures = one.figures or {}
+    named = {
+        f"{verdict}: ": one.fails,
+        "not above: ": tuple(cell for cell in one.below if cell not in one.fails),
+        "open: ": one.open,
+    }
+    parts = [
+        head + ", ".join(f"{cell} {figures.get(cell, '')}".rstrip() for cell in cells) for head, cells in named.items() if cells
+    ]
+    return "; ".join(parts if one.fails else [verdict, *parts])
 
 
 def condensed(claims: Sequence[Judged]) -> list[str]:
@@ -383,4 +482,6 @@ def condensed(claims: Sequence[Judged]) -> list[str]:
 
 
 def _difference(one: Judged) -> str:
+    if len(one.open) == one.cells:
+        return "open"
     return f"{one.above:+.1f} " + (f"± {one.reach:.1f}" if math.isfinite(one.reach) else "(one seed)")

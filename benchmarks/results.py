@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,17 +43,75 @@ seeds, in percent.
   own splits.
 - *Fréchet distance* and *excess-risk estimate* describe generators, on features that [each run names](generators.md). An
   estimate above 1 bounds nothing.
-
-## Which code made which rows
-
-Each row has its date in the record. Rows of FederatedFactory were made again on 2026-11-18, with the rule that each part of a
-generator needs at least ten images, and so were OneSum's rows and FedCGS' in `brain-a0.1`, `xray-a0.1` and `pacs-domains`; rows
-with `ensemble=uniform`, `server=none` and `invert=ensemble` are of 2026-11-19. Other rows are older, and differ from what the
-same command gives today in four ways: no site's weight by claimed counts was capped (`limits.share`, 0.4 now), FALCON, FedPFT
-and FedCGS used classes of one and two images at a site (`least`, 3 now), the sites of `xray*` shared patients, and
-FedCGS' preset had the total covariance (`covariance=within` with shrinkage now). All rows of `xray-a0.1` are of
-2026-11-19, with none of the four.
 """
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that rows made before it lack."""
+
+    says: str
+    concerns: Callable[[str, str], bool]  # cell, and the row's label
+    older: Callable[[Mapping[str, Any]], bool]  # whether a row was made before it
+
+
+def _is(*methods: str) -> Callable[[str, str], bool]:
+    return lambda _, label: label.partition("@")[0] in methods
+
+
+def _made_before(day: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda row: str(row["date"]) < day
+
+
+_ALONE = _is("local_only", "centralized", "centralized_tokens", "fol", "onesum")
+CHANGES = (
+    Change(
+        "no site's weight by claimed counts was capped (`limits.share`, 0.4 now)",
+        lambda cell, label: not _ALONE(cell, label),
+        _made_before("2026-11-18"),
+    ),
+    Change(
+        "classes of one and two images at a site were used (`least`, 3 now)",
+        _is("falcon", "fedpft", "fedcgs"),
+        lambda row: "least" not in row["settings"],
+    ),
+    Change(
+        "parts of a generator could rest on fewer than ten images (`least`, 10 now)",
+        _is("federated_factory"),
+        lambda row: "least" not in row["settings"],
+    ),
+    Change(
+        "FedCGS' preset had the total covariance (`covariance=within` with shrinkage now)",
+        _is("fedcgs"),
+        lambda row: row["settings"].get("covariance") == "total",
+    ),
+    Change("the sites of `xray*` shared patients", lambda cell, _: cell.startswith("xray"), _made_before("2026-11-19")),
+)
+
+
+def older_rows(records: Sequence[dict[str, Any]]) -> list[str]:
+    """By day, how many rows were made; and which of them lack what was changed since."""
+    rows = [
+        (record["cell"], label, {"date": record["date"], **row})
+        for record in records
+        for label, row in record["methods"].items()
+    ]
+    days = Counter(str(row["date"]) for _, _, row in rows)
+    made = ", ".join(f"{days[day]} on {day}" for day in sorted(days))
+    lines = [
+        "## Which code made which rows",
+        "",
+        f"Each row has its date in the record. Of {len(rows)} rows in {len(records)} cells were made: {made}.",
+        "Rows that are older than a change of the code differ from what the same command gives today:",
+        "",
+    ]
+    for change in CHANGES:
+        asked = [(cell, change.older(row)) for cell, label, row in rows if change.concerns(cell, label)]
+        old = sum(older for _, older in asked)
+        if old:
+            cells = len({cell for cell, older in asked if older})
+            lines.append(f"- {change.says}: {old} of {len(asked)} such rows, in {cells} cells.")
+    return [*lines, ""]
 
 
 @dataclass(frozen=True)
@@ -322,13 +381,13 @@ def anchor(heading: str) -> str:
     return heading.lower().replace(".", "").replace(" ", "-")
 
 
-def summary(judged: Sequence[claims.Judged]) -> list[str]:
+def summary(judged: Sequence[claims.Judged], records: Sequence[dict[str, Any]]) -> list[str]:
     """The first screen: claims condensed, the picture, and where the tables are."""
     lines = [HEAD, *claims.condensed(judged), "## Which page has which results", "", "| page | what it shows |", "|---|---|"]
     lines += [f"| [{one.title}]({FOLDER.name}/{one.file}) | {one.setup} |" for one in REGIMES]
     lines += [f"| [{title}]({FOLDER.name}/{file}) | {answer} |" for file, (title, answer) in OTHERS.items()]
     pictured = "![Claims of the papers with the differences in our records and their 95 % intervals](claims.svg)"
-    return [*lines, "", "## All claims in one picture", "", pictured, "", READ]
+    return [*lines, "", "## All claims in one picture", "", pictured, "", READ, *older_rows(records)]
 
 
 def main() -> None:
@@ -340,7 +399,7 @@ def main() -> None:
     PAGE.with_name("claims.svg").write_text(picture(judged), encoding="utf-8")
     pages = {FOLDER / regime.file: regime_page(regime, records) for regime in REGIMES}
     pages |= {FOLDER / "claims.md": claims.table(judged), FOLDER / "clients.md": over_clients(records)}
-    pages |= {FOLDER / "speed.md": speeds(), PAGE: summary(judged)}
+    pages |= {FOLDER / "speed.md": speeds(), PAGE: summary(judged, records)}
     for path, lines in pages.items():
         path.write_text("\n".join(lines), encoding="utf-8")
         print(path)

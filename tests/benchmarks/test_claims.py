@@ -6,7 +6,21 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import claims
-from benchmarks.claims import GLOBAL, OWN, PAPERS, SENT, Claim, differences, holm, judge, judged, spelled, table
+from benchmarks.claims import (
+    EQUAL,
+    GLOBAL,
+    OWN,
+    PAPERS,
+    RECEIVED,
+    SENT,
+    Claim,
+    differences,
+    holm,
+    judge,
+    judged,
+    spelled,
+    table,
+)
 from benchmarks.claims_picture import TEXT, picture
 from benchmarks.grid import CELLS, methods_of
 from osfl.reports.svg import width_of
@@ -54,11 +68,56 @@ def test_rows_that_have_other_seeds_are_compared_on_those_of_both() -> None:
     assert differences(Claim("", "a", "b", everywhere), [one])["x"] == pytest.approx([0.7, 0.5])
 
 
-def test_everywhere_names_the_cells_that_fail() -> None:
-    good, bad = record("x", a=[0.9] * 9, b=[0.1] * 9), record("y", a=[0.4, 0.5], b=[0.5, 0.5])
+def test_everywhere_is_judged_cell_by_cell() -> None:
+    """One cell that is surely below refutes it, however far the others are above, and however wide their interval is."""
+    good, bad = record("x", a=[0.9] * 9, b=[0.1] * 9), record("y", a=[0.4, 0.41, 0.42], b=[0.5, 0.5, 0.5])
     assert verdict(good, bad, everywhere=True) == ("no", ("y",)) and verdict(good, bad) == ("yes", ("y",))
+    few = record("x", a=[0.9, 0.2, 0.9], b=[0.1, 0.1, 0.1])
+    assert verdict(few, bad) == ("inconclusive", ("y",)) and verdict(few, bad, everywhere=True) == ("no", ("y",))
+    unsure = record("y", a=[0.4, 0.5], b=[0.5, 0.5])
+    assert verdict(good, unsure, everywhere=True) == ("inconclusive", ("y",)) and verdict(good, unsure) == ("yes", ("y",))
     assert verdict(good, everywhere=True) == ("yes", ())
     assert verdict(record("z", a=[0.9, 0.5], b=[0.4, 0.6]), everywhere=True) == ("inconclusive", ())
+
+
+def test_what_single_cells_refute_counts_with_their_chance() -> None:
+    """-0.1, -0.09, -0.08: t = 15.6 with two degrees of freedom, p = 0.0041; twice that, for the clearest of two cells."""
+    good, bad = record("x", a=[0.9] * 9, b=[0.1] * 9), record("y", a=[0.4, 0.41, 0.42], b=[0.5, 0.5, 0.5])
+    claim = Claim("a above b", "a", "b", everywhere, everywhere=True)
+    assert judged("a", claim, differences(claim, [good, bad])).chance == pytest.approx(2 * 0.0041, rel=0.02)
+    unsure = record("y", a=[0.4, 0.5], b=[0.5, 0.5])
+    assert judged("a", claim, differences(claim, [good, unsure])).chance == 1
+
+
+def test_cells_that_are_not_above_are_named_with_the_share_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Claim("90 %, each", "a", "b", everywhere, times=0.9, everywhere=True)
+    monkeypatch.setattr(claims, "PAPERS", {"m": (claim, Claim("b above a, each", "b", "a", everywhere, everywhere=True))})
+    cells = [record("x", a=[0.95, 0.96], b=[1.0, 1.0]), record("y", a=[0.8, 0.81], b=[1.0, 1.0])]
+    cells.append(record("z", a=[0.5, 1.0], b=[1.0, 1.0]))
+    lines = table(judge(cells))
+    assert "| 1 of 3 | 2 | **no**: y 80.5 %; not above: z 75.0 % |" in lines[1]
+    assert "| 3 of 3 | 2 | inconclusive |" in lines[2] or "| 3 of 3 | 2 | yes |" in lines[2]
+    assert "| 2 | inconclusive; not above: z 75.0 % |" in table(judge([cells[0], cells[2]]))[1]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "sent", "spared"),
+    [
+        (0.9, 30.0, 0.25),  # the rounds ended below with 40 bytes: as good, they take more
+        (0.9, 50.0, None),  # ... or less than 50, or more
+        (0.5, 50.0, -0.25),  # as good with 40: nothing is spared
+        (0.5, 30.0, None),  # as good with 40 or earlier
+    ],
+)
+def test_bytes_at_equal_accuracy_are_known_or_open(accuracy: float, sent: float, spared: float | None) -> None:
+    one = record("x", a=[accuracy], b=[0.6])
+    for label, total in (("a", sent), ("b", 40.0)):
+        one["methods"][label][SENT], one["methods"][label][RECEIVED] = {"values": [total - 10]}, {"values": [10.0]}
+    claim = Claim("less", "a", "b", everywhere, EQUAL, everywhere=True)
+    gaps = differences(claim, [one])
+    assert gaps["x"] == ([] if spared is None else [pytest.approx(spared)])
+    found = judged("a", claim, gaps)
+    assert found.open == (("x",) if spared is None else ()) and (spared is not None or "open: x" in table([found])[1])
 
 
 def test_a_share_a_number_and_an_encounter() -> None:
@@ -108,7 +167,7 @@ def test_table_and_picture_say_the_same() -> None:
     lines, drawn = "\n".join(table(found)), picture(found)
     assert "| above DENSE in every cell | ours | +35.0 ± 63.5 own | 1 of 1 | 2 | inconclusive | – |" in lines
     assert "| above Co-Boosting in every cell | ours | +40.0 ± 0.0 own | 1 of 1 | 2 | yes | yes |" in lines
-    assert "| above FedISCA in every cell | ours | -1.0 ± 0.0 own | 0 of 1 | 2 | **no**: blood-n5-a0.1 | yes |" in lines
+    assert "| above FedISCA in every cell | ours | -1.0 ± 0.0 own | 0 of 1 | 2 | **no**: blood-n5-a0.1 -1.0 | yes |" in lines
     alone = judge([record("blood-n5-a0.1", fedbicross=[0.9], dense=[0.5])])[0]
     assert "| +40.0 (one seed) own | 1 of 1 | 1 | inconclusive | – |" in table([alone])[1]
     for one in found:

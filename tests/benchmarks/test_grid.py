@@ -37,6 +37,13 @@ def test_the_published_server_is_published_in_every_setting() -> None:
     assert {name for name in ours if ours[name] != paper[name]} - training == {"server_epochs"}
 
 
+def test_the_published_falcon_is_published_but_for_its_encoder_and_the_sizes_of_its_networks() -> None:
+    (variant,) = for_methods(CELLS["brain-a0.1"], [grid.FALCON_PAPER])
+    ours, paper = (asdict(resolve_settings(load("falcon"), *command)) for command in (("cpu", variant.changes), ("paper",)))
+    encoder, sizes = {"encoder", "resolution", "window", "stride"}, {"generator_width", "depth", "heads", "hidden"}
+    assert {name for name in ours if ours[name] != paper[name]} == encoder | sizes
+
+
 @pytest.mark.parametrize("word", ["--help", "-h", "--skipp=dense"])
 def test_options_that_are_not_known_start_no_hours_of_work(word: str) -> None:
     with pytest.raises(SystemExit, match="Cells of the papers' tables"):

@@ -52,6 +52,18 @@ def test_results_open_with_one_screen_and_link_to_every_page() -> None:
     assert all(f"(results/{name})" in "\n".join(head) for name in pages)
 
 
+def test_what_rows_lack_follows_from_their_dates_and_settings() -> None:
+    """Nothing is said of rows that are not there: a record without FedCGS has no line about its covariance."""
+    old, new = ({"date": day, "settings": settings} for day, settings in (("2026-11-16", {}), ("2026-11-19", {"least": 3})))
+    one = {"cell": "xray-a0.1", "date": "2026-11-16", "methods": {"falcon": old, "falcon@alpha=0": new, "local_only": new}}
+    other = {"cell": "brain-a0.1", "date": "2026-11-16", "methods": {"falcon": {"settings": {}}}}
+    page = "\n".join(results.older_rows([one, other]))
+    assert "Of 4 rows in 2 cells were made: 2 on 2026-11-16, 2 on 2026-11-19." in page
+    assert "(`limits.share`, 0.4 now): 2 of 3 such rows, in 2 cells" in page
+    assert "(`least`, 3 now): 2 of 3 such rows, in 2 cells" in page and "shared patients: 1 of 3 such rows, in 1 cells" in page
+    assert "covariance" not in page and "generator" not in page
+
+
 def test_committed_pages_are_what_the_records_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, folder = results.PAGE, results.FOLDER
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")

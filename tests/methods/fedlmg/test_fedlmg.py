@@ -34,7 +34,7 @@ def member() -> Watched:
     return Watched(model.eval())
 
 
-def test_defaults_are_those_of_the_sheet() -> None:
+def test_defaults_are_those_that_the_card_states() -> None:
     s = Guidance()
     assert (s.diffusion_steps, s.prompt_guidance, s.first_corrections, s.bn, s.step_size) == (50, 3.0, 10, 0.1, 1.0)
 
