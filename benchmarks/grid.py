@@ -91,11 +91,10 @@ FACTORY = (  # generators instead of classifiers, beside many rounds: FederatedF
     "federated_factory@mode=peer@factory=edm",
 )
 OWN_TEACHER = "falcon@ensemble=uniform@alpha=0.5"  # FALCON with the teacher of its Eq. 10 and the weight of its Eq. 13
-# and its generator, too, as long and at the paper's rate: what is left of the preset is the encoder and the sizes of networks
-FALCON_PAPER = (
-    f"{OWN_TEACHER}@whiten=false@generator_patience=0@wire=float32@generator_lr=0.0001@generator_batch=256"
-    "@generator_epochs=400@components=20"
-)
+# and its generator, too, but with the preset's rate, batch, length and number of components
+FALCON_NEAR = f"{OWN_TEACHER}@whiten=false@generator_patience=0@wire=float32"
+# and those as well: what is left of the preset is the encoder and the sizes of networks
+FALCON_PAPER = f"{FALCON_NEAR}@generator_lr=0.0001@generator_batch=256@generator_epochs=400@components=20"
 TOKENS = (  # features instead of models: FALCON's tables and its ablations
     "centralized_tokens",
     "falcon@server=average",
@@ -497,7 +496,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
-    tokens += (OWN_TEACHER, FALCON_PAPER) if cell == "brain-a0.1" or cell.startswith("blood360") else ()
+    tokens += (OWN_TEACHER, FALCON_NEAR, FALCON_PAPER) if cell == "brain-a0.1" or cell.startswith("blood360") else ()
     vits: tuple[str, ...] = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
     vits += BARE if cell in ("blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
     vits += (*SWEEP, *AS_PUBLISHED) if cell == "digits-vit-n5-a0.1" else ()

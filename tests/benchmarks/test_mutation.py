@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import osfl
-from benchmarks.mutation import everything, shuffled, summary, wilson
+from benchmarks import mutation
+from benchmarks.mutation import EACH, everything, results, sampled, shuffled, summary, wilson
 from benchmarks.mutation_sites import TARGETS, mutants_of, mutated
 
 SOURCE = '''
@@ -73,10 +75,41 @@ def test_every_target_exists_and_the_order_is_fixed() -> None:
     assert len({mutant.name for mutant in mutants}) == len(mutants)
 
 
-def test_the_interval_of_a_share_and_what_is_counted() -> None:
+def test_the_interval_of_a_share() -> None:
     assert wilson(90, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
-    mutants = [replace(mutants_of(SOURCE, "file.py", "other")[0], what=str(i)) for i in range(4)]
-    found = {mutant.name: {"killed": i != 2} for i, mutant in enumerate(mutants)}
-    reported = summary(mutants, found, 40)
-    assert (reported["mutants"], reported["sample"], reported["killed"], reported["killed_share"]) == (40, 4, 3, 0.75)
-    assert list(reported["survivors"]) == [mutants[2].name]
+
+
+def test_the_share_is_of_what_was_killed_at_first_and_changes_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = mutants_of(SOURCE, "file.py", "other")[0]
+    mutants = [replace(one, what=str(i), file="large" if i < 3 else "small") for i in range(5)]
+    monkeypatch.setattr(mutation, "HARMLESS", {mutants[2].name: "the same"})
+    found = {mutant.name: {"killed": i != 2, "at_first": i not in (2, 4), "by": "a test"} for i, mutant in enumerate(mutants)}
+    others = [replace(one, what=f"more {i}", file="large") for i in range(5)]
+    reported = summary(mutants, found, [*mutants, *others])
+    assert (reported["mutants"], reported["sample"], reported["harmless"]) == (10, 5, 1)
+    first = reported["killed_at_first"]
+    assert (first["killed"], first["of"], first["share"]) == (3, 4, 0.75)
+    assert first["in_all_lines"] == 0.9  # 8 of 10 are in a file with both killed, 2 in one with half
+    assert reported["killed_now"] == {"killed": 4, "of": 4, "share": 1.0}
+    assert reported["survivors_at_first"] == {mutants[4].name: "killed now by a test"}
+    assert reported["harmless_ones"] == {mutants[2].name: "the same"}
+
+
+def test_the_sample_has_mutants_of_every_file() -> None:
+    picked = sampled(shuffled(everything()))
+    counts = Counter(mutant.file for mutant in picked)
+    assert set(counts) == set(TARGETS) and max(counts.values()) == EACH
+
+
+def test_what_a_mutant_was_at_first_is_kept_when_it_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (mutant,) = sampled(everything()[:1])
+    killed = iter([False, True])
+    monkeypatch.setattr(mutation, "STATE", tmp_path)
+    monkeypatch.setattr(mutation, "prepare", lambda: None)
+    monkeypatch.setattr(mutation, "copied", lambda: Path(osfl.__file__).parents[2])
+    monkeypatch.setattr(mutation, "suite", lambda folder: None)
+    monkeypatch.setattr(mutation, "judged", lambda *_: {"killed": next(killed), "by": "", "tests": 1})
+    for tests, now in (("old", False), ("new", True)):
+        monkeypatch.setattr(mutation, "digest_of", lambda folder, tests=tests: tests)
+        (found,) = results([mutant], lambda line: None).values()
+        assert found["killed"] is now and found["at_first"] is False
