@@ -345,8 +345,9 @@ def features(record: dict[str, Any]) -> list[str]:
         return []
     head = [
         "",
-        "| synthetic features | MMD (floor) | GFLOP each | attacker: PSNR / SSIM from real | synthetic | nothing |",
-        "|---|---|---|---|---|---|",
+        "| synthetic features | MMD (floor) | GFLOP each | attacker: PSNR / SSIM from real | synthetic | nothing "
+        "| best of all for each original: real | synthetic |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     return [*head, *(_features(label, row) for label, row in rows.items())]
 
@@ -354,7 +355,9 @@ def features(record: dict[str, Any]) -> list[str]:
 def _features(label: str, row: dict[str, Any]) -> str:
     mmd, floor = (row[f"tokens.overall.{key}"]["mean"] for key in ("mmd", "mmd_floor"))
     price = row.get("costs.flops_per_sample", {}).get("mean")
-    told = " | ".join(_drawn(row, source) for source in ("real", "synthetic", "blind"))
+    told = " | ".join(
+        _drawn(row, source) for source in ("real", "synthetic", "blind", "real_by_original", "synthetic_by_original")
+    )
     return f"| {label} | {mmd:.4f} ({floor:.4f}) | {'–' if price is None else f'{price / 1e9:.2g}'} | {told} |"
 
 

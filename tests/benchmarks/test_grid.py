@@ -50,6 +50,31 @@ def test_options_that_are_not_known_start_no_hours_of_work(word: str) -> None:
         main([word])
 
 
+def test_theorems_are_recorded_as_printed_and_as_we_read_them() -> None:
+    note = "The bound as printed is 40 to 90: it is above 1, so it cannot fail."
+    risks = {"series": {"difference of risks": [0.1, 0.3], "bound: mean √(KL/2)": [0.2, 0.2]}, "note": note}
+    rates = {"measured": [1.0, 0.6, 0.3], "promised": [1.0, 0.5, 0.4], "printed": [1.0, 0.9, 0.8]}
+    found = grid.measured({grid.RISKS: risks, grid.DESCENT: {"series": rates}})
+    assert found[grid.RISKS]["held"] == 1 and found[grid.RISKS]["as_printed"] == note
+    assert found[grid.DESCENT] == {
+        "steps": 2,
+        "held": 1,
+        "held_as_printed": 2,
+        "measured": 0.3,
+        "promised": 0.4,
+        "printed": 0.8,
+    }
+
+
+@pytest.mark.parametrize("text", ["--only==fedmitr", "--only=fedmitr"])
+def test_a_whole_label_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(grid, "compare", lambda simulation, labels, *_, **__: asked.extend(labels))
+    monkeypatch.setattr(grid, "record", lambda cell, replaces: None)
+    main(["digits-vit-n5-c3", text])
+    assert (asked == ["fedmitr"]) == (text == "--only==fedmitr") and "fedmitr" in asked
+
+
 @pytest.mark.parametrize(("command", "seeds"), [([], (0, 1, 2)), (["--seeds=1,2"], (1, 2))])
 def test_single_seeds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, command: list[str], seeds: tuple[int, ...]) -> None:
     asked: list[Any] = []

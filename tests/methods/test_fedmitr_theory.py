@@ -1,4 +1,4 @@
-"""FedMITR's theory on cases small enough to be computed: the errors of Eq. 15 and 19, the stability of Lemma 2."""
+"""FedMITR's theory on cases small enough to be computed: the errors of Eq. 15 and 19, the stability of Lemmas 1 and 2."""
 
 from __future__ import annotations
 
@@ -77,3 +77,31 @@ def test_sgd_is_as_stable_as_lemma_2_says(steps: int) -> None:
 def test_lemma_2_has_a_positive_exponent() -> None:
     """The main text prints T to a negative power; then the bound would fall with every step, below what is measured."""
     assert bound(500, sign=-1) < stability(500) < bound(500)
+
+
+def gaps(steps: int, n: int = 20, c: float = 1.0, runs: int = 20_000) -> tuple[float, float, float]:
+    """Over datasets S of n numbers: E[R(w) - R_S(w)]; the same by exchanging one number; and E|f(w; z) - f(w'; z)| of the two.
+
+    The loss is that of `stability`, numbers are uniform in [0, 3], and w' has seen another number in place of the first.
+    """
+    rng = torch_generator(0, "generalization")
+    data, fresh = 3 * torch.rand((runs, n), generator=rng, dtype=torch.float64), 3 * torch.rand(runs, generator=rng)
+    other = data.clone()
+    other[:, 0] = fresh
+    w = [torch.zeros(runs, dtype=torch.float64) for _ in range(2)]
+    for t in range(1, steps + 1):
+        drawn = torch.randint(0, n, (runs, 1), generator=rng)
+        w = [one - c / t * torch.cos(one + z.gather(1, drawn)[:, 0]) / 2 for one, z in zip(w, (data, other), strict=True)]
+    everywhere = torch.linspace(0, 3, 301, dtype=torch.float64)
+    risk = (1 + torch.sin(w[0][:, None] + everywhere)).div(2).mean(1)
+    seen = (1 + torch.sin(w[0][:, None] + data)).div(2).mean(1)
+    exchanged = (torch.sin(w[0] + fresh) - torch.sin(w[1] + fresh)).div(2)
+    return float((risk - seen).mean()), float(exchanged.mean()), float(exchanged.abs().mean())
+
+
+@pytest.mark.parametrize("steps", [10, 100])
+def test_what_is_stable_generalizes(steps: int) -> None:
+    """Lemma 1, as Hardt, Recht and Singer state it: the gap between risk and training risk is at most the stability, because
+    it is the mean effect of exchanging one image, on that image."""
+    gap, exchanged, stable = gaps(steps)
+    assert gap == pytest.approx(exchanged, rel=0.05) and 0 < gap <= stable <= bound(steps)

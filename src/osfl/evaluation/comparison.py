@@ -52,7 +52,7 @@ METRICS = (
     *(
         f"reconstruction.attackers.{has}.{source}.{score}"
         for has in ("similar images", "the training images")
-        for source in ("real", "real_best", "synthetic", "blind")
+        for source in ("real", "real_best", "synthetic", "blind", "real_by_original", "synthetic_by_original")
         for score in ("psnr", "ssim")
     ),
 )
