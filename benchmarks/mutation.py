@@ -45,6 +45,7 @@ AIM = 0.85
 ENOUGH = 20.0  # seconds of tests for one mutant, the fastest first
 WORTH = 3.0  # times the processor seconds that its tests took unchanged, and no less than `LEAST`
 LEAST = 30.0
+NONE_COLLECTED = 5  # pytest's exit code of a file whose tests all need data
 
 # Survivors that no test could kill, and why.
 _DIGITS = "how many digits a fact has"
@@ -169,20 +170,23 @@ def suite(folder: Path) -> Suite:
     files = {str(path.relative_to(ROOT)): path for room in ROOMS for path in sorted((ROOT / room).rglob("test_*.py"))}
     digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if name not in WITHOUT}
     stale = [name for name, digest in digests.items() if kept.get(name, {}).get("digest") != digest]
-    if stale:
-        print(f"which tests run which line: {len(stale)} files ...", flush=True)
-        (STATE / "coverage").unlink(missing_ok=True)
-        found = in_child(folder, [*stale, "--cov=osfl", "--cov-context=test", "--cov-report="], 3600.0)
-        if found["code"] != 0:
-            raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
-        lines = _lines(folder)
-        for name in stale:
-            seconds = {test: took for test, took in found["seconds"].items() if test.startswith(f"{name}::")}
-            kept[name] = {"digest": digests[name], "seconds": seconds, "lines": _of_tests(lines, seconds)}
-        _written(kept_at, kept)
+    for number, name in enumerate(stale, 1):
+        print(f"which lines its tests run: {name} ({number}/{len(stale)})", flush=True)
+        kept[name] = {"digest": digests[name], **_measured(folder, name)}
+        _written(kept_at, kept)  # each on its own: a run that ends early goes on there
     parts = [kept[name] for name in digests]
     every = {test: took for part in parts for test, took in part["seconds"].items()}
     return Suite(_joined([part["lines"] for part in parts]), every)
+
+
+def _measured(folder: Path, name: str) -> dict[str, Any]:
+    """How long the tests of a file take, and which of them run a line."""
+    (STATE / "coverage").unlink(missing_ok=True)
+    found = in_child(folder, [name, "--cov=osfl", "--cov-context=test", "--cov-report="], 1800.0)
+    if found["code"] not in (0, NONE_COLLECTED):
+        raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
+    seconds = {test: took for test, took in found["seconds"].items() if test.startswith(f"{name}::")}
+    return {"seconds": seconds, "lines": _of_tests(_lines(folder), seconds) if seconds else {}}
 
 
 def _of_tests(lines: Lines, tests: Iterable[str]) -> Lines:
