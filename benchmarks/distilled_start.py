@@ -85,25 +85,32 @@ def lessons(pictures: torch.Tensor, side: int, patch: int, recipe: Distillation)
     return Lessons(torch.cat(images), torch.cat(received), torch.cat(whole))
 
 
-def distilled(told: Lessons, recipe: Distillation, progress: Callable[[int, int], None] | None = None) -> Vit:
+def distilled(given: Lessons, recipe: Distillation, progress: Callable[[int, int], None] | None = None) -> Vit:
     """The ViT after all lessons; its head is not trained."""
-    side = told.images.shape[-1]
+    side = given.images.shape[-1]
     rng = torch_generator(0, "pretrain", "distil")
     model = build_model(recipe.architecture, Task("crops", ("none",), (3, side, side)), torch_generator(0, "pretrain", "init"))
     assert isinstance(model, Vit)
     width = model.head.in_features
-    heads = [_first(nn.Linear(width, told.places.shape[1]), rng), _first(nn.Linear(width, told.whole.shape[1]), rng)]
+    heads = [
+        _first(nn.Linear(width, given.places.shape[1]), rng),
+        _first(nn.Linear(width, given.whole.shape[1]), rng),
+    ]
     learned = [*model.parameters(), *(p for head in heads for p in head.parameters())]
     optimizer = torch.optim.Adam(learned, recipe.lr)
-    place, whole = _standard(told.places, (0, 2, 3)), _standard(told.whole, (0,))
-    total, done = recipe.epochs * (len(told.images) // recipe.batch_size), 0
+    place, whole = _standard(given.places, (0, 2, 3)), _standard(given.whole, (0,))
+    total, done = recipe.epochs * (len(given.images) // recipe.batch_size), 0
     model.train()
     for epoch in range(recipe.epochs):
-        order = torch.randperm(len(told.images), generator=rng)
+        order = torch.randperm(len(given.images), generator=rng)
         for index in order.split(recipe.batch_size)[: len(order) // recipe.batch_size]:
             rate = min(1.0, (done + 1) / recipe.warmup) * 0.5 * (1 + math.cos(math.pi * done / total))
             optimizer.param_groups[0]["lr"] = recipe.lr * rate
-            x, there, all_of_it = to_input(told.images[index]), place(told.places[index]), whole(told.whole[index])
+            x, there, all_of_it = (
+                to_input(given.images[index]),
+                place(given.places[index]),
+                whole(given.whole[index]),
+            )
             if float(torch.rand((), generator=rng)) < 0.5:
                 x, there = x.flip(-1), there.flip(-1)
             tokens = model.forward_features(x)
@@ -126,9 +133,9 @@ def _first(layer: nn.Linear, rng: torch.Generator) -> nn.Linear:
     return layer
 
 
-def _standard(told: torch.Tensor, over: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _standard(given: torch.Tensor, over: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """(x - mean) / deviation of each channel; of the first 2,000 answers."""
-    some = told[:2000].float()
+    some = given[:2000].float()
     mean, deviation = some.mean(over, keepdim=True), some.std(over, keepdim=True) + 1e-3
     return lambda x: (x.float() - mean) / deviation
 

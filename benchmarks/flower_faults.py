@@ -166,17 +166,17 @@ def _rounds(net: Machines, first: Plan) -> Iterator[tuple[Path, Plan]]:
 def _judge(net: Machines, fl_round: Path, plan: Plan, folder: Path) -> dict[str, int]:
     """Counted as failures: what a site was told is in the inbox and is not; what is missing, made twice, or not the release
     that one process with all images comes to."""
-    standing = {receipt.client: receipt.digest for receipt in Inbox(fl_round / "inbox", read_policy(fl_round)).uploads()}
+    stored = {receipt.client: receipt.digest for receipt in Inbox(fl_round / "inbox", read_policy(fl_round)).uploads()}
     work = {client: _work(net, client, plan) for client in CLIENTS}
-    told = {c: json.loads((path / "receipt.json").read_text()) for c, path in work.items() if (path / "receipt.json").exists()}
+    noted = {c: json.loads((path / "receipt.json").read_text()) for c, path in work.items() if (path / "receipt.json").exists()}
     journals = {c: (path / "journal.jsonl") for c, path in work.items()}
     made = {c: path.read_text().count('"phase": "client"') for c, path in journals.items() if path.exists()}
     return {
         "rounds": 1,
-        "acknowledged": sum("digest" in said for said in told.values()),
+        "acknowledged": sum("digest" in receipt for receipt in noted.values()),
         "not_finished": int(not (fl_round / DONE).exists()),
-        "lost": sum("digest" in said and standing.get(client) != said["digest"] for client, said in told.items()),
-        "missing": len(set(CLIENTS) - standing.keys()),
+        "lost": sum("digest" in receipt and stored.get(client) != receipt["digest"] for client, receipt in noted.items()),
+        "missing": len(set(CLIENTS) - stored.keys()),
         "made_twice": sum(count > 1 for count in made.values()),
         "other_release": int(released(fl_round, plan) != by_memory(folder / "memory" / plan.digest[:16], plan, net.data)),
     }
@@ -294,7 +294,7 @@ def _wide(folder: Path, bundles: int, size: int) -> Callable[[], tuple[int, int]
     for name in names:
         path = scenario.kept(name)
         path.parent.mkdir(parents=True)
-        path.write_bytes(scenario.said(name))
+        path.write_bytes(scenario.upload_bytes(name))
     net = scenario.network(network.Clock(), network.Faults())
     present = net.nodes
     # one after the other: a real network holds pieces on disk, this one in memory
@@ -320,7 +320,7 @@ class WideScenario(network.Scenario):
     def kept(self, client: str) -> Path:
         return self.site(client).folder(POLICY.plan) / "upload.safetensors"
 
-    def said(self, client: str) -> bytes:
+    def upload_bytes(self, client: str) -> bytes:
         tensor = RawTensor("U8", (self.size,), bytes(self.size))
         return pack("upload", client, POLICY.plan, {"w": tensor}, {}, self.keys[client])
 
@@ -408,7 +408,7 @@ def refused(folder: Path) -> dict[str, Any]:
         net.wait_registered()
         received = misuses(net)
     control = received.pop("none")
-    refusals = sum(said != "accepted" for said in received.values())
+    refusals = sum(reply != "accepted" for reply in received.values())
     return {"misuses": len(received), "refused": refusals, "control": control, "said": received}
 
 

@@ -227,14 +227,14 @@ class _PlainTeacher:
 
     def loss(self, student: nn.Module, place: int, index: torch.Tensor) -> torch.Tensor:
         x = self.trajectory[place][index]
-        said: torch.Tensor = student(x)
-        return self.compare(x, said, place)
+        logits: torch.Tensor = student(x)
+        return self.compare(x, logits, place)
 
-    def compare(self, x: torch.Tensor, said: torch.Tensor, place: int) -> torch.Tensor:
+    def compare(self, x: torch.Tensor, logits: torch.Tensor, place: int) -> torch.Tensor:
         with torch.no_grad():
             calm, wild = self.guides(x), self.noisy(x)
         share, tau = 1 - self.times[place], float(self.settings.temperature)
-        return share * kd_loss(wild, said, tau) + (1 - share) * kd_loss(calm, said, tau)
+        return share * kd_loss(wild, logits, tau) + (1 - share) * kd_loss(calm, logits, tau)
 
 
 def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list[nn.Module]:
@@ -252,7 +252,7 @@ def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list
         for place in [*range(len(makers[0].trajectory))] * s.passes:
             images = [maker.trajectory[place] for maker in makers]
             parts = student(torch.cat(images)).chunk(len(makers))
-            loss = sum(m.compare(x, said, place) for m, x, said in zip(makers, images, parts, strict=True)) / len(makers)
+            loss = sum(m.compare(x, logits, place) for m, x, logits in zip(makers, images, parts, strict=True)) / len(makers)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[union-attr]
             nn.utils.clip_grad_norm_(student.parameters(), s.student_clip)
@@ -367,8 +367,8 @@ def _memory() -> dict[str, object]:
     seconds: dict[str, float] = {}
     for turn in ("kept", "default") * 2:
         command = [sys.executable, "-m", "benchmarks.inversion_speed", turn]
-        said = subprocess.run(command, capture_output=True, check=True, text=True)
-        seconds[turn] = min(seconds.get(turn, float("inf")), float(said.stdout))
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+        seconds[turn] = min(seconds.get(turn, float("inf")), float(done.stdout))
     speedup = round(seconds["default"] / seconds["kept"], 2)
     return {"what": "30 student steps, cnn-w16, 160 images", "best_of": 2, "seconds": seconds, "speedup": speedup}
 

@@ -99,5 +99,10 @@ def _own_mb() -> float:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    print(json.dumps(opened(Path(words[1])) if words[:1] == ["--open"] else run(int(words[0]) if words else FILES), indent=2))
+    given = sys.argv[1:]
+    print(
+        json.dumps(
+            opened(Path(given[1])) if given[:1] == ["--open"] else run(int(given[0]) if given else FILES),
+            indent=2,
+        )
+    )

@@ -372,9 +372,9 @@ def run() -> dict[str, Any]:
     return summary(picked, results(picked, lambda line: print(line, flush=True)), mutants)
 
 
-def main(words: list[str]) -> None:
-    seconds = next((float(word.removeprefix("--seconds=")) for word in words if word.startswith("--seconds=")), math.inf)
-    names = [word for word in words if not word.startswith("--")]
+def main(arguments: list[str]) -> None:
+    seconds = next((float(word.removeprefix("--seconds=")) for word in arguments if word.startswith("--seconds=")), math.inf)
+    names = [word for word in arguments if not word.startswith("--")]
     picked = [mutant for mutant in shuffled(everything()) if not names or any(name in mutant.name for name in names)]
     found = results(picked, lambda line: print(line, flush=True), seconds)
     tried = [mutant for mutant in picked if mutant.name in found]

@@ -65,11 +65,11 @@ class Start:
 
     side: int
     pool: tuple[str, ...]
-    told: bool = False  # by a network from ImageNet, which is shown crops of the pool; else by the pool's labels
+    by_teacher: bool = False  # by a network from ImageNet, which is shown crops of the pool; else by the pool's labels
 
 
 STARTS = {
-    "cifar": Start(32, ("pacs-subset",), told=True),
+    "cifar": Start(32, ("pacs-subset",), by_teacher=True),
     "blood": Start(
         28, ("cifar10-subset", "skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
     ),
@@ -82,15 +82,15 @@ def pooled(names: Sequence[str], side: int) -> tuple[Dataset, list[str], dict[st
     """The training parts as one dataset of all classes, and what each of them is."""
     images, labels = [], []
     classes: list[str] = []
-    said: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     for name in names:
         source = open_dataset(name, size=side, channels=3)
         part = source.train.dataset
         images.append(part.images)
         labels.append(part.labels + len(classes))
         classes += [f"{name}/{label}" for label in source.classes]
-        said[name] = {"images": len(part), "digest": source.digest, "license": source.sheet.license if source.sheet else ""}
-    return Dataset(torch.cat(images), torch.cat(labels)), classes, said
+        details[name] = {"images": len(part), "digest": source.digest, "license": source.sheet.license if source.sheet else ""}
+    return Dataset(torch.cat(images), torch.cat(labels)), classes, details
 
 
 def drawn(pool: Dataset, sizes: Sequence[int], count: int) -> Dataset:
@@ -101,20 +101,20 @@ def drawn(pool: Dataset, sizes: Sequence[int], count: int) -> Dataset:
 
 def by_labels(start: Start, recipe: Training = RECIPE, count: int = DRAWN) -> tuple[nn.Module, dict[str, Any]]:
     """Trained on the pool's classes; and what the record says."""
-    pool, classes, said = pooled(start.pool, start.side)
-    data = drawn(pool, [facts["images"] for facts in said.values()], count)
+    pool, classes, details = pooled(start.pool, start.side)
+    data = drawn(pool, [facts["images"] for facts in details.values()], count)
     task = Task("a pool", tuple(classes), (3, start.side, start.side))
     model = build_model(recipe.architecture, task, torch_generator(0, "pretrain", "init"))
     fit(model, data, recipe, torch_generator(0, "pretrain", "fit"), progress=_line)
-    return model, {"pool": said, "classes": len(classes), "drawn": count, "recipe": asdict(recipe)}
+    return model, {"pool": details, "classes": len(classes), "drawn": count, "recipe": asdict(recipe)}
 
 
 def by_teacher(start: Start, recipe: Distillation = Distillation()) -> tuple[nn.Module, dict[str, Any]]:
     """Told by a network from ImageNet; and what the record says."""
-    pool, _, said = pooled(start.pool, PICTURES)
+    pool, _, details = pooled(start.pool, PICTURES)
     patch = parse(recipe.architecture)[1]["p"]
     model = distilled(lessons(pool.images, start.side, patch, recipe), recipe, _line)
-    return model, {"pool": said, "teacher": teacher_output(), "recipe": asdict(recipe)}
+    return model, {"pool": details, "teacher": teacher_output(), "recipe": asdict(recipe)}
 
 
 def by_drawings(
@@ -132,7 +132,7 @@ def pretrain(name: str, path: Path, *recipe: Any) -> dict[str, Any]:
     """Train and save, in half precision if the name says so; returns what the record says."""
     start, began = STARTS[name], time.process_time()
     with compute_threads(1):
-        model, said = (by_teacher if start.told else by_labels if start.pool else by_drawings)(start, *recipe)
+        model, details = (by_teacher if start.by_teacher else by_labels if start.pool else by_drawings)(start, *recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = torch.float16 if path.stem.endswith("-fp16") else torch.float32
     state = {key: value.to(kind).contiguous() for key, value in model.state_dict().items() if not key.startswith("head.")}
@@ -141,7 +141,7 @@ def pretrain(name: str, path: Path, *recipe: Any) -> dict[str, Any]:
         "file": _shown(path),
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "side": start.side,
-        **said,
+        **details,
         "cpu_seconds": round(time.process_time() - began, 1),
     }
 
@@ -158,8 +158,8 @@ def earlier(name: str, sha256: str) -> list[dict[str, Any]]:
     """Other bytes that the same command made before: another processor rounds in other places. Records of cells name theirs."""
     path = RECORDS / f"pretrain-{name}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    said = [{key: before[key] for key in ("sha256", "date", "environment", "cpu_seconds")}] if before else []
-    return [one for one in (*before.get("earlier", ()), *said) if one["sha256"] != sha256]
+    details = [{key: before[key] for key in ("sha256", "date", "environment", "cpu_seconds")}] if before else []
+    return [one for one in (*before.get("earlier", ()), *details) if one["sha256"] != sha256]
 
 
 def _line(done: int, total: int) -> None:

@@ -55,7 +55,7 @@ BUNDLES = ".safetensors"
 class Role:
     """A command, what must be there before it, and the files that it ends with."""
 
-    words: str
+    arguments: str
     before: str  # the state of the world that it starts from
     results: tuple[str, ...]
 
@@ -93,18 +93,18 @@ def world(folder: Path) -> dict[str, Path]:
         save_public(first / "keys" / f"{name}.pub", key.public_hex)
     for number, client in enumerate(CLIENTS):
         _images(first / "sites" / client, number)
-    says("enroll plan.toml --keys keys --out round", first)
+    run_command("enroll plan.toml --keys keys --out round", first)
     states = {"enrolled": first}
     for before, after, commands in (
-        ("enrolled", "sent", [ROLES["client"].words.replace("north", client) for client in CLIENTS]),
-        ("sent", "received", [ROLES["receive"].words]),
-        ("received", "served", [ROLES["server"].words]),
-        ("served", "ended", [ROLES["personalize"].words]),
+        ("enrolled", "sent", [ROLES["client"].arguments.replace("north", client) for client in CLIENTS]),
+        ("sent", "received", [ROLES["receive"].arguments]),
+        ("received", "served", [ROLES["server"].arguments]),
+        ("served", "ended", [ROLES["personalize"].arguments]),
     ):
         states[after] = folder / after
         shutil.copytree(states[before], states[after])
-        for words in commands:
-            says(words, states[after])
+        for arguments in commands:
+            run_command(arguments, states[after])
     return states
 
 
@@ -117,19 +117,19 @@ def _images(folder: Path, number: int) -> None:
             Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
-def says(words: str, folder: Path) -> None:
-    code = in_child(lambda: command(words, folder))
-    assert code == 0, f"osfl {words}: {code}\n{(folder / 'said.txt').read_text()}"
+def run_command(arguments: str, folder: Path) -> None:
+    code = in_child(lambda: command(arguments, folder))
+    assert code == 0, f"osfl {arguments}: {code}\n{(folder / 'output.txt').read_text()}"
 
 
-def command(words: str, folder: Path, at: int = 0, spring: Spring = kill, stays: bool = False) -> None:
-    """In a child: the verb, with a trap in the operating system; what it says goes to said.txt, its calls to calls.txt."""
+def command(arguments: str, folder: Path, at: int = 0, spring: Spring = kill, stays: bool = False) -> None:
+    """In a child: the verb, with a trap in the operating system; what it prints goes to output.txt, its calls to calls.txt."""
     os.chdir(folder)
-    said = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for stream in (1, 2):
-        os.dup2(said, stream)
+        os.dup2(output, stream)
     with trapped(at, spring, stays) as trap:
-        code = answer(words.split())
+        code = answer(arguments.split())
     Path("calls.txt").write_text(str(trap.count))
     sys.stdout.flush()
     os._exit(code)
@@ -149,7 +149,7 @@ def _killed_role(role: Role, states: dict[str, Path], root: Path, points: int) -
     for number, step in enumerate(_spread(calls, points)):
         place = _fresh(states[role.before], root)
         spring = (kill, tear)[number % 2]
-        code = in_child(lambda at=step, spring=spring, place=place: command(role.words, place, at, spring))  # type: ignore[misc]
+        code = in_child(lambda at=step, spring=spring, place=place: command(role.arguments, place, at, spring))  # type: ignore[misc]
         total.update(points=1, not_killed=int(code != -signal.SIGKILL), **_judge(role, place, expected))
     return dict(total)
 
@@ -164,16 +164,16 @@ def _full_role(role: Role, states: dict[str, Path], root: Path, points: int) -> 
     total: Counter[str] = Counter()
     for step in _spread(calls, points):
         place = _fresh(states[role.before], root)
-        code = in_child(lambda at=step, place=place: command(role.words, place, at, no_room, stays=True))  # type: ignore[misc]
-        told = (place / "said.txt").read_text() if (place / "said.txt").exists() else ""
-        explained = code == 0 or (code == 1 and "Traceback" not in told and bool(told.strip()))
+        code = in_child(lambda at=step, place=place: command(role.arguments, place, at, no_room, stays=True))  # type: ignore[misc]
+        output = (place / "output.txt").read_text() if (place / "output.txt").exists() else ""
+        explained = code == 0 or (code == 1 and "Traceback" not in output and bool(output.strip()))
         total.update(points=1, failed=int(code != 0), unexplained=int(not explained), **_judge(role, place, expected))
     return dict(total)
 
 
 def _undisturbed(role: Role, states: dict[str, Path], root: Path) -> tuple[dict[str, bytes], int]:
     place = _fresh(states[role.before], root)
-    says(role.words, place)
+    run_command(role.arguments, place)
     return _contents(role, place), int((place / "calls.txt").read_text())
 
 
@@ -195,7 +195,7 @@ def _judge(role: Role, place: Path, expected: dict[str, bytes]) -> dict[str, int
     acked = _acknowledged(place)
     lost = sum(f"round/inbox/{client}{BUNDLES}" not in before for client in acked) if role is ROLES["receive"] else 0
     kept = {path: path.read_bytes() for path in (place / "round" / "inbox").glob(f"*{BUNDLES}")}
-    resumed = in_child(lambda: command(role.words, place)) == 0
+    resumed = in_child(lambda: command(role.arguments, place)) == 0
     after = _contents(role, place)
     lost += sum(not path.exists() or path.read_bytes() != data for path, data in kept.items())
     return {"torn": torn, "lost": lost, "not_resumed": int(not resumed), "other_result": int(after != expected)}
@@ -203,8 +203,8 @@ def _judge(role: Role, place: Path, expected: dict[str, bytes]) -> dict[str, int
 
 def _acknowledged(place: Path) -> list[str]:
     """Clients whose line was printed before the end."""
-    said = (place / "said.txt").read_text(errors="replace") if (place / "said.txt").exists() else ""
-    return [line.split()[1] for line in said.splitlines() if line.startswith("accepted ") and len(line.split()) > 1]
+    output = (place / "output.txt").read_text(errors="replace") if (place / "output.txt").exists() else ""
+    return [line.split()[1] for line in output.splitlines() if line.startswith("accepted ") and len(line.split()) > 1]
 
 
 def _spread(calls: int, points: int) -> list[int]:
@@ -230,7 +230,7 @@ def disorder(states: dict[str, Path], root: Path, times: int) -> dict[str, int]:
                 coordinator.receive(place / "round", data)
             except Rejected:
                 refused += 1
-        says(ROLES["server"].words, place)
+        run_command(ROLES["server"].arguments, place)
         same = _contents(ROLES["server"], place) == expected
         total.update(sequences=1, deliveries=len(deliveries), cut_off=len(bundles), refused=refused)
         total.update(other_release=int(not same))

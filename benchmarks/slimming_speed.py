@@ -53,8 +53,8 @@ def run() -> dict[str, object]:
 
 
 def _case(architecture: str, every: int) -> dict[str, object]:
-    told = {"architecture": architecture, "silenced": f"1 in {every}"}
-    return {**told, **_compared(_silenced(architecture, every), TASK)}
+    facts = {"architecture": architecture, "silenced": f"1 in {every}"}
+    return {**facts, **_compared(_silenced(architecture, every), TASK)}
 
 
 def _compared(full: nn.Module, task: Task) -> dict[str, object]:

@@ -298,15 +298,15 @@ def _memory() -> dict[str, object]:
         np.savez(data, train_images=train, train_labels=labels, test_images=test, test_labels=labels[:200])
         peaks = {}
         for clients in (100, 1000):
-            words = [sys.executable, "-c", _ROUND, str(data), str(clients), str(Path(folder) / str(clients))]
+            command = [sys.executable, "-c", _ROUND, str(data), str(clients), str(Path(folder) / str(clients))]
             cache = {**os.environ, "OSFL_CACHE": str(Path(folder) / "cache")}
-            done = subprocess.run(words, capture_output=True, text=True, check=True, env=cache)
-            said = json.loads(done.stdout.splitlines()[-1])
-            peaks[clients] = said["peak"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=cache)
+            reported = json.loads(done.stdout.splitlines()[-1])
+            peaks[clients] = reported["peak"]
             found[f"clients_{clients}"] = {
-                "uploads_mb": round(said["uploads"] / 1e6, 1),
-                "server_seconds": said["seconds"],
-                "server_peak_mb": round(said["peak"] / 1e6, 1),
+                "uploads_mb": round(reported["uploads"] / 1e6, 1),
+                "server_seconds": reported["seconds"],
+                "server_peak_mb": round(reported["peak"] / 1e6, 1),
             }
     return {**found, "growth_mb": round((peaks[1000] - peaks[100]) / 1e6, 1)}
 

@@ -76,17 +76,17 @@ def _points(folder: Path, test: Dataset) -> list[float]:
     result = read_result(folder)
     model, _ = load_model(folder)
     found = {at: _accuracy(model, weights, test) for at, weights in on_its_way(folder).items()}
-    share, told = float(result["settings"].get("student_share", 1.0)), result["scores"]["global"]["accuracy"]
-    if abs(found[share] - told) > 0.002:
-        raise SystemExit(f"{folder}: the release has {found[share]}, and the run said {told}")
+    share, reported = float(result["settings"].get("student_share", 1.0)), result["scores"]["global"]["accuracy"]
+    if abs(found[share] - reported) > 0.002:
+        raise SystemExit(f"{folder}: the release has {found[share]}, and the run said {reported}")
     return list(found.values())
 
 
 @torch.no_grad()
 def _accuracy(model: nn.Module, weights: Mapping[str, torch.Tensor], test: Dataset) -> float:
     load_named(model, weights, "model")
-    said = torch.cat([model(to_input(images)).argmax(1) for images in test.images.split(256)])
-    return round(float((said == test.labels).double().mean()), 4)
+    predicted = torch.cat([model(to_input(images)).argmax(1) for images in test.images.split(256)])
+    return round(float((predicted == test.labels).double().mean()), 4)
 
 
 def on_its_way(folder: Path) -> dict[float, dict[str, torch.Tensor]]:

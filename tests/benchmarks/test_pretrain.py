@@ -20,7 +20,7 @@ from osfl.models.naming import ModelError
 from osfl.models.pretrained import read_weights, start_from, weights_path
 
 TINY = replace(pretrain_vit.RECIPE, architecture="vit-p4-w8-d1-h2", epochs=1)
-TOLD = Distillation("vit-p4-w8-d1-h2", crops=96, epochs=3, batch_size=16, lr=0.01, warmup=2)
+DISTILLATION = Distillation("vit-p4-w8-d1-h2", crops=96, epochs=3, batch_size=16, lr=0.01, warmup=2)
 
 
 def test_the_same_bytes_twice_and_a_start_for_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_no_start_has_images_of_its_task() -> None:
     assert not any("blood" in name for name in pretrain_vit.STARTS["blood"].pool)
 
 
-# --- told by a network from ImageNet ---
+# --- labels by a network from ImageNet ---
 
 
 def test_a_crop_is_a_part_of_one_picture() -> None:
@@ -78,7 +78,7 @@ def test_a_vit_learns_what_is_stated_of_each_place(monkeypatch: pytest.MonkeyPat
         return losses[-1]
 
     monkeypatch.setattr("torch.nn.functional.mse_loss", spy)
-    model = distilled(reported, replace(TOLD, epochs=60, crops=256))
+    model = distilled(reported, replace(DISTILLATION, epochs=60, crops=256))
     first, places, whole = (float(loss.detach()) for loss in (losses[0], *losses[-2:]))
     assert first > 0.7 and places < 0.05 and whole < 0.3  # of standardized numbers, so at first near 1
     assert not model.training
@@ -89,7 +89,7 @@ def test_a_vit_learns_what_is_stated_of_each_place(monkeypatch: pytest.MonkeyPat
 
 
 def test_reported_twice_it_is_the_same() -> None:
-    one, two = (distilled(_painted(96), TOLD).state_dict() for _ in range(2))
+    one, two = (distilled(_painted(96), DISTILLATION).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -100,13 +100,13 @@ def test_the_teacher_says_something_of_each_patch() -> None:
     except ModelError as error:
         pytest.skip(f"EfficientNet-Lite0's weights are not here: {error}")
     pictures = torch.randint(0, 256, (3, 3, 60, 60), dtype=torch.uint8, generator=torch_generator(0, "pictures"))
-    reported = lessons(pictures, 16, 4, replace(TOLD, crops=70))
+    reported = lessons(pictures, 16, 4, replace(DISTILLATION, crops=70))
     assert (
         reported.images.shape == (70, 3, 16, 16)
         and reported.places.shape == (70, 112, 4, 4)
         and reported.whole.shape == (70, 1280)
     )
-    again = lessons(pictures, 16, 4, replace(TOLD, crops=70))
+    again = lessons(pictures, 16, 4, replace(DISTILLATION, crops=70))
     assert torch.equal(reported.places, again.places) and torch.equal(reported.whole, again.whole)
     assert float(reported.places.float().std()) > 0.1
 

@@ -1,4 +1,4 @@
-"""`osfl evaluate` and `osfl results`: any finished model, any labelled images, and signed summaries."""
+"""`osfl evaluate` and `osfl results`: any finished model, any labeled images, and signed summaries."""
 
 from __future__ import annotations
 

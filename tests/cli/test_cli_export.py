@@ -33,8 +33,8 @@ def test_the_file_answers_as_predict_does(osfl: Osfl, method: str, suffix: str) 
         pytest.importorskip("onnxscript")
     osfl(RUN.format(method))
     pixels = picture()
-    told = osfl(f"export runs/a --out model.{suffix} --format json")
-    assert told.code == 0 and told.json["difference"] <= export.TOLERANCE
+    result = osfl(f"export runs/a --out model.{suffix} --format json")
+    assert result.code == 0 and result.json["difference"] <= export.TOLERANCE
     ask, facts = (export.open_onnx if suffix == "onnx" else export.open_program)(Path(f"model.{suffix}"))
     row = osfl("predict --run runs/a a.png --format json").json["predictions"][0]
     expected = np.array(list(row["probabilities"].values()))
@@ -50,9 +50,9 @@ def test_what_cannot_be_traced_is_a_sentence(osfl: Osfl, monkeypatch: pytest.Mon
 
     osfl(RUN.format("fedavg"))
     monkeypatch.setattr(export, "_program", fails)
-    said = osfl("export runs/a --out model.pt2")
-    assert said.code == 1 and "fedavg cannot be written" in said.err and "no such operation" in said.err
-    assert "many lines" not in said.err and not Path("model.pt2").exists()
+    result = osfl("export runs/a --out model.pt2")
+    assert result.code == 1 and "fedavg cannot be written" in result.err and "no such operation" in result.err
+    assert "many lines" not in result.err and not Path("model.pt2").exists()
 
 
 def test_a_file_that_answers_otherwise_is_not_kept(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +66,11 @@ def test_a_file_that_answers_otherwise_is_not_kept(osfl: Osfl, monkeypatch: pyte
 
 def test_formats_and_what_is_missing(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     osfl(RUN.format("fedavg"))
-    said = osfl("export runs/a --out model.pth")
-    assert said.code == 2 and ".onnx or .pt2" in said.err
+    result = osfl("export runs/a --out model.pth")
+    assert result.code == 2 and ".onnx or .pt2" in result.err
     monkeypatch.setitem(sys.modules, "onnx", None)
-    said = osfl("export runs/a --out model.onnx")
-    assert said.code == 2 and "'osfl[onnx]'" in said.err
+    result = osfl("export runs/a --out model.onnx")
+    assert result.code == 2 and "'osfl[onnx]'" in result.err
 
 
 def test_predict_writes_a_table_and_mirrors_only_when_asked(osfl: Osfl) -> None:

@@ -141,7 +141,7 @@ def test_options_of_a_topology() -> None:
 
 BAD_PLANS = {
     "too many peers": (Topology("random", peers=4), "expected 1 to 3"),
-    "a stranger": (Topology("contacts", contacts=(contact("east", "nowhere"),)), "'nowhere' is no client"),
+    "an unknown client": (Topology("contacts", contacts=(contact("east", "nowhere"),)), "'nowhere' is no client"),
     "itself": (Topology("contacts", contacts=(contact("east", "east"),)), "cannot be its own neighbor"),
     "no zone": (Topology("contacts", contacts=(Contact("east", "west", "2026-12-24T18:00:00", 1, 1),)), "with its zone"),
     "no contacts": (Topology("contacts"), "a schedule belongs"),

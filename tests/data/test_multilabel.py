@@ -42,9 +42,9 @@ def test_a_column_for_each_class(tmp_path: Path, encoding: str, separator: str) 
     labels = np.concatenate([source.train.labels, source.test.labels])
     expected = {f"{i}.png": [int(i % 2 == 0), int(i < 4)] for i in range(12)}
     assert {str(name): row for name, row in zip(names, labels.tolist(), strict=True)} == expected
-    told = [p.what for p in source.problems]
-    assert "columns of 0 and 1: Edema, Mass" in told and "unknown column 'age'" in told
-    assert any("'patient' names the patient" in what for what in told)
+    problems = [p.what for p in source.problems]
+    assert "columns of 0 and 1: Edema, Mass" in problems and "unknown column 'age'" in problems
+    assert any("'patient' names the patient" in what for what in problems)
 
 
 @pytest.mark.parametrize("column", ["label", "labels"])
@@ -56,8 +56,8 @@ def test_several_labels_in_a_cell(tmp_path: Path, column: str) -> None:
     assert source.kind == "multilabel" and source.classes == ("edema", "mass")
     rows = np.concatenate([source.train.labels, source.test.labels]).tolist()
     assert sorted(rows) == sorted([[1, 0], [1, 1], [0, 0], [0, 1]] * 2)
-    told = [p.what for p in source.problems if "several labels" in p.what]
-    assert told == (["2 of 8 rows with several labels, joined by '|'"] if column == "label" else [])
+    problems = [p.what for p in source.problems if "several labels" in p.what]
+    assert problems == (["2 of 8 rows with several labels, joined by '|'"] if column == "label" else [])
 
 
 def test_one_label_an_image_stays_one() -> None:

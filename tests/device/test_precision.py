@@ -120,8 +120,8 @@ def test_what_overflows_is_computed_in_32_bits_with_a_note() -> None:
     with computing_in("fp16"), measure() as meter:
         assert with_fallback(work, lambda _: "", remark) == 1.0
     assert calls == [True, False]
-    said = "fp16 overflowed (the training loss is not finite), so this phase was computed in fp32"
-    assert meter.as_json()["remarks"] == [said] and "remarks" not in Meter().as_json()
+    sentence = "fp16 overflowed (the training loss is not finite), so this phase was computed in fp32"
+    assert meter.as_json()["remarks"] == [sentence] and "remarks" not in Meter().as_json()
 
 
 def test_in_32_bits_nothing_is_tried_again() -> None:

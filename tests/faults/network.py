@@ -70,7 +70,7 @@ class Faults:
 
 @dataclass
 class Network:
-    """A `Post`. A node is a function of (kind, words); a step is one call of `replies`."""
+    """A `Channel`. A node is a function of (kind, message); a step is one call of `replies`."""
 
     sites: dict[int, Callable[[str, MessageBody], MessageBody]]
     clock: Clock
@@ -137,7 +137,7 @@ class Scenario:
     def policy(self) -> AcceptancePolicy:
         return replace(POLICY, enrolled={client: self.keys[client].public_hex for client in self.clients})
 
-    def said(self, client: str) -> bytes:
+    def upload_bytes(self, client: str) -> bytes:
         tensors = {"w": RawTensor("U8", (4000,), bytes(4000))}
         return upload(client) if self.keys is _KEYS else pack("upload", client, POLICY.plan, tensors, {}, self.keys[client])
 
@@ -149,7 +149,7 @@ class Scenario:
             path = answers.folder(POLICY.plan) / "upload.safetensors"
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(self.said(client))
+            temporary.write_bytes(self.upload_bytes(client))
             self.step()
             temporary.replace(path)
             self.step()
@@ -165,11 +165,11 @@ class Scenario:
     def answer(self, client: str) -> Callable[[str, MessageBody], MessageBody]:
         def answer(kind: str, body: MessageBody) -> MessageBody:
             self.step()
-            said = answer_as_flower(lambda: self.site(client), kind, body)  # opened anew for each message
+            reply = answer_as_flower(lambda: self.site(client), kind, body)  # opened anew for each message
             if kind == messages.RECEIPT and "digest" in body:
                 self.receipts[client] = messages.text(body, "digest")
             self.step()
-            return said
+            return reply
 
         return answer
 
@@ -199,7 +199,7 @@ class Scenario:
             return {"release": path} if path.exists() else None
 
         def status(folder: Path) -> SimpleNamespace:
-            return SimpleNamespace(ready=len(self.inbox.delivered()) == len(self.clients), asks=False, owing=())
+            return SimpleNamespace(ready=len(self.inbox.delivered()) == len(self.clients), asks=False, repairs_due=())
 
         calls: dict[str, Any] = {
             "receive": receive,
@@ -243,10 +243,10 @@ class Scenario:
 
 def judge(scenario: Scenario) -> dict[str, int]:
     """What must be true at the end, counted as failures."""
-    standing = {receipt.client: receipt.digest for receipt in scenario.inbox.uploads()}
+    stored = {receipt.client: receipt.digest for receipt in scenario.inbox.uploads()}
     return {
-        "lost": sum(standing.get(client) != digest for client, digest in scenario.receipts.items()),
-        "missing": len(set(scenario.clients) - standing.keys()),
+        "lost": sum(stored.get(client) != digest for client, digest in scenario.receipts.items()),
+        "missing": len(set(scenario.clients) - stored.keys()),
         "made_twice": sum(count > 1 for count in scenario.made.values()),
         "pieces_left": len(list((scenario.folder / "round" / "partial").glob("*.part"))),
     }
@@ -348,14 +348,14 @@ def really_killed(folder: Path, every: int = 1) -> dict[str, int]:
             for client in scenario.clients
             if (path := scenario.site(client).folder(POLICY.plan) / "receipt.json").exists()
         }
-        standing = {receipt.client: receipt.digest for receipt in scenario.inbox.uploads()}
+        stored = {receipt.client: receipt.digest for receipt in scenario.inbox.uploads()}
         finished = scenario.log()
         total.update(
             points=1,
             not_killed=child.exitcode != -signal.SIGKILL,
             not_finished=not finished,
             acknowledged=len(reported),
-            lost=sum(standing.get(client) != digest for client, digest in reported.items()),
+            lost=sum(stored.get(client) != digest for client, digest in reported.items()),
             missing=judge(scenario)["missing"],
             pieces_left=judge(scenario)["pieces_left"],
         )

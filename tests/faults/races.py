@@ -38,10 +38,10 @@ def races(folder: Path, count: int, processes: int = 16) -> dict[str, int]:
 
 def _judge_race(folder: Path, answers: list[str]) -> dict[str, int]:
     inbox = Inbox(folder, POLICY)
-    standing = [receipt.digest for receipt in inbox.uploads()]
+    stored = [receipt.digest for receipt in inbox.uploads()]
     winners = set(answers) - {""}
     winning = [number % VERSIONS for number, answer in enumerate(answers) if answer]
-    agreed = len(winners) == 1 and standing == list(winners) and len(set(winning)) == 1
+    agreed = len(winners) == 1 and stored == list(winners) and len(set(winning)) == 1
     complete = agreed and len(winning) == sum(number % VERSIONS == winning[0] for number in range(len(answers)))
     leftovers = [path for path in folder.iterdir() if path.name.endswith(".tmp")]
     return {"one_winner": int(complete), "leftovers": len(leftovers)}

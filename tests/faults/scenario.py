@@ -58,15 +58,15 @@ def judge(folder: Path, acked: Sequence[Ack], scenario: Sequence[bytes]) -> dict
     """After the interruption: what was acknowledged is there, nothing is torn, and telling it again completes it."""
     found = {"lost": 0, "torn": 0, "not_resumed": 0}
     try:
-        standing = {receipt.client: receipt.digest for receipt in Inbox(folder / "inbox", POLICY).uploads()}
+        stored = {receipt.client: receipt.digest for receipt in Inbox(folder / "inbox", POLICY).uploads()}
     except Exception:
         return {**found, "torn": 1}
-    found["lost"] = sum(standing.get(client) != digest for client, digest in acked)
+    found["lost"] = sum(stored.get(client) != digest for client, digest in acked)
     again: list[Ack] = []
     tell(folder, scenario, again.append)
     clients = {client for client, _ in again}
     complete = {receipt.client for receipt in Inbox(folder / "inbox", POLICY).uploads()} == clients
-    same = all(dict(again).get(client) == digest for client, digest in {**standing, **dict(acked)}.items())
+    same = all(dict(again).get(client) == digest for client, digest in {**stored, **dict(acked)}.items())
     found["not_resumed"] = int(not (clients and complete and same and _journal_is_readable(folder)))
     return found
 

@@ -56,11 +56,11 @@ class Life:
         acknowledged = False
         with trapped(self.rng.randint(1, 20), fail(errno.EIO)), contextlib.suppress(OsflError):
             acknowledged = self.inbox.receive(data).digest == digest
-        standing = {receipt.client: receipt.digest for receipt in self.inbox.uploads()}
-        if client not in self.believed and client in standing:
+        stored = {receipt.client: receipt.digest for receipt in self.inbox.uploads()}
+        if client not in self.believed and client in stored:
             self.believed[client] = digest
-        assert standing == self.believed
-        assert not acknowledged or standing[client] == digest
+        assert stored == self.believed
+        assert not acknowledged or stored[client] == digest
 
     def reopen(self) -> None:
         self.inbox = Inbox(self.folder / "inbox", POLICY)

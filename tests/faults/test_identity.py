@@ -148,7 +148,7 @@ def _second_thoughts(w: World) -> None:
     w.receive(pack("upload", "north", w.plan.digest, w.tensors, facts, NORTH))
 
 
-def _serve_as_client(w: World) -> None:
+def _upload_as_client(w: World) -> None:
     coordinator.make_release(w.round, NORTH)
 
 
@@ -156,7 +156,7 @@ Attack = Callable[[World], None]
 FILES: dict[str, tuple[str, Attack]] = {
     # in the name of a client
     "another client's key": ("signature", lambda w: w.receive(w.bundle("north", SOUTH))),
-    "a stranger's key": ("signature", lambda w: w.receive(w.bundle("north", MALLORY))),
+    "an unknown key": ("signature", lambda w: w.receive(w.bundle("north", MALLORY))),
     "the server's key": ("signature", lambda w: w.receive(w.bundle("north", SERVER))),
     "a name that is not enrolled": ("client", lambda w: w.receive(w.bundle("mallory", MALLORY))),
     "a name that is not enrolled, with a client's key": ("client", lambda w: w.receive(w.bundle("mallory", NORTH))),
@@ -252,7 +252,7 @@ KEYS: dict[str, tuple[str, Attack]] = {
             w.round, w.plan, {"north": NORTH.public_hex, "south": SOUTH.public_hex}, OTHER_SERVER.public_hex
         ),
     ),
-    "a client's key to run the server phase": ("key", _serve_as_client),
+    "a client's key to run the server phase": ("key", _upload_as_client),
     "a client called server": ("plan", lambda w: check_plan(plan(clients=("north", "server")))),
     "a client called like a path": ("plan", lambda w: check_plan(plan(clients=("north", "../south")))),
     "a client called nothing": ("plan", lambda w: check_plan(plan(clients=("north", "")))),

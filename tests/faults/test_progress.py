@@ -17,12 +17,12 @@ class Clock:
         self.now += seconds
 
 
-def waited(clock: Clock, until: float, last_news: float) -> None:
-    """Something new every 50 seconds until `last_news`; true at `until`."""
+def waited(clock: Clock, until: float, last_progress: float) -> None:
+    """Something new every 50 seconds until `last_progress`; true at `until`."""
     wait_until(
         "it",
         lambda: clock.now >= until,
-        lambda: frozenset(map(str, range(int(min(clock.now, last_news) // 50)))),
+        lambda: frozenset(map(str, range(int(min(clock.now, last_progress) // 50)))),
         lambda: "what the logs say",
         patience=100.0,
         clock=lambda: clock.now,
@@ -32,14 +32,14 @@ def waited(clock: Clock, until: float, last_news: float) -> None:
 
 def test_a_slow_machine_is_waited_for() -> None:
     clock = Clock()
-    waited(clock, until=5000.0, last_news=5000.0)
+    waited(clock, until=5000.0, last_progress=5000.0)
     assert clock.now >= 5000
 
 
 def test_nothing_new_ends_it_and_shows_why() -> None:
     clock = Clock()
     with pytest.raises(TimeoutError, match=r"it: nothing new for 100.0 s\nwhat the logs say"):
-        waited(clock, until=5000.0, last_news=1000.0)
+        waited(clock, until=5000.0, last_progress=1000.0)
     assert 1000 < clock.now < 1200
 
 

@@ -134,7 +134,7 @@ def test_where_the_table_is_silent_the_pixels_are_called_an_assumption() -> None
 
 
 TOKENS = {"encoder": "random", "resolution": "96", "window": "48", "stride": "48"}
-WORDS = [word for key, value in TOKENS.items() for word in ("--set", f"{key}={value}")]
+OPTIONS = [word for key, value in TOKENS.items() for word in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def printed(capfd: pytest.CaptureFixture[str], *command: str) -> str:
 
 
 def test_a_change_of_resolution_is_named_by_check_run_and_report(xrays: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    data = ["--method", "falcon", "--dataset", str(xrays), "--clients", "2", "--partition", "iid", "--smoke", *WORDS]
+    data = ["--method", "falcon", "--dataset", str(xrays), "--clients", "2", "--partition", "iid", "--smoke", *OPTIONS]
     good = printed(capfd, "check", *data)
     assert "Images of 120 px are opened at 96 px (reduced)." in good and "For the encoder random they have 96 px" in good
     assert "--image-size" not in good
@@ -194,7 +194,7 @@ def test_a_change_of_resolution_is_named_by_check_run_and_report(xrays: Path, ca
 
 
 def test_sites_are_warned_and_templates_have_the_encoders_size(xrays: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    new = ["new", "--method", "falcon", "--classes", "a,b", "--clients", "north", "--channels", "1", "--smoke", *WORDS]
+    new = ["new", "--method", "falcon", "--classes", "a,b", "--clients", "north", "--channels", "1", "--smoke", *OPTIONS]
     printed(capfd, *new, "--out", "plan.toml")
     assert "image = [1, 96, 96]" in Path("plan.toml").read_text()
     printed(capfd, *new, "--image-size", "16", "--out", "small.toml")
@@ -219,7 +219,7 @@ def test_a_published_deit_at_few_pixels_is_cautioned_against() -> None:
 
 
 def test_methods_of_one_comparison_may_open_files_at_other_sizes(xrays: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    data = ["--dataset", str(xrays), "--clients", "2", "--partition", "iid", "--smoke", *WORDS]
+    data = ["--dataset", str(xrays), "--clients", "2", "--partition", "iid", "--smoke", *OPTIONS]
     printed(capfd, "compare", "--methods", "local_only,falcon", *data, "--out", "c")
     sizes = {}
     for name in ("local_only", "falcon"):

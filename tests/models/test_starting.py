@@ -20,7 +20,7 @@ from osfl.models.weights_table import IMAGENET
 
 NAME = "vit-p4-w16-d2-h2"
 Tensors = dict[str, torch.Tensor]
-WORDS = {
+OPTIONS = {
     "cls_token": "vit.embeddings.cls_token",
     "pos_embed": "vit.embeddings.position_embeddings",
     "patch_embed.proj.": "vit.embeddings.patch_embeddings.projection.",
@@ -46,7 +46,7 @@ def in_transformers_naming(given: Tensors) -> Tensors:
     """The same weights as ViTForImageClassification would save them."""
     found: Tensors = {}
     for name, value in given.items():
-        for ours, theirs in WORDS.items():
+        for ours, theirs in OPTIONS.items():
             name = name.replace(ours, theirs)
         name = "vit.layernorm." + name.removeprefix("norm.") if name.startswith("norm.") else name
         if ".attn.qkv." in name:

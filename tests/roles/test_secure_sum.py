@@ -80,7 +80,7 @@ def uploaded(made: Path, client: ClientId, plan: Plan = PLAN) -> Path:
     return site.work_folder(plan, client, made / client) / "upload.safetensors"
 
 
-def serve(folder: Path) -> Payload:
+def server_phase(folder: Path) -> Payload:
     coordinator.make_release(folder, KEYS["server"], machine=ONE)
     policy = read_policy(folder)
     release = verify_release(folder / "release.safetensors", policy.server, policy.plan)
@@ -108,20 +108,20 @@ def test_the_release_is_that_of_the_open_sum(made: Path, tmp_path: Path, missing
     assert coordinator.status(fl_round).asks is bool(missing)
     if missing:
         with pytest.raises(RoundError, match=r"masks shared with .* have not delivered") as caught:
-            serve(fl_round)
+            server_phase(fl_round)
         assert "--without-missing" in str(caught.value)
         coordinator.request_repairs(fl_round, KEYS["server"])
-        assert list(coordinator.status(fl_round).owing) == among
+        assert list(coordinator.status(fl_round).repairs_due) == among
         with pytest.raises(Rejected, match="asked to take this site's masks out"):
             coordinator.receive(fl_round, uploaded(made, missing[0]))
         for number, client in enumerate(among):
             with pytest.raises(RoundError, match=f"{number} of the {len(among)} repairs"):
-                serve(fl_round)
+                server_phase(fl_round)
             answer = repaired(made, client, (fl_round / REQUEST).read_bytes(), tmp_path / "work")
             assert coordinator.receive(fl_round, answer).client == client
         assert coordinator.receive(fl_round, answer).client == client  # again changes nothing
     assert coordinator.status(fl_round).ready
-    assert same(serve(fl_round), serve(opened(tmp_path / "open", OPEN, made, among)))
+    assert same(server_phase(fl_round), server_phase(opened(tmp_path / "open", OPEN, made, among)))
 
 
 def test_the_request_is_final(made: Path, tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_a_site_answers_one_request_that_fits_what_it_knows(made: Path, tmp_path
         repaired(made, "north", sign_request(other, KEYS["server"]), tmp_path)
     assert "could read its upload" in str(caught.value)
     assert len(list((tmp_path / "north").glob("refused-*.json"))) == 1 and (tmp_path / "north" / REQUEST).read_bytes() == data
-    lie = sign_request(other, KEYS["server"])
+    contradiction = sign_request(other, KEYS["server"])
     with pytest.raises(RequestRejected, match="says that this site has not delivered"):
-        repaired(made, "south", lie, tmp_path)
+        repaired(made, "south", contradiction, tmp_path)
     wrong = replace(request, delivered={**digests, "up": "ab" * 32})
     with pytest.raises(RequestRejected, match="names another upload of this site"):
         repaired(made, "up", sign_request(wrong, KEYS["server"]), tmp_path)
@@ -198,7 +198,7 @@ def test_nothing_takes_one_site_out_of_a_secure_sum(made: Path, tmp_path: Path) 
     fl_round = opened(tmp_path / "round", PLAN, made, SITES)
     with pytest.raises(UsageError, match="'west' cannot be left out"):
         coordinator.make_release(fl_round, KEYS["server"], machine=ONE, without=["west"])
-    serve(fl_round)
+    server_phase(fl_round)
     with pytest.raises(RoundError, match="nobody knows what it added"):
         forget(fl_round, KEYS["server"], clients=["west"], machine=ONE)
     with pytest.raises(UsageError, match="cannot be taken apart by class"):
@@ -206,7 +206,7 @@ def test_nothing_takes_one_site_out_of_a_secure_sum(made: Path, tmp_path: Path) 
     certificate = forget(fl_round, KEYS["server"], clients=["west"], withdraw=True, machine=ONE)
     assert certificate["release"]["after"] == "" and not (fl_round / "release.safetensors").exists()
     with pytest.raises(RoundError, match="its masks stay in the sum: open a new round"):
-        serve(fl_round)
+        server_phase(fl_round)
 
 
 def test_peers_are_refused(tmp_path: Path) -> None:
@@ -279,4 +279,4 @@ def test_over_a_network_the_others_are_asked_for_repairs(made: Path, tmp_path: P
     network.dead = set()
     collector().run()  # the site is back, and is not asked for its upload
     assert not (site.work_folder(PLAN, "up", work) / "upload.safetensors").exists()
-    assert same(serve(fl_round), serve(opened(tmp_path / "open", OPEN, made, among)))
+    assert same(server_phase(fl_round), server_phase(opened(tmp_path / "open", OPEN, made, among)))

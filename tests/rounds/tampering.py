@@ -28,7 +28,7 @@ from osfl.wire.source import opened as opened_file
 from tests.roles.test_late import make_plan
 from tests.roles.test_roles import ONE, keys, make_sites, opened
 
-AGREED = ("plan.json", "contract.json", "enrolled.json")
+FIXED_FILES = ("plan.json", "contract.json", "enrolled.json")
 Change = Callable[["Played"], str]
 
 
@@ -145,7 +145,7 @@ def older_folder(played: Played) -> str:
     return state.name
 
 
-def stranger(played: Played) -> str:
+def unknown_file(played: Played) -> str:
     """A file of another name, or one file under another file's name in a folder."""
     source, inside = played.pick(), [played.folder, *(path for path in played.folder.iterdir() if path.is_dir())]
     where = played.draw.choice(inside) / f"zz-{played.draw.randrange(99)}{source.suffix}"
@@ -156,7 +156,7 @@ def stranger(played: Played) -> str:
 WAYS: Mapping[str, Change] = {
     change.__name__: change
     for change in (edit, edit_number, truncate, drop_line, swap, delete, delete_folder, older_copy, older_set, older_folder)
-} | {"stranger": stranger}
+} | {"stranger": unknown_file}
 
 
 def campaign(folder: Path, older: Sequence[Path], head: Path, times: int, seed: int, work: Path) -> dict[str, Any]:
@@ -187,12 +187,12 @@ def meaning(folder: Path) -> dict[str, Any]:
     bundles = [folder / "release.safetensors"]
     bundles += [path for name in ("inbox", "personal") for path in (folder / name).glob("*.safetensors")]
     read = {str(path.relative_to(folder)): _manifest(path) for path in bundles if path.exists() and path.stem[:3] != "zz-"}
-    agreed = {name: json.loads((folder / name).read_bytes()) for name in AGREED}
+    fixed = {name: json.loads((folder / name).read_bytes()) for name in FIXED_FILES}
     signed = sorted(path for path in (folder / "forgotten").glob("*.json") if path.stem[:3] != "zz-")
     certificates = [canonical(json.loads(path.read_bytes())["certificate"]) for path in signed]
     logs = json.loads((folder / HEAD).read_bytes())["head"]["logs"]
     lines = {name: (folder / name).read_bytes()[: log["bytes"]] for name, log in logs.items() if log["bytes"]}
-    return {"bundles": read, "agreed": agreed, "certificates": certificates, "logs": lines}
+    return {"bundles": read, "fixed files": fixed, "certificates": certificates, "logs": lines}
 
 
 def _manifest(path: Path) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from osfl.core.errors import UploadBlocked
 from osfl.core.types import Contract, Dataset, Field, Limits, Payload, Shard, Task
-from osfl.rounds.egress import check_outgoing
+from osfl.rounds.egress import check_payload
 
 TASK = Task("t", ("a", "b"), (1, 4, 4))
 IMAGES = torch.randint(0, 256, (5, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -18,7 +18,7 @@ FINE = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 
 
 def send(tensors: dict[str, torch.Tensor], facts: dict[str, object] | None = None, limits: Limits = Limits()) -> None:
-    check_outgoing(Payload(tensors, facts or {}), CONTRACT, SHARD, TASK, limits)
+    check_payload(Payload(tensors, facts or {}), CONTRACT, SHARD, TASK, limits)
 
 
 def test_what_the_contract_announces_may_go() -> None:

@@ -81,8 +81,8 @@ def test_a_file_of_ones_own_on_the_command_line(tmp_path: Path, monkeypatch: pyt
     Path("mine.py").write_text(
         '"""Mine."""\nfrom osfl.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    """FedAvg again."""\n'
     )
-    words = "run --method ./mine.py --clients 2 --partition iid --smoke --samples 60 --image-size 8 --out a"
-    assert answer(words.split()) == 0
+    command = "run --method ./mine.py --clients 2 --partition iid --smoke --samples 60 --image-size 8 --out a"
+    assert answer(command.split()) == 0
     command = json.loads(Path("a/results.json").read_text())["command"]
     assert "--method ./mine.py" in command or "--method mine.py" in command
     _OWN.clear()

@@ -128,8 +128,8 @@ def test_a_site_without_any_finding_takes_part(tmp_path: Path) -> None:
 def test_a_rehearsal_of_sites_has_their_labels(tmp_path: Path) -> None:
     data = several_npz(tmp_path / "chest.npz")
     plan, sites = tmp_path / "plan.toml", tmp_path / "sites"
-    words = ["new", "--method", "onesum", "--dataset", str(data), "--clients", "north,south", "--smoke"]
-    assert answer([*words, "--sites", str(sites), "--out", str(plan)]) == 0
+    command = ["new", "--method", "onesum", "--dataset", str(data), "--clients", "north,south", "--smoke"]
+    assert answer([*command, "--sites", str(sites), "--out", str(plan)]) == 0
     assert sorted(path.name for path in sites.iterdir()) == ["north.npz", "south.npz"]
     assert answer(["check", str(plan), "--data", str(sites / "north.npz"), "--client", "north"]) == 0
 

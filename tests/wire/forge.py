@@ -16,7 +16,7 @@ from osfl.wire.gate import AcceptancePolicy
 from osfl.wire.signing import SigningKey
 
 CLIENT, OTHER = "st-mary", "st-john"
-KEY, OTHER_KEY, STRANGER, SERVER = (SigningKey.from_seed(letter * 32) for letter in (b"m", b"j", b"x", b"s"))
+KEY, OTHER_KEY, UNKNOWN, SERVER = (SigningKey.from_seed(letter * 32) for letter in (b"m", b"j", b"x", b"s"))
 PLAN, OTHER_PLAN = (hashlib.sha256(name).hexdigest() for name in (b"this round", b"another round"))
 CONTRACTS = {
     "cnn": {

@@ -30,7 +30,7 @@ from tests.wire.forge import (
     PLAN,
     POLICY,
     SERVER,
-    STRANGER,
+    UNKNOWN,
     draft,
     facts,
     upload,
@@ -86,16 +86,16 @@ def test_the_message_says_who_what_expected_got_and_what_to_do() -> None:
 
 def test_checks_stop_at_the_first_no_in_the_agreed_order() -> None:
     """A file with every fault names the first; repaired one by one, the next comes up."""
-    made = draft(upload("mallory", STRANGER, plan=OTHER_PLAN, drop="model/w", facts_changed={"samples": 0}))
+    made = draft(upload("mallory", UNKNOWN, plan=OTHER_PLAN, drop="model/w", facts_changed={"samples": 0}))
     made.body += b"\0"
     manifest = made.manifest
     assert refused(made.build(metadata={"manifest": 1}) + bytes(64 << 10)).field == "size"
     assert refused(made.build(metadata={"manifest": 1}, length=1 << 40)).field == "header length"
     assert refused(made.build(header=b"{")).field == "header"
     assert refused(made.build(metadata={"manifest": 1})).field == "metadata"
-    assert refused(made.build(STRANGER)).field == "client"
+    assert refused(made.build(UNKNOWN)).field == "client"
     manifest["client"] = CLIENT
-    assert refused(made.build(STRANGER)).field == "signature"
+    assert refused(made.build(UNKNOWN)).field == "signature"
     manifest["format"] = 2
     assert refused(made.build()).field == "format"
     manifest["format"] = 1
@@ -149,7 +149,7 @@ class TestReading:
 
     def test_the_body_is_not_read_before_the_signature_is_good(self, tmp_path: Path, reads: list[int]) -> None:
         path = tmp_path / "upload"
-        path.write_bytes(upload(key=STRANGER))
+        path.write_bytes(upload(key=UNKNOWN))
         refused(path)
         body = len(draft().body)
         assert max(reads) == path.stat().st_size - body

@@ -189,9 +189,9 @@ def _of_plan(path: Path) -> Case:
     from osfl.advice.known import Case
     from osfl.core.plan import read_plan
 
-    agreed = read_plan(path)
-    channels, height, width = agreed.task.image
-    return Case(sites=len(agreed.clients), classes=len(agreed.task.classes), side=max(height, width), channels=channels)
+    round_plan = read_plan(path)
+    channels, height, width = round_plan.task.image
+    return Case(sites=len(round_plan.clients), classes=len(round_plan.task.classes), side=max(height, width), channels=channels)
 
 
 def _with(case: Case, found: Case, source: str) -> Case:
@@ -242,8 +242,8 @@ def _show(case: Case, wants: Wants, found: Advice, constant: float | None) -> No
     shown = [f"{percent(value, 0) if key == 'share' else value} {names[key]}" for key, value in given.items()]
     echo(f"Your case: {', '.join(shown)}.")
     if missing := [key for key in names if key not in given]:
-        words = {"share": "classes-per-site", "side": "image-size"}
-        echo(f"[dim]Not given, and so without effect: {', '.join('--' + words.get(key, key) for key in missing)}.[/]")
+        option_names = {"share": "classes-per-site", "side": "image-size"}
+        echo(f"[dim]Not given, and so without effect: {', '.join('--' + option_names.get(key, key) for key in missing)}.[/]")
     near = ", ".join(f"{cell.name} ({d:.1f})" for d, cell in found.nearest[:4])
     echo(f"Nearest cells of the records, with their distance: {near}.")
     if not found.known:
@@ -321,7 +321,7 @@ def _command(one: Ranked, case: Case, wants: Wants) -> str:
 
     changes = settings_in(one.label)
     of_the_round = [f"--{key} {changes.pop(key)}" for key in OF_THE_ROUND if key in changes]
-    words = ["osfl run --method", one.label.partition("@")[0], "--dataset path/to/images"]
-    words += [f"--clients {case.sites}"] if case.sites else []
-    words += ["--secure-sum"] if wants.secure_sum else []
-    return " ".join([*words, *of_the_round, *(f"--set {key}={value}" for key, value in changes.items())])
+    parts = ["osfl run --method", one.label.partition("@")[0], "--dataset path/to/images"]
+    parts += [f"--clients {case.sites}"] if case.sites else []
+    parts += ["--secure-sum"] if wants.secure_sum else []
+    return " ".join([*parts, *of_the_round, *(f"--set {key}={value}" for key, value in changes.items())])

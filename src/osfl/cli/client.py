@@ -98,14 +98,14 @@ def client(
         raise UsageError(
             f"--out {out} is a folder", field="out", fix=f"Name the file in it, such as --out {out / name}.safetensors."
         )
-    agreed, signing, addressee = read_plan(plan), SigningKey.load(key), read_public(seal) if seal else ""
-    kept = (work_folder(agreed, name, work) / "upload.safetensors").exists()
+    round_plan, signing, addressee = read_plan(plan), SigningKey.load(key), read_public(seal) if seal else ""
+    kept = (work_folder(round_plan, name, work) / "upload.safetensors").exists()
     if data is None and not kept:
         raise UsageError("--data is missing", field="data", fix="Name the folder that holds one folder a class.")
     noticed: list[str] = []
     with progress_display(output_format == "json") as progress:
         bundle = make_upload(
-            agreed,
+            round_plan,
             name,
             data or Path(),
             signing,
@@ -118,7 +118,7 @@ def client(
         )
     if out is not None:
         carry_out(bundle, out, addressee)
-    facts = {**_facts(bundle, out, kept, addressee), "receivers": receivers(agreed, name), "noticed": noticed}
+    facts = {**_facts(bundle, out, kept, addressee), "receivers": receivers(round_plan, name), "noticed": noticed}
     if output_format == "json":
         put_json(facts)
     else:

@@ -73,16 +73,16 @@ def reading(methods: Mapping[str, Any]) -> str:
     def value(name: str, metric: str = ACCURACY) -> float:
         return float(methods[name][metric]["mean"])
 
-    once, rounds, pooled, together = (value(name) for name in ("fedavg", "fedavg_rounds", "centralized", INFORMED))
-    verb = "collapses to" if once < 0.6 * rounds else "reaches"
+    single, rounds, pooled, together = (value(name) for name in ("fedavg", "fedavg_rounds", "centralized", INFORMED))
+    verb = "collapses to" if single < 0.6 * rounds else "reaches"
     messages = int(value("fedavg_rounds", "costs.messages_per_client"))
     text = (
         f"OneSum reaches [bold]{percent(value(OURS))}[/]: its sites send sums of features, and nothing is trained. FedAvg in "
-        f"one round {verb} [bold]{percent(once)}[/]; in {messages} rounds it reaches {percent(rounds)}, and all "
+        f"one round {verb} [bold]{percent(single)}[/]; in {messages} rounds it reaches {percent(rounds)}, and all "
         f"images in one place give {percent(pooled)}. The models that FedAvg averages are not bad: each is right on "
         f"{percent(value('local_only', 'scores.clients.own.mean'))} of what its own site holds"
     )
-    if together > 1.2 * once:
+    if together > 1.2 * single:
         text += f", and asked together (ensemble weighted by class counts) they reach {percent(together)}"
     text += ". Closing this gap with one message a site is what one-shot methods are for. "
     return f"{text}FederatedFactory, whose sites send generators instead, reaches [bold]{percent(value(FACTORY))}[/]."

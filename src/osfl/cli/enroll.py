@@ -80,26 +80,26 @@ def enroll(
     enrolled: dict[ClientId, str] = {}
     public = ""
     with mistakes.noted():
-        agreed = read_plan(plan)
+        round_plan = read_plan(plan)
     with mistakes.noted():
         enrolled = gather(keys, clients or [])
     with mistakes.noted():
         public = read_public(_server(server, keys))
     mistakes.check()
-    open_new(out, agreed, enrolled, public)
-    warnings = _doubts(agreed)
+    open_new(out, round_plan, enrolled, public)
+    warnings = _doubts(round_plan)
     if output_format == "json":
         put_json(
             {
                 "round": str(out),
-                "plan": agreed.digest,
+                "plan": round_plan.digest,
                 "clients": dict(sorted(enrolled.items())),
                 "server": public,
                 "warnings": warnings,
             }
         )
         return
-    echo(f"Opened {escape(str(out))}: {agreed.method}, round {agreed.digest[:12]}")
+    echo(f"Opened {escape(str(out))}: {round_plan.method}, round {round_plan.digest[:12]}")
     for name, key in [*sorted(enrolled.items()), ("server", public)]:
         echo(f"  {name:<16} {key}")
     for warning in warnings:

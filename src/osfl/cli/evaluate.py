@@ -1,4 +1,4 @@
-"""`osfl evaluate`: measure a finished model on labelled images."""
+"""`osfl evaluate`: measure a finished model on labeled images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Model = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        "--data", metavar="PATH|NAME", help="Labelled images: a folder or zip of class/*, a .csv, an .npz, or a known dataset."
+        "--data", metavar="PATH|NAME", help="Labeled images: a folder or zip of class/*, a .csv, an .npz, or a known dataset."
     ),
 ]
 Client = Annotated[
@@ -94,12 +94,12 @@ def evaluate(
     no_cache: options.NoCache = False,
     output_format: options.Format = "text",
 ) -> None:
-    """Measure any finished model on labelled images, an external test set too: all scores with intervals, by class and group.
+    """Measure any finished model on labeled images, an external test set too: all scores with intervals, by class and group.
 
     The part called test is used if there is one, else all images. Nothing is trained, and nothing is chosen by these images.
     """
     from osfl.core.headline import headline
-    from osfl.data.labelled import open_labelled
+    from osfl.data.labeled import open_labeled
     from osfl.roles.finished_model import evaluate_model, write_evaluation
     from osfl.runtime.machine import Machine
 
@@ -107,21 +107,21 @@ def evaluate(
     found = opened(model, client, architecture, classes, image_size, channels, pixels)
     reading = replace(found.reading, group=group or (found.reading.group if data.endswith(".csv") else ""), by=by)
     folder = out or Path("runs") / f"evaluation-{model.stem or 'model'}-{Path(data).stem}"
-    words = ["osfl", "evaluate", str(model), "--data", data, *(["--client", client] if client else [])]
+    arguments = ["osfl", "evaluate", str(model), "--data", data, *(["--client", client] if client else [])]
     for name, value in (("--group", group), ("--by", by), ("--metric", metric), ("--architecture", architecture)):
-        words += [name, value] if value else []
+        arguments += [name, value] if value else []
     for name, given in (("--classes", classes), ("--image-size", image_size), ("--channels", channels), ("--pixels", pixels)):
-        words += [name, str(given)] if given is not None else []
-    words += ["--all"] if whole else []
-    words += ["--resamples", str(resamples)] if resamples != 1000 else []
+        arguments += [name, str(given)] if given is not None else []
+    arguments += ["--all"] if whole else []
+    arguments += ["--resamples", str(resamples)] if resamples != 1000 else []
     with progress_display(output_format == "json") as progress:
-        images = open_labelled(data, found.task, whole=whole, reading=reading, progress=progress)
+        images = open_labeled(data, found.task, whole=whole, reading=reading, progress=progress)
         evaluation = evaluate_model(
             found,
             images,
             metric=metric,
             resamples=resamples,
-            command=shlex.join([*words, "--out", str(folder)]),
+            command=shlex.join([*arguments, "--out", str(folder)]),
             column=by,
             machine=Machine(device=device),
             progress=progress,

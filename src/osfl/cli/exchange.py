@@ -90,17 +90,17 @@ def exchange(
     absent = [] if wait else [file.path for file in pick_up(files or [])[1] if file.absent]
     if absent:
         raise UsageError([f"there is no {path}" for path in absent], field="files", fix="Name files that are there, or --wait.")
-    agreed, own = read_plan(plan), SigningKey.load(key) if key else None
-    inbox, judged = own_inbox(agreed, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
-    found = _receive_all(agreed, name, inbox, own, files or [], output_format, judged)
-    while wait and missing_neighbors(agreed, name, inbox):
-        errors().print(f"waiting for {', '.join(missing_neighbors(agreed, name, inbox))}", soft_wrap=True)
+    round_plan, own = read_plan(plan), SigningKey.load(key) if key else None
+    inbox, judged = own_inbox(round_plan, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
+    found = _receive_all(round_plan, name, inbox, own, files or [], output_format, judged)
+    while wait and missing_neighbors(round_plan, name, inbox):
+        errors().print(f"waiting for {', '.join(missing_neighbors(round_plan, name, inbox))}", soft_wrap=True)
         time.sleep(EVERY)
-        found = _receive_all(agreed, name, inbox, own, files or [], output_format, judged)
+        found = _receive_all(round_plan, name, inbox, own, files or [], output_format, judged)
     try:
         with progress_display(output_format == "json") as progress:
             model = make(
-                agreed,
+                round_plan,
                 name,
                 inbox,
                 work,
@@ -113,7 +113,12 @@ def exchange(
         if output_format != "json":
             raise
         put_json(
-            {**no.as_json(), "received": list(inbox.delivered()), **found, "missing": missing_neighbors(agreed, name, inbox)}
+            {
+                **no.as_json(),
+                "received": list(inbox.delivered()),
+                **found,
+                "missing": missing_neighbors(round_plan, name, inbox),
+            }
         )
         raise typer.Exit(1) from None  # whoever is missing may have been refused: a script learns why
     folder, unused = placed(model, out), left_out(model)
@@ -121,11 +126,11 @@ def exchange(
         put_json(
             {
                 "client": name,
-                "round": agreed.digest,
+                "round": round_plan.digest,
                 "received": list(inbox.delivered()),
                 **found,
                 "left_out": unused,
-                "missing": missing_neighbors(agreed, name, inbox),
+                "missing": missing_neighbors(round_plan, name, inbox),
                 "model": str(folder / "model.safetensors"),
             }
         )

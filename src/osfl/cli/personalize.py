@@ -77,14 +77,14 @@ def personalize(
     from osfl.wire.signing import read_public
     from osfl.wire.withdrawn import withdrawn_by
 
-    agreed, public = read_plan(plan), read_public(server)
+    round_plan, public = read_plan(plan), read_public(server)
     places = [place for place in (certificates, beside(release)) if place is not None]
-    known = [entry for place in places for entry in certificates_at(place, public, agreed.digest)]
+    known = [entry for place in places for entry in certificates_at(place, public, round_plan.digest)]
     withdrawn = withdrawn_by(sorted(known, key=lambda entry: int(entry["number"])))
     machine = machine_for(device, precision, memory, threads=threads)
     with progress_display(output_format == "json") as progress:
         model = take_release(
-            agreed,
+            round_plan,
             name,
             release,
             personal,
@@ -101,7 +101,7 @@ def personalize(
     kept = load_payload(model)
     digest = str(kept.facts["release"]) if kept else ""
     if output_format == "json":
-        facts = {"client": name, "round": agreed.digest, "release": digest, "model": str(folder / "model.safetensors")}
+        facts = {"client": name, "round": round_plan.digest, "release": digest, "model": str(folder / "model.safetensors")}
         put_json({**facts, "card": str(folder / "model_card.md"), "evaluation": evaluation})
         return
     echo(f"Release  {digest}, signed by the server for this round")
@@ -109,7 +109,7 @@ def personalize(
     if evaluation:
         show_evaluation(evaluation, folder)
     else:
-        echo("[dim]Not measured: add --data with labelled images, or use `osfl evaluate`.[/]")
+        echo("[dim]Not measured: add --data with labeled images, or use `osfl evaluate`.[/]")
     echo(f"Card     {escape(str(folder / 'model_card.md'))}")
     echo(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 

@@ -91,14 +91,16 @@ def repair(
     from osfl.wire.repair import read_request
     from osfl.wire.signing import SigningKey, read_public
 
-    agreed, public, asked = read_plan(plan), read_public(server), _read(request)
-    method_for(agreed, name)
-    folder = work_folder(agreed, name, work)
-    bundle = make_repair(agreed, name, asked, SigningKey.load(key), gather(keys, []), public, folder)
+    round_plan, public, asked = read_plan(plan), read_public(server), _read(request)
+    method_for(round_plan, name)
+    folder = work_folder(round_plan, name, work)
+    bundle = make_repair(round_plan, name, asked, SigningKey.load(key), gather(keys, []), public, folder)
     carry_out(bundle, out, public)
-    missing = list(read_request(asked, public, agreed.digest, agreed.clients).missing)
+    missing = list(read_request(asked, public, round_plan.digest, round_plan.clients).missing)
     if output_format == "json":
-        put_json({"client": name, "round": agreed.digest, "missing": missing, "path": str(out), "bytes": out.stat().st_size})
+        put_json(
+            {"client": name, "round": round_plan.digest, "missing": missing, "path": str(out), "bytes": out.stat().st_size}
+        )
         return
     echo(
         f"Repair  {escape(str(out))}, sealed to the server: what {name} shares with {', '.join(missing)}, who delivered nothing"

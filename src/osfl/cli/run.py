@@ -160,8 +160,8 @@ def _simulation(plan: Path | None, args: RunOptions) -> Simulation:
         return parse_options(args)
     options.refuse_beside_plan(f"--plan {plan}")
     device_named(args.device)
-    simulation, agreed = from_plan(plan)
-    same_plan(agreed, prepare(simulation).plan, plan)
+    simulation, round_plan = from_plan(plan)
+    same_plan(round_plan, prepare(simulation).plan, plan)
     return simulation
 
 
@@ -178,12 +178,12 @@ def _rehearsed(
         raise UsageError("--sites needs the plan of the round", field="plan", fix="Add --plan plan.toml.")
     options.refuse_beside_plan(f"--plan {plan}")
     device_named(machine.device)
-    agreed = read_plan(plan)
-    folder = out or Path("runs") / f"{agreed.method}-{agreed.task.name}-sites-seed{agreed.seed}"
+    round_plan = read_plan(plan)
+    folder = out or Path("runs") / f"{round_plan.method}-{round_plan.task.name}-sites-seed{round_plan.seed}"
     before = (folder / "results.json").exists()
     command = shlex.join(["osfl", "run", "--plan", str(plan), "--sites", str(sites), "--out", str(folder)]) + machine.options()
     with progress_display(output_format == "json") as progress:
         result = run_federation(
-            rehearsal(agreed, sites), folder, {"preset": "", "command": command}, machine=machine, progress=progress
+            rehearsal(round_plan, sites), folder, {"preset": "", "command": command}, machine=machine, progress=progress
         )
     return folder, result, before

@@ -95,7 +95,7 @@ def server(
         _ask_for_repairs(fl_round, key, output_format)
         return
     machine = machine_for(device, precision, memory, workers=workers, threads=threads)
-    _serve_round(fl_round, key, wait, exclude or [], keep or [], machine, output_format)
+    _run_server_phase(fl_round, key, wait, exclude or [], keep or [], machine, output_format)
 
 
 def _ask_for_repairs(fl_round: Path, key: Path, output_format: str) -> None:
@@ -112,7 +112,7 @@ def _ask_for_repairs(fl_round: Path, key: Path, output_format: str) -> None:
     echo(f"and `osfl server {escape(str(fl_round))} --key server.key`.")
 
 
-def _serve_round(
+def _run_server_phase(
     fl_round: Path,
     key: Path,
     wait: bool,
@@ -163,6 +163,6 @@ def until_ready(look: Callable[[], Status], pause: Callable[[float], None] = tim
             return
         if found.waits_for != reported:
             reported = found.waits_for
-            who = ", ".join(found.owing or found.missing)
+            who = ", ".join(found.repairs_due or found.missing)
             errors().print(f"{datetime.now(UTC):%H:%M:%S} UTC  waiting: {escape(reported)}; missing: {who}", soft_wrap=True)
         pause(EVERY)

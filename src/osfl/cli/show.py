@@ -59,7 +59,7 @@ def facts(found: Status, now: datetime) -> dict[str, Any]:
         "supersedes": found.supersedes or None,
         "joining": list(found.joining),
         "repaired": list(found.repaired),
-        "owing": list(found.owing),
+        "repairs_due": list(found.repairs_due),
         "personal": list(found.personal),
     }
 
@@ -76,9 +76,9 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
             late = "  [yellow]left out of the release[/]" if client in found.left_out else late
             echo(f"  [green]delivered[/]  {client:<16} {found.delivered[client]:>13,} bytes  {found.digests[client]}{late}")
         else:
-            final = "  and cannot deliver any more: repairs were asked for" if found.owing or found.repaired else ""
+            final = "  and cannot deliver any more: repairs were asked for" if found.repairs_due or found.repaired else ""
             echo(f"  [yellow]missing[/]    {client}{final}")
-    for client in (*found.repaired, *found.owing):
+    for client in (*found.repaired, *found.repairs_due):
         echo(f"  repair     {client:<16} {'received' if client in found.repaired else '[yellow]not received[/]'}")
     for client in found.forgotten:
         echo(f"  forgotten  {client}")

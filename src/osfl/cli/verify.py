@@ -130,7 +130,7 @@ def _replayed(
 
 
 def _known(plan: Path | None, server: Path | None, fl_round: Path | None, keys: Path | None) -> Known:
-    from osfl.rounds.head import check_agreed
+    from osfl.rounds.head import check_fixed_files
     from osfl.rounds.provenance import Known
     from osfl.rounds.state import check_whole, read_json, read_policy
     from osfl.wire.inbox import Inbox
@@ -153,7 +153,7 @@ def _known(plan: Path | None, server: Path | None, fl_round: Path | None, keys: 
             got=policy.server,
             fix="Somebody may have opened a round in the server's name: ask it for its key on another way.",
         )
-    check_agreed(fl_round, policy.server)
+    check_fixed_files(fl_round, policy.server)
     if plan is not None and (asked := _policy(plan, None).plan) != policy.plan:
         raise RoundError(
             f"{fl_round} holds another round than {plan}",
@@ -199,7 +199,7 @@ def _with_certificates(known: Known, files: Sequence[Path], fl_round: Path | Non
     if fl_round is not None:
         _check_complete(fl_round / CERTIFICATES, own, kept, known.plan)
         last = _release_of(fl_round, known)
-        known = replace(known, standing=last.made_from if last else {}, last=last.digest if last else "")
+        known = replace(known, current=last.made_from if last else {}, last=last.digest if last else "")
     every = {canonical(entry): entry for entry in [*own, *kept]}.values()
     if known.policy is not None and fl_round is not None and not every:
         return replace(known, withdrawn=known.policy.withdrawn)  # perhaps of the first encounter
@@ -251,18 +251,21 @@ def _policy(plan: Path, keys: Path | None) -> AcceptancePolicy:
     from osfl.core.plan import read_plan
     from osfl.wire.gate import AcceptancePolicy
 
-    agreed = read_plan(plan)
+    round_plan = read_plan(plan)
     if keys is None:
-        return AcceptancePolicy(agreed.digest, {}, {}, len(agreed.task.classes), agreed.limits, several=agreed.task.several)
+        return AcceptancePolicy(
+            round_plan.digest, {}, {}, len(round_plan.task.classes), round_plan.limits, several=round_plan.task.several
+        )
     from osfl.core.registry import load
     from osfl.rounds.folder import contracts_of
     from osfl.wire.masks import keys_digest
 
-    contracts, enrolled = contracts_of(load(agreed.method)(agreed.task, agreed.settings), agreed), gather(keys, [])
+    contracts = contracts_of(load(round_plan.method)(round_plan.task, round_plan.settings), round_plan)
+    enrolled = gather(keys, [])
     policy = AcceptancePolicy(
-        agreed.digest, enrolled, contracts, len(agreed.task.classes), agreed.limits, several=agreed.task.several
+        round_plan.digest, enrolled, contracts, len(round_plan.task.classes), round_plan.limits, several=round_plan.task.several
     )
-    return replace(policy, keys=keys_digest(enrolled)) if agreed.secure_sum else policy
+    return replace(policy, keys=keys_digest(enrolled)) if round_plan.secure_sum else policy
 
 
 def _files_of(fl_round: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""evaluation.json: what a finished model scored on labelled images, with every key explained. Pages are drawn from it alone.
+"""evaluation.json: what a finished model scored on labeled images, with every key explained. Pages are drawn from it alone.
 
 The schema carries a version. Adding a key keeps it; renaming, removing or changing the meaning of one raises it.
 """

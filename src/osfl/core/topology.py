@@ -325,6 +325,7 @@ def neighbors(plan: Plan, client: ClientId) -> tuple[ClientId, ...]:
     if topology.kind == "random":
         from osfl.core.seeds import derive
 
+        # the label keeps its spelling: another one would draw other neighbors in every plan
         drawn = sorted(others, key=lambda other: derive(plan.seed, "neighbours", topology.encounter, client, other))
         return tuple(sorted(drawn[: topology.peers]))
     pairs = [(contact.a, contact.b) for contact in topology.contacts if contact.encounter == topology.encounter]

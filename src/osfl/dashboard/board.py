@@ -26,19 +26,19 @@ class Board:
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _kept: tuple[Any, dict[str, Json]] | None = None
 
-    def state(self, phase: dict[str, Json], may_serve: bool) -> dict[str, Json]:
+    def state(self, phase: dict[str, Json], may_start: bool) -> dict[str, Json]:
         """Everything the page shows, as plain values."""
         try:
             known = self._known()
         except OsflError as error:
             return {"trouble": str(error), "phase": phase}
         released = known["released"]
-        can_start = may_serve and known["ready"] and not released and phase["state"] != "running"
+        can_start = may_start and known["ready"] and not released and phase["state"] != "running"
         return {
             **known,
             "trouble": "",
             "phase": phase,
-            "may_serve": may_serve,
+            "may_start": may_start,
             "can_start": can_start,
             "headline": _headline(known, phase),
         }
@@ -55,8 +55,8 @@ class Board:
 def _stamp(fl_round: Path) -> list[Any]:
     """Changes whenever the state does; the minute is there for the deadline."""
     names = ("rejected.jsonl", "judgement.json", "release.safetensors", "forgetting.json", "forgotten")
-    agreed = ("plan.json", "enrolled.json")
-    paths = [*(fl_round / name for name in (*names, *agreed)), *sorted((fl_round / "inbox").glob("*.safetensors"))]
+    fixed = ("plan.json", "enrolled.json")
+    paths = [*(fl_round / name for name in (*names, *fixed)), *sorted((fl_round / "inbox").glob("*.safetensors"))]
     stats = [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists()]
     return [*stats, int(time.time() // 60)]
 

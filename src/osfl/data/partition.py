@@ -99,8 +99,8 @@ def _classes(text: str, numbers: list[str]) -> Partition:
     return Partition("classes", classes=int(numbers[0]))
 
 
-def _by_column(text: str, words: list[str]) -> Partition:
-    column = ":".join(words).strip()
+def _by_column(text: str, parts: list[str]) -> Partition:
+    column = ":".join(parts).strip()
     if not column:
         raise _unreadable(text, "it takes the name of a column of the table")
     return Partition("by", column=column)

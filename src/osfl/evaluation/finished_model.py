@@ -1,4 +1,4 @@
-"""A finished model on labelled images: every score with its interval, by class and by group, calibration and confusion."""
+"""A finished model on labeled images: every score with its interval, by class and by group, calibration and confusion."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from osfl.data.source import Part
 from osfl.evaluation.intervals import BINS, LEVEL, RESAMPLES, Estimates, estimates
 from osfl.evaluation.scores import Floats, confusion, probabilities
 
-Answers: TypeAlias = Floats  # class probabilities (images, classes)
+Probabilities: TypeAlias = Floats  # class probabilities (images, classes)
 
 
 def _in_order(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     return [function(item) for item in items]
 
 
-def answers_of(model: nn.Module, images: torch.Tensor, device: torch.device | str = "cpu") -> Answers:
+def probabilities_of(model: nn.Module, images: torch.Tensor, device: torch.device | str = "cpu") -> Probabilities:
     return probabilities(model, images, torch.device(device), _in_order)
 
 
-def score_answers(
-    answers: Answers, part: Part, classes: tuple[str, ...], *, metric: str = "", resamples: int = RESAMPLES
+def score_probabilities(
+    answers: Probabilities, part: Part, classes: tuple[str, ...], *, metric: str = "", resamples: int = RESAMPLES
 ) -> dict[str, Any]:
     """The scores of an `Evaluation`; what model and which data it was is for the caller to add."""
     labels = part.labels
@@ -54,7 +54,7 @@ def _class_scores(found: Estimates, place: int, images: int) -> ClassScores:
     return {"images": images, **one}  # type: ignore[typeddict-item]
 
 
-def calibration(answers: Answers, labels: NDArray[np.int64]) -> list[Bin]:
+def calibration(answers: Probabilities, labels: NDArray[np.int64]) -> list[Bin]:
     """How often the model is right when it is so sure."""
     confidence, right = answers.max(1), answers.argmax(1) == labels
     bin_of = np.minimum((confidence * BINS).astype(int), BINS - 1)
@@ -70,7 +70,7 @@ def calibration(answers: Answers, labels: NDArray[np.int64]) -> list[Bin]:
     ]
 
 
-def _by_group(answers: Answers, part: Part, resamples: int) -> dict[str, GroupScores]:
+def _by_group(answers: Probabilities, part: Part, resamples: int) -> dict[str, GroupScores]:
     """The overall scores of the images of each domain: what is right on average may be wrong for one scanner."""
     if part.domains is None:
         return {}

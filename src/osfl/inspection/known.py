@@ -28,7 +28,7 @@ class Known:
     given: str = ""  # a public key that the reader named; it then is the one that must have signed
     where: str = ""  # where this comes from: a path, or nothing where that is plain
     withdrawn: Withdrawn = NOTHING  # what the round's certificates of forgetting took back
-    standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names
+    current: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names
     enrolled: Mapping[str, str] = field(default_factory=dict)  # client -> the key it signed with before a class was forgotten
 
     @property
@@ -69,7 +69,7 @@ class Known:
         """Why this bundle must not be used any more, where certificates of forgetting say so."""
         bundle = seen.bundle
         if bundle.kind == "personal":
-            return None if bundle.digest in self.standing.values() else self.withdrawn.personal.get(bundle.digest)
+            return None if bundle.digest in self.current.values() else self.withdrawn.personal.get(bundle.digest)
         return self.withdrawn.of(seen.envelope.manifest)
 
     def whole_plan(self) -> Plan | None:
@@ -82,11 +82,11 @@ class Known:
 def from_round(folder: Path) -> Known:
     """Everything that is known from a round folder; no torch."""
     policy = read_policy(folder)
-    standing: Mapping[str, str] = {}
+    current: Mapping[str, str] = {}
     if policy.withdrawn.personal:
         with suppress(Rejected):
             release = folder / "release.safetensors"
-            standing = verify_release(release, policy.server, policy.plan, withdrawn=policy.withdrawn).made_from
+            current = verify_release(release, policy.server, policy.plan, withdrawn=policy.withdrawn).made_from
     # What is left of an upload after a class was forgotten is signed by the server.
     keys = {client: policy.server if policy.forgotten.get(client) else key for client, key in policy.enrolled.items()}
     return Known(
@@ -96,7 +96,7 @@ def from_round(folder: Path) -> Known:
         policy.server,
         where=str(folder),
         withdrawn=policy.withdrawn,
-        standing=standing,
+        current=current,
         enrolled=policy.enrolled,
     )
 

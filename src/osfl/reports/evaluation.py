@@ -1,4 +1,4 @@
-"""The page and the model card of a finished model that was measured on labelled images, from evaluation.json only."""
+"""The page and the model card of a finished model that was measured on labeled images, from evaluation.json only."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _confusion(names: list[str], evaluation: Evaluation) -> Markup:
 
 
 def write_evaluation_card(evaluation: Evaluation | None, about: dict[str, Any], task: dict[str, Any], folder: Path) -> Path:
-    """`folder/model_card.md` of a site's model; `None` where no labelled images were at hand."""
+    """`folder/model_card.md` of a site's model; `None` where no labeled images were at hand."""
     classes, image = task["classes"], " × ".join(map(str, task["image"]))
     facts = "".join(f"- {safe(key)}: {code(value)}\n" for key, value in fact_rows(about))
     parts = [
@@ -162,14 +162,14 @@ def write_evaluation_card(evaluation: Evaluation | None, about: dict[str, Any], 
         "every input, also for images unlike those it was trained on. It has not been validated for clinical or other "
         "consequential decisions; that needs a study of its own on the population where it would be used.\n",
         _card_scores(evaluation) if evaluation else _NOT_MEASURED,
-        "## How to use it\n\n```sh\nosfl predict --run DIR image.png\nosfl evaluate DIR --data LABELLED\n```\n\n"
+        "## How to use it\n\n```sh\nosfl predict --run DIR image.png\nosfl evaluate DIR --data LABELED\n```\n\n"
         "`DIR` is the folder that holds this card.\n",
     ]
     return write_text(folder / "model_card.md", "\n".join(parts))
 
 
 _NOT_MEASURED = (
-    "## Evaluation\n\nNot measured: no labelled images were at hand. `osfl evaluate DIR --data LABELLED` measures it.\n"
+    "## Evaluation\n\nNot measured: no labeled images were at hand. `osfl evaluate DIR --data LABELED` measures it.\n"
 )
 
 

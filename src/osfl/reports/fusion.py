@@ -51,10 +51,10 @@ def _lede(record: Record) -> str:
     refused = len(record["refused"])
     left_out = f" {many(refused, 'file')} {'was' if refused == 1 else 'were'} refused." if refused else ""
     own = len(record["models"]) if _personal(record) else 0
-    came, good = (f"{count(own)} came out, one for each", "they are") if own else ("one classifier came out", "it is")
+    output, subject = (f"{count(own)} came out, one for each", "they are") if own else ("one classifier came out", "it is")
     return (
-        f"{many(len(record['accepted']), 'checkpoint')} that other programs made were fused; {came}. No image was used "
-        f"here, so this page does not show how good {good}.{left_out}"
+        f"{many(len(record['accepted']), 'checkpoint')} that other programs made were fused; {output}. No image was used "
+        f"here, so this page does not show how good {subject}.{left_out}"
     )
 
 

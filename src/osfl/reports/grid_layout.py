@@ -23,7 +23,7 @@ class Layout:
     row: float  # height of a cell
     text_of: Format
     size: float  # of the numbers
-    lying: bool  # column names lie (on up to three lines) rather than stand
+    horizontal: bool  # column names are horizontal, on up to three lines, else upright
 
     def at(self, row: int, column: int) -> tuple[float, float]:
         return self.left + column * self.cell, self.top + row * self.row
@@ -60,10 +60,10 @@ def plan_grid(
     wrapped = [wrap(name, _LYING_SIZE, cell - 3) for name in columns]
     flat = all(len(lines) == 1 for lines in wrapped)
     cut = any(line.endswith("…") for lines in wrapped for line in lines[: 1 if flat else 2])  # only a third line may be
-    lying = not cut and (flat or cell >= 50)
+    horizontal = not cut and (flat or cell >= 50)
     tallest = max((width_of(name, _NAME_SIZE) for name in columns), default=0)
-    top = (26.0 if titled else 10.0) + (14 * max(map(len, wrapped), default=1) if lying else min(112.0, tallest + 4))
-    return Layout(left, top, cell, row, text_of, size, lying)
+    top = (26.0 if titled else 10.0) + (14 * max(map(len, wrapped), default=1) if horizontal else min(112.0, tallest + 4))
+    return Layout(left, top, cell, row, text_of, size, horizontal)
 
 
 def _widest(text_of: Format, size: float, values: Sequence[Sequence[float]]) -> float:
@@ -97,14 +97,14 @@ def headings(rows: Sequence[str], columns: Sequence[str], layout: Layout, row_ti
         place = (layout.left - 8, layout.base(r))
         shown = fit_middle(rows[r], _NAME_SIZE, layout.left - 8)
         parts.append(label(*place, shown, size=_NAME_SIZE, anchor="end", tip=rows[r] if shown != rows[r] else ""))
-    return parts + (_lying_names(columns, layout) if layout.lying else _standing_names(columns, layout))
+    return parts + (_horizontal_names(columns, layout) if layout.horizontal else _upright_names(columns, layout))
 
 
 def _every(step: float) -> int:
     return max(1, -(-15 // max(1, int(step))))
 
 
-def _lying_names(columns: Sequence[str], layout: Layout) -> list[str]:
+def _horizontal_names(columns: Sequence[str], layout: Layout) -> list[str]:
     parts = []
     for c, name in enumerate(columns):
         lines = wrap(name, _LYING_SIZE, layout.cell - 3)
@@ -115,7 +115,7 @@ def _lying_names(columns: Sequence[str], layout: Layout) -> list[str]:
     return parts
 
 
-def _standing_names(columns: Sequence[str], layout: Layout) -> list[str]:
+def _upright_names(columns: Sequence[str], layout: Layout) -> list[str]:
     parts = []
     for c in range(0, len(columns), _every(layout.cell)):
         middle = layout.at(0, c)[0] + layout.cell / 2 + 4

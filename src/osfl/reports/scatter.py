@@ -30,8 +30,8 @@ def scatter(
     x_label: str = "",
     y_label: str = "",
     log_x: bool = True,
-    x_words: Callable[[float], str] = compact,
-    y_words: Callable[[float], str] = compact,
+    x_format: Callable[[float], str] = compact,
+    y_format: Callable[[float], str] = compact,
     log_y: bool = False,
     share_y: bool = False,
     kinds: Sequence[str] = (),
@@ -41,12 +41,12 @@ def scatter(
     across = logarithmic([p.x for p in points]) if log_x else linear([p.x for p in points])
     up = logarithmic([p.y for p in points]) if log_y else linear([p.y for p in points])
     up = within_shares(up) if share_y else up
-    y_names = [y_words(mark) for mark in up.marks]
+    y_names = [y_format(mark) for mark in up.marks]
     left = room_for(y_names)
     head, top = legend(list(kinds), 0, 14, width) if kinds else ([], 8.0)
     frame = Frame(left, top + 26, width - left - 34, max(300.0, 14.0 * len(points)), across, up)
-    parts = head + draw_axes(frame, [x_words(mark) for mark in across.marks], y_names, x_label, y_label)
-    parts += [_mark(frame, point, f"{point.name}: {y_words(point.y)} at {x_words(point.x)}") for point in points]
+    parts = head + draw_axes(frame, [x_format(mark) for mark in across.marks], y_names, x_label, y_label)
+    parts += [_mark(frame, point, f"{point.name}: {y_format(point.y)} at {x_format(point.x)}") for point in points]
     if len(points) * _NAME_ROOM <= width:
         return canvas(width, frame.bottom + 52, what, *parts, *_names(frame, points, [p.name for p in points]))
     parts += _names(frame, points, [str(index + 1) for index in range(len(points))])

@@ -164,7 +164,7 @@ class Status:
     joining: Sequence[ClientId] = ()  # of those who are late, whom the next release will have: the plan allows it
     supersedes: str = ""  # digest of the release that this one took the place of
     asks: bool = False  # a secure sum that may begin and first needs repairs, which nobody has asked for yet
-    owing: Sequence[ClientId] = ()  # who was asked for a repair and has sent none
+    repairs_due: Sequence[ClientId] = ()  # who was asked for a repair and has sent none
     repaired: Sequence[ClientId] = ()  # who has sent one
     suspicions: Sequence[Mapping[str, Json]] = ()  # of the judgement before the server phase: client, rule, text, value, bound
     kept: Sequence[ClientId] = ()  # suspected, and kept by the coordinator
@@ -188,9 +188,9 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
     why = _waits_for(here, all_of_them, quorum, deadline, now or datetime.now(UTC))
     request = existing_request(folder, policy) if policy.keys else None
     repaired = [c for c in request.delivered if (folder / REPAIRS / f"{c}.safetensors").exists()] if request else []
-    owing = [client for client in request.delivered if client not in repaired] if request else []
+    repairs_due = [client for client in request.delivered if client not in repaired] if request else []
     if request is not None:
-        why = f"{len(repaired)} of the {len(request.delivered)} repairs that are needed have arrived" if owing else ""
+        why = f"{len(repaired)} of the {len(request.delivered)} repairs that are needed have arrived" if repairs_due else ""
     if policy.keys and policy.gone:
         why = f"{', '.join(policy.gone)} was forgotten, and its masks stay in the sum: open a new round"
     half = pending_removal(folder) is not None
@@ -225,7 +225,7 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
         [client for client in late if client not in without] if waiting.get("late") else [],
         str(placed[-1].get("before", "")) if placed else "",
         bool(policy.keys) and request is None and not why and here < all_of_them and release is None,
-        owing,
+        repairs_due,
         repaired,
         suspicions(folder, digests),
         [client for client in delivered if any(n.get("phase") == KEPT and n.get("client") == client for n in notes)],
@@ -308,12 +308,12 @@ def make_release(
             return published[1]
         _check_without(without, found, plan.secure_sum)
         if not found.ready and published is None:
+            what = "repairs" if found.repairs_due else "uploads"
             raise RoundError(
                 f"the server phase cannot begin: {found.waits_for}",
                 field="round",
-                expected=f"{'repairs' if found.owing else 'uploads'} from {', '.join(found.owing or found.missing)}",
-                got=f"{'repairs' if found.owing else 'uploads'} from "
-                f"{', '.join(found.repaired if found.owing else found.delivered) or 'nobody'}",
+                expected=f"{what} from {', '.join(found.repairs_due or found.missing)}",
+                got=f"{what} from {', '.join(found.repaired if found.repairs_due else found.delivered) or 'nobody'}",
                 fix="Receive what is missing with `osfl receive`; `osfl show` lists it.",
             )
         if found.asks:
@@ -363,10 +363,10 @@ def _check_without(without: Collection[ClientId], found: Status, secure_sum: boo
             fix="Open a new round without this site.",
         )
     strange = sorted(set(without) - set(found.delivered))
-    standing = sorted(set(without) - set(found.late)) if found.released else []
-    if standing:
+    included = sorted(set(without) - set(found.late)) if found.released else []
+    if included:
         raise UsageError(
-            [f"the release that stands has {client!r}" for client in standing],
+            [f"the release has {client!r}" for client in included],
             field="exclude",
             fix=f"Leave out those who joined late ({', '.join(found.late)}), or take a site out with `osfl forget`.",
         )

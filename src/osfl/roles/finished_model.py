@@ -1,4 +1,4 @@
-"""Open any finished model: of a round folder, of a site, of a fusion, or a plain checkpoint; measure it on labelled images."""
+"""Open any finished model: of a round folder, of a site, of a fusion, or a plain checkpoint; measure it on labeled images."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from osfl.core.plan import plan_from
 from osfl.core.result import write_json
 from osfl.core.types import ClientId, Payload, Progress, Task
 from osfl.data import grouped
-from osfl.data.labelled import LabelledImages, held_out_of_site
+from osfl.data.labeled import LabeledImages, held_out_of_site
 from osfl.data.reading import Reading, reading_of
 from osfl.data.source import content_digest
-from osfl.evaluation.finished_model import answers_of, score_answers
+from osfl.evaluation.finished_model import probabilities_of, score_probabilities
 from osfl.evaluation.intervals import RESAMPLES
 from osfl.models.architectures import parse
 from osfl.models.plain_checkpoints import fitted, image_of, pixels_of, read_checkpoint
@@ -98,7 +98,7 @@ def _weights(module: nn.Module) -> str:
 
 def evaluate_model(
     model: FinishedModel,
-    images: LabelledImages,
+    images: LabeledImages,
     *,
     metric: str = "",
     resamples: int = RESAMPLES,
@@ -115,8 +115,8 @@ def evaluate_model(
             fix="Its scores are in the run's results.json; `osfl predict` gives the probabilities of all classes.",
         )
     progress("evaluate", 0, 1)
-    answers = answers_of(model.module, images.part.dataset.images, device_named(machine.device))
-    scores = score_answers(answers, images.part, model.task.classes, metric=metric, resamples=resamples)
+    answers = probabilities_of(model.module, images.part.dataset.images, device_named(machine.device))
+    scores = score_probabilities(answers, images.part, model.task.classes, metric=metric, resamples=resamples)
     progress("evaluate", 1, 1)
     people, findings = images.part.groups, grouped(images.problems)
     data = {
@@ -141,7 +141,7 @@ def evaluate_model(
     }
 
 
-def _cautions(images: LabelledImages, scores: dict[str, Any]) -> list[str]:
+def _cautions(images: LabeledImages, scores: dict[str, Any]) -> list[str]:
     found = []
     if images.which == "all":
         found.append("All images were used, whatever their part: if the model was trained on some, the scores are too good.")
@@ -171,7 +171,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
 def describe_at_site(
     folder: Path, client: ClientId, data: Path | None, command: str, machine: Machine = Machine()
 ) -> Evaluation | None:
-    """What a site keeps beside its model: a model card, and where it has labelled images `evaluation.json` and a page."""
+    """What a site keeps beside its model: a model card, and where it has labeled images `evaluation.json` and a page."""
     model, plan = open_model(folder, client), plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
     measured = data if not plan.task.several else None
     images = held_out_of_site(measured, plan.task, client, plan.seed, model.reading) if measured else None

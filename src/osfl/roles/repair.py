@@ -20,11 +20,13 @@ from osfl.wire.repair import REQUEST, RepairRequest, RequestRejected, pack_repai
 from osfl.wire.signing import SigningKey
 
 REPAIR = "repair.safetensors"
-_LIES = "If that site did deliver, the server could read its upload with your answer. Keep this file, and call the other sites."
+_IF_DELIVERED = (
+    "If that site did deliver, the server could read its upload with your answer. Keep this file, and call the other sites."
+)
 
 _ITSELF = (
-    "If you have not sent your upload, do not send it any more: it could be read. If you have, the server lies: keep this "
-    "file, and ask the other sites not to answer."
+    "If you have not sent your upload, do not send it any more: it could be read. If you have, the server's statement is "
+    "false: keep this file, and ask the other sites not to answer."
 )
 
 
@@ -82,7 +84,7 @@ def _check_known(asked: RepairRequest, client: ClientId, folder: Path, server: s
         if before.digest != asked.digest:
             reason = "it contradicts the request that this site has answered: a server asks once"
             missing = [f"missing: {', '.join(one.missing)}" for one in (before, asked)]
-            raise _no("missing", reason, missing[0], missing[1], _LIES)
+            raise _no("missing", reason, missing[0], missing[1], _IF_DELIVERED)
 
 
 def check_not_missing(folder: Path, client: ClientId) -> None:

@@ -100,12 +100,12 @@ def _judged(pairs: Iterator[Pair], tolerance: float) -> tuple[Check, float | Non
             return Check(QUESTION, "no", f"repeated here, {part}{wrong} is another tensor"), None
         found = largest_difference(published, repeated)
         largest = max(largest, Difference(part + found.tensor, found.share), key=lambda one: one.share)
-    told = f"{largest.share:.2g} of the largest number of {largest.tensor or 'no tensor'}"
+    difference = f"{largest.share:.2g} of the largest number of {largest.tensor or 'no tensor'}"
     if largest.share <= tolerance:
-        why = f"repeated here, other last bits: at most {told}; bits are the same on the same build and instruction set"
+        why = f"repeated here, other last bits: at most {difference}; bits are the same on the same build and instruction set"
         return Check(QUESTION, "yes", why), largest.share
     where = ", ".join(f"{name} {value}" for name, value in numerics().items())
-    why = f"repeated here, it differs by {told}, more than {tolerance:g} (here: {where}; the server's are in head.json)"
+    why = f"repeated here, it differs by {difference}, more than {tolerance:g} (here: {where}; the server's are in head.json)"
     return Check(QUESTION, "no", why), largest.share
 
 

@@ -19,7 +19,7 @@ from osfl.runtime.payloads import to_raw
 MODELS_ONLY = "This is a mistake in the method, not in your data; please report it."
 
 
-def check_outgoing(payload: Payload, contract: Contract, shard: Shard, task: Task, limits: Limits) -> None:
+def check_payload(payload: Payload, contract: Contract, shard: Shard, task: Task, limits: Limits) -> None:
     """Raise UploadBlocked unless the payload is exactly what the contract announces and holds no image of the shard."""
     for name in payload.tensors:
         if name not in contract:

@@ -172,8 +172,8 @@ class Round:
         """What each client downloads; an empty release costs nothing."""
         shared = self.folder / "release.safetensors"
         own = {path.stem: path.stat().st_size for path in (self.folder / "personal").glob("*.safetensors")}
-        says_something = bool(own or self._verified(shared).tensors)
-        return {client: (shared.stat().st_size if says_something else 0) + own.get(client, 0) for client in self.present}
+        has_shared = bool(own or self._verified(shared).tensors)
+        return {client: (shared.stat().st_size if has_shared else 0) + own.get(client, 0) for client in self.present}
 
     # --- models that clients made of the release ---
 
@@ -296,14 +296,14 @@ def open_round(
 
 def agree(folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled: Mapping[ClientId, str], server: str) -> None:
     """Write down what the round is about, once; a folder that holds another round is refused."""
-    agreed = {
+    fixed = {
         "contract.json": {name: {t: settings_as_json(f) for t, f in contract.items()} for name, contract in contracts.items()},
         "enrolled.json": {"clients": dict(enrolled), "server": server},
         "plan.json": plan.as_json(),  # last: a folder with a plan is a round
     }
     _same_plan(folder, plan)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in agreed.items():
+    for name, content in fixed.items():
         if not (folder / name).exists():
             replace_atomically(folder / name, json.dumps(content, indent=1, sort_keys=True).encode())
     (folder / "inbox").mkdir(exist_ok=True)

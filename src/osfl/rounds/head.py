@@ -23,7 +23,7 @@ from osfl.runtime.atomic import replace_atomically
 from osfl.wire.refusals import HEAD, JOURNAL
 from osfl.wire.signing import SigningKey, VerifyKey
 
-AGREED = ("plan.json", "contract.json", "enrolled.json")
+FIXED_FILES = ("plan.json", "contract.json", "enrolled.json")
 LOGS = ("journal.jsonl", JOURNAL)
 
 
@@ -37,7 +37,7 @@ def sign_head(folder: Path, plan: str, release: str, key: SigningKey) -> None:
         "before": digest_of(before) if before else "",
         "release": release,
         "certificates": _certificates(folder),
-        "files": {name: _sha256(folder / name) for name in AGREED},
+        "files": {name: _sha256(folder / name) for name in FIXED_FILES},
         "logs": {name: _written(folder / name) for name in LOGS},
         "numerics": _numerics(),
     }
@@ -70,12 +70,12 @@ def read_head(path: Path, server: str) -> Mapping[str, Any]:
     return head
 
 
-def check_agreed(folder: Path, server: str) -> None:
+def check_fixed_files(folder: Path, server: str) -> None:
     """Refuse a folder whose plan, contract or keys are not what the server signed; nothing else in it can be judged then."""
     if not (folder / HEAD).exists():
         return
     head = read_head(folder / HEAD, server)
-    changed = [name for name in AGREED if head["files"][name] != _sha256(folder / name)]
+    changed = [name for name in FIXED_FILES if head["files"][name] != _sha256(folder / name)]
     if changed:
         raise RoundError(
             f"{', '.join(changed)} in {folder} is not what the server signed",
@@ -109,8 +109,8 @@ def _compared(folder: Path, head: Mapping[str, Any], release: str, server: str) 
     yield _same("the release is the one that it names", head["release"], release, "an older copy, or a deleted file")
     certificates = _certificates(folder)
     yield _same("certificates of forgetting are those that it names", head["certificates"], certificates, "deleted or put back")
-    check_agreed(folder, server)
-    yield Check(f"{', '.join(AGREED)} are as they were", "yes")
+    check_fixed_files(folder, server)
+    yield Check(f"{', '.join(FIXED_FILES)} are as they were", "yes")
     for name in LOGS:
         written = _written(folder / name, head["logs"][name]["bytes"])
         yield _same(f"{name} begins as it did", head["logs"][name], written, "lines were edited or deleted")

@@ -21,7 +21,7 @@ from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
 from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Progress, Release, Shard
 from osfl.models.architectures import architecture_for
 from osfl.rounds.contacts import check_windows, least_bytes, windows
-from osfl.rounds.egress import check_exposure, check_numbers, check_outgoing
+from osfl.rounds.egress import check_exposure, check_numbers, check_payload
 from osfl.rounds.folder import Round, contracts_of
 from osfl.rounds.secure_sum import masked
 from osfl.rounds.total import keep_total, total_of
@@ -111,7 +111,7 @@ def run_client_phase(
         payload = with_fallback(lambda: method.client_phase(shard, ctx), _broken, remark)
     open_contracts = contracts_of(method) if plan.secure_sum else contracts
     contract = open_contracts[payload.facts.get("architecture", "") if "" not in open_contracts else ""]
-    check_outgoing(payload, contract, shard, plan.task, plan.limits)
+    check_payload(payload, contract, shard, plan.task, plan.limits)
     with measure():  # what the checks compute is no cost of the method
         check_numbers(method, payload, shard, ctx)
         check_exposure(method, payload, shard, plan.task, ctx)

@@ -67,7 +67,7 @@ class Known:
     policy: AcceptancePolicy | None = None  # keys and contracts; without it uploads cannot be believed
     others: Mapping[str, str] = field(default_factory=dict)  # "upload/north" -> digest, from a round folder
     withdrawn: Withdrawn | None = None  # what certificates of forgetting took back; None: nobody knows of any certificates
-    standing: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
+    current: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
     last: str = ""  # digest of that release
     late: bool = True  # whether uploads may join a finished round, so that a release of fewer is an earlier one
     whole: bool = False  # a whole round folder is asked about: what its release names has to be there
@@ -84,9 +84,9 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
     releases = [bundle for bundle in valid if bundle.kind == "release"]
     later = {
         **{release.digest: release.made_from for release in releases},
-        **({known.last: known.standing} if known.last else {}),
+        **({known.last: known.current} if known.last else {}),
     }
-    named = {*known.standing.values(), *(digest for release in releases for digest in release.made_from.values())}
+    named = {*known.current.values(), *(digest for release in releases for digest in release.made_from.values())}
     verdicts = []
     for path, check in single.items():
         bundle = believed.get(path)
@@ -164,7 +164,7 @@ def _name(bundle: Bundle) -> str:
 def _summed(total: Bundle, known: Known) -> Iterator[Check]:
     """Whether a kept sum is of the uploads that the round's own release names, and of no other."""
     if known.last:
-        same = dict(total.made_from) == _uploads_of(known.standing)
+        same = dict(total.made_from) == _uploads_of(known.current)
         question, why = "the sum of the release's uploads", "it is the sum of other uploads: an older copy"
         yield Check(question, "yes") if same else Check(question, "no", why)
 

@@ -201,7 +201,7 @@ def run(
     }
     simulation = _simulation(method, dataset, options)
     folder = Path(out) if out is not None else _folder(simulation)
-    shown = progress if callable(progress) else Line() if progress else quiet
+    shown = progress if callable(progress) else ProgressLine() if progress else quiet
     found = run_in(simulation, folder, machine=machine or Machine(workers=workers, device=device), progress=shown)
     return Result(found, folder)
 
@@ -227,7 +227,7 @@ def compare(
     if simulation is None:
         changes = dict(options.pop("settings", {}))
         simulation = _simulation(names[0].partition("@")[0], dataset, {**options, "changes": changes})
-    shown = progress if callable(progress) else Line() if progress else quiet
+    shown = progress if callable(progress) else ProgressLine() if progress else quiet
     how: dict[str, Any] = {"machine": machine or Machine(), "progress": shown, "metric": metric, "fresh": fresh}
     return Comparison(compare_in(simulation, names, seeds, out, **how), Path(out))
 
@@ -254,7 +254,7 @@ def _folder(simulation: Simulation) -> Path:
     return Path("runs") / "-".join(parts)
 
 
-class Line:
+class ProgressLine:
     """One line that is written over, on a terminal or in a notebook; nothing elsewhere."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from osfl.core.types import Dataset, Release
 from osfl.rounds.finished import load_model
 from osfl.rounds.folder import contracts_of, existing_round, open_round, simulated_key
 from osfl.rounds.forgetting import Finding, forget, verify
-from osfl.rounds.forgetting.request import says_nothing
+from osfl.rounds.forgetting.request import is_empty
 from osfl.rounds.phases import computing, run_server_phase
 from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import payload_digest, to_raw
@@ -236,7 +236,7 @@ def send_without(
         uploads, _ = opened.uploads()
     for upload in uploads:
         payload = instance.without_class(upload.payload, label) if upload.client in clients else upload.payload
-        if not says_nothing(payload):
+        if not is_empty(payload):
             key = simulated_key(plan.seed, upload.client)
             bundle = pack("upload", upload.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
             (folder / f"{upload.client}.safetensors").write_bytes(bundle)

@@ -72,11 +72,12 @@ def _run_client_phase(
     from osfl.rounds.phases import computing, run_client_phase
     from osfl.runtime.machine import Machine
 
-    agreed = plan_from(json.loads(plan), "the plan")
+    round_plan = plan_from(json.loads(plan), "the plan")
     train, val = (Dataset(torch.tensor(i), torch.tensor(y)) for i, y in ((images, labels), (val_images, val_labels)))
-    method = load(agreed.method)(agreed.task, agreed.settings)
-    key = simulated_key(agreed.seed, client)
-    with tempfile.TemporaryDirectory() as scratch, computing(agreed, Machine(workers=1), quiet, Path(scratch)) as ctx:
-        shard, keys = Shard(client, train, val, digest), {c: simulated_key(agreed.seed, c).public_hex for c in agreed.clients}
-        bundle, meter = run_client_phase(method, shard, agreed, contracts_of(method, agreed), key, ctx, keys)
+    method = load(round_plan.method)(round_plan.task, round_plan.settings)
+    key = simulated_key(round_plan.seed, client)
+    with tempfile.TemporaryDirectory() as scratch, computing(round_plan, Machine(workers=1), quiet, Path(scratch)) as ctx:
+        keys = {c: simulated_key(round_plan.seed, c).public_hex for c in round_plan.clients}
+        shard = Shard(client, train, val, digest)
+        bundle, meter = run_client_phase(method, shard, round_plan, contracts_of(method, round_plan), key, ctx, keys)
     return client, bundle, meter.as_json()

@@ -80,7 +80,7 @@ class Simulation:
         parts += ["--partition", self.partition, "--preset", self.preset, "--seed", str(self.seed)]
         for name, value in (("--samples", self.samples), ("--image-size", self.image_size), ("--channels", self.channels)):
             parts += [name, str(value)] if value is not None else []
-        parts += [word for key, value in self.reading.as_facts().items() for word in (f"--{key}", value)]
+        parts += [text for key, value in self.reading.as_facts().items() for text in (f"--{key}", value)]
         parts += ["--evaluate-on", "val"] if self.evaluate_on == "val" else []
         parts += ["--test-samples", str(self.test_samples)] if self.test_samples is not None else []
         parts += ["--secure-sum"] if self.secure_sum else []

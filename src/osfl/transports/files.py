@@ -29,15 +29,15 @@ def carry(source: Path, target: Path) -> str:
     sent = hashlib.sha256()
     replace_in_pieces(target, _hashed(source, sent))
     _forget_cached(target)
-    came = hashlib.sha256()
-    for _ in _hashed(target, came):
+    received = hashlib.sha256()
+    for _ in _hashed(target, received):
         pass
-    if came.digest() != sent.digest():
+    if received.digest() != sent.digest():
         raise FilesError(
             f"{target} differs from what was copied there",
             field="out",
             expected=sent.hexdigest(),
-            got=came.hexdigest(),
+            got=received.hexdigest(),
             fix="The medium is damaged or full: take another one.",
         )
     return sent.hexdigest()

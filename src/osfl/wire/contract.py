@@ -86,10 +86,10 @@ def _check_line(name: str, entry: TensorEntry, promised: Field, free: dict[str, 
 
 
 def _check_free(name: str, dimension: str, size: int, free: dict[str, tuple[int, str]]) -> None:
-    agreed, other = free.setdefault(dimension, (size, name))
-    if size != agreed:
+    expected, other = free.setdefault(dimension, (size, name))
+    if size != expected:
         reason = f"tensor '{name}' disagrees with tensor '{other}' about the dimension '{dimension}'"
-        raise _broken(f"{name}.shape", reason, agreed, size)
+        raise _broken(f"{name}.shape", reason, expected, size)
 
 
 def _described(promised: Field) -> str:

@@ -48,8 +48,8 @@ class Inbox:
             receipt = Receipt(bundle.client, bundle.digest, data.nbytes, self.path(bundle.client))
             if self._store(receipt.path, data):
                 return receipt
-            del bundle, data  # before the standing one is read: never two in memory
-            return self._agreed(receipt)
+            del bundle, data  # before the stored one is read: never two in memory
+            return self._repeated(receipt)
         except Rejected as no:
             self.note(no)
             raise
@@ -154,16 +154,16 @@ class Inbox:
                 "another round.",
             )
 
-    def _agreed(self, receipt: Receipt) -> Receipt:
-        """The receipt once more, if it is for the upload that stands."""
-        standing = self._stored(receipt.client)[1]
-        if standing.digest == receipt.digest:
-            return standing
+    def _repeated(self, receipt: Receipt) -> Receipt:
+        """The receipt once more, if it is for the upload that is stored."""
+        stored = self._stored(receipt.client)[1]
+        if stored.digest == receipt.digest:
+            return stored
         raise Rejected(
             "this client has already sent a different upload, and the first one stands",
             client=receipt.client,
             field="upload",
-            expected=standing.digest,
+            expected=stored.digest,
             got=receipt.digest,
             fix="A client uploads once a round. To replace its upload, open a new round.",
         )

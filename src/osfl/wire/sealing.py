@@ -47,9 +47,9 @@ def seal(source: Path, target: Path, to: str) -> None:
 
 
 def _pieces(source: Path, to: str) -> Iterator[bytes]:
-    once = X25519PrivateKey.generate()
-    public, addressee = once.public_key().public_bytes_raw(), _for_exchange(to)
-    cipher = _cipher(once.exchange(X25519PublicKey.from_public_bytes(addressee)), public, addressee)
+    ephemeral = X25519PrivateKey.generate()
+    public, addressee = ephemeral.public_key().public_bytes_raw(), _for_exchange(to)
+    cipher = _cipher(ephemeral.exchange(X25519PublicKey.from_public_bytes(addressee)), public, addressee)
     yield MAGIC + bytes.fromhex(to) + public
     with source.open("rb") as file:
         number, piece = 0, file.read(PIECE)
@@ -100,8 +100,8 @@ def shared_secret(key: SigningKey, public_hex: str) -> bytes:
     return _own(key).exchange(X25519PublicKey.from_public_bytes(_for_exchange(VerifyKey(public_hex).hex)))
 
 
-def _cipher(secret: bytes, once: bytes, addressee: bytes) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=once + addressee, info=MAGIC).derive(secret))
+def _cipher(secret: bytes, ephemeral: bytes, addressee: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=ephemeral + addressee, info=MAGIC).derive(secret))
 
 
 def _nonce(number: int, last: bool) -> bytes:

@@ -10,11 +10,11 @@ from threading import Thread
 
 import pytest
 
-from osfl.deploy.flower.chunks import Chunk, Damaged, Partial, Whole, announce, read_chunk
+from osfl.deploy.flower.chunks import Chunk, Damaged, FileInfo, Partial, announce, read_chunk
 from tests.faults.kills import CONTEXT
 
 CONTENT = bytes(range(256)) * 10  # 2560 bytes
-WHOLE = Whole(len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+WHOLE = FileInfo(len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
 @pytest.fixture
@@ -114,11 +114,11 @@ def test_nobody_cuts_what_another_is_writing(tmp_path: Path, file: Path) -> None
 
 
 def test_another_announcement_is_another_file(tmp_path: Path) -> None:
-    other = Partial(tmp_path / "pieces", "north", Whole(10, "0" * 64), 5)
+    other = Partial(tmp_path / "pieces", "north", FileInfo(10, "0" * 64), 5)
     assert other.path != partial(tmp_path).path
 
 
 @pytest.mark.parametrize("output", [(0, "0" * 64), (-1, "0" * 64), (True, "0" * 64), ("9", "0" * 64), (9, "xyz"), (9, None)])
 def test_an_announcement_of_the_wrong_form_is_none(output: tuple[object, object]) -> None:
-    assert Whole.announced(*output) is None
-    assert Whole.announced(9, "0" * 64) == Whole(9, "0" * 64)
+    assert FileInfo.announced(*output) is None
+    assert FileInfo.announced(9, "0" * 64) == FileInfo(9, "0" * 64)

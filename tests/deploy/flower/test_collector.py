@@ -178,10 +178,10 @@ def test_a_node_that_cannot_sign_is_never_asked_for_a_byte(tmp_path: Path) -> No
     scenario = Scenario(tmp_path)
     unknown_sender = CLIENTS[5]  # has a key, but is not enrolled in this round
 
-    def lies(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
+    def forged(kind: str, body: MessageBody, answer: MessageBody) -> MessageBody:
         return {**answer, "proof": _KEYS[unknown_sender].sign(b"something")} if kind == messages.ANNOUNCE else answer
 
-    network = refused(scenario, CLIENTS[1], lies)
+    network = refused(scenario, CLIENTS[1], forged)
     network.sites[13] = scenario.answer(unknown_sender)
     assert not scenario.log(network=network, collector_config=SHORT)
     assert set(scenario.inbox.delivered()) == {CLIENTS[0], CLIENTS[2]}

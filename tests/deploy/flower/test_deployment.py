@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from osfl.core.errors import UsageError
 from osfl.core.plan import read_plan, write_plan
 from osfl.deploy.flower import deployment
-from osfl.deploy.flower.app import agreed, collector_config, open_site
+from osfl.deploy.flower.app import accepted_plan, collector_config, open_site
 from osfl.deploy.flower.deployment import SETTINGS, deploy
 from osfl.deploy.flower.tls import days_left, names_of
 from osfl.roles.coordinator import status
@@ -217,11 +217,11 @@ def test_the_apps_settings_are_understood() -> None:
 def test_a_site_takes_part_only_in_plans_that_it_has(tmp_path: Path) -> None:
     text = json.dumps(PLAN.as_json())
     with pytest.raises(UsageError, match="has not agreed"):
-        agreed(text, tmp_path)
+        accepted_plan(text, tmp_path)
     (tmp_path / "round.toml").write_text(write_plan(PLAN))
-    assert agreed(text, tmp_path) == PLAN
+    assert accepted_plan(text, tmp_path) == PLAN
     with pytest.raises(UsageError, match="has not agreed"):
-        agreed(json.dumps(make_plan("ensemble").as_json()), tmp_path)
+        accepted_plan(json.dumps(make_plan("ensemble").as_json()), tmp_path)
 
 
 def test_a_node_without_configuration_is_reported_all_that_is_missing() -> None:

@@ -130,6 +130,6 @@ def test_sites_that_trust_one_authority_are_not_given_another(tmp_path: Path) ->
 
 def test_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(write_plan(PLAN))
-    words = ["deploy", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--host", HOST, "--services"]
-    assert answer([*words, "--authority", str(_rsa_authority(tmp_path / "ca"))]) == 0
+    command = ["deploy", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--host", HOST, "--services"]
+    assert answer([*command, "--authority", str(_rsa_authority(tmp_path / "ca"))]) == 0
     assert (tmp_path / "out" / "coordinator" / "osfl-superlink.service").exists()

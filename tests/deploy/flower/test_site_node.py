@@ -84,14 +84,14 @@ def test_another_addressee_or_upload_is_sealed_anew(site: SiteNode, tmp_path: Pa
     old, new = (SigningKey.from_seed(bytes([number]) * 32) for number in (7, 8))
     sent(site)
     asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
-    came, upload = tmp_path / "came", site.folder(ROUND) / "upload.safetensors"
+    received, upload = tmp_path / "came", site.folder(ROUND) / "upload.safetensors"
     for key, output in ((old, b"said"), (new, b"said"), (new, b"said again")):
         if upload.read_bytes() != output:
             later = upload.stat().st_mtime_ns + 10**9
             upload.write_bytes(output)
             os.utime(upload, ns=(later, later))
-        came.write_bytes(replace(site, seal=key.public_hex).to(messages.ANNOUNCE, asked)["data"])  # type: ignore[arg-type]
-        assert bytes(unseal(came, key, 100)) == output
+        received.write_bytes(replace(site, seal=key.public_hex).to(messages.ANNOUNCE, asked)["data"])  # type: ignore[arg-type]
+        assert bytes(unseal(received, key, 100)) == output
 
 
 def test_two_programs_of_one_site_answer_at_once(site: SiteNode, tmp_path: Path) -> None:

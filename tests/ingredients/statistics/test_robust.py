@@ -54,8 +54,10 @@ def test_one_huge_site_does_not_move_fedavg(how: Combine) -> None:
         method, ctx, honest = sent(federation)
         ctx = replace(ctx, plan=plan)
         huge = {name: t * 1000 if t.is_floating_point() else t for name, t in honest["client-01"].tensors.items()}
-        lies = {**honest, "client-01": replace(honest["client-01"], tensors=huge)}
-        first, second = (method.server_phase([Upload(c, "", p) for c, p in all_of.items()], ctx) for all_of in (honest, lies))
+        changed = {**honest, "client-01": replace(honest["client-01"], tensors=huge)}
+        first, second = (
+            method.server_phase([Upload(c, "", p) for c, p in all_of.items()], ctx) for all_of in (honest, changed)
+        )
     for name, tensor in first.shared.tensors.items():
         if tensor.ndim > 1:
             assert float((second.shared.tensors[name] - tensor).norm()) < 2 * float(tensor.norm())

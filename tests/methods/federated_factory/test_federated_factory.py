@@ -17,7 +17,7 @@ from osfl.methods.federated_factory import CPU, FederatedFactory, Settings
 from osfl.methods.federated_factory.cells import prefix
 from osfl.models.build import build_model
 from osfl.models.naming import named
-from osfl.rounds.egress import check_outgoing
+from osfl.rounds.egress import check_payload
 from osfl.rounds.finished import load_model
 from osfl.rounds.storage import load_model_of
 from osfl.runtime.machine import Machine
@@ -117,7 +117,7 @@ def test_an_upload_holds_a_generator_for_each_class_with_enough_images() -> None
     payload = one.client_phase(few, ctx())
     assert {name.split("/")[0] for name in payload.tensors} == {"class-1"}
     assert payload.facts["class_counts"] == [0, 3, 2]
-    check_outgoing(payload, one.contract(""), few, TASK, Limits())
+    check_payload(payload, one.contract(""), few, TASK, Limits())
     release = one.server_phase([Upload("a", "", payload)], ctx("a"))
     assert one.build(release.shared)(torch.zeros(2, *TASK.image)).shape == (2, 3)
     made = one.samples([Upload("a", "", payload)], ctx("a"))

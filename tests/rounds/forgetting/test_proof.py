@@ -54,14 +54,14 @@ def test_left_over_files_are_found(rounds: Any, tmp_path: Path) -> None:
 def test_half_a_transfer_goes_too(rounds: Any, tmp_path: Path) -> None:
     """At the coordinator, and over a network; what is remembered of whole ones is whose it is."""
     folder = rounds("ensemble", tmp_path / "round")
-    names = (".dashboard/incoming-0123.part", "partial/client-02.0123456789abcdef.part", "partial/client-02.came")
+    names = (".dashboard/incoming-0123.part", "partial/client-02.0123456789abcdef.part", "partial/client-02.sha256")
     half = (folder / "inbox/client-02.safetensors").read_bytes()[:-1000]
-    for name in (*names, "partial/client-01.came"):
+    for name in (*names, "partial/client-01.sha256"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(half if name.endswith(".part") else b"0" * 64)
     forget(folder, clients=["client-02"], machine=ONE)
     assert not any((folder / name).exists() for name in names) and failed(folder) == []
-    assert (folder / "partial/client-01.came").exists()
+    assert (folder / "partial/client-01.sha256").exists()
 
 
 def test_what_the_page_showed_of_the_server_phase_goes_too(rounds: Any, tmp_path: Path) -> None:
@@ -163,12 +163,12 @@ def test_a_release_that_the_uploads_do_not_give_is_found(tmp_path: Path) -> None
     forget(fl_round, known["server"], clients=["south"], machine=ONE)
     coordinator.make_release(fl_round, known["server"], machine=ONE)
     assert failed(fl_round) == []
-    with existing_round(fl_round, make_plan(), known["server"]) as standing:
-        published, (_, made_from) = standing.release(), standing.uploads()
+    with existing_round(fl_round, make_plan(), known["server"]) as opened:
+        published, (_, made_from) = opened.release(), opened.uploads()
         assert published is not None
         shared = published[0].shared
         changed = {name: value + 1 if value.is_floating_point() else value for name, value in shared.tensors.items()}
-        standing.publish(replace(published[0], shared=replace(shared, tensors=changed)), made_from)
+        opened.publish(replace(published[0], shared=replace(shared, tensors=changed)), made_from)
     assert failed(fl_round) == ["release"]
 
 

@@ -138,7 +138,7 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
     def make(plan: str) -> Path:
         from osfl.roles.site import make_upload
 
-        asked, keys = agreed(plan, plans), others()
+        asked, keys = accepted_plan(plan, plans), others()
         if asked.secure_sum:
             log(f"masked with the keys {keys_digest({**keys, client: key.public_hex})}: all sites must see the same")
         return make_upload(asked, client, data, key, work, progress=_progress, sealed=True, notice=log, keys=keys)
@@ -152,7 +152,7 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
         from osfl.roles.repair import make_repair
         from osfl.roles.site import work_folder
 
-        asked = agreed(plan, plans)
+        asked = accepted_plan(plan, plans)
         folder = work_folder(asked, client, work)
         return make_repair(asked, client, request, key, others(), str(config["server"]), folder)
 
@@ -160,7 +160,7 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
         from osfl.roles.site import take_release
 
         return take_release(
-            agreed(plan, plans),
+            accepted_plan(plan, plans),
             client,
             release,
             personal,
@@ -174,7 +174,7 @@ def open_site(config: Mapping[str, Any]) -> SiteNode:
     return SiteNode(client, key, work, make, take, str(config["server"]), repair)
 
 
-def agreed(text: str, plans: Path) -> Plan:
+def accepted_plan(text: str, plans: Path) -> Plan:
     """The plan of the message, if people at this site put the same one into their folder of plans."""
     from osfl.core.plan import plan_from, read_plan
 

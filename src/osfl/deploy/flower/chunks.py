@@ -28,14 +28,14 @@ class Damaged(OsflError):
 
 
 @dataclass(frozen=True)
-class Whole:
+class FileInfo:
     """What is announced: how long the file is and the hash of all its bytes."""
 
     bytes: int
     sha256: str
 
     @classmethod
-    def announced(cls, size: Json, sha256: Json) -> Whole | None:
+    def announced(cls, size: Json, sha256: Json) -> FileInfo | None:
         """An untrusted announcement, if it has the right form."""
         right = isinstance(size, int) and not isinstance(size, bool) and size > 0 and is_digest(sha256)
         return cls(size, sha256) if right else None
@@ -50,14 +50,14 @@ class Chunk:
     sha256: str
 
 
-def announce(path: Path) -> Whole:
+def announce(path: Path) -> FileInfo:
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
             size += len(block)
-    return Whole(size, digest.hexdigest())
+    return FileInfo(size, digest.hexdigest())
 
 
 def read_chunk(path: Path, offset: int, length: int) -> Chunk:
@@ -70,9 +70,9 @@ def read_chunk(path: Path, offset: int, length: int) -> Chunk:
 class Partial:
     """The part of an announced file that has arrived: `<name>.<hash>.part`, which only ever grows by whole pieces."""
 
-    def __init__(self, folder: Path, name: str, whole: Whole, chunk: int) -> None:
-        self.whole, self.chunk = whole, chunk
-        self.path = folder / f"{name}.{whole.sha256[:16]}.part"
+    def __init__(self, folder: Path, name: str, info: FileInfo, chunk: int) -> None:
+        self.info, self.chunk = info, chunk
+        self.path = folder / f"{name}.{info.sha256[:16]}.part"
         self._lock, self._mine = folder / f".{name}.lock", False
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -83,11 +83,11 @@ class Partial:
             found = self.path.stat().st_size
         except FileNotFoundError:
             return 0
-        return found if found == self.whole.bytes else min(found, self.whole.bytes) // self.chunk * self.chunk
+        return found if found == self.info.bytes else min(found, self.info.bytes) // self.chunk * self.chunk
 
     @property
     def finished(self) -> bool:
-        return self.size == self.whole.bytes
+        return self.size == self.info.bytes
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class Partial:
             return False
         with self.turn():
             size = self.size
-            if chunk.offset != size or not 0 < len(chunk.data) <= self.whole.bytes - size:
+            if chunk.offset != size or not 0 < len(chunk.data) <= self.info.bytes - size:
                 return False
             append_after(self.path, size, chunk.data)
         return True
@@ -117,12 +117,12 @@ class Partial:
         """The file, if its bytes are those that were announced; otherwise it is removed."""
         with self.turn():
             found = announce(self.path)
-            if found != self.whole:
+            if found != self.info:
                 self.remove()
                 raise Damaged(
                     "the pieces do not make the file that was announced",
                     field="sha256",
-                    expected=self.whole.sha256,
+                    expected=self.info.sha256,
                     got=found.sha256,
                     fix="It is asked for again.",
                 )

@@ -17,7 +17,7 @@ from typing import Protocol
 from osfl.core.errors import Rejected
 from osfl.core.types import ClientId
 from osfl.deploy.flower import messages
-from osfl.deploy.flower.chunks import Damaged, Partial, Whole, announce, read_chunk
+from osfl.deploy.flower.chunks import Damaged, FileInfo, Partial, announce, read_chunk
 from osfl.deploy.flower.messages import MessageBody, Reply
 from osfl.roles import coordinator
 from osfl.rounds.state import read_json, read_policy
@@ -58,8 +58,8 @@ class NodeSession:
     client: ClientId = ""
     sent: dict[str, tuple[str, int]] = field(default_factory=dict)  # ticket -> (kind, offset)
     partial: Partial | None = None  # an upload under way
-    news: MessageBody | None = None  # what the site must receive: a receipt or a refusal
-    parts: list[tuple[str, Path, Whole]] | None = None  # of the release, those not fetched yet
+    notice: MessageBody | None = None  # what the site must receive: a receipt or a refusal
+    parts: list[tuple[str, Path, FileInfo]] | None = None  # of the release, those not fetched yet
     have: int = 0  # bytes of the first of them that the site has
     took: bool = False
     away: bool = False
@@ -100,7 +100,7 @@ class Collector:
         self.looked: float | None = None  # when the round was last found not to be ready
         self.release: tuple[int, ...] = ()  # the file that is being brought
         self.forgotten: set[ClientId] = set()
-        self.owing: set[ClientId] = set()  # who has to send a repair of a secure sum
+        self.repairs_due: set[ClientId] = set()  # who has to send a repair of a secure sum
 
     def run(self) -> bool:
         """True when every client has the release."""
@@ -140,7 +140,7 @@ class Collector:
             request = coordinator.request_repairs(self.folder, SigningKey.load(self.server_key))
             self.log(f"missing: {', '.join(request.missing)}; the others are asked for repairs")
             found = coordinator.status(self.folder)
-        self.owing = set(found.owing)
+        self.repairs_due = set(found.repairs_due)
         return found.ready and not found.asks
 
     def _released(self) -> bool:
@@ -185,9 +185,9 @@ class Collector:
             self._ask_once(session, messages.ANNOUNCE)
         elif session.partial is not None:
             self._ask_for_pieces(session, session.partial)
-        elif session.news is not None:
+        elif session.notice is not None:
             self._ask_once(session, messages.RECEIPT)
-        elif session.client in self.owing:
+        elif session.client in self.repairs_due:
             self._ask_once(session, messages.REPAIR)
         elif (
             not session.took
@@ -213,7 +213,7 @@ class Collector:
         elif kind == messages.REPAIR:
             body = {"plan": self.plan, "request": (self.folder / REQUEST).read_bytes()}
         else:
-            body = session.news or {}
+            body = session.notice or {}
         self._send(session, kind, 0, body)
 
     def _send(self, session: NodeSession, kind: str, offset: int, body: MessageBody) -> None:
@@ -221,7 +221,7 @@ class Collector:
         session.sent[ticket] = (kind, offset)
 
     def _ask_for_pieces(self, session: NodeSession, partial: Partial) -> None:
-        for offset in self._offsets(partial.size, partial.whole.bytes, session, messages.CHUNK):
+        for offset in self._offsets(partial.size, partial.info.bytes, session, messages.CHUNK):
             self._send(session, messages.CHUNK, offset, {"offset": offset, "length": self.collector_config.chunk})
 
     def _bring(self, session: NodeSession, files: Mapping[str, Path]) -> None:
@@ -230,13 +230,13 @@ class Collector:
         if not session.parts:
             self._ask_once(session, messages.TAKE)
             return
-        part, path, whole = session.parts[0]
-        for offset in self._offsets(session.have, whole.bytes, session, messages.PUT):
+        part, path, info = session.parts[0]
+        for offset in self._offsets(session.have, info.bytes, session, messages.PUT):
             piece = messages.chunk_body(read_chunk(path, offset, self.collector_config.chunk))
             about: MessageBody = {
                 "part": part,
-                "bytes": whole.bytes,
-                "whole": whole.sha256,
+                "bytes": info.bytes,
+                "whole": info.sha256,
                 "chunk": self.collector_config.chunk,
             }
             self._send(session, messages.PUT, offset, {**about, **piece})
@@ -290,9 +290,9 @@ class Collector:
             self._turn_away(session, client)
             return
         session.client, session.parts, session.have, session.took = client, None, 0, client in self.took
-        whole = Whole.announced(body.get("bytes"), body.get("whole"))
-        if whole is not None:
-            self._begin(session, whole, body)
+        info = FileInfo.announced(body.get("bytes"), body.get("whole"))
+        if info is not None:
+            self._begin(session, info, body)
         elif self._released() and client not in self.noted and self.inbox.path(client).exists():
             self._deliver(session, self.inbox.path(client))  # the program before may have died with the receipt
 
@@ -311,26 +311,26 @@ class Collector:
         self._failed(session, no.reason)
         session.rests_until = self.clock() + self.collector_config.again
 
-    def _begin(self, session: NodeSession, whole: Whole, body: MessageBody) -> None:
+    def _begin(self, session: NodeSession, info: FileInfo, body: MessageBody) -> None:
         """An announced upload: it is here already, it is too large, or its pieces are asked for."""
-        standing, limit = self.inbox.path(session.client), sealed_size(self.policy.limits.upload_bytes)
-        if whole.sha256 in self.refused:
+        stored, limit = self.inbox.path(session.client), sealed_size(self.policy.limits.upload_bytes)
+        if info.sha256 in self.refused:
             self._forget(session)
-        elif standing.exists() and (self._came(session.client) == whole.sha256 or announce(standing) == whole):
-            self._deliver(session, standing)
-            Partial(self.partial, session.client, whole, self.collector_config.chunk).remove()  # of a program that died here
-        elif whole.bytes > limit:
+        elif stored.exists() and (self._upload_hash(session.client) == info.sha256 or announce(stored) == info):
+            self._deliver(session, stored)
+            Partial(self.partial, session.client, info, self.collector_config.chunk).remove()  # of a program that died here
+        elif info.bytes > limit:
             no = Rejected(
                 "the upload is larger than the plan allows",
                 client=session.client,
                 field="size",
                 expected=f"at most {limit} bytes",
-                got=whole.bytes,
+                got=info.bytes,
             )
             self.inbox.note(no)
-            self._refuse(session, whole, no)
+            self._refuse(session, info, no)
         else:
-            session.partial = Partial(self.partial, session.client, whole, self.collector_config.chunk)
+            session.partial = Partial(self.partial, session.client, info, self.collector_config.chunk)
             self._handle_piece(session, body)
 
     def _handle_piece(self, session: NodeSession, body: MessageBody) -> None:
@@ -347,37 +347,37 @@ class Collector:
             self._failed(session, no.reason)
             return
         self._deliver(session, path)
-        if session.news and "digest" in session.news:
-            replace_atomically(came_as(self.partial, session.client), partial.whole.sha256.encode())
+        if session.notice and "digest" in session.notice:
+            replace_atomically(upload_hash_path(self.partial, session.client), partial.info.sha256.encode())
         partial.remove()
         session.partial = None
 
-    def _came(self, client: ClientId) -> str:
-        """The hash of the file that a client's upload came as: a sealed one has other bytes than what stands in the inbox."""
-        path = came_as(self.partial, client)
+    def _upload_hash(self, client: ClientId) -> str:
+        """The hash of the file that a client's upload came as: a sealed one has other bytes than what is in the inbox."""
+        path = upload_hash_path(self.partial, client)
         return path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
 
     def _deliver(self, session: NodeSession, path: Path) -> None:
         """Through the gate; the receipt is written for a file that is in the inbox, and only then."""
-        whole = announce(path)
+        info = announce(path)
         try:
             receipt = coordinator.receive(self.folder, path, SigningKey.load(self.server_key))
         except Rejected as no:
-            self._refuse(session, whole, no)
+            self._refuse(session, info, no)
             return
         self.looked = None
-        session.news = {"digest": receipt.digest, "bytes": receipt.bytes}
+        session.notice = {"digest": receipt.digest, "bytes": receipt.bytes}
         self.log(f"{session.client}: the upload is in the inbox ({receipt.bytes} bytes)")
 
-    def _refuse(self, session: NodeSession, whole: Whole, no: Rejected) -> None:
-        self.refused.add(whole.sha256)
-        session.news = {"refused": str(no)}
+    def _refuse(self, session: NodeSession, info: FileInfo, no: Rejected) -> None:
+        self.refused.add(info.sha256)
+        session.notice = {"refused": str(no)}
         self.log(str(no))
 
     def _handle_noted(self, session: NodeSession, body: MessageBody) -> None:
         self.noted.add(session.client)
-        refused = session.news is not None and "refused" in session.news
-        session.news = None
+        refused = session.notice is not None and "refused" in session.notice
+        session.notice = None
         if refused:
             self._forget(session)
 
@@ -388,11 +388,11 @@ class Collector:
     def _handle_put(self, session: NodeSession, body: MessageBody) -> None:
         if not session.parts:
             return
-        part, _, whole = session.parts[0]
+        part, _, info = session.parts[0]
         if messages.text(body, "part") != part:
             return
-        session.have = min(max(0, messages.number(body, "have")), whole.bytes)
-        if session.have == whole.bytes:
+        session.have = min(max(0, messages.number(body, "have")), info.bytes)
+        if session.have == info.bytes:
             session.parts.pop(0)
             session.have = 0
 
@@ -409,7 +409,7 @@ class Collector:
         finally:
             path.unlink(missing_ok=True)
         self.looked = None
-        self.owing.discard(session.client)
+        self.repairs_due.discard(session.client)
         self.log(f"{session.client}: the repair is here")
 
     def _handle_taken(self, session: NodeSession, body: MessageBody) -> None:
@@ -418,8 +418,8 @@ class Collector:
         self.log(f"{session.client}: has the release and made its model of it")
 
 
-def came_as(folder: Path, client: ClientId) -> Path:
-    return folder / f"{client}.came"
+def upload_hash_path(folder: Path, client: ClientId) -> Path:
+    return folder / f"{client}.sha256"
 
 
 def _mark(files: Mapping[str, Path] | None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from osfl.core.errors import OsflError, UsageError
 from osfl.core.names import is_digest
 from osfl.core.types import ClientId
 from osfl.deploy.flower import messages
-from osfl.deploy.flower.chunks import Partial, Whole, announce, read_chunk
+from osfl.deploy.flower.chunks import FileInfo, Partial, announce, read_chunk
 from osfl.deploy.flower.messages import MessageBody
 from osfl.runtime.atomic import locked, replace_atomically
 from osfl.wire.sealing import seal
@@ -79,9 +79,9 @@ class SiteNode:
         if not messages.number(body, "wanted"):
             return about
         path = self._upload(fl_round, messages.text(body, "plan"))
-        whole = announce(path)
+        info = announce(path)
         first = read_chunk(path, 0, _length(body))
-        return {**about, "bytes": whole.bytes, "whole": whole.sha256, **messages.chunk_body(first)}
+        return {**about, "bytes": info.bytes, "whole": info.sha256, **messages.chunk_body(first)}
 
     def _upload(self, fl_round: str, plan: str) -> Path:
         kept, sent = self.folder(fl_round) / "upload.safetensors", self._sent(fl_round)
@@ -131,30 +131,30 @@ class SiteNode:
     def _put(self, fl_round: str, body: MessageBody) -> MessageBody:
         """Keep a chunk of the release; returns how much of this part is here now."""
         part, chunk = messages.text(body, "part"), messages.chunk_in(body)
-        whole = Whole.announced(body.get("bytes"), body.get("whole"))
-        if part not in PARTS or whole is None or chunk is None:
+        info = FileInfo.announced(body.get("bytes"), body.get("whole"))
+        if part not in PARTS or info is None or chunk is None:
             raise UsageError("the message holds no piece of a release", field="part")
-        self._check_room(fl_round, whole)
+        self._check_room(fl_round, info)
         there = self.folder(fl_round) / f"{part}.safetensors"
-        partial = Partial(self.folder(fl_round), part, whole, max(1, messages.number(body, "chunk")))
+        partial = Partial(self.folder(fl_round), part, info, max(1, messages.number(body, "chunk")))
         with partial.turn():  # a program that Flower believes dead may still be answering the same question
-            if there.exists() and announce(there) == whole:
-                return {"part": part, "have": whole.bytes}
+            if there.exists() and announce(there) == info:
+                return {"part": part, "have": info.bytes}
             partial.add(chunk)
             have = partial.size
             if partial.finished:
                 partial.complete().replace(there)
         return {"part": part, "have": have}
 
-    def _check_room(self, fl_round: str, whole: Whole) -> None:
+    def _check_room(self, fl_round: str, info: FileInfo) -> None:
         """Whoever operates the network may not fill this disk: a release follows an upload, and has to fit."""
         folder = self.folder(fl_round)
         if not (folder / "upload.safetensors").exists():
             raise UsageError(f"a release of round {fl_round[:16]}, in which this site has no upload", field="round")
         free = shutil.disk_usage(folder).free
-        if whole.bytes > free:
+        if info.bytes > free:
             raise UsageError(
-                f"the release does not fit on this disk: it has {whole.bytes:,} bytes, {free:,} are free",
+                f"the release does not fit on this disk: it has {info.bytes:,} bytes, {free:,} are free",
                 field="bytes",
                 fix="Make room, or move the site's work folder.",
             )

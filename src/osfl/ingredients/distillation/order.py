@@ -33,7 +33,7 @@ def turns(settings: Any) -> list[tuple[int | None, int | None]]:
     return [*((epoch, None) for epoch in range(settings.server_epochs)), *((None, epoch) for epoch in range(studies(settings)))]
 
 
-def told(settings: Any, images: int | None, lesson: int | None, what: str) -> tuple[str, int, int]:
+def progress_report(settings: Any, images: int | None, lesson: int | None, what: str) -> tuple[str, int, int]:
     """What a turn adds to the progress."""
     if images is not None:
         return what, images + 1, int(settings.server_epochs)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import ClientId, Dataset, Json, Payload, Upload
-from osfl.ingredients.distillation.order import studies, told, turns
+from osfl.ingredients.distillation.order import progress_report, studies, turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import combine
 from osfl.ingredients.ensembles.odds import from_odds, rebalanced, softened
@@ -218,7 +218,7 @@ class PatchServer:
             if lesson is not None:
                 self.study(lesson)
                 self.ctx.milestone(lesson + 1, studies(self.settings), self.release)
-            self.ctx.progress(*told(self.settings, images, lesson, "server epochs"))
+            self.ctx.progress(*progress_report(self.settings, images, lesson, "server epochs"))
 
     def release(self) -> Payload:
         """The student as it is now, or a point on its straight way from where it began: synthetic images teach it things that
@@ -391,8 +391,8 @@ def label_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> J
 def taken_table(pool: Pool, clients: Sequence[str], classes: Sequence[str]) -> Json:
     """What all clients together take each client's images for, and how often that is the label they were made for."""
     outputs = pool.whole.argmax(1)
-    agreed = float((outputs == pool.labels).float().mean())
-    note = f"Images of the last epoch by what the clients together take them for; {agreed:.0%} are what they were made for."
+    agreement = float((outputs == pool.labels).float().mean())
+    note = f"Images of the last epoch by what the clients together take them for; {agreement:.0%} are what they were made for."
     return _by_client(pool, outputs, clients, classes, "taken for", note)
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
 from osfl.core.types import Json, Payload, Upload
-from osfl.ingredients.distillation.order import StudyOrder, order_problems, studies, told, turns
+from osfl.ingredients.distillation.order import StudyOrder, order_problems, progress_report, studies, turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import Combination
 from osfl.ingredients.generators.pictures import by_class
@@ -393,7 +393,7 @@ class Workshop:
         if lesson is not None:
             study(lesson)
             self.ctx.milestone(lesson + 1, studies(self.settings), self.release)
-        self.ctx.progress(*told(self.settings, images, lesson, "synthesis"))
+        self.ctx.progress(*progress_report(self.settings, images, lesson, "synthesis"))
 
     def grow(self, epoch: int, objective: Objective, clip: float = 0.0) -> None:
         """New images by new generators; the oldest leave when the pool is full."""

@@ -202,13 +202,13 @@ def reduced(fl_round: Round, method: Method, client: ClientId, label: int) -> by
     """
     bundle = fl_round.inbox.bundle(client)
     payload: Payload = method.without_class(payload_of(bundle), label)
-    if says_nothing(payload):
+    if is_empty(payload):
         return None
     assert fl_round.server_key is not None
     return pack("upload", client, fl_round.plan.digest, to_raw(payload.tensors), dict(payload.facts), fl_round.server_key)
 
 
-def says_nothing(payload: Payload) -> bool:
+def is_empty(payload: Payload) -> bool:
     """Whether a client with this payload has no image left, and would not have joined. Small classes have no tensors."""
     return payload.facts["samples"] == 0 if "samples" in payload.facts else not payload.tensors
 
@@ -269,7 +269,7 @@ def doomed(folder: Path, uploads: Mapping[ClientId, Mapping[str, str]]) -> list[
     for client, upload in uploads.items():
         paths += inbox.glob(f".{client}.safetensors.*{TEMPORARY}")  # of writers that died
         paths += [p for p in (folder / "partial").glob("*.part") if p.name.rsplit(".", 2)[0] == client]  # half a transfer
-        paths += [folder / "partial" / f"{client}.came"]  # how a whole one came
+        paths += [folder / "partial" / f"{client}.sha256"]  # how a whole one came
         paths += [folder / REPAIRS / f"{client}.safetensors"]
         paths += [inbox / f"{client}.safetensors"] if not upload["after"] else []
     return [path for path in paths if path.exists()]

@@ -1,4 +1,4 @@
-"""Labelled images that a finished model is measured on: a name, a folder, zip or table, an external test set."""
+"""Labeled images that a finished model is measured on: a name, a folder, zip or table, an external test set."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from osfl.data.views import train_and_validation
 
 
 @dataclass(frozen=True)
-class LabelledImages:
+class LabeledImages:
     part: Part
     name: str
     which: str  # test, validation or all
     problems: Sequence[Problem] = ()
 
 
-def open_labelled(
+def open_labeled(
     data: str, task: Task, *, whole: bool = False, reading: Reading = Reading(), progress: Progress = quiet
-) -> LabelledImages:
+) -> LabeledImages:
     """Images with the task's classes, at its size: the part called test if there is one, else (or with `whole`) all."""
     path = Path(data)
     if not path.exists() and data in sheets():
@@ -53,7 +53,7 @@ def open_labelled(
     return _chosen(path.name, test, [found.whole], whole, found.problems)
 
 
-def _named(name: str, task: Task, whole: bool, reading: Reading, progress: Progress) -> LabelledImages:
+def _named(name: str, task: Task, whole: bool, reading: Reading, progress: Progress) -> LabeledImages:
     source = open_dataset(name, size=task.image[1], channels=task.image[0], progress=progress, reading=reading)
     if source.classes != task.classes:
         raise DataError(
@@ -61,16 +61,16 @@ def _named(name: str, task: Task, whole: bool, reading: Reading, progress: Progr
             field="data",
             expected=", ".join(task.classes),
             got=", ".join(source.classes),
-            fix="Give labelled images of the model's classes.",
+            fix="Give labeled images of the model's classes.",
         )
     parts = [part for part in (source.train, source.val, source.test) if part is not None]
     return _chosen(name, source.test, parts, whole, source.problems)
 
 
-def _chosen(name: str, test: Part | None, parts: Sequence[Part], whole: bool, problems: Sequence[Problem]) -> LabelledImages:
+def _chosen(name: str, test: Part | None, parts: Sequence[Part], whole: bool, problems: Sequence[Problem]) -> LabeledImages:
     if test is not None and not whole:
-        return LabelledImages(test, name, "test", problems)
-    return LabelledImages(joined(parts), name, "all", problems)
+        return LabeledImages(test, name, "test", problems)
+    return LabeledImages(joined(parts), name, "all", problems)
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -85,10 +85,10 @@ def joined(parts: Sequence[Part]) -> Part:
     return Part(together(part.dataset for part in parts), column("domains"), column("groups"), column("names"))
 
 
-def held_out_of_site(data: Path, task: Task, client: ClientId, seed: int, reading: Reading) -> LabelledImages | None:
+def held_out_of_site(data: Path, task: Task, client: ClientId, seed: int, reading: Reading) -> LabeledImages | None:
     """A site's images that it did not train on: its part called test, else what it held out; None where there are none."""
     found = open_site(data, task, reading=reading)
     if found.test is not None:
-        return LabelledImages(found.test, data.name, "test", found.problems)
+        return LabeledImages(found.test, data.name, "test", found.problems)
     _, held_out = train_and_validation(found.train, client, seed=seed)
-    return LabelledImages(held_out, data.name, "validation", found.problems) if len(held_out) else None
+    return LabeledImages(held_out, data.name, "validation", found.problems) if len(held_out) else None
