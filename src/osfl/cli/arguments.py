@@ -207,17 +207,6 @@ def _unknown(dataset: str) -> bool:
     return dataset not in sheets() and not Path(dataset).exists() and not any(files)
 
 
-def rehearse(simulation: Simulation, methods: Sequence[str]) -> None:
-    """Every plan of a comparison is checked before the first method starts; the dataset is opened once."""
-    from osfl.simulate.simulation import for_methods, prepare
-
-    mistakes = Mistakes()
-    for variant in for_methods(simulation, methods):
-        with mistakes.noted():
-            prepare(variant)
-    mistakes.check()
-
-
 def numbers(text: str, option: str) -> list[int]:
     """`0,1,2` as numbers, each once."""
     try:

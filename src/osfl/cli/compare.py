@@ -18,7 +18,6 @@ from osfl.cli.arguments import (
     names,
     numbers,
     parse_options,
-    rehearse,
     with_smoke,
 )
 from osfl.cli.progress import by_run, progress_display
@@ -102,7 +101,7 @@ def compare(
     from osfl.core.headline import headline
     from osfl.simulate.compare import compare as compare_methods
 
-    mistakes, wanted, chosen = Mistakes(), [], [0]
+    mistakes, wanted, chosen = Mistakes(), [DEFAULT_METHOD], [0]  # wrong names: the other options are checked all the same
     with mistakes.noted():
         headline([1, 1], metric)
     with mistakes.noted():
@@ -110,7 +109,7 @@ def compare(
     with mistakes.noted():
         chosen = numbers(seeds, "--seeds")
     args = RunOptions(
-        wanted or [DEFAULT_METHOD],
+        wanted,
         dataset,
         clients,
         partition,
@@ -133,7 +132,6 @@ def compare(
     mistakes.check()
     machine = machine_for(device, precision, memory, workers=workers, threads=threads)
     with progress_display(output_format == "json") as progress:
-        rehearse(simulation, wanted)
         comparison = compare_methods(
             simulation, wanted, chosen, out, machine=machine, progress=by_run(progress), metric=metric, fresh=fresh
         )

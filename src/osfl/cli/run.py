@@ -29,7 +29,7 @@ from osfl.data.reading import Reading
 if TYPE_CHECKING:
     from osfl.core.result import Result
     from osfl.runtime.machine import Machine
-    from osfl.simulate.simulation import Simulation
+    from osfl.simulate.simulation import Federation, Simulation
 
 EXAMPLES = (
     "osfl run --smoke",
@@ -112,7 +112,7 @@ def run(
         machine = machine_for(device, precision, memory, **how)
         folder, result, finished_before = _rehearsed(plan, sites, out, machine, output_format)
     else:
-        simulation = _simulation(
+        simulation, federation = _simulation(
             plan,
             RunOptions(
                 [method or DEFAULT_METHOD],
@@ -145,24 +145,26 @@ def run(
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()
         with progress_display(output_format == "json") as progress:
-            result = simulate(simulation, folder, machine=machine, progress=progress)
+            result = simulate(simulation, folder, machine=machine, progress=progress, federation=federation)
     if output_format == "json":
         sys.stdout.write((folder / "results.json").read_text(encoding="utf-8"))
     else:
         show_run(result, folder, finished_before=finished_before)
 
 
-def _simulation(plan: Path | None, args: RunOptions) -> Simulation:
+def _simulation(plan: Path | None, args: RunOptions) -> tuple[Simulation, Federation | None]:
+    """The simulation; of a plan, which is compared with the data that are here, also what was prepared."""
     from osfl.runtime.environment import device_named
     from osfl.simulate.simulation import prepare
 
     if plan is None:
-        return parse_options(args)
+        return parse_options(args), None
     options.refuse_beside_plan(f"--plan {plan}")
     device_named(args.device)
     simulation, round_plan = from_plan(plan)
-    same_plan(round_plan, prepare(simulation).plan, plan)
-    return simulation
+    federation = prepare(simulation)
+    same_plan(round_plan, federation.plan, plan)
+    return simulation, federation
 
 
 def _rehearsed(

@@ -20,7 +20,7 @@ from osfl.reports.comparison import write_comparison
 from osfl.reports.page import write_report
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run, within
-from osfl.simulate.simulation import Simulation, for_methods
+from osfl.simulate.simulation import Simulation, for_methods, prepare_all
 
 
 def compare(
@@ -40,26 +40,29 @@ def compare(
     code has changed since, and `fresh` repeats all.
     """
     out = Path(out)
-    if fresh:
-        _discard(out, methods, seeds)
-    variants = dict(zip(methods, for_methods(simulation, methods), strict=True))
+    methods = list(dict.fromkeys(methods))
     results: list[tuple[str, Result]] = []
     changed: dict[str, None] = {}
     for seed in seeds:
-        for label, variant in variants.items():
+        variants = for_methods(replace(simulation, seed=seed), methods)
+        federations = prepare_all(variants)  # all plans are checked before the first method starts, or a run is discarded
+        if fresh and not results:
+            _discard(out, methods, seeds)
+        for label, variant, federation in zip(methods, variants, federations, strict=True):
             before = (out / label / f"seed{seed}" / "results.json").exists()
             where = f"{label} seed {seed}"
             result = run(
-                replace(variant, seed=seed),
+                variant,
                 out / label / f"seed{seed}",
                 machine=machine,
                 progress=within(progress, where),
                 cache=out / "cache",
+                federation=federation,
             )
             results.append((label, result))
             if before and result.get("code") != code_digest(load(variant.method)):
                 changed[label] = None
-            progress(f"{where} done", len(results), len(seeds) * len(variants))
+            progress(f"{where} done", len(results), len(seeds) * len(methods))
     results = [(label, result) for (label, _), result in zip(results, with_gains([r for _, r in results]), strict=True)]
     comparison = summarize(
         [result for _, result in results],

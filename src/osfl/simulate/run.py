@@ -46,10 +46,13 @@ def run(
     machine: Machine = Machine(),
     progress: Progress = quiet,
     cache: Path | None = None,
+    federation: Federation | None = None,
 ) -> Result:
-    """Simulate one round in `out`, or continue it. `cache`: where client models are shared with other methods."""
+    """Simulate one round in `out`, or continue it. `cache`: where client models are shared with other methods; `federation`:
+    what `prepare` made of this simulation, if it has run."""
     about = {"preset": simulation.preset, "command": simulation.command(str(out)) + machine.options()}
-    return run_federation(prepare(simulation), Path(out), about, machine=machine, progress=progress, cache=cache)
+    federation = prepare(simulation) if federation is None else federation
+    return run_federation(federation, Path(out), about, machine=machine, progress=progress, cache=cache)
 
 
 def run_federation(

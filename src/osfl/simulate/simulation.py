@@ -33,7 +33,7 @@ from osfl.data import (
     take_stratified,
 )
 from osfl.data.leakage import name_problems
-from osfl.data.partition import NATURAL
+from osfl.data.partition import NATURAL, Partition
 from osfl.data.reading import Reading, reading_of
 from osfl.data.site import open_site
 from osfl.data.source import Part, finish, together
@@ -118,12 +118,60 @@ class Federation:
 
 def prepare(simulation: Simulation) -> Federation:
     """Plan, shards and test set of a simulation. Settings are checked first, before any image is decoded."""
+    return prepare_all([simulation])[0]
+
+
+def prepare_all(variants: Sequence[Simulation]) -> list[Federation]:
+    """The same for simulations that differ in method, settings and topology only (`for_methods`).
+
+    Shards are made once for all that work at the same image size, and all that is wrong with any plan is one error.
+    """
+    found: list[Federation] = []
+    parts: dict[tuple[int, ...], _DataParts] = {}
+    mistakes: list[UsageError] = []
+    for simulation in variants:
+        try:
+            settings = _settings(simulation)
+            partition = parse_partition(simulation.partition)
+            reading = replace(simulation.reading, by=partition.column)
+            source = _opened(simulation, settings, reading)
+            if source.image not in parts:
+                parts[source.image] = _split(simulation, source, partition, reading)
+            found.append(_federation(simulation, settings, parts[source.image]))
+        except UsageError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise mistakes[0] if len(mistakes) == 1 else _as_one(mistakes)
+    return found
+
+
+def _as_one(mistakes: Sequence[UsageError]) -> UsageError:
+    problems = dict.fromkeys(problem for error in mistakes for problem in error.problems)
+    fixes = dict.fromkeys(error.fix for error in mistakes if error.fix)
+    return UsageError(list(problems), fix="\n".join(fixes) or None)
+
+
+def _settings(simulation: Simulation) -> Any:
     method = load(simulation.method)
     private = method.PRIVATE if simulation.privacy else {}
-    settings = resolve_settings(method, simulation.preset, {**private, **simulation.changes})
-    partition = parse_partition(simulation.partition)
-    reading = replace(simulation.reading, by=partition.column)
-    source = _opened(simulation, settings, reading)
+    return resolve_settings(method, simulation.preset, {**private, **simulation.changes})
+
+
+@dataclass(frozen=True)
+class _DataParts:
+    """What all methods of a comparison share: everything of a `Federation` but its plan."""
+
+    source: Source
+    shards: Sequence[Shard]
+    test: Dataset
+    counts: Mapping[ClientId, Sequence[int]]
+    domains: Mapping[ClientId, NDArray[np.bool_]] | None
+    doubts: Sequence[Problem]
+    facts: Mapping[str, Any]  # [data] of the plan
+
+
+def _split(simulation: Simulation, source: Source, partition: Partition, reading: Reading) -> _DataParts:
+    """Shards by the partition, and the images to judge by."""
     train, judged = evaluation_part(source, simulation.evaluate_on)
     if simulation.samples is not None:
         train = take_stratified(train, simulation.samples)
@@ -134,29 +182,47 @@ def prepare(simulation: Simulation) -> Federation:
     if clients is None and partition.kind not in ("silos", *NATURAL):
         clients = 5
     assignment = assign(partition, train.strata, clients, simulation.seed, train.domains, groups=train.groups)
-    shards = make_shards(used, assignment, seed=simulation.seed)
-    task = Task(source.name, source.classes, source.image, source.kind)
-    data: dict[str, Any] = {
-        "dataset": source.name,
+    counts = {c: class_counts(train.labels[index], len(source.classes)).tolist() for c, index in assignment.items()}
+    domains, doubts = _domains(partition, train, judged)
+    return _DataParts(
+        source,
+        make_shards(used, assignment, seed=simulation.seed),
+        judged.dataset,
+        counts,
+        domains,
+        doubts,
+        _data_facts(simulation, used, train, reading),
+    )
+
+
+def _data_facts(simulation: Simulation, used: Source, train: Part, reading: Reading) -> dict[str, Any]:
+    """The table [data] of a plan."""
+    facts: dict[str, Any] = {
+        "dataset": used.name,
         "digest": used.digest,
         "partition": simulation.partition,
         "evaluated_on": simulation.evaluate_on,
         **reading.as_facts(),
     }
     if simulation.samples is not None:  # TOML knows no null: what is not asked for is not named
-        data["samples"] = simulation.samples
+        facts["samples"] = simulation.samples
     if simulation.test_samples is not None:
-        data["test_samples"] = simulation.test_samples
+        facts["test_samples"] = simulation.test_samples
     if train.groups is not None and len(set(train.groups.tolist())) < len(train):  # plans of other draws have other digests
-        data["groups"] = "whole"
+        facts["groups"] = "whole"
+    return facts
+
+
+def _federation(simulation: Simulation, settings: Any, parts: _DataParts) -> Federation:
+    source = parts.source
     plan = Plan(
-        task,
+        Task(source.name, source.classes, source.image, source.kind),
         simulation.method,
         settings,
-        tuple(sorted(assignment)),
+        tuple(sorted(parts.counts)),
         replace(simulation.limits, share=1.0) if simulation.secure_sum else simulation.limits,
         simulation.seed,
-        data,
+        parts.facts,
         simulation.quorum,
         topology=simulation.topology,
         secure_sum=simulation.secure_sum,
@@ -164,24 +230,32 @@ def prepare(simulation: Simulation) -> Federation:
         private_randomness=simulation.private_randomness,
     )
     check_plan(plan)
-    counts = {c: class_counts(train.labels[index], len(task.classes)).tolist() for c, index in assignment.items()}
-    domains, doubts = None, _at_two_sites(train) if partition.kind in NATURAL else []
-    if partition.kind in NATURAL and judged.domains is not None and train.domains is not None:
-        client_of = domain_clients(sorted(set(train.domains.tolist())))
-        domains = {client: judged.domains == name for name, client in client_of.items()}
-        without = [client for client, mask in domains.items() if not mask.any()]
-        if without and partition.kind == "by":  # a small ward is no mistake
-            domains = None
-            what = "a site without test images"
-            done = "all sites' own scores are by their class shares, not on their own test images"
-            doubts += [Problem(client, what, done) for client in without]
-        elif without:
-            raise DataError(
-                f"no test images of the domain(s) {', '.join(without)}",
-                field="partition",
-                fix="Add some, or leave the split to osfl: domain/class/* without train and test.",
-            )
-    return Federation(plan, shards, judged.dataset, counts, domains, source, doubts=doubts)
+    return Federation(plan, parts.shards, parts.test, parts.counts, parts.domains, source, doubts=parts.doubts)
+
+
+def _domains(
+    partition: Partition, train: Part, judged: Part
+) -> tuple[dict[ClientId, NDArray[np.bool_]] | None, Sequence[Problem]]:
+    """Which test images are of each site's own domain, where sites are domains of the data; and what is doubtful there."""
+    if partition.kind not in NATURAL:
+        return None, []
+    doubts = _at_two_sites(train)
+    if judged.domains is None or train.domains is None:
+        return None, doubts
+    client_of = domain_clients(sorted(set(train.domains.tolist())))
+    domains = {client: judged.domains == name for name, client in client_of.items()}
+    without = [client for client, mask in domains.items() if not mask.any()]
+    if not without:
+        return domains, doubts
+    if partition.kind == "by":  # a small ward is no mistake
+        what = "a site without test images"
+        done = "all sites' own scores are by their class shares, not on their own test images"
+        return None, [*doubts, *(Problem(client, what, done) for client in without)]
+    raise DataError(
+        f"no test images of the domain(s) {', '.join(without)}",
+        field="partition",
+        fix="Add some, or leave the split to osfl: domain/class/* without train and test.",
+    )
 
 
 def _at_two_sites(train: Part) -> list[Problem]:
