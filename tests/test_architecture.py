@@ -1,6 +1,7 @@
 """Rooms import only the rooms that the table allows, nothing that is received can execute, torch is imported late."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,42 @@ def test_every_room_says_what_belongs_there(room: str) -> None:
 
 def test_the_picture_in_the_docs_is_current() -> None:
     assert page() == PAGE.read_text(encoding="utf-8"), "draw it again: python -m tests.architecture"
+
+
+def where_to_look() -> list[tuple[str, str, str]]:
+    """Question, file and function of each row of the table in docs/architecture.md."""
+    table = PAGE.read_text(encoding="utf-8").split("## Where to look")[1]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ") and "---" not in line]
+    return [(question, file, function) for question, file, function in rows[1:]]
+
+
+def defined(path: Path) -> set[str]:
+    """`function`, `Class` and `Class.method` of a file."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize(("question", "file", "function"), where_to_look())
+def test_where_to_look_names_files_and_functions(question: str, file: str, function: str) -> None:
+    """Every file of a row exists, and every function is defined in one of them."""
+    marked = [word for part in re.findall(r"`([^`]+)`", f"{file} {function}") for word in part.split(": ")]
+    paths = [SOURCE / word for word in marked if "/" in word]
+    names = [word for word in marked if "/" not in word]
+    assert paths and names, "name the file in the second column and the function in the third"
+    assert not [path for path in paths if not path.exists()], question
+    known = {name for path in paths if path.is_file() for name in defined(path)}
+    assert not set(names) - known, f"{question}: not defined in {[path.name for path in paths]}"
+
+
+def test_the_glossary_has_each_term_once() -> None:
+    rows = (PAGE.parent / "glossary.md").read_text(encoding="utf-8").splitlines()
+    terms = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")]
+    assert len(terms) > 50 and not [term for term in terms if terms.count(term) > 1]
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "methods").rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))

@@ -18,7 +18,8 @@ import pytest
 from osfl.core.errors import DataError, UsageError
 from osfl.data import open_dataset, sheets
 from osfl.data.catalog import File
-from osfl.data.places import download, hashes
+from osfl.data.places import bases, download, hashes
+from osfl.models.weights_table import weights_folder
 
 
 def _quiet(what: str, done: int, total: int) -> None:
@@ -177,3 +178,14 @@ def test_a_damaged_download_in_the_cache_is_fetched_again(
     assert first.problems == () and kept.read_bytes() == served.read_bytes()
     kept.write_bytes(b"damaged")
     assert open_dataset("breastmnist").digest == first.digest and kept.read_bytes() == served.read_bytes()
+
+
+@pytest.mark.parametrize("value", ["", None, "/elsewhere"])
+def test_weights_are_below_the_folder_of_the_datasets(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty OSFL_DATA is one that is not set, for both."""
+    if value is None:
+        monkeypatch.delenv("OSFL_DATA", raising=False)
+    else:
+        monkeypatch.setenv("OSFL_DATA", value)
+    assert weights_folder() == bases()[0] / "weights"
+    assert weights_folder() == Path(value or "../shared/data") / "weights"

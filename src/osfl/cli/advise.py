@@ -157,7 +157,7 @@ def _bytes(text: str) -> float:
 
 def _share(classes_per_site: float, classes: int | None, counted: float | None) -> float:
     if classes is None:
-        raise UsageError(f"--classes-per-site {classes_per_site:g} says nothing without --classes", fix="Add --classes C.")
+        raise UsageError(f"--classes-per-site {classes_per_site:g} has no effect without --classes", fix="Add --classes C.")
     if counted is not None:
         raise UsageError("--classes-per-site and --folders: the folders are counted", fix="Leave one of them out.")
     if classes_per_site > classes:
@@ -168,7 +168,7 @@ def _share(classes_per_site: float, classes: int | None, counted: float | None) 
 def _looked_up(case: Case, folders: Path | None, plan: Path | None) -> tuple[Case, float | None]:
     """The case with what folders or a plan say, and what a constant answer would have, if images were counted."""
     if folders is not None and plan is not None:
-        raise UsageError("--folders and --plan both say what the sites have", fix="Leave one of them out.")
+        raise UsageError("--folders and --plan both state what the sites have", fix="Leave one of them out.")
     if plan is not None:
         return _with(case, _of_plan(plan), "--plan"), None
     if folders is None:
@@ -200,7 +200,7 @@ def _with(case: Case, found: Case, source: str) -> Case:
     other = [key for key in given if known.get(key, given[key]) != given[key]]
     wrong = [f"{key}: {given[key]} was given, {source} has {known[key]}" for key in other]
     if wrong:
-        raise UsageError(wrong, fix=f"Leave out what {source} says.")
+        raise UsageError(wrong, fix=f"Leave out what {source} has.")
     return replace(case, **known)
 
 

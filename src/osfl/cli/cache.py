@@ -31,7 +31,9 @@ def cache(clear: Clear = False, downloads: Downloads = False, output_format: opt
     from osfl.runtime.cache import clear as delete
 
     if downloads and not clear:
-        raise UsageError("--downloads says what to delete, and --clear is missing", field="downloads", fix="Add --clear.")
+        raise UsageError(
+            "--downloads selects what --clear deletes, and --clear is missing", field="downloads", fix="Add --clear."
+        )
     limit = cache_limit()
     before = contents()
     if clear:

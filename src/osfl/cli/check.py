@@ -189,7 +189,7 @@ def _show_template(plan: Plan, path: Path, output_format: str) -> None:
         f"{path} is a good plan: {plan.method}, {len(plan.clients)} clients, {len(plan.task.classes)} classes, "
         f"round {plan.digest[:12]}."
     )
-    echo("It says nothing about data, so there are no labels to show.")
+    echo("The plan has no [data], so there are no labels to show.")
 
 
 def _findings(problems: Sequence[Problem], inputs: Inputs) -> list[Finding]:

@@ -365,7 +365,9 @@ def _judging_lines(plan: Plan, method: Method) -> list[str]:
     ]
     if method.robust():
         rules = ", ".join(method.robust())
-        found.append(f"combine = {_toml(plan.judging.combine)}                 # or so that it bears some that lie: {rules}")
+        found.append(
+            f"combine = {_toml(plan.judging.combine)}                 # or a robust average, for malicious sites: {rules}"
+        )
     return found
 
 

@@ -128,11 +128,11 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Judging:
-    """How the server meets sites that may lie: what it does with suspicions, and how it combines what sites sent."""
+    """How the server treats sites that may be malicious: what it does with suspicions, and how it combines what sites sent."""
 
     # ask: the server phase waits until the coordinator leaves a suspected site out or keeps it; note: it goes on, noted
     suspects: Literal["ask", "note", "off"] = "ask"
-    # mean: as the method has it; median, trimmed (a quarter of the weight at each end) and geometric (median) bear some lies
+    # mean: as the method has it; median, trimmed (a quarter of the weight at each end) and geometric (median) are robust against some of them
     combine: Literal["mean", "median", "trimmed", "geometric"] = "mean"
 
 

@@ -16,7 +16,7 @@ from osfl.core.errors import DataError
 from osfl.core.types import Progress
 from osfl.data.catalog import File, Sheet
 from osfl.data.source import Problem
-from osfl.runtime.cache import cache_folder
+from osfl.runtime.cache import cache_folder, data_root
 
 SYSTEM = Path("/usr/share/datasets")  # Debian's dataset-* packages
 CHUNK = 1 << 20
@@ -26,17 +26,13 @@ TIMEOUT = 30  # seconds without a byte
 
 def data_folder() -> Path | None:
     """OSFL_DATA, or ../shared/data where that exists."""
-    folder = _wanted_folder()
+    folder = data_root()
     return folder if folder.is_dir() else None
-
-
-def _wanted_folder() -> Path:
-    return Path(os.environ.get("OSFL_DATA") or Path("..") / "shared" / "data")
 
 
 def bases() -> list[Path]:
     """Folders that are searched, in this order."""
-    return [_wanted_folder(), cache_folder() / "datasets", SYSTEM]
+    return [data_root(), cache_folder() / "datasets", SYSTEM]
 
 
 def find_file(sheet: Sheet, name: str) -> Path | None:

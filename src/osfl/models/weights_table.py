@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from osfl.runtime.cache import data_root
 
 
 @dataclass(frozen=True)
@@ -60,5 +61,5 @@ KNOWN: Mapping[str, Weights] = {
 
 
 def weights_folder() -> Path:
-    """`weights/` under OSFL_DATA, by default ../shared/data."""
-    return Path(os.environ.get("OSFL_DATA", "../shared/data")) / "weights"
+    """`weights/` in the folder of the datasets."""
+    return data_root() / "weights"

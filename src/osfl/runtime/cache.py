@@ -21,6 +21,11 @@ DEFAULT_LIMIT = 20.0  # GB
 IN_USE = 3600.0  # seconds for which features are not deleted: another process may be about to read them
 
 
+def data_root() -> Path:
+    """OSFL_DATA, or ../shared/data where that is not set or empty: datasets, and files of weights."""
+    return Path(os.environ.get("OSFL_DATA") or Path("..") / "shared" / "data")
+
+
 def cache_folder() -> Path:
     """OSFL_CACHE, or the user's cache."""
     return Path(os.environ.get("OSFL_CACHE") or Path.home() / ".cache" / "osfl")

@@ -1,4 +1,4 @@
-"""Averaging named tensors, as FedAvg does with models; also so that some members that lie do not matter much.
+"""Averaging named tensors, as FedAvg does with models, and robust averages, in which some malicious members do not matter much.
 
 Robust averages keep the plain one's weights (claimed sizes, capped), so that a site of many images still counts more. Yin et
 al. 2018 have the coordinate-wise rules, Pillutla et al. 2022 the geometric median. Where sites differ they cost accuracy.
