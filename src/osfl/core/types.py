@@ -132,7 +132,7 @@ class Judging:
 
     # ask: the server phase waits until the coordinator leaves a suspected site out or keeps it; note: it goes on, noted
     suspects: Literal["ask", "note", "off"] = "ask"
-    # mean: as the method has it; median, trimmed (a quarter of the weight at each end) and geometric (median) are robust against some of them
+    # mean: as the method has it; median, trimmed (a quarter of the weight at each end) and geometric (median) are robust
     combine: Literal["mean", "median", "trimmed", "geometric"] = "mean"
 
 

@@ -145,7 +145,7 @@ def _check_common_masks(commitments: Mapping[ClientId, Mapping[ClientId, bytes]]
 
 
 def decoded(total: Numbers, method: Method, plan: Plan, sites: int, facts: Facts) -> Payload:
-    """Whole numbers as what was added. A sum beyond what so many sites can add up to still has a mask in it, or a false term."""
+    """Whole numbers as what was added. A sum beyond what so many sites can add up to still has a mask, or a false term."""
     clients, tensors = len(plan.clients), {}
     for (name, summand), values in _pairs(method, plan, total):
         whole, most = _tensor(values, summand.shape), sites * most_of(summand, clients)
