@@ -13,7 +13,8 @@ from osfl.cli.main import answer
 from osfl.core.code import code_digest
 from osfl.core.errors import UsageError
 from osfl.core.registry import load
-from osfl.simulate import simulation as preparation
+from osfl.data import make_shards
+from osfl.simulate import simulation
 from osfl.simulate.compare import compare
 from osfl.simulate.simulation import Simulation, prepare, prepare_all
 
@@ -54,13 +55,12 @@ def test_fresh_deletes_runs_only(tmp_path: Path) -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The seeds with which shards were made, in order."""
     seeds: list[int] = []
-    make_shards = preparation.make_shards
 
     def counted(*args: Any, seed: int) -> Any:
         seeds.append(seed)
         return make_shards(*args, seed=seed)
 
-    monkeypatch.setattr(preparation, "make_shards", counted)
+    monkeypatch.setattr(simulation, "make_shards", counted)
     return seeds
 
 
