@@ -175,7 +175,8 @@ class _WatchedNorm(nn.Module):
         self.terms = terms
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out, term = _Statistics.apply(x.float(), self.scale, self.shift, self.mean, self.var)  # type: ignore[no-untyped-call]
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # 16-bit floats lose the moments; float64 stays
+        out, term = _Statistics.apply(x, self.scale, self.shift, self.mean, self.var)  # type: ignore[no-untyped-call]
         self.terms.append(term)
         return out  # type: ignore[no-any-return]
 
