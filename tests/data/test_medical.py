@@ -255,6 +255,7 @@ def test_people_after_anonymization() -> None:
     people, (about,) = number_people(same)
     assert people.tolist() == [0, 0, 1, 1, 2, 2] and "anonymized?" in about.done
     assert number_people([("", "", ""), ("x", "1", "2"), ("y", "1", "2")])[0].tolist() == [-1, 0, 1]
+    assert number_people([("P007", "", ""), ("p7 ", "", ""), ("P8", "", "")])[0].tolist() == [0, 0, 1]
     assert number_people([("x", "1", "1")] * 3)[0].tolist() == [-1] * 3 and number_people([()])[1] == []
 
 

@@ -17,7 +17,7 @@ from osfl.core.errors import DataError, UsageError
 from osfl.core.plan import plan_from
 from osfl.core.types import Plan, Task
 from osfl.data import assign, make_shard, open_dataset
-from osfl.data.layout import names_patient
+from osfl.data.layout import arrange, names_patient, person_key
 from osfl.data.site import open_site
 from osfl.data.source import Part, Source, part_of
 from osfl.data.split import hold_out_mask
@@ -107,6 +107,44 @@ PARTITIONS = [
     "classes:2",
     "silos",
 ]
+
+
+WRITINGS: list[tuple[Callable[[int], str], str]] = [
+    (lambda i: f"{'Pp'[i % 2]}{i // EACH}", "'P0' = 'p0'"),
+    (lambda i: f"{i // EACH + 1:0{1 + 2 * (i % 2)}}", "'001' = '1'"),
+    (lambda i: f"{i // EACH + 1}{'.0' * (i % 2)}", "'1' = '1.0'"),
+    (lambda i: f"case{' ' * (i % 3)}{i // EACH}", "'case  0' = 'case 0' = 'case0'"),
+]
+
+
+@pytest.mark.parametrize(("rows", "example"), WRITINGS)
+def test_one_person_written_in_several_ways_is_one_over_100_seeds(
+    table: Table, rows: Callable[[int], str], example: str
+) -> None:
+    """Half of each person's rows have another writing of the name: no part and no site shares a person with another."""
+    source = open_dataset(str(table(rows=rows)), size=8)
+    assert not shown(source.train.dataset.images) & shown(source.test.dataset.images)
+    assert len(whom(source.train) | whom(source.test)) == PEOPLE
+    (found,) = [problem for problem in source.problems if "differ only in" in problem.what]
+    assert found.what.startswith(f"{PEOPLE} people have names") and example in found.what and "different people" in found.done
+    assert any("30 in 120 rows" in problem.what for problem in source.problems)
+    for seed in range(100):
+        sites = assign("dirichlet:0.3", source.train.labels, 3, seed, groups=source.train.groups)
+        people = [shown(source.train.dataset.images[index]) for index in sites.values()]
+        assert sum(map(len, people)) == len(set().union(*people)), seed
+
+
+def test_names_that_differ_in_more_are_different_people(table: Table) -> None:
+    for one, other in (("1.05", "1.5"), ("1.2.0", "1.2"), ("10", "1"), ("0", "00a"), ("p-1", "p1"), ("1.0.1", "1.1")):
+        assert person_key(one) != person_key(other)
+    assert person_key("０07.0") == person_key(" 7") and person_key("000") == person_key("0")
+    assert not [p for p in open_dataset(str(table()), size=8).problems if "differ only in" in p.what]
+
+
+def test_folders_of_one_person_written_in_two_ways_are_one() -> None:
+    items, problems = arrange(["a/P1/0.png", "a/p2/0.png", "b/p1/0.png", "b/q7/0.png", "b/q07/1.png", "b/r/1.png"])
+    assert [item.group for item in items] == ["P1", "p2", "P1", "q07", "q07", "r"]
+    assert any("2 people" in p.what and "'P1' = 'p1'" in p.what and "'q07' = 'q7'" in p.what for p in problems)
 
 
 def test_nobody_is_at_two_sites_nor_in_two_parts_over_100_seeds(source: Source) -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 
 from osfl.core.types import Progress, digest_of
 from osfl.data.decode import BROKEN, Decoded, decode, full_scale
-from osfl.data.layout import SKIPPED
+from osfl.data.layout import SKIPPED, person_key
 from osfl.data.mapped import AT_ONCE, is_large, mapped, scratch, written
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Pixels, Problem
@@ -195,7 +195,7 @@ def number_people(found: Sequence[tuple[str, ...]]) -> tuple[Indices, list[Probl
     """
     none = np.full(len(found), -1, dtype=np.int64)
     for level, what in enumerate(("patient numbers", "studies", "series")):
-        values = [person[level] if person else "" for person in found]
+        values = [person_key(person[level]) if person else "" for person in found]  # however a patient number is written
         different = {value: number for number, value in enumerate(dict.fromkeys(filter(None, values)))}
         if len(different) < 2:
             continue

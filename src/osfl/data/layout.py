@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ def arrange(names: Iterable[str], group_pattern: str = "") -> tuple[list[Item], 
     if depth == 2 and not _shared(items):
         items = [replace(item, label=item.domain, domain="", group=item.label) for item in items]
         problems.append(Problem("(all)", "inner folders differ from class to class", "taken as groups, e.g. patients"))
+        name_of, several = one_name_each([item.group for item in items], "(all)")
+        items, problems = [replace(item, group=name_of[item.group]) for item in items], problems + several
     return [with_group(item, group_pattern) for item in items], problems
 
 
@@ -168,6 +171,8 @@ def read_table(text: str, where: str, group: str = "", by: str = "", classes: Co
     rows = list(_rows(reader, where))
     group, by = (_column(name, header, where) for name in (group, by))
     whom = group or _whom(header, rows, where)
+    name_of, several_ways = one_name_each([row.get(whom, "") for row in rows], where)
+    rows = [{**row, whom: name_of[row[whom]]} if whom in row else row for row in rows]
     taken = {*COLUMNS, whom, by, *filter(names_patient, header)}
     columns = {} if "label" in header else _class_columns(header, rows, taken, named, classes, where)
     if "path" not in header or not ("label" in header or columns):
@@ -177,7 +182,7 @@ def read_table(text: str, where: str, group: str = "", by: str = "", classes: Co
             expected="path,label[,split][,domain][,patient], or for several labels of an image a column of 0 and 1 for each",
             got=",".join(header) or "an empty file",
         )
-    problems = _columns([column for column in header if column not in columns], rows, whom, by, where)
+    problems = _columns([column for column in header if column not in columns], rows, whom, by, where) + several_ways
     if separator != ",":
         problems.append(Problem(where, f"columns are separated by {separator!r}, not by a comma", "read as they are"))
     if columns:
@@ -286,6 +291,31 @@ def _whom(header: Sequence[str], rows: Sequence[Mapping[str, str]], where: str) 
                 "training and test, nor at two sites.",
             )
     return found[0] if found else ""
+
+
+def one_name_each(names: Iterable[str], where: str) -> tuple[dict[str, str], list[Problem]]:
+    """Each writing of a person's name -> one of them, and what was put together: images of one person must not be split up.
+
+    Names that differ only in case, blanks, leading zeros or a final `.0` (as spreadsheets add it) are one person's.
+    """
+    ways: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        ways.setdefault(person_key(name), []).append(name)
+    several = [found for found in ways.values() if len(found) > 1]
+    name_of = {name: found[0] for found in ways.values() for name in found}
+    if not several:
+        return name_of, []
+    examples = "; ".join(" = ".join(map(repr, found)) for found in several[:3]) + ("; …" if len(several) > 3 else "")
+    what = f"{len(several)} people have names that differ only in case, blanks, leading zeros or a final .0: {examples}"
+    done = "each taken as one person; if they are different people, give them names that differ in more than that"
+    return name_of, [Problem(where, what, done)]
+
+
+def person_key(name: str) -> str:
+    """Equal for all writings of one name; `1.2.0` and `1.05` are no whole numbers and stay what they are."""
+    text = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+    text = re.sub(r"([^.]*\d)\.0+", r"\1", text) if re.fullmatch(r"[^.]*\d\.0+", text) else text
+    return re.sub(r"(?<![\d.])0+(?=\d)", "", text)
 
 
 def _columns(header: Sequence[str], rows: Sequence[Mapping[str, str]], whom: str, by: str, where: str) -> list[Problem]:
