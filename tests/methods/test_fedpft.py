@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from osfl.core.errors import RoundError
+from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Upload
+from osfl.ingredients.statistics.gaussians import fit_mixture
+from osfl.methods import fedpft
 from osfl.methods.fedpft import FedPFT
+from osfl.rounds.egress import check_exposure
 from osfl.simulate.checks import small_federation
 from osfl.simulate.simulation import Federation
 
@@ -109,3 +112,19 @@ def test_standardization_is_folded_into_the_head() -> None:
         progress=lambda done, total: None,
     )
     assert float((head(x).argmax(1) == y).float().mean()) > 0.95
+
+
+def test_full_covariances_of_few_images_do_not_span_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve images a class lie in eleven directions of their covariance; the egress check sees it, supported ones do not show
+    them."""
+    federation = small_federation("fedpft", partition="iid", clients=2, samples=1200)
+    one, shard = method(federation, components=1, shape="full", window=8), federation.shards[0]
+    some = torch.cat([(shard.train.labels == c).nonzero().flatten()[:12] for c in (0, 1)])
+    held = (shard.val.labels < 2).nonzero().flatten()
+    small = replace(shard, train=shard.train.subset(some), val=shard.val.subset(held))
+    found = check_exposure(one, one.client_phase(small, ctx(federation)), small, federation.plan.task, ctx(federation))
+    assert {ratio.what for ratio in found} == {"component", "sample", "mean", "direction", "combination of directions"}
+    assert min(ratio.ratio for ratio in found) > 0.3
+    monkeypatch.setattr(fedpft, "fit_supported", lambda x, k, rng, **em: fit_mixture(x, k, "full", rng, **em))
+    with pytest.raises(UploadBlocked, match="a combination of directions in the upload is much nearer"):
+        check_exposure(one, one.client_phase(small, ctx(federation)), small, federation.plan.task, ctx(federation))

@@ -12,7 +12,7 @@ from osfl.core.types import Dataset, Exposed, Payload, Shard
 from osfl.methods.federated_factory import FederatedFactory
 from osfl.methods.federated_factory.factories import factory_for
 from osfl.rounds.egress import check_exposure
-from osfl.rounds.exposure import BOUND, attack, nearest_ratios
+from osfl.rounds.exposure import BOUND, attack, compared, nearest_ratios, spanned, worst
 from osfl.simulate.checks import small_federation
 
 
@@ -54,6 +54,50 @@ def test_a_planted_image_is_found_and_averages_are_not(held_out: int) -> None:
         assert ratios(copied)["component"] < BOUND
 
 
+def copies(image: torch.Tensor, n: int, noise: float) -> torch.Tensor:
+    return image + noise * torch.randn((n, 64), generator=torch_generator(9, "noise"))
+
+
+@pytest.mark.parametrize("held_out", [0, 3, 20])
+def test_copies_with_noise_do_not_hide_each_other(held_out: int) -> None:
+    """Thirty noisy copies of an image in training, and some held out: their mean is the image, though none of them is near."""
+    rest, victim = images(60), images(1, 2)
+    near = copies(victim, 33, 0.04)
+    train, others = torch.cat([rest, near[:30]]), torch.cat([near[30:], images(held_out, 1)])
+    averages = torch.stack([rest[:30].mean(0), rest[30:].mean(0)])
+    assert ratios(Exposed(0, {"component": averages}, train, others))["component"] > 0.5
+    assert ratios(Exposed(0, {"component": victim}, train, others))["component"] < BOUND
+    mean = train.mean(0, keepdim=True)
+    span = torch.linalg.svd(torch.cat([rest[:10], victim]) - mean, full_matrices=False).Vh
+    assert ratios(Exposed(0, {}, train, others, mean, span))["combination of directions"] < BOUND
+
+
+def test_moments_of_few_images_give_their_span_and_stop_nothing() -> None:
+    """Twelve images in 64 features: what is left of them off the span is rounding, of held-out ones much."""
+    train, held_out = images(12), images(20, 1)
+    gram = train.double().T @ train.double()
+    one = Exposed(0, {}, train, held_out, moments=lambda: gram, summed=12)
+    (found,) = attack([one])
+    assert found.what == "second moments" and not found.stops and found.tried == 12
+    assert found.residuals is not None and found.residuals[0] < 1e-6 and found.residuals[1] > 0.1 and found.ratio < 1e-4
+    assert worst([found]) is None and "membership test" in spanned([found]) and "20 held-out" in spanned([found])
+    other = replace(one, train=images(12, 5))  # images that are in no sum have as much left as the held-out ones
+    assert attack([other])[0].ratio > 0.8
+    assert attack([replace(one, moments=lambda: images(64).T @ images(64), summed=64)]) == []
+    assert "no image was held out" in spanned(attack([replace(one, held_out=held_out[:0])]))
+
+
+def test_moments_that_classes_share_are_looked_at_once() -> None:
+    calls = []
+
+    def moments() -> torch.Tensor:
+        calls.append(1)
+        return images(12).T @ images(12)
+
+    attack([Exposed(c, {}, images(12)[6 * c : 6 * c + 6], images(5, 1), moments=moments, summed=12) for c in (0, 1)])
+    assert len(calls) == 1
+
+
 def test_what_was_computed_from_one_image_is_that_image() -> None:
     assert ratios(Exposed(0, {"mean": images(1)}, images(1).repeat(3, 1), images(20, 1)))["mean"] == 0
 
@@ -64,9 +108,9 @@ def test_directions_that_span_the_images_are_found(n: int, held_out: int) -> Non
     train = images(n)
     mean = train.mean(0, keepdim=True)
     whole = torch.linalg.svd(train - mean, full_matrices=False).Vh[: n - 1]
-    spanned = Exposed(0, {}, train, images(held_out, 1), mean, whole)
-    assert ratios(spanned)["combination of directions"] < 0.01
-    assert ratios(replace(spanned, directions=whole[: n // 5]))["combination of directions"] > BOUND
+    span = Exposed(0, {}, train, images(held_out, 1), mean, whole)
+    assert ratios(span)["combination of directions"] < 0.01
+    assert ratios(replace(span, directions=whole[: n // 5]))["combination of directions"] > BOUND
 
 
 def test_a_direction_that_is_one_image_is_found() -> None:
@@ -85,7 +129,8 @@ def test_an_upload_with_an_image_in_a_component_does_not_leave() -> None:
     data = Dataset(pixels[:40], torch.zeros(40, dtype=torch.int64))
     shard = Shard("st-mary", data, Dataset(pixels[40:], torch.zeros(10, dtype=torch.int64)), "x")
     payload = method.client_phase(shard, ctx)
-    check_exposure(method, payload, shard, plan.task, ctx)
+    found = check_exposure(method, payload, shard, plan.task, ctx)
+    assert f"{min(one.ratio for one in found):.2f}" in compared(found, plan.task.classes) and compared([], ()) == ""
     assert factory_for(plan.settings, plan.task).contract().keys() == {n.split("/")[1] for n in payload.tensors}
     centers, basis = payload.tensors["class-0/centers"].clone(), payload.tensors["class-0/basis"].clone()
     off = pixels[3].flatten() / 127.5 - 1 - payload.tensors["class-0/mean"][0]

@@ -311,7 +311,8 @@ class Exposed:
     held_out: torch.Tensor  # (m, d): images of the class that were not used
     mean: torch.Tensor | None = None  # (1, d), with `directions` (k, d): combinations of them might be images
     directions: torch.Tensor | None = None
-    moments: Callable[[], torch.Tensor] | None = None  # (d, d): second moments of all classes' rows; for `osfl audit` alone
+    moments: Callable[[], torch.Tensor] | None = None  # (d, d): sum of z z^T; classes that share one sum share the function
+    summed: int = 0  # rows in that sum
     setting: str = "least"  # what to raise where a candidate is too near
 
 

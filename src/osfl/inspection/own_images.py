@@ -16,7 +16,7 @@ from osfl.wire.bundle import Bundle
 if TYPE_CHECKING:
     from osfl.rounds.exposure import Ratio
 
-_CHECK = "Reconstruction"
+_CHECK, _SPAN = "Reconstruction", "Membership"
 
 
 @dataclass(frozen=True)
@@ -83,39 +83,31 @@ def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
 
 
 def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
-    """The least ratio as a finding; nothing where nothing was tried."""
-    from osfl.rounds.exposure import BOUND
+    """The least ratio as a finding, and what second moments show; nothing where nothing was tried."""
+    from osfl.rounds.exposure import BOUND, compared, spanned, worst
 
-    if not ratios:
-        return []
-    worst = min(ratios, key=lambda ratio: ratio.ratio)
-    which = f"a {worst.what} of class {plan.task.classes[worst.label]!r}"
-    if worst.ratio < BOUND:
+    classes, most, shown = plan.task.classes, worst(ratios), spanned(ratios)
+    span = [Finding("caution", _SPAN, shown, "Decide before you send it, with whoever made the plan.")] if shown else []
+    if most is None:
+        return span
+    if most.ratio < BOUND:
         return [
             Finding(
                 "serious",
                 _CHECK,
-                f"ONE OF YOUR IMAGES CAN BE READ OUT: {which} is much nearer to a training image "
-                f"than to images that were not used (distance ratio {worst.ratio:.2f}, bound {BOUND}).",
+                f"ONE OF YOUR IMAGES CAN BE READ OUT: a {most.what} of class {classes[most.label]!r} is much nearer to a "
+                f"training image than to images that were not used (distance ratio {most.ratio:.2f}, bound {BOUND}).",
                 "Do not send it. Agree on a larger `least` in the plan.",
-            )
+            ),
+            *span,
         ]
-    tried = sum(ratio.tried for ratio in ratios)
-    return [
-        Finding(
-            "good",
-            _CHECK,
-            f"{tried:,} candidates of {len({ratio.label for ratio in ratios})} classes were compared "
-            f"with your images. The most suspicious, {which}, has a distance ratio of {worst.ratio:.2f} (0 is a copy, "
-            f"1 is as near as to images that were not used, below {BOUND} nothing is sent).",
-        )
-    ]
+    return [Finding("good", _CHECK, compared(ratios, classes)), *span]
 
 
 def ratio_chart(ratios: Sequence[Ratio], classes: Sequence[str]) -> dict[str, Json]:
     """The least ratio in each class, of the kinds of candidates that every class has."""
     found: dict[int, dict[str, float]] = {}
-    for ratio in ratios:
+    for ratio in filter(lambda ratio: ratio.stops, ratios):
         found.setdefault(ratio.label, {})[ratio.what] = round(ratio.ratio, 2)
     kinds = sorted(set.intersection(*(set(row) for row in found.values()))) if found else []
     if not kinds:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -153,12 +154,34 @@ class FedCGS(OneClassifier, TokenMethod):
         return Payload({"sums": total.sums.to(kind), **tensors}, self.facts(shard))
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
-        """The mean features of each class, beside the features of the site's images. See the card about the matrix B."""
+        """The mean features of each class and the span of the matrix B, beside the features of the site's images."""
         features, counts = self.features_of(shard, ctx), reported_counts(payload.facts, shard.client)
-        moments = (lambda: unpacked(payload.tensors["gram"])) if "gram" in payload.tensors else None
+        moments = {name: partial(unpacked, gram) for name, gram in payload.tensors.items() if name.endswith("gram")}
         for c, count in enumerate(counts):
             if count:
-                yield Exposed(c, {"mean": payload.tensors["sums"][c : c + 1].float() / count}, *features(c), moments=moments)
+                whole = moments.get("gram")
+                yield Exposed(
+                    c,
+                    {"mean": payload.tensors["sums"][c : c + 1].float() / count},
+                    *features(c),
+                    moments=whole or moments.get(f"class-{c}/gram"),
+                    summed=int(payload.facts["samples"]) if whole else count,
+                )
+
+    def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
+        """Sums over fewer images than features have the span of their features."""
+        if plan.secure_sum:
+            return ()
+        counts = self._counts(Upload("", "", payload))
+        summed = counts[: len(self.task.classes)] if self.settings.by_class else images_in(counts, self.task)[None]
+        few, of = min(filter(None, summed.tolist()), default=0), " of a class" if self.settings.by_class else ""
+        if not 0 < few < self.width():
+            return ()
+        return (
+            f"{few:,.0f} images{of} are fewer than {self.width():,} features: their sums have the span of their features, so "
+            "whoever has the features of an image can tell whether it is among them. A plan with secure_sum = true keeps the "
+            "sums of a site from the reader; method onesum with features=encoder and [privacy] hides an image in them.",
+        )
 
     def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
         return self.build(self.server_phase([upload], ctx).shared)

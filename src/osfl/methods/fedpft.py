@@ -18,7 +18,16 @@ from osfl.core.method import Context
 from osfl.core.types import Contract, Exposed, Field, Payload, Probed, Release, Shard, Upload
 from osfl.ingredients.statistics.claimed_counts import drawn_for
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
-from osfl.ingredients.statistics.gaussians import FLOOR, FeatureMixture, Shape, components_for, fit_mixture, packed, unpacked
+from osfl.ingredients.statistics.gaussians import (
+    FLOOR,
+    FeatureMixture,
+    Shape,
+    components_for,
+    fit_mixture,
+    fit_supported,
+    packed,
+    unpacked,
+)
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
 from osfl.ingredients.tokens.encoding import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder, with_enough
 from osfl.ingredients.tokens.training import linear_head
@@ -26,6 +35,7 @@ from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.one_upload import working_on
 from osfl.models.naming import load_named, named
 from osfl.runtime.devices import exact
+from osfl.runtime.near_copies import without_near_copies
 
 LEAST_SPREAD = 5e-8  # the smallest 16-bit float above zero is larger
 PIECE_BYTES = 128 << 20  # of one float64 table while features are drawn
@@ -80,7 +90,8 @@ class FedPFT(OneClassifier, TokenMethod):
     }
     DEVIATIONS = (
         "classes with few images get fewer components; the public code drops them",
-        "every component rests on at least `least` images, and classes with fewer are not sent",
+        "every component rests on at least `least` images, near-copies count as one, and classes with fewer are not sent",
+        "full covariances have principal directions that rest on ten images each, and are drawn to the one within components",
         f"variances are at least {FLOOR}: smaller ones are zero as 16-bit floats",
         "the head's learning rate falls by a cosine",
         "all methods here share FALCON's encoder",
@@ -114,8 +125,10 @@ class FedPFT(OneClassifier, TokenMethod):
 
         def fitted(c: int) -> dict[str, torch.Tensor]:
             mine = x[y == c]
+            mine = mine[without_near_copies(mine).to(mine.device)]  # they count as one image
             k, rng = components_for(len(mine), s.components), ctx.generator("mixture", shard.client, c)
-            found = fit_mixture(mine, k, s.shape, rng, least=s.least, tolerance=s.tolerance, iterations=s.iterations)
+            em: dict[str, Any] = {"least": s.least, "tolerance": s.tolerance, "iterations": s.iterations}
+            found = fit_supported(mine, k, rng, **em) if s.shape == "full" else fit_mixture(mine, k, s.shape, rng, **em)
             spread = packed(found.spread) if s.shape == "full" else found.spread
             return {f"class-{c}/weights": found.weights, f"class-{c}/means": found.means, f"class-{c}/spread": spread}
 
@@ -123,13 +136,16 @@ class FedPFT(OneClassifier, TokenMethod):
         return Payload(tensors, self.facts(shard))
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
-        """The components of each class and features drawn from them, beside the features of the site's images."""
-        features = self.features_of(shard, ctx)
+        """The components of each class, features drawn from them and, of full covariances, as many principal directions as
+        the class' images span, beside the features of the site's images."""
+        features, counts = self.features_of(shard, ctx), reported_counts(payload.facts, shard.client)
         for c in range(len(self.task.classes)):
             if f"class-{c}/weights" in payload.tensors:
                 mixture = self.mixture(payload, c)
                 drawn = mixture.sample(64, ctx.generator("egress check", shard.client, c))
-                yield Exposed(c, {"component": mixture.means, "sample": drawn}, *features(c))
+                full = self.settings.shape == "full"
+                mean, directions = mixture.directions(counts[c] - 1) if full else (None, None)
+                yield Exposed(c, {"component": mixture.means, "sample": drawn}, *features(c), mean, directions)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         same_encoder(uploads, self.settings)

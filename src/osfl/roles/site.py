@@ -80,7 +80,7 @@ def make_upload(
 
     `sealed`: it leaves as a sealed copy, which is longer, and refused if a contact's window would cut it.
     `keys`: of a secure sum, the public keys of all sites; the bundle is masked with them.
-    `notice` also gets what a reader of the upload can find out (`Method.cautions`).
+    `notice` also gets the figures of the egress check and what a reader of the upload can find out (`Method.cautions`).
     """
     method, folder = method_for(plan, client), work_folder(plan, client, work)
     path, contracts = folder / "upload.safetensors", contracts_of(method, plan)
@@ -99,7 +99,7 @@ def make_upload(
             shard = open_shard(plan, client, data, progress, notice)
             with computing(plan, machine, progress, folder / "scratch") as ctx:
                 own = with_secret(replace(ctx, previous=previous_model(plan, client, work)), client, folder)
-                bundle, meter = run_client_phase(method, shard, plan, contracts, key, own, enrolled)
+                bundle, meter = run_client_phase(method, shard, plan, contracts, key, own, enrolled, notice)
             upload = accept(bundle, policy)  # what the coordinator will ask of it, asked here first
             spent = {"phase": "client", "data": shard.digest, **meter.as_json()}
             append_line(folder / "journal.jsonl", json.dumps(spent).encode())

@@ -13,7 +13,7 @@ import torch
 from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context, Method
 from osfl.core.types import Contract, Field, Limits, Payload, Shard, Task, Upload, canonical
-from osfl.rounds.exposure import BOUND, attack
+from osfl.rounds.exposure import BOUND, Ratio, attack, worst
 from osfl.runtime.payloads import to_raw
 
 MODELS_ONLY = "This is a mistake in the method, not in your data; please report it."
@@ -33,25 +33,26 @@ def check_payload(payload: Payload, contract: Contract, shard: Shard, task: Task
     check_no_image(payload, shard, task)
 
 
-def check_exposure(method: Method, payload: Payload, shard: Shard, task: Task, ctx: Context) -> None:
+def check_exposure(method: Method, payload: Payload, shard: Shard, task: Task, ctx: Context) -> list[Ratio]:
     """Attack what a generator, statistics or synthetic data show (osfl.rounds.exposure); raise UploadBlocked where an image
-    shows."""
+    shows, else return what was found."""
     if not method.provides("exposed"):
-        return
+        return []
     exposed = list(method.exposed(payload, shard, ctx))
-    worst = min(attack(exposed), key=lambda found: found.ratio, default=None)
-    if worst is None or worst.ratio >= BOUND:
-        return
-    setting = next(one.setting for one in exposed if one.label == worst.label)
+    found = attack(exposed)
+    least = worst(found)
+    if least is None or least.ratio >= BOUND:
+        return found
+    setting = next(one.setting for one in exposed if one.label == least.label)
     raise UploadBlocked(
-        f"class {task.classes[worst.label]!r}: a {worst.what} in the upload is much nearer to one of your training images "
+        f"class {task.classes[least.label]!r}: a {least.what} in the upload is much nearer to one of your training images "
         "than to images that were not used",
         client=shard.client,
         field=setting,
         expected=f"a distance ratio of at least {BOUND}",
-        got=f"{worst.ratio:.2f}",
+        got=f"{least.ratio:.2f}",
         fix=f"Agree on a larger {setting!r} in the plan (`--set {setting}=20`), or leave this class out at your site. "
-        "Several images of one person or object in a class are a usual cause.",
+        "Several images of one person or object in a class, and copies with noise, are a usual cause.",
     )
 
 

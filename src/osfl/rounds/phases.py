@@ -22,6 +22,7 @@ from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Progress, R
 from osfl.models.architectures import architecture_for
 from osfl.rounds.contacts import check_windows, least_bytes, windows
 from osfl.rounds.egress import check_exposure, check_numbers, check_payload
+from osfl.rounds.exposure import compared, spanned
 from osfl.rounds.folder import Round, contracts_of
 from osfl.rounds.secure_sum import masked
 from osfl.rounds.total import keep_total, total_of
@@ -98,10 +99,12 @@ def run_client_phase(
     key: SigningKey,
     ctx: Context,
     keys: Mapping[ClientId, str] = MappingProxyType({}),
+    notice: Callable[[str], None] = lambda line: None,
 ) -> tuple[bytes, Meter]:
     """Run the client phase: the upload, checked by the egress check and signed, and what it cost.
 
-    `keys`: the public keys of all clients, which a secure sum needs. The checks see what is then masked.
+    `keys`: the public keys of all clients, which a secure sum needs. The checks see what is then masked. `notice` gets the
+    figures of the egress check, a line each.
     """
     ctx = ctx if ctx.secret else with_secret(ctx, shard.client)
     check_claim(plan, shard)  # both before it trains in vain
@@ -114,7 +117,9 @@ def run_client_phase(
     check_payload(payload, contract, shard, plan.task, plan.limits)
     with measure():  # what the checks compute is no cost of the method
         check_numbers(method, payload, shard, ctx)
-        check_exposure(method, payload, shard, plan.task, ctx)
+        ratios = check_exposure(method, payload, shard, plan.task, ctx)
+    for line in filter(None, (compared(ratios, plan.task.classes), "" if plan.secure_sum else spanned(ratios))):
+        notice(line)
     if plan.secure_sum:
         payload = masked(method, payload, shard.client, plan, keys, key)
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)

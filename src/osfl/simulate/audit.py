@@ -35,6 +35,7 @@ from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
 from osfl.rounds.exposure import attack as read_out
+from osfl.rounds.exposure import worst
 from osfl.rounds.folder import Round, existing_round
 from osfl.rounds.phases import computing
 from osfl.runtime.machine import Machine
@@ -318,8 +319,8 @@ def _readout(scene: Scene) -> list[Readout]:
     rows: list[Readout] = []
     for upload in scene.uploads:
         found = read_out(scene.method.exposed(upload.payload, scene.shards[upload.client], scene.ctx))
-        worst = min(found, key=lambda one: one.ratio, default=None)
-        rows += [] if worst is None else [{"of": upload.client, "what": worst.what, "ratio": worst.ratio}]
+        most = worst(found)
+        rows += [] if most is None else [{"of": upload.client, "what": most.what, "ratio": most.ratio}]
     return rows
 
 

@@ -15,6 +15,7 @@ from osfl.ingredients.statistics.gaussians import (
     Statistics,
     components_for,
     fit_mixture,
+    fit_supported,
     linear_classifier,
     packed,
     statistics,
@@ -141,6 +142,29 @@ def test_a_covariance_of_few_samples_survives_the_wire() -> None:
     assert float(torch.linalg.eigvalsh(unpacked(spread)).min()) < 0  # rounding has made it indefinite
     drawn = FeatureMixture(weights, means, unpacked(spread)).sample(40_000, torch_generator(0, "draw"))
     assert torch.allclose(torch.cov(drawn.T), torch.cov(x.T, correction=0), atol=0.2)
+
+
+def test_supported_covariances_have_few_directions_and_the_same_variance() -> None:
+    """Of 40 samples in 30 dimensions at most eight directions stand out; the trace is that of the samples."""
+    x = samples(40, 30, 1)[0]
+    found = fit_supported(x, 2, torch_generator(0, "fit"), least=3)
+    values = torch.linalg.eigvalsh(found.spread[0]).flip(0)
+    assert int(((values / values.median() - 1).abs() > 1e-3).sum()) <= 8 and float(values[-1]) > 0.01
+    whole = (found.weights[:, None, None] * found.spread).sum(0).trace() + float(
+        (found.weights * (found.means - found.weights @ found.means).square().sum(1)).sum()
+    )
+    assert float(whole) == pytest.approx(float(torch.cov(x.T, correction=0).trace()), rel=0.01)
+    tiny = fit_supported(x[:4], 1, torch_generator(0, "fit"), least=3)  # no direction rests on ten
+    assert torch.allclose(tiny.spread[0], tiny.spread[0, 0, 0] * torch.eye(30, dtype=torch.float64))
+
+
+def test_directions_are_the_first_principal_ones() -> None:
+    x = samples(300, 12, 3)[0] * torch.linspace(4, 0.2, 12)
+    found = fit_mixture(x, 2, "full", torch_generator(0, "fit"))
+    mean, directions = found.directions(3)
+    expected = torch.linalg.eigh(torch.cov(x.T, correction=0))[1].flip(1)[:, :3]
+    assert torch.allclose(mean[0], x.mean(0), atol=1e-6) and directions.shape == (3, 12)
+    assert float(torch.linalg.svdvals(directions @ expected).min()) > 0.99
 
 
 def test_small_classes_have_fewer_components() -> None:

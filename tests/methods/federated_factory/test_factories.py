@@ -281,3 +281,21 @@ def test_orbits_hold_every_copy_once() -> None:
     seen = {tuple(one.flatten().tolist()) for one in turned(image.expand(300, -1, -1, -1), "dihedral", drawn)}
     assert seen == copies
     assert torch.equal(turned(image, "none", draw_turns(1, "none", rng())), image)
+
+
+def test_near_copies_of_an_image_are_one_image() -> None:
+    """Thirty noisy copies among others had a component of their own, that image; with eight others they were a class."""
+    rest, victim = torch.randint(0, 256, (60, 1, 8, 8), generator=rng(5), dtype=torch.uint8), pictures(1, 7)
+    noise = torch.randint(-6, 7, (30, 1, 8, 8), generator=rng(6))
+    near = (victim.int() + noise).clamp(0, 255).to(torch.uint8)
+    settings = replace(TINY, factory="mixture", least=10)
+    shard, ctx = shard_of(torch.cat([rest, near]))
+    kept = factories.different_images(shard, 1)
+    assert torch.equal(kept, torch.cat([rest, near[:1]]))
+    tensors = train_factory(shard, 1, settings, TASK, ctx)
+    alone, own = shard_of(kept)
+    assert all(torch.equal(value, tensors[name]) for name, value in train_factory(alone, 1, settings, TASK, own).items())
+    centers = factory_for(settings, TASK).readable(tensors).candidates["component"]
+    assert float((centers - (victim.flatten(1) / 127.5 - 1)).norm(dim=1).min()) > 2
+    few, _ = shard_of(torch.cat([rest[:8], near[:12]]))
+    assert factories.enough(few, settings, 2) == [] and factories.enough(shard, settings, 2) == [1]

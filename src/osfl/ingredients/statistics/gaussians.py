@@ -11,13 +11,14 @@ import torch
 
 from osfl.core.types import Probed
 from osfl.ingredients.statistics.kmeans import kmeans
-from osfl.ingredients.statistics.support import effective_images
+from osfl.ingredients.statistics.support import effective_images, supported_directions
 from osfl.runtime.meter import spend
 
 Covariance = Literal["total", "within"]
 Shape = Literal["diag", "spherical", "full"]
 NEVER = -1e9  # logit of a class that nobody has; finite, because an infinite number would be refused on the wire
 SMALL = 1e-4  # the least deviation that features are divided by
+ON = 10  # samples that a direction of a full covariance rests on at least
 FLOOR = 1e-6  # of variances: below 6e-8 a 16-bit float is zero
 
 
@@ -217,6 +218,19 @@ class FeatureMixture:
             off = noise * (deviation[which] if self.spread.ndim == 2 else deviation[which, None])
         return self.means[which] + off
 
+    def directions(self, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean (1, d) and the first principal directions (k, d) of a mixture with full covariances: at most so many, and
+        half of all, as an attacker who knows the number of samples would take them. By orthogonal iteration."""
+        mean = self.weights @ self.means / self.weights.sum()
+        off = self.means - mean
+        whole = (self.weights[:, None, None] * self.spread).sum(0) + (off * self.weights[:, None]).T @ off
+        d = len(mean)
+        basis = torch.randn((d, max(1, min(most, d // 2))), generator=torch.Generator().manual_seed(0), dtype=whole.dtype)
+        for _ in range(3):
+            basis = torch.linalg.qr(whole @ basis).Q
+        spend(6.0 * d * d * basis.shape[1])
+        return mean[None], basis.T
+
 
 def _root(spread: torch.Tensor) -> torch.Tensor:
     """The symmetric square root. As 16-bit floats a covariance of few samples is not quite positive definite any more, so
@@ -231,6 +245,31 @@ def components_for(count: int, most: int) -> int:
     return max(1, min(most, count // 10))
 
 
+PRIOR = 10.0  # samples' worth of belief that a full covariance is that within components
+
+
+def fit_supported(
+    x: torch.Tensor, k: int, rng: torch.Generator, *, least: int, tolerance: float = 1e-3, iterations: int = 200
+) -> FeatureMixture:
+    """At most k Gaussians with full covariances that may be sent: n samples lie exactly in the n - 1 principal directions of
+    their covariance, from which each of them could be computed.
+
+    The mixture is fitted in principal directions that rest on enough samples (`supported_directions`; on ten, or `least` if
+    that is more), each covariance drawn to the one within components; all other directions share one variance.
+    """
+    mean = x.double().mean(0)
+    off = x.double() - mean
+    basis = supported_directions(off, off.shape[1], max(least, ON), len(off))
+    points = off @ basis.T
+    rest = (float(off.square().sum()) - float(points.square().sum())) / len(off) / max(off.shape[1] - len(basis), 1)
+    outside = torch.eye(off.shape[1], dtype=off.dtype, device=off.device) - basis.T @ basis
+    found = FeatureMixture(points.new_ones(1), points.new_zeros(1, len(basis)), points.new_zeros(1, len(basis), len(basis)))
+    if len(basis):
+        found = fit_mixture(points, k, "full", rng, least=least, tolerance=tolerance, iterations=iterations, prior=PRIOR)
+    spread = basis.T @ found.spread @ basis + max(rest, FLOOR) * outside
+    return FeatureMixture(found.weights, mean + found.means @ basis, spread)
+
+
 def fit_mixture(
     x: torch.Tensor,
     k: int,
@@ -240,10 +279,12 @@ def fit_mixture(
     least: int = 1,
     tolerance: float = 1e-3,
     iterations: int = 200,
+    prior: float = 0.0,
 ) -> FeatureMixture:
-    """At most k Gaussians for features (n, d), fitted anew with fewer until each rests on at least `least` samples."""
+    """At most k Gaussians for features (n, d), fitted anew with fewer until each rests on at least `least` samples. `prior`:
+    so many samples' worth of belief that a full covariance is the one within components."""
     while True:
-        found, owned = _fitted(x, k, shape, rng, tolerance, iterations)
+        found, owned = _fitted(x, k, shape, rng, tolerance, iterations, prior)
         rests_on = torch.minimum(effective_images(owned.T, len(x)), owned.sum(1))
         enough = int((rests_on >= least - 1e-6).sum())
         if least <= 1 or k == 1 or enough == k:
@@ -252,7 +293,7 @@ def fit_mixture(
 
 
 def _fitted(
-    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, tolerance: float, iterations: int
+    x: torch.Tensor, k: int, shape: Shape, rng: torch.Generator, tolerance: float, iterations: int, prior: float
 ) -> tuple[FeatureMixture, torch.Tensor]:
     """Expectation maximization from a k-means start, on features (n, d) in float64; variances are at least FLOOR. Also the
     shares (K, n) of the samples that the components were computed from.
@@ -267,7 +308,7 @@ def _fitted(
     before = -math.inf
     for _ in range(iterations):
         used = owned
-        weights, means, spread = _maximized(powers, owned, shape)
+        weights, means, spread = _maximized(powers, owned, shape, prior)
         logs = _log_density(powers, means, spread).add_(weights.log()[:, None])
         spend(4.0 * powers.numel() * k * (x.shape[1] if shape == "full" else 1))
         total = logs.logsumexp(0)
@@ -285,13 +326,18 @@ def _powers(x: torch.Tensor, shape: Shape) -> torch.Tensor:
     return torch.cat([x, x.square() if shape == "diag" else x.square().sum(1, keepdim=True)], 1)
 
 
-def _maximized(powers: torch.Tensor, owned: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _maximized(
+    powers: torch.Tensor, owned: torch.Tensor, shape: Shape, prior: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights, means and variances of samples that the components own in these shares, (K, n)."""
     mass = owned.sum(1).clamp_min(1e-10)
     weights, averages = mass / mass.sum(), owned @ powers / mass[:, None]
     if shape == "full":
         offs = (powers - mean for mean in averages)
         spread = torch.stack([(off * w[:, None]).T @ off / m for off, w, m in zip(offs, owned, mass, strict=True)])
+        if prior:
+            within = (spread * weights[:, None, None]).sum(0)
+            spread = (spread * mass[:, None, None] + prior * within) / (mass + prior)[:, None, None]
         spread.diagonal(dim1=1, dim2=2).add_(FLOOR)
         return weights, averages, spread
     if shape == "diag":

@@ -24,6 +24,7 @@ from osfl.methods.federated_factory.symmetries import Symmetry, orbit
 from osfl.models.inputs import to_input
 from osfl.models.unet import parse_unet
 from osfl.runtime.meter import measure
+from osfl.runtime.near_copies import without_near_copies
 from osfl.runtime.payloads import payload_digest
 from osfl.runtime.precision import current_precision
 
@@ -134,14 +135,16 @@ def factory_key(settings: FactorySettings, task: Task, ctx: Context) -> dict[str
 
 
 def enough(shard: Shard, settings: FactorySettings, classes: int) -> list[int]:
-    """Classes that the client has enough different images of; copies of one image are one image."""
+    """Classes that the client has enough different images of; copies and near-copies of one image are one image."""
     counts = torch.bincount(shard.train.labels, minlength=classes).tolist()
-    rows = [shard.train.images[shard.train.labels == label].flatten(1) for label in range(classes)]
-    return [
-        label
-        for label, count in enumerate(counts)
-        if count >= settings.least and len(torch.unique(rows[label], dim=0)) >= settings.least
-    ]
+    held = [label for label, count in enumerate(counts) if count >= settings.least]
+    return [label for label in held if len(different_images(shard, label)) >= settings.least]
+
+
+def different_images(shard: Shard, label: int) -> torch.Tensor:
+    """The client's training images of a class, one of each group of copies and near-copies (`osfl.runtime.near_copies`)."""
+    images = shard.train.images[shard.train.labels == label]
+    return images[without_near_copies(thumbnails(to_input(images)))]
 
 
 def contract_of_factories(settings: FactorySettings, task: Task) -> Contract:
@@ -157,8 +160,9 @@ def contract_of_factories(settings: FactorySettings, task: Task) -> Contract:
 def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Task, ctx: Context) -> Tensors:
     """The client's generator of one class, from its images of that class only."""
 
+    images = different_images(shard, label)
+
     def fit() -> Payload:
-        images = shard.train.images[shard.train.labels == label]
         rng = ctx.generator("factory", shard.client, label)
         what = f"{shard.client} learns {task.classes[label]}"
         try:
@@ -179,6 +183,8 @@ def train_factory(shard: Shard, label: int, settings: FactorySettings, task: Tas
 
     learning = replace(settings, **{name: getattr(DiffusionSettings, name) for name in SAMPLING})  # used in `sample` only
     key = {**factory_key(learning, task, ctx), "what": "factory", "client": shard.client, "data": shard.digest, "class": label}
+    if len(images) < int((shard.train.labels == label).sum()):  # else a generator that was kept before is the same
+        key["near-copies"] = "one image"
     return ctx.get_or_compute(key, fit).tensors
 
 

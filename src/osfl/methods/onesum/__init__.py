@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -288,15 +289,22 @@ class OneSum(TokenMethod):
         return self._features(shard.train, shard, ctx).reshape(self.settings.vectors(), len(images), -1).mean(0)
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
-        """The mean features of each class and the thumbnail among them, beside those of the site's images."""
+        """The mean features of each class, the thumbnail among them and the span of G, beside those of the site's images."""
         if ctx.plan.privacy is not None:  # noise protects; to look at the images and stop would say something about them
             return
         means, pixels, of_class = self._means(payload), self._pixels(), self.features_of(shard, ctx)
+        grams = {c: partial(self._in_features, gram) for c, gram in grams_of(payload).items()}
+        whole = partial(self._second_moments, payload)
         for c, count in enumerate(payload.tensors["counts"][: len(self.task.classes)].tolist()):
             if count:
                 train, held_out = (rows.float() for rows in of_class(c))
                 yield Exposed(
-                    c, {"mean": means[c : c + 1].float()}, train, held_out, moments=lambda: self._second_moments(payload)
+                    c,
+                    {"mean": means[c : c + 1].float()},
+                    train,
+                    held_out,
+                    moments=grams.get(c, whole),
+                    summed=self.settings.vectors() * (count if c in grams else self._images(payload)),
                 )
                 if pixels:
                     yield Exposed(
@@ -304,14 +312,24 @@ class OneSum(TokenMethod):
                     )
 
     def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
-        """Exact sums over fewer images than features give the features of each (benchmarks/exact_sums.py computes them)."""
-        images = int(payload.tensors["counts"].sum())
-        if plan.privacy is not None or plan.secure_sum or not 0 < images * self.settings.vectors() < self.width():
+        """Exact sums over fewer images than features have the span of their features; of very few, the features of each
+        (benchmarks/exact_sums.py computes them)."""
+        if plan.privacy is not None or plan.secure_sum:
+            return ()
+        by_class = self.settings.by_class
+        summed = payload.tensors["counts"][: len(self.task.classes)].tolist() if by_class else [self._images(payload)]
+        few, of = min(filter(None, summed), default=0), " of a class" if by_class else ""
+        if not 0 < few * self.settings.vectors() < self.width():
             return ()
         return (
-            f"{images:,} images are fewer than {self.width():,} features: whoever reads this upload may compute the features "
-            "of single images from its sums. A plan with secure_sum = true or with [privacy] keeps them from it.",
+            f"{few:,} images{of} are fewer than {self.width():,} features: their sums have the span of their features, so "
+            "whoever has the features of an image can tell whether it is among them, and whoever reads this upload may compute "
+            "the features of single images from its sums. A plan with secure_sum = true or with [privacy] keeps them from it.",
         )
+
+    def _images(self, payload: Payload) -> int:
+        """How many images stand behind an upload."""
+        return int(images_in(payload.tensors["counts"], self.task))
 
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
         """The mean thumbnail of each class, and how the second moments fall off."""
@@ -334,7 +352,11 @@ class OneSum(TokenMethod):
         return torch.div(payload.tensors["sums"].double() * self._step(), counts.clamp_min(1)[:, None])
 
     def _second_moments(self, payload: Payload) -> torch.Tensor:
-        return unpacked(gram_of(payload)) * self._step() ** 2
+        return self._in_features(gram_of(payload))
+
+    def _in_features(self, gram: torch.Tensor) -> torch.Tensor:
+        """Folded second moments in steps of the grid, in units of the features."""
+        return unpacked(gram.double()) * self._step() ** 2
 
     def _pixels(self) -> int:
         """How many of the features are a thumbnail; they come last."""

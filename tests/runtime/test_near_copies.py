@@ -1,0 +1,51 @@
+"""Images that differ by little noise count as one; images as different as any others do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from osfl.core.seeds import torch_generator
+from osfl.runtime.near_copies import near_copies, without_near_copies
+
+
+def images(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn((n, 1, 8, 8), generator=torch_generator(seed, "images"))
+
+
+def noisy(image: torch.Tensor, copies: int, noise: float) -> torch.Tensor:
+    return image + noise * torch.randn((copies, *image.shape), generator=torch_generator(1, "noise"))
+
+
+def test_different_images_are_no_near_copies() -> None:
+    rows = images(60)
+    assert near_copies(rows).tolist() == list(range(60)) and len(without_near_copies(rows[:0])) == 0
+    alike = 0.3 * images(60) + images(1, 2)  # a class whose images have much in common
+    assert len(without_near_copies(alike)) == 60
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.15])
+def test_copies_with_noise_are_one_image(noise: float) -> None:
+    rows = torch.cat([images(20), noisy(images(20)[3], 30, noise)])
+    assert near_copies(rows).tolist() == [*range(20), *[3] * 30]
+    assert without_near_copies(rows).tolist() == list(range(20))
+
+
+def test_copies_of_all_images_do_not_set_the_measure() -> None:
+    """Twelve images, ten copies of each: an image's nearest other one is a copy for all of them."""
+    rows = torch.cat([noisy(image, 10, 0.1) for image in images(12)])
+    assert near_copies(rows).tolist() == [10 * (i // 10) for i in range(120)]
+
+
+def test_near_copies_of_near_copies_are_one_group() -> None:
+    """A film: each frame is near to the next, the last one far from the first."""
+    step = images(1, 3)[0]
+    film = torch.stack([images(1)[0] + 0.15 * i * step for i in range(8)])
+    rows = torch.cat([film, images(30, 4)])
+    assert near_copies(rows)[:8].tolist() == [0] * 8 and len(without_near_copies(rows)) == 31
+
+
+def test_too_few_to_compare() -> None:
+    one = images(1)
+    assert near_copies(torch.cat([one, one])).tolist() == [0, 0] and near_copies(one.repeat(5, 1, 1, 1)).tolist() == [0] * 5
+    assert near_copies(torch.cat([one, one + 0.001])).tolist() == [0, 1]  # nothing else to measure by
