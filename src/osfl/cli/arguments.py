@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -230,8 +232,8 @@ def names(text: str, option: str, what: str = "method") -> list[str]:
 # --- plans as options -------------------------------------------------------------------------------------------------
 
 
-def from_plan(path: Path) -> tuple[Simulation, Plan]:
-    """A simulation of a plan.toml that names the source of its shards."""
+def from_plan(path: Path, dataset: str = "") -> tuple[Simulation, Plan]:
+    """A simulation of a plan.toml that names the source of its shards. `dataset`: where that is, if its name is not enough."""
     from osfl.core.plan import read_plan
 
     plan = read_plan(path)
@@ -241,11 +243,27 @@ def from_plan(path: Path) -> tuple[Simulation, Plan]:
             field="data",
             fix="Give --sites with the folders of its sites, or write it with `osfl new --dataset NAME`.",
         )
-    return simulated(plan, path), plan
+    return simulated(plan, path, dataset), plan
 
 
-def simulated(plan: Plan, path: Path) -> Simulation:
-    """The simulation options of a plan that names the source of its shards."""
+def needs_path(dataset: str) -> bool:
+    """Whether a plan, which keeps the name of a dataset and not its place, does not lead to it again."""
+    from osfl.data.opening import SUFFIXES
+
+    return "/" in dataset or dataset.endswith(SUFFIXES)
+
+
+def dataset_in(command: str) -> str:
+    """What a run's command says of its images; nothing where they were given in Python."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ""
+    return next((value for word, value in pairwise(words) if word == "--dataset"), "")
+
+
+def simulated(plan: Plan, path: Path, dataset: str = "") -> Simulation:
+    """The simulation options of a plan that names the source of its shards; `dataset`: where it is."""
     from osfl.core.registry import load
     from osfl.simulate.simulation import Simulation
 
@@ -255,7 +273,7 @@ def simulated(plan: Plan, path: Path) -> Simulation:
     fixed = str(data.get("partition", "")).startswith(("silos", "domains", "by:"))  # these name the clients themselves
     return Simulation(
         plan.method,
-        str(data["dataset"]),
+        dataset or str(data["dataset"]),
         None if fixed else len(plan.clients),
         str(data.get("partition", "iid")),
         "paper",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import same_plan, simulated
+from osfl.cli.arguments import dataset_in, needs_path, same_plan, simulated
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, output, put_json
 from osfl.core.errors import RoundError
@@ -30,6 +30,15 @@ Shadows = Annotated[
 ]
 Planted = Annotated[int, typer.Option("--canaries", metavar="N", min=0, help="Images planted, to see if the audit finds them.")]
 Images = Annotated[int, typer.Option("--images", metavar="N", min=1, help="Members of a client that are asked for, at most.")]
+DataPlace = Annotated[
+    str,
+    typer.Option(
+        "--dataset",
+        metavar="NAME|PATH",
+        show_default=False,
+        help="Where the round's images are now; else they are looked for where its command says.",
+    ),
+]
 Minutes = Annotated[
     float,
     typer.Option("--minutes", metavar="M", min=0, help="Repeat the server phase in shadows only if that takes no longer."),
@@ -48,6 +57,7 @@ def audit(
     side: Side = 64,
     workers: options.Workers = None,
     device: options.Device = "cpu",
+    dataset: DataPlace = "",
     output_format: options.Format = "text",
 ) -> None:
     """Attack a finished simulated round as a curious server, other sites and anybody with the released model could.
@@ -63,7 +73,7 @@ def audit(
     from osfl.simulate.audit import audit as carry_out
 
     device_named(device)
-    federation = _federation(folder)
+    federation = _federation(folder, dataset)
     with progress_display(output_format == "json") as progress:
         result = carry_out(
             folder,
@@ -82,9 +92,10 @@ def _power(side: int) -> int:
     return 1 << (side.bit_length() - 1)
 
 
-def _federation(folder: Path) -> Federation:
-    """The shards that this round was simulated with."""
+def _federation(folder: Path, dataset: str) -> Federation:
+    """The shards that this round was simulated with. The plan keeps the name of the images, the command their place."""
     from osfl.core.plan import plan_from
+    from osfl.core.result import read_result
     from osfl.rounds.state import read_json
     from osfl.simulate.simulation import prepare
 
@@ -98,7 +109,14 @@ def _federation(folder: Path) -> Federation:
             field="data",
             fix="Audit a simulated round: `osfl run --method fedavg --dataset NAME`.",
         )
-    federation = prepare(simulated(plan, path))
+    place = dataset or dataset_in(read_result(folder)["command"])
+    if needs_path(place) and not Path(place).exists():
+        raise RoundError(
+            f"the images of {folder} were read from {place}, and there is nothing of that name here",
+            field="dataset",
+            fix="Say where they are now: `osfl audit DIR --dataset PATH`.",
+        )
+    federation = prepare(simulated(plan, path, place))
     same_plan(plan, federation.plan, path)
     return federation
 

@@ -79,8 +79,7 @@ def check(
         _site(plan, data, client, output_format)
         return
     if plan is not None:
-        options.refuse_beside_plan(str(plan))
-        federation = _plan(plan, output_format)
+        federation = _plan(plan, options.beside_plan(dataset, str(plan)), output_format)
         if federation is None:
             return
     else:
@@ -104,7 +103,7 @@ def check(
     _show(federation)
 
 
-def _plan(path: Path, output_format: str) -> Federation | None:
+def _plan(path: Path, dataset: str, output_format: str) -> Federation | None:
     """The plan's federation; None where it says nothing about data. Its mistakes are failures, not wrong usage: exit 1."""
     from osfl.core.plan import read_plan
     from osfl.simulate.simulation import prepare
@@ -114,7 +113,7 @@ def _plan(path: Path, output_format: str) -> Federation | None:
         if not plan.data.get("dataset"):
             _show_template(plan, path, output_format)
             return None
-        simulation, _ = from_plan(path)
+        simulation, _ = from_plan(path, dataset)
         federation = prepare(simulation)
         same_plan(plan, federation.plan, path)
     except UsageError as error:

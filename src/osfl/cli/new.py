@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osfl.cli import options
-from osfl.cli.arguments import DEFAULT_METHOD, Mistakes, RunOptions, names, parse_options, with_smoke
+from osfl.cli.arguments import DEFAULT_METHOD, Mistakes, RunOptions, names, needs_path, parse_options, with_smoke
 from osfl.cli.terminal import echo, put_json
 from osfl.core.errors import UsageError
 from osfl.data.reading import Reading
@@ -195,7 +196,8 @@ def new(
     if sites is not None:
         echo(f"Images of {', '.join(plan.clients)} are in {sites}. Rehearse it with `osfl run --plan {out} --sites {sites}`.")
     elif dataset:
-        echo(f"Look at its clients with `osfl check {out}`, run it with `osfl run --plan {out}`.")
+        at = f" --dataset {shlex.quote(dataset)}" if needs_path(dataset) else ""
+        echo(f"Look at its clients with `osfl check {out}{at}`, run it with `osfl run --plan {out}{at}`.")
     else:
         echo(f"{_still_open(classes, image_size, clients)} with `osfl check {out}`.")
 

@@ -63,7 +63,7 @@ Dataset = Annotated[
         metavar="NAME|PATH",
         autocompletion=complete_datasets,
         rich_help_panel=WHAT,
-        help="A name of `osfl ls datasets`, or a path to .npz, .zip, .csv or a folder.",
+        help="A name of `osfl ls datasets`, or a path to .npz, .zip, .csv or a folder; beside a plan, where its dataset is.",
     ),
 ]
 Clients = Annotated[
@@ -426,12 +426,20 @@ def given_options() -> list[Any]:
     return [one for one in given if getattr(context.get_parameter_source(str(one.name)), "name", None) == "COMMANDLINE"]
 
 
-def refuse_beside_plan(plan: str) -> None:
+def beside_plan(dataset: str, plan: str) -> str:
+    """Where the plan's dataset is, if `--dataset` says so; other options would contradict the plan."""
+    refuse_beside_plan(plan, "dataset")
+    return dataset if any(one.name == "dataset" for one in given_options()) else ""
+
+
+def refuse_beside_plan(plan: str, *allowed: str) -> None:
     """Refuse options beside a plan that already defines what is simulated: they would be ignored."""
     named = [
         one.opts[0]
         for one in given_options()
-        if one.param_type_name == "option" and getattr(one, "rich_help_panel", None) == WHAT and one.name not in (None, "plan")
+        if one.param_type_name == "option"
+        and getattr(one, "rich_help_panel", None) == WHAT
+        and one.name not in (None, "plan", *allowed)
     ]
     if named:
         raise UsageError(

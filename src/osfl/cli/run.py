@@ -159,9 +159,8 @@ def _simulation(plan: Path | None, args: RunOptions) -> tuple[Simulation, Federa
 
     if plan is None:
         return parse_options(args), None
-    options.refuse_beside_plan(f"--plan {plan}")
+    simulation, round_plan = from_plan(plan, options.beside_plan(args.dataset, f"--plan {plan}"))
     device_named(args.device)
-    simulation, round_plan = from_plan(plan)
     federation = prepare(simulation)
     same_plan(round_plan, federation.plan, plan)
     return simulation, federation

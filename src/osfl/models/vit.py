@@ -158,7 +158,7 @@ class Vit(nn.Module):
         tokens = self.patch_embed(x) + self.pos_embed[:, 1:]
         if keep is not None:
             tokens = tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-        first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
+        first = (self.cls_token + self.pos_embed[:, :1]).expand(tokens.shape[0], -1, -1)
         return torch.cat([first, tokens], dim=1)
 
     @mixed
@@ -207,7 +207,7 @@ class OnSubset(nn.Module):
         self.vit, self.count = vit, count
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.arange(self.count, device=x.device).expand(len(x), -1)
+        keep = torch.arange(self.count, device=x.device).expand(x.shape[0], -1)
         logits: torch.Tensor = self.vit(x, keep)
         return logits
 

@@ -74,7 +74,7 @@ class Simulation:
             return f"osfl.run({self.method!r}, dataset=(...), out={out!r})  # on images that were given in Python"
         usual = replace(Limits(), share=1.0) if self.secure_sum else Limits()
         if self.plan and (self.quorum or self.limits not in (usual, Limits()) or (self.topology and self.topology.contacts)):
-            return shlex.join(["osfl", "run", "--plan", self.plan, "--out", out])
+            return shlex.join(["osfl", "run", "--plan", self.plan, "--dataset", self.dataset, "--out", out])
         parts = ["osfl", "run", "--method", given_as(self.method), "--dataset", self.dataset]
         parts += ["--clients", str(self.clients)] if self.clients is not None else []
         parts += ["--partition", self.partition, "--preset", self.preset, "--seed", str(self.seed)]

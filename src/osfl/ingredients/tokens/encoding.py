@@ -125,7 +125,7 @@ class Tokenizer(nn.Module):
         return super().train(False)  # frozen
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_meta:
+        if x.is_meta or torch.compiler.is_compiling():  # no values to look up: operations are counted, or exported
             return self._encoded(x)
         return self.tokens(to_images(x), x.device).to(x.device)
 
