@@ -27,7 +27,14 @@ EXAMPLES = (
     "osfl verify runs/first/release.safetensors --round runs/first",
     "osfl verify --round runs/first --replay",
 )
-STYLES = {"yes": "green", "no": "bold red", "not checked": "yellow"}
+STYLES = {
+    "yes": "green",
+    "no": "bold red",
+    "not checked": "yellow",
+    "within tolerance": "green",
+    "different": "bold yellow",
+}
+DIFFERENT = 3  # exit code: nothing is forged that could be checked, and a repetition came out otherwise
 
 Files = Annotated[
     list[Path] | None,
@@ -50,7 +57,10 @@ Keys = Annotated[
 Head = Annotated[
     Path | None,
     typer.Option(
-        "--head", metavar="head.json", show_default=False, help="A copy that somebody kept: finds a folder that was put back."
+        "--head",
+        metavar="head.json",
+        show_default=False,
+        help="A copy that somebody kept: finds a folder that was put back; beside a release alone, what it was computed with.",
     ),
 ]
 Replay = Annotated[
@@ -82,7 +92,7 @@ def verify(
     """Verify the signature and origin of each file, and list what could not be checked.
 
     Exit code 1 unless every signature is good, nothing was withdrawn by a certificate of forgetting, and the folder of --round
-    holds what the server last signed.
+    holds what the server last signed; 3 if all that holds and --replay came to numbers beyond the tolerance.
     """
     from osfl.rounds.head import examine_head
     from osfl.rounds.provenance import examine
@@ -98,8 +108,8 @@ def verify(
     if fl_round is not None:
         judged = examine_head(fl_round, known.plan, known.server, known.last, head)
         verdicts += [judged] if judged else []
-    elif head is not None:
-        raise UsageError("a copy of a head is compared with a round's folder", field="head", fix="Give --round ROUND.")
+    else:
+        verdicts = _with_numerics(verdicts, known, head)
     difference = None
     if replayed:
         verdicts, difference = _replayed(verdicts, fl_round, tolerance, output_format)
@@ -112,6 +122,27 @@ def verify(
         _show(verdicts, good)
     if not good:
         raise typer.Exit(1)
+    if any(verdict.different for verdict in verdicts):
+        raise typer.Exit(DIFFERENT)
+
+
+def _with_numerics(verdicts: Sequence[Verdict], known: Known, head: Path | None) -> list[Verdict]:
+    """Releases with what they were computed with, from a head that was given or lies beside them."""
+    from osfl.rounds.head import computed_with
+
+    if head is not None and not known.server:
+        raise UsageError(
+            "a head can be believed with the server's key only",
+            field="server",
+            fix="Give --server server.pub, or --round ROUND.",
+        )
+    found = []
+    for one in verdicts:
+        copy = head or one.path.parent / "head.json"
+        if known.server and one.kind == "release" and one.digest and copy.exists():
+            one = replace(one, checks=[*one.checks, computed_with(copy, known.plan, known.server, one.digest)])
+        found.append(one)
+    return found
 
 
 def _replayed(
@@ -302,3 +333,5 @@ def _show(verdicts: Sequence[Verdict], good: bool) -> None:
     withdrawn = " Nothing was withdrawn." if asked else ""
     text = f"[green]Every signature is good.{withdrawn}[/]" if good else "[bold red]Not everything can be believed.[/]"
     echo(f"{text}{rest}")
+    if any(verdict.different for verdict in verdicts):
+        echo("[bold yellow]Repeated here, the release has other numbers: repeat it on the server's kind of machine.[/]")

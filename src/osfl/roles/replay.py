@@ -1,7 +1,8 @@
 """Repeat a server phase from the uploads of a round folder, and compare the release: bit for bit, else by number.
 
 Bits are promised for the same build of osfl and torch and the same instruction set of the processor. Elsewhere an honest server
-gets other last bits, so numbers decide.
+gets other last bits, so numbers decide. There are three answers: the same bits (yes), within tolerance, and different, which
+proves no fraud.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from osfl.core.registry import one_shot
 from osfl.core.types import Plan, Progress
 from osfl.roles.coordinator import open_new, read_round_plan, receive
 from osfl.rounds.folder import existing_round
+from osfl.rounds.head import read_head
 from osfl.rounds.phases import computing, run_server_phase
 from osfl.rounds.provenance import Check
 from osfl.rounds.state import read_policy
@@ -27,6 +29,7 @@ from osfl.runtime.environment import numerics
 from osfl.runtime.machine import Machine
 from osfl.wire.bundle import Bundle
 from osfl.wire.gate import verify_release
+from osfl.wire.refusals import HEAD
 from osfl.wire.signing import SigningKey
 
 QUESTION = "the release follows from the uploads"
@@ -66,7 +69,7 @@ def replay(
         if own.digest == release.digest:
             return Check(QUESTION, "yes", "repeated here, to the same bits"), 0.0
         pairs = _pairs(folder, again, policy.server, key.public_hex, policy.plan, release, own)
-        return _judged(pairs, tolerance)
+        return _judged(pairs, tolerance, _computed(folder, policy.server))
 
 
 def _not_repeatable(plan: Plan, folder: Path) -> str:
@@ -93,7 +96,8 @@ def _pairs(folder: Path, again: Path, server: str, own_server: str, plan: str, r
         yield f"{name}/", published, payload_of(verify_release(here, own_server, plan)).tensors if here.exists() else {}
 
 
-def _judged(pairs: Iterator[Pair], tolerance: float) -> tuple[Check, float | None]:
+def _judged(pairs: Iterator[Pair], tolerance: float, server: Mapping[str, str]) -> tuple[Check, float | None]:
+    """`server`: what it computed with."""
     largest = Difference("", 0.0)
     for part, published, repeated in pairs:
         if wrong := _shapes(published, repeated):
@@ -102,11 +106,30 @@ def _judged(pairs: Iterator[Pair], tolerance: float) -> tuple[Check, float | Non
         largest = max(largest, Difference(part + found.tensor, found.share), key=lambda one: one.share)
     difference = f"{largest.share:.2g} of the largest number of {largest.tensor or 'no tensor'}"
     if largest.share <= tolerance:
-        why = f"repeated here, other last bits: at most {difference}; bits are the same on the same build and instruction set"
-        return Check(QUESTION, "yes", why), largest.share
-    where = ", ".join(f"{name} {value}" for name, value in numerics().items())
-    why = f"repeated here, it differs by {difference}, more than {tolerance:g} (here: {where}; the server's are in head.json)"
-    return Check(QUESTION, "no", why), largest.share
+        why = f"repeated here, other last bits: at most {difference}. {_where(server)}"
+        return Check(QUESTION, "within tolerance", why), largest.share
+    why = (
+        f"repeated here, it differs by {difference}, more than {tolerance:g}. That is no proof of fraud: long training drifts "
+        f"from one kind of machine to another. {_where(server)}"
+    )
+    return Check(QUESTION, "different", why), largest.share
+
+
+def _computed(folder: Path, server: str) -> Mapping[str, str]:
+    """Versions and instruction set that the server signed."""
+    path = folder / HEAD
+    return read_head(path, server).get("numerics", {}) if path.exists() else {}
+
+
+def _where(server: Mapping[str, str]) -> str:
+    """How the server's machine differs from this one, and what follows."""
+    here = numerics()
+    if not server:
+        return "What the server computed with is not known: there is no head.json."
+    other = [f"{name} {value}, here {here.get(name, 'none')}" for name, value in server.items() if here.get(name) != value]
+    if other:
+        return f"The server computed with {'; '.join(other)}. Repeat it there for the same bits."
+    return "The server signed the same build and instruction set, which should give the same bits: ask for its device."
 
 
 def _shapes(published: Tensors, repeated: Tensors) -> str:

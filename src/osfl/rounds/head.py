@@ -133,6 +133,18 @@ def _against(head: Mapping[str, Any], copy: Path | None, server: str, plan: str)
         yield Check(question, "yes", f"the copy is head number {known['number']}, this one number {head['number']}")
 
 
+def computed_with(copy: Path, plan: str, server: str, release: str) -> Check:
+    """What a release was computed with, for whoever has it and a head, but not the round's folder."""
+    question = "what it was computed with is known"
+    head = read_head(copy, server)
+    if head["plan"] != plan or head["release"] != release:
+        return Check(question, "not checked", f"{copy.name} is of another {'round' if head['plan'] != plan else 'release'}")
+    computed = ", ".join(f"{name} {value}" for name, value in head.get("numerics", {}).items())
+    if not computed:
+        return Check(question, "not checked", f"{copy.name} does not say")
+    return Check(question, "yes", f"{computed}; the server signed it")
+
+
 def _same(question: str, named: Json, found: Json, otherwise: str) -> Check:
     return Check(question, "yes") if named == found else Check(question, "no", f"it is not: {otherwise}")
 

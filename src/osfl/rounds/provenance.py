@@ -30,7 +30,8 @@ from osfl.wire.withdrawn import Withdrawal, Withdrawn
 EXCLUDED = "excluded/"  # before a client's name, among what a release names: left out by the coordinator
 VALID = "not withdrawn by a certificate of forgetting"
 
-Answer: TypeAlias = Literal["yes", "no", "not checked"]
+CLOSE, DIFFERENT = "within tolerance", "different"  # of a release that was repeated: other bits, which is no lie yet
+Answer: TypeAlias = Literal["yes", "no", "not checked", "within tolerance", "different"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Verdict:
     def good(self) -> bool:
         """Its signature was checked, and nothing was answered with no."""
         return bool(self.digest) and all(check.answer != "no" for check in self.checks)
+
+    @property
+    def different(self) -> bool:
+        """Repeated elsewhere, it came out otherwise than a tolerance allows."""
+        return any(check.answer == DIFFERENT for check in self.checks)
 
 
 @dataclass(frozen=True)
