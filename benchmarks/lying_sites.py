@@ -1,11 +1,11 @@
-"""What one site that lies does to a round, and whether the judgement before the server phase names it.
+"""What one site that lies does to a round, and whether the judgment before the server phase names it.
 
     python -m benchmarks.bench lying_sites       # about an hour on one core
     python -m benchmarks.lying_sites honest      # the false alarms of honest rounds
 
 Digits and blood cells (28 pixels), 5 and 10 sites by a Dirichlet partition, the `cpu` preset with fewer epochs for methods that
 train networks. The first site, or of ten sites the first two, lies. Accuracy on the test images: of the round without
-the liars, with them, and with what the judgement named left out.
+the liars, with them, and with what the judgment named left out.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.server_memory                    10 and 1,000 sites, each in a process of its own
     python -m benchmarks.server_memory fedavg 10          one of them: so many sites
 
-Every site signs the same upload, which the judgement before the server phase notes. Each is received through the gate into a
+Every site signs the same upload, which the judgment before the server phase notes. Each is received through the gate into a
 round folder, and the server phase reads them back from there. `before` is resident when the round has opened, `peak` the most
 until the release is published. FALCON's server has to learn from the sequences of all sites: `peak` grows by those, which
 `sequences_mb` counts.

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "advice": {"core"},
     "evaluation": {"core", "runtime", "models", "data"},
     "transports": {"core", "runtime"},
-    "judging": {"core", "models"},
+    "judging": {"core", "runtime", "models"},
     "rounds": {"core", "runtime", "wire", "models"},
     "roles": {"core", "runtime", "wire", "models", "data", "judging", "reports", "evaluation", "rounds"},
     "inspection": {"core", "runtime", "wire", "models", "rounds", "roles"},

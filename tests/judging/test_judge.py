@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import gc
+import weakref
 
+import pytest
+import torch
+
+from benchmarks import lying_sites
+from osfl.core.method import Context
 from osfl.core.registry import is_reference, load, names
-from osfl.core.types import Payload, Upload
+from osfl.core.types import Payload, Probed, Upload
+from osfl.judging import rules
 from osfl.judging.judge import judge
 from osfl.runtime.workers import compute_threads
 from osfl.simulate.checks import small_federation
@@ -16,15 +23,15 @@ PROBED = {name for name in names() if not is_reference(load(name)) and name not 
 
 
 @pytest.mark.parametrize("method", sorted(PROBED))
-def test_every_method_says_what_can_be_probed(method: str) -> None:
-    """A new method that says nothing is judged by sizes and copies alone, and has to say so here."""
+def test_every_method_has_something_that_can_be_compared(method: str) -> None:
+    """A new method without it is judged by sizes and copies alone, and has to be named here."""
     assert load(method).provides("probed")
     with compute_threads(1):
         instance, ctx, payloads = sent(small_federation(method))
         probed = [instance.probed(Upload(client, "", payload), ctx) for client, payload in payloads.items()]
-    speak = [one for one in probed if one.classifier is not None or one.points is not None]
-    assert speak  # a site of few images may have nothing to say
-    for one in speak:
+    comparable = [one for one in probed if one.classifier is not None or one.points is not None]
+    assert comparable  # a site of few images may have nothing
+    for one in comparable:
         if one.points is not None:
             assert one.labels is not None and len(one.labels) == len(one.points)
             assert bool(one.points.double().isfinite().all())
@@ -50,6 +57,40 @@ def test_moments_of_no_images_are_unusable() -> None:
     assert ("client-01", "unusable") in {(one.client, one.rule) for one in found}
 
 
+@pytest.mark.parametrize(("case", "seed"), [("FederatedFactory", 509), ("OneSum", 509)])
+def test_a_lie_that_lowers_an_honest_site_is_named(case: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The liar is one of few who know an honest site's classes, so that both are contradicted alike until one is left out."""
+    made = lying_sites.federation(case, "digits", 5, "dirichlet:0.3", seed)
+    with compute_threads(1):
+        method, ctx, honest = sent(made)
+        lies = {**honest, "client-01": lying(method, made, "client-01")}
+        uploads, fine = ([Upload(c, "", p) for c, p in all_of.items()] for all_of in (lies, honest))
+        assert {one.client for one in judge(method, uploads, ctx)} == {"client-01"} and not judge(method, fine, ctx)
+        monkeypatch.setattr(rules, "_without", lambda client, comparison, among, values: values)
+        assert not judge(method, uploads, ctx)
+
+
+def test_no_more_than_one_network_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+    federation, most = small_federation("fedavg", "iid", 6, samples=200), 0
+    with compute_threads(1):
+        method, ctx, payloads = sent(federation)
+        probed = method.probed
+
+        def counted(upload: Upload, ctx: Context) -> Probed:
+            nonlocal most
+            gc.collect()
+            most = max(most, len(networks))
+            one = probed(upload, ctx)
+            assert one.classifier is not None
+            networks.add(one.classifier)
+            return one
+
+        monkeypatch.setattr(method, "probed", counted)
+        assert judge(method, [Upload(client, "", payload) for client, payload in payloads.items()], ctx) == []
+    assert most == 0  # when the next one is made, the one before is gone
+
+
 def test_three_uploads_are_not_compared() -> None:
     federation = small_federation("onesum", "iid", 3, samples=400)
     with compute_threads(1):
@@ -59,8 +100,8 @@ def test_three_uploads_are_not_compared() -> None:
 
 
 def test_of_many_sites_a_panel_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osfl.judging.probes.PANEL", 3)
-    federation = small_federation("onesum", "iid", 5, samples=800)
+    monkeypatch.setattr("osfl.judging.probes.PANEL", 4)
+    federation = small_federation("onesum", "iid", 6, samples=800)
     with compute_threads(1):
         instance, ctx, honest = sent(federation)
         for liar in honest:

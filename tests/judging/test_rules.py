@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from osfl.core.types import Payload, Probed, Upload
 from osfl.judging import rules
-from osfl.judging.probes import Statement, public_noise
+from osfl.judging.probes import Comparison, public_noise
 
 NAMES = ("a", "b", "c", "d", "e")
 RNG = torch.Generator().manual_seed(0)
@@ -42,6 +43,7 @@ def test_copies_are_named_both_and_zeros_are_none() -> None:
 def test_a_hundred_copies_take_a_hundred_sentences() -> None:
     found = rules.copies({f"site-{number:02}": torch.ones(9) for number in range(100)})
     assert len(found) == 100
+    assert found[0].client == "site-00"
     assert found[0].text == "sent nearly the same as site-01 and 98 more sites: one of them may have copied the other"
     assert max(len(one.text) for one in found) < 200
 
@@ -53,32 +55,44 @@ def test_weights_ten_times_as_large() -> None:
         assert named(rules.sizes(scales(**{**weights, "c": weights["c"] * factor}))) == {"c"}
 
 
-def said(**classes: int) -> dict[str, Statement]:
+def compared(**shifts: int) -> Comparison:
     """Sites whose points are one-hot rows of four classes; each calls class k by k plus its own number."""
-    labels = torch.arange(4).repeat_interleave(3)
-    points = {name: (labels - shift) % 4 for name, shift in classes.items()}  # what its classes really are
-    found = {}
-    for name, shift in classes.items():
-        answers = {other: torch.eye(4)[(real + shift) % 4] for other, real in points.items()}
-        found[name] = Statement(labels, labels, answers, torch.ones(4, dtype=torch.bool))
-    return found
+    labels, names = torch.arange(4).repeat_interleave(3), tuple(sorted(shifts))
+    real = {name: (labels - shifts[name]) % 4 for name in names}  # what its classes really are
+    answers = {name: torch.stack([torch.eye(4)[(real[name] + shifts[other]) % 4] for other in names]) for name in names}
+    everything = dict.fromkeys(names, torch.ones(4, dtype=torch.bool))
+    return Comparison(names, dict.fromkeys(names, labels), answers, everything, dict.fromkeys(names, torch.full((4,), 15)))
 
 
 def test_who_calls_classes_otherwise_than_all_others_is_named_alone() -> None:
-    assert not rules.contradictions(said(a=0, b=0, c=0, d=0, e=0))
-    assert named(rules.contradictions(said(a=0, b=1, c=0, d=0, e=0))) == {"b"}
-    assert named(rules.contradictions(said(**{f"s{i}": 0 for i in range(8)}, x=1, y=2))) == {"x", "y"}
+    assert not rules.contradictions(compared(a=0, b=0, c=0, d=0, e=0))
+    assert named(rules.contradictions(compared(a=0, b=1, c=0, d=0, e=0))) == {"b"}
+    assert named(rules.contradictions(compared(**{f"s{i}": 0 for i in range(8)}, x=1, y=2))) == {"x", "y"}
+
+
+def knowing(comparison: Comparison, **classes: set[int]) -> Comparison:
+    """The same sites; each knows these classes, and shows points of them alone."""
+    known = {name: torch.tensor([label in own for label in range(4)]) for name, own in classes.items()}
+    kept = {name: known[name][comparison.labels[name]] for name in known}
+    labels = {name: comparison.labels[name][kept[name]] for name in known}
+    return replace(comparison, known=known, labels=labels, answers={n: comparison.answers[n][:, kept[n]] for n in known})
+
+
+def test_one_class_that_two_others_call_otherwise_shows_little() -> None:
+    wide, others = compared(a=1, b=0, c=0, d=0, e=0), {"b": {1, 2}, "c": {1, 2}, "d": {2, 3}, "e": {2, 3}}
+    assert not rules.contradictions(knowing(wide, a={1}, **others))
+    assert named(rules.contradictions(knowing(wide, a={2}, **others))) == {"a"}
 
 
 def test_where_sites_hardly_agree_nobody_is_named() -> None:
-    assert not rules.contradictions(said(a=0, b=1, c=2, d=3))
+    assert not rules.contradictions(compared(a=0, b=1, c=2, d=3))
 
 
 def test_a_class_that_only_one_site_knows_contradicts_nobody() -> None:
-    everybody, rare = said(a=0, b=0, c=0, d=0), torch.tensor([True, True, True, False])
-    known = {n: Statement(s.points, s.labels, s.answers, s.known if n == "a" else rare) for n, s in everybody.items()}
-    only = Statement(torch.full((3,), 3), torch.full((3,), 3), {}, torch.tensor([False, False, False, True]))
-    assert rules.agreement("a", {**known, "a": only}) is None
+    everybody, rare = compared(a=0, b=0, c=0, d=0), torch.tensor([True, True, True, False])
+    labels = {**everybody.labels, "a": torch.full((12,), 3)}
+    known = {**dict.fromkeys(everybody.known, rare), "a": torch.tensor([False, False, False, True])}
+    assert rules.agreement("a", replace(everybody, labels=labels, known=known), everybody.panel) is None
 
 
 def cloud(center: float, spread: float = 1.0, classes: int = 3) -> Probed:
@@ -98,14 +112,13 @@ def test_points_far_from_everybody_and_points_all_alike() -> None:
 
 
 def test_a_classifier_that_answers_everything_alike() -> None:
-    probed = {name: Probed((50.0, 50.0, 0.0, 0.0), torch.nn.Identity()) for name in NAMES}
-    statements = said(a=0, b=0, c=0, d=0, e=0)
-    always = {other: torch.eye(4)[torch.zeros(len(rows), dtype=torch.int64)] for other, rows in statements["a"].answers.items()}
-    constant = Statement(statements["a"].points, statements["a"].labels, always, statements["a"].known)
-    assert not rules.constants(probed, statements)
-    assert named(rules.constants(probed, {**statements, "a": constant})) == {"a"}
-    single = {**probed, "a": Probed((50.0, 0.0, 0.0, 0.0), torch.nn.Identity())}  # one class is all that it has
-    assert not rules.constants(single, {**statements, "a": constant})
+    probed = {name: Probed((50.0, 50.0, 0.0, 0.0)) for name in NAMES}
+    honest = compared(a=0, b=0, c=0, d=0, e=0)
+    constant = replace(honest, given={**honest.given, "a": torch.tensor([0, 60, 0, 0])})
+    assert not rules.constants(probed, honest)
+    assert named(rules.constants(probed, constant)) == {"a"}
+    single = {**probed, "a": Probed((50.0, 0.0, 0.0, 0.0))}  # one class is all that it has
+    assert not rules.constants(single, constant)
 
 
 def test_public_noise_is_nobodys_image() -> None:

@@ -56,5 +56,6 @@ def test_a_system_without_mallopt(monkeypatch: pytest.MonkeyPatch, library: str)
         found = doctor._freed_memory()
         assert found.verdict == "NOTE" and "same bits" in found.found
         assert workers.Workers(2).map(lambda x: x + 1, [1, 2, 3]) == [2, 3, 4]
+        workers.return_freed_memory()
     finally:
         workers.keep_freed_memory.cache_clear()

@@ -54,7 +54,7 @@ class Board:
 
 def _stamp(fl_round: Path) -> list[Any]:
     """Changes whenever the state does; the minute is there for the deadline."""
-    names = ("rejected.jsonl", "judgement.json", "release.safetensors", "forgetting.json", "forgotten")
+    names = ("rejected.jsonl", "judgment.json", "release.safetensors", "forgetting.json", "forgotten")
     fixed = ("plan.json", "enrolled.json")
     paths = [*(fl_round / name for name in (*names, *fixed)), *sorted((fl_round / "inbox").glob("*.safetensors"))]
     stats = [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists()]

@@ -1,14 +1,16 @@
-"""Public probes: what each upload says its classes look like, and how every other upload answers that.
+"""Public probes: what each upload shows of its classes, and how a panel of sites classifies that.
 
-Where uploads hold samples, tokens or class means, these are the points. A classifier alone says it, too: images that begin as
-noise of the plan's seed and are changed until the classifier is sure of a class. They look like nothing, and yet classifiers
-that learned the same classes from other images recognize them.
+Where uploads hold samples, tokens or class means, these are the points. A classifier alone shows its classes, too: images that
+begin as noise of the plan's seed and are changed until the classifier is sure of a class. They look like nothing, and yet
+classifiers that learned the same classes from other images recognize them.
+
+What is kept of a site while others are read is small: its points, its claimed counts, and no network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -17,51 +19,51 @@ from torch.nn import functional
 from osfl.core.method import Context
 from osfl.core.types import ClientId, Probed
 from osfl.models.folding import freeze
-from osfl.models.inputs import to_input
+from osfl.models.inputs import to_images, to_input
 from osfl.models.random_features import RandomFeatures
 
 _EACH, _MOST = 4, 64  # images that a classifier is asked for: of a class, and in all where there are many classes
-PANEL = 64  # sites that are asked about everybody's points; of more, some by the plan's seed
-_STEPS, _RATE, _SMOOTH = 30, 0.1, 0.1  # how they are made: steps of Adam, and how much neighboring pixels are alike
+PANEL = 64  # sites that classify everybody's points; of more, some by the plan's seed
+_TOGETHER = 8  # sites whose points are classified at once
+_STEPS, _RATE, _SMOOTH = 30, 0.1, 0.1  # how images are made: steps of Adam, and how much neighboring pixels are alike
 _RARE = 0.25  # of an equal share: a class that a classifier answers less often on the others' points is none of its classes
 LEAST = 10  # images that a class needs to count as one that a site knows: of fewer nothing follows
 
 
 @dataclass(frozen=True)
-class Statement:
-    """One site's points with their labels, and how it answers the points of all sites, by the site that made them."""
+class Comparison:
+    """How a panel of sites classifies the points of all sites."""
 
-    points: torch.Tensor  # (n, d) or images
-    labels: torch.Tensor  # (n,)
-    answers: Mapping[ClientId, torch.Tensor]  # (points of that site, classes): the higher, the more likely
-    known: torch.Tensor  # (classes,) whether it claims to know the class
-
-
-def statements(probed: Mapping[ClientId, Probed], ctx: Context) -> list[dict[ClientId, Statement]]:
-    """What sites say about each other's classes: by their classifiers, and by their points where they have any."""
-    speak = {client: one for client, one in probed.items() if _says_something(one)}
-    if len(speak) < 2:
-        return []
-    if all(one.points is None for one in speak.values()):
-        models = {client: freeze(one.classifier).to(ctx.device) for client, one in speak.items() if one.classifier is not None}
-        made = {client: _images_for(model, ctx, client) for client, model in models.items()}
-        return [_answered(speak, made, models, ctx)]
-    pairs = {client: (one.points, one.labels) for client, one in speak.items()}
-    made = {client: (points, labels) for client, (points, labels) in pairs.items() if points is not None and labels is not None}
-    speak = {client: speak[client] for client in made}
-    found = [_answered(speak, made, _prototypes(speak), ctx)]
-    models = {client: one.classifier for client, one in speak.items() if one.classifier is not None}
-    return [*found, _answered(speak, made, models, ctx)] if len(models) == len(speak) else found
+    panel: tuple[ClientId, ...]
+    labels: Mapping[ClientId, torch.Tensor]  # (n,) by what classes a site calls its own points
+    answers: Mapping[ClientId, torch.Tensor]  # (panel, n, classes): the higher, the more likely
+    known: Mapping[ClientId, torch.Tensor]  # (classes,) whether a site claims to know the class
+    given: Mapping[ClientId, torch.Tensor]  # (classes,) how often a site answers each class
 
 
-def _says_something(one: Probed) -> bool:
-    return one.classifier is not None if one.points is None else len(one.points) > 0
+def summary(one: Probed, ctx: Context, client: ClientId, sites: int) -> Probed:
+    """What of a site is kept: points, as features where they are images; of a classifier without points the images that it
+    is sure of, as 8-bit pixels. Of more sites than the panel has, a few points of each class."""
+    if one.points is not None:
+        vectors = replace(_as_vectors(one), classifier=None)
+        return _few(vectors) if sites > PANEL and len(one.points) else vectors
+    if one.classifier is None or ctx.plan.task.kind != "multiclass":
+        return replace(one, classifier=None)
+    images, labels = _images_for(freeze(one.classifier).to(ctx.device), ctx, client)
+    return Probed(one.counts, None, to_images(images).cpu(), labels, pixels=True)
 
 
-def as_vectors(one: Probed) -> Probed:
-    """Images as features that know texture, color and rough layout; they are the same everywhere."""
-    if one.points is None or not one.pixels:
-        return one
+def _few(one: Probed) -> Probed:
+    assert one.points is not None and one.labels is not None
+    kept = torch.cat([(one.labels == label).nonzero().flatten()[:_EACH] for label in one.labels.unique()])
+    return replace(one, points=one.points[kept].clone(), labels=one.labels[kept].clone())
+
+
+def _as_vectors(one: Probed) -> Probed:
+    """Images as features that know texture, color and rough layout; they are the same everywhere. Numbers as float32."""
+    assert one.points is not None
+    if not one.pixels:
+        return replace(one, points=one.points.float().nan_to_num().clone())
     with torch.no_grad():
         x = to_input(one.points)
         features = torch.cat([RandomFeatures().features(part.expand(-1, 3, -1, -1)) for part in torch.split(x, 64)])
@@ -72,7 +74,7 @@ def as_vectors(one: Probed) -> Probed:
 
 
 def _images_for(model: nn.Module, ctx: Context, client: ClientId) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (classes * 4, ...) for which the classifier gives each class in turn."""
+    """Images (classes * 4, ...) in [-1, 1], for which the classifier gives each class in turn."""
     classes = len(ctx.plan.task.classes)
     labels = torch.arange(classes).repeat_interleave(max(1, min(_EACH, _MOST // classes)))
     rng = ctx.generator("judging", "probes")
@@ -106,6 +108,57 @@ def public_noise(count: int, image: tuple[int, int, int], rng: torch.Generator) 
 # --- answers ---------------------------------------------------------------------------------------------------------------
 
 
+def by_prototypes(sites: Mapping[ClientId, Probed], ctx: Context) -> Comparison:
+    """Every site's class means classify the points of all."""
+    scale = within(list(sites.values())).sqrt()
+    classes = max(max(len(one.counts), int(_labels(one).max()) + 1) for one in sites.values())
+    return compare(sites, lambda client: _Prototypes(sites[client], scale, classes), ctx)
+
+
+def compare(sites: Mapping[ClientId, Probed], load: Callable[[ClientId], nn.Module], ctx: Context) -> Comparison:
+    """Each site's model in turn classifies the points of all sites, or of the panel where it is not in that itself."""
+    names = sorted(sites)
+    order = torch.randperm(len(names), generator=ctx.generator("judging", "panel")).tolist()
+    panel = sorted(names[place] for place in order[:PANEL])
+    labels = {client: _labels(sites[client]) for client in names}
+    rows, given, known = dict[ClientId, torch.Tensor](), dict[ClientId, torch.Tensor](), dict[ClientId, torch.Tensor]()
+    for client in names:
+        asked = names if client in panel else panel
+        answers = _classified(load(client), [sites[other] for other in asked], ctx)
+        own = torch.cat([torch.full((len(labels[other]),), other == client) for other in asked])
+        given[client] = torch.bincount(answers.argmax(1), minlength=answers.shape[1])
+        known[client] = _known(sites[client], torch.bincount(answers[~own].argmax(1), minlength=answers.shape[1]))
+        if client in panel:
+            rows[client] = answers
+    parts = torch.stack([rows[client] for client in panel]).split([len(labels[client]) for client in names], 1)
+    return Comparison(tuple(panel), labels, dict(zip(names, parts, strict=True)), known, given)
+
+
+def _labels(one: Probed) -> torch.Tensor:
+    assert one.labels is not None
+    return one.labels
+
+
+def _classified(model: nn.Module, sites: Sequence[Probed], ctx: Context) -> torch.Tensor:
+    """Probabilities of a classifier, which a loud one cannot exceed; of class means, which are bounded already, distances."""
+    parts, points = [], [one.points for one in sites if one.points is not None]
+    with torch.no_grad():
+        for start in range(0, len(points), _TOGETHER):
+            some = torch.cat(points[start : start + _TOGETHER])
+            answers = model(to_input(some, ctx.device) if sites[0].pixels else some.to(ctx.device)).float().cpu()
+            parts.append(answers if isinstance(model, _Prototypes) else answers.softmax(1).nan_to_num().half())
+    return torch.cat(parts)
+
+
+def _known(one: Probed, given: torch.Tensor) -> torch.Tensor:
+    """The classes of which a site claims some images; where it does not say, those that it ever answers on others' points."""
+    if one.counts:
+        return torch.tensor([count >= LEAST for count in one.counts])
+    if one.labels is not None and not one.pixels:
+        return torch.bincount(one.labels, minlength=len(given)) > 0
+    return given > _RARE * int(given.sum()) / len(given)
+
+
 class _Prototypes(nn.Module):
     """The nearest class mean of one site, each dimension divided by what images of a class differ by."""
 
@@ -122,58 +175,16 @@ class _Prototypes(nn.Module):
         return torch.full((len(x), len(self.means)), -1e9).index_copy(1, present.nonzero().flatten(), near)
 
 
-def _prototypes(speak: Mapping[ClientId, Probed]) -> dict[ClientId, nn.Module]:
-    scale = within(list(speak.values())).sqrt()
-    classes = max(max(len(one.counts) for one in speak.values()), *(int(one.labels.max()) + 1 for one in speak.values()))  # type: ignore[union-attr]
-    return {client: _Prototypes(one, scale, classes) for client, one in speak.items()}
-
-
-def within(speak: Sequence[Probed]) -> torch.Tensor:
-    """How much points of one class differ, (d,): the median of the sites, so that no single one has a say."""
-    rows = torch.stack([variance_of(one) for one in speak])
-    found = rows.median(0).values
+def within(sites: Sequence[Probed]) -> torch.Tensor:
+    """How much points of one class differ, (d,): the median of the sites, so that no single one decides."""
+    found = torch.stack([variance_of(one).float() for one in sites]).median(0).values.double()
     return found + 1e-3 * found.mean() + 1e-12
 
 
 def variance_of(one: Probed) -> torch.Tensor:
-    """Of one site, (d,): what it says, or of its points within classes."""
+    """Of one site, (d,): what it sent, or of its points within classes."""
     assert one.points is not None and one.labels is not None
     if one.variance is not None:
         return one.variance.double()
     rows = one.points.flatten(1).double()
     return torch.stack([rows[one.labels == c].var(0, unbiased=False) for c in one.labels.unique()]).mean(0)
-
-
-def _answered(
-    speak: Mapping[ClientId, Probed],
-    made: Mapping[ClientId, tuple[torch.Tensor, torch.Tensor]],
-    models: Mapping[ClientId, nn.Module],
-    ctx: Context,
-) -> dict[ClientId, Statement]:
-    found, names = {}, sorted(models)
-    order = torch.randperm(len(names), generator=ctx.generator("judging", "panel")).tolist()
-    panel = {names[place] for place in order[:PANEL]}
-    for client, model in models.items():
-        asked = made if client in panel else {other: pair for other, pair in made.items() if other in panel}
-        with torch.no_grad():
-            answers = {other: _votes(model, points).cpu() for other, (points, _) in asked.items()}
-        classes = next(iter(answers.values())).shape[1]
-        known = _known(speak[client], client, answers, classes)
-        found[client] = Statement(*made[client], answers, known)
-    return found
-
-
-def _votes(model: nn.Module, points: torch.Tensor) -> torch.Tensor:
-    """Probabilities of a classifier, which a loud one cannot exceed; what prototypes say is bounded already."""
-    said: torch.Tensor = model(points).float()
-    return said if isinstance(model, _Prototypes) else said.softmax(1)
-
-
-def _known(one: Probed, client: ClientId, answers: Mapping[ClientId, torch.Tensor], classes: int) -> torch.Tensor:
-    """The classes of which a site claims some images; where it does not say, those that it ever gives on others' points."""
-    if one.counts:
-        return torch.tensor([count >= LEAST for count in one.counts])
-    if one.labels is not None:
-        return torch.bincount(one.labels, minlength=classes) > 0
-    given = torch.cat([logits.argmax(1) for other, logits in answers.items() if other != client])
-    return torch.bincount(given, minlength=classes) > _RARE * len(given) / classes

@@ -7,15 +7,15 @@ benchmarks/records/honest_rounds.json, and attacks in benchmarks/records/lying_s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from statistics import median
 
 import torch
 
 from osfl.core.types import ClientId, Probed, Upload
-from osfl.judging.probes import Statement, variance_of, within
+from osfl.judging.probes import PANEL, Comparison, variance_of, within
 
 CLAIM = 10.0  # times as many images as all others together
 COPY = 0.02  # of the usual distance between two uploads; where few can be compared, `EXACT`
@@ -28,7 +28,7 @@ FAR = 6.0  # robust deviations from the other sites
 LARGER = 3.0  # times as large as the others' numbers, or as small
 ALIKE = 0.02  # of the others' variance within classes
 ENOUGH = 30  # images of a class that vary for sure
-_SAMPLED = 20_000  # numbers of an upload that are compared with others
+_SAMPLED = 2_000  # numbers of an upload that are compared with others
 _USUAL = 2_000  # pairs of uploads, whose median distance is the usual one
 _SCALED = 1.4826  # the median absolute deviation of normal numbers, as a standard deviation
 
@@ -55,12 +55,21 @@ class Numbers:
 
 def numbers_of(upload: Upload) -> Numbers:
     tensors = upload.payload.tensors
-    parts = [tensors[name].double().flatten() for name in sorted(tensors) if tensors[name].numel()]
-    whole = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-    if len(whole) > _SAMPLED:
-        whole = whole[torch.randint(len(whole), (_SAMPLED,), generator=torch.Generator().manual_seed(0))]
     weights = {(n, tuple(t.shape)): _log_rms(t) for n, t in tensors.items() if t.is_floating_point() and t.ndim > 1}
-    return Numbers(float(upload.payload.facts.get("samples", 0)), whole, weights)
+    return Numbers(float(upload.payload.facts.get("samples", 0)), _sample([tensors[name] for name in sorted(tensors)]), weights)
+
+
+def _sample(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Some numbers of all tensors, each as likely as another, at places that follow from how many there are."""
+    total = sum(tensor.numel() for tensor in tensors)
+    if total <= _SAMPLED:
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *(tensor.double().flatten() for tensor in tensors)])
+    places, start, parts = torch.randint(total, (_SAMPLED,), generator=torch.Generator().manual_seed(0)).sort().values, 0, []
+    for tensor in tensors:
+        here = places[(places >= start) & (places < start + tensor.numel())] - start
+        parts.append(tensor.flatten()[here].double())
+        start += tensor.numel()
+    return torch.cat(parts)
 
 
 def claims(probed: Mapping[ClientId, Probed], numbers: Mapping[ClientId, Numbers]) -> list[Suspicion]:
@@ -77,43 +86,73 @@ def claims(probed: Mapping[ClientId, Probed], numbers: Mapping[ClientId, Numbers
 
 def copies(vectors: Mapping[ClientId, torch.Tensor]) -> list[Suspicion]:
     """Sites that sent nearly the same; which of them copied, nobody can tell."""
-    names = [client for client, vector in vectors.items() if bool(vector.any())]
-    norms = {client: float(vectors[client].norm()) for client in names}
-    pairs = [(a, b) for a, b in combinations(names, 2) if len(vectors[a]) == len(vectors[b])]
-    apart = [_apart(vectors[a], vectors[b]) for a, b in pairs[:: len(pairs) // _USUAL + 1]]
-    bound = max(EXACT, COPY * median(apart)) if len(apart) >= LEAST_PAIRS else EXACT
-    alike: dict[ClientId, list[tuple[float, ClientId]]] = {}
-    for a, b in pairs:
-        if abs(norms[a] - norms[b]) > bound * norms[a] or (value := _apart(vectors[a], vectors[b])) > bound:
-            continue
-        alike.setdefault(a, []).append((value, b))
-        alike.setdefault(b, []).append((value, a))
+    found, lengths = list[Suspicion](), {len(vector) for vector in vectors.values()}
+    named = {length: sorted(c for c, one in vectors.items() if len(one) == length and bool(one.any())) for length in lengths}
+    bound = _copy_bound([torch.stack([vectors[client] for client in names]) for names in named.values() if names])
+    for names in named.values():
+        found += _alike(names, torch.stack([vectors[client] for client in names]), bound) if len(names) > 1 else []
+    return found
+
+
+def _copy_bound(groups: Sequence[torch.Tensor]) -> float:
+    """A share of the usual distance of two uploads, by some pairs where there are many."""
+    apart = list[torch.Tensor]()
+    for rows in groups:
+        pairs = torch.combinations(torch.arange(len(rows))) if len(rows) <= PANEL else _some_pairs(len(rows))
+        apart += [_apart(rows[part[:, 0]], rows[part[:, 1]]) for part in pairs.split(50)]
+    usual = torch.cat(apart) if apart else torch.zeros(0)
+    return max(EXACT, COPY * median(usual.tolist())) if len(usual) >= LEAST_PAIRS else EXACT
+
+
+def _some_pairs(sites: int) -> torch.Tensor:
+    pairs = torch.randint(sites, (_USUAL, 2), generator=torch.Generator().manual_seed(0))
+    return pairs[pairs[:, 0] != pairs[:, 1]]
+
+
+def _alike(names: Sequence[ClientId], rows: torch.Tensor, bound: float) -> list[Suspicion]:
+    """Pairs within the bound: their lengths are within it, too, so that only neighbors by length are compared."""
+    norms, order = rows.norm(dim=1).sort(stable=True)
+    lengths, rows, names = norms.tolist(), rows[order], [names[place] for place in order.tolist()]
+    count, nearest, first = [0] * len(names), [math.inf] * len(names), [""] * len(names)
+    for place in range(len(names)):
+        end = bisect_right(lengths, lengths[place] / max(1e-12, 1 - bound))
+        values = _apart(rows[place + 1 : end], rows[place])
+        for other in (values <= bound).nonzero().flatten().tolist():
+            for one, its in ((place, place + 1 + other), (place + 1 + other, place)):
+                count[one] += 1
+                nearest[one] = min(nearest[one], float(values[other]))
+                first[one] = min(first[one] or names[its], names[its])
     return [
-        Suspicion(client, "copy", _copied([other for _, other in found]), min(found)[0], bound)
-        for client, found in alike.items()
+        Suspicion(name, "copy", _copied(first[place], count[place]), nearest[place], bound)
+        for place, name in enumerate(names)
+        if count[place]
     ]
 
 
-def _copied(others: Sequence[ClientId]) -> str:
+def _copied(other: ClientId, count: int) -> str:
     """One sentence, however many sites sent the same."""
-    more = f" and {len(others) - 1} more sites" if len(others) > 1 else ""
-    return f"sent nearly the same as {others[0]}{more}: one of them may have copied the other"
+    more = f" and {count - 1} more sites" if count > 1 else ""
+    return f"sent nearly the same as {other}{more}: one of them may have copied the other"
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).norm() / one.norm())
+def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The distance of rows, as a share of the longer of both."""
+    longer = torch.maximum(one.norm(dim=-1), other.norm(dim=-1))
+    return torch.div((one - other).norm(dim=-1), longer)
 
 
 def sizes(scales: Mapping[ClientId, Mapping[tuple[str, tuple[int, ...]], float]]) -> list[Suspicion]:
     """Sites whose networks have much larger or smaller weights than the others', tensor by tensor."""
     common = sorted(set.intersection(*(set(one) for one in scales.values())))
-    found = []
-    for client, own in scales.items() if common else ():
-        others = [[one[name] for other, one in scales.items() if other != client] for name in common]
-        shift = [own[name] - median(rest) for name, rest in zip(common, others, strict=True)]
-        spread = [_SCALED * median([abs(value - median(rest)) for value in rest]) for rest in others]
-        typical, usual = median(map(abs, shift)), median(spread)
-        if typical > math.log(LARGER) and typical > FAR * usual:
+    if not common:
+        return []
+    found, rows = [], torch.tensor([[one[name] for name in common] for one in scales.values()], dtype=torch.float64)
+    for place, client in enumerate(scales):
+        rest = torch.cat([rows[:place], rows[place + 1 :]])
+        usual = rest.quantile(0.5, 0)
+        typical = float((rows[place] - usual).abs().quantile(0.5))
+        spread = float((_SCALED * (rest - usual).abs().quantile(0.5, 0)).quantile(0.5))
+        if typical > math.log(LARGER) and typical > FAR * spread:
             times = math.exp(min(typical, 50.0))
             found.append(
                 Suspicion(client, "size", f"has weights {times:.3g} times as large or as small as the others", times, LARGER)
@@ -125,21 +164,42 @@ def _log_rms(tensor: torch.Tensor) -> float:
     return math.log(float(tensor.double().square().mean().sqrt()) + 1e-12)
 
 
-def contradictions(said: Mapping[ClientId, Statement]) -> list[Suspicion]:
-    """Sites whose classes all others together call otherwise. The worst one goes first, and the rest are asked again without
-    it: what a liar says about others names nobody."""
-    left, found = set(said), list[Suspicion]()
+def contradictions(comparison: Comparison) -> list[Suspicion]:
+    """Sites whose classes all others together call otherwise. The one whose absence lets the others agree most goes first, and
+    the rest are asked again without it: what a liar says about others names nobody."""
+    left, found = set(comparison.labels), list[Suspicion]()
     while len(left) > 2:
-        rows = {client: agreement(client, {c: said[c] for c in left}) for client in sorted(left)}
-        known = {client: value for client, value in rows.items() if value is not None}
-        values = {client: value for client, value in known.items() if value < min(AGREE, _low(client, known))}
-        if not values:
+        values, gains = agreements(comparison, left), dict[ClientId, float]()
+        for client, value in values.items():
+            if value >= AGREE or not _asked_enough(client, comparison, left):
+                continue
+            without = _without(client, comparison, left, values)  # a lie lowers others, beside whom it is then not low
+            if value < max(_low(client, values), _low(client, without)):
+                gains[client] = median(without.values() or [value]) - value
+        if not gains:
             return found
-        worst = min(values, key=lambda client: values[client])
+        worst = max(gains, key=lambda client: gains[client])
         text = f"calls classes otherwise than all others together, who agree with {max(0.0, values[worst]):.0%} beyond chance"
         found.append(Suspicion(worst, "contradiction", text, values[worst], AGREE))
         left.discard(worst)
     return found
+
+
+def agreements(comparison: Comparison, among: Collection[ClientId]) -> dict[ClientId, float]:
+    """By site, where it can be asked."""
+    found = {client: agreement(client, comparison, among) for client in sorted(among)}
+    return {client: value for client, value in found.items() if value is not None}
+
+
+def _without(
+    client: ClientId, comparison: Comparison, among: Collection[ClientId], values: Mapping[ClientId, float]
+) -> dict[ClientId, float]:
+    """The others' agreement among themselves. Where not all sites are in the panel, that of its members stands for all."""
+    rest, panel = set(among) - {client}, set(comparison.panel)
+    if client not in panel:
+        return {other: value for other, value in values.items() if other != client}
+    found = {other: agreement(other, comparison, rest) for other in sorted(rest & panel)}
+    return {other: value for other, value in found.items() if value is not None}
 
 
 def _low(client: ClientId, values: Mapping[ClientId, float]) -> float:
@@ -150,33 +210,44 @@ def _low(client: ClientId, values: Mapping[ClientId, float]) -> float:
     return usual - LOW * _SCALED * median([abs(value - usual) for value in others])
 
 
-def agreement(client: ClientId, said: Mapping[ClientId, Statement]) -> float | None:
-    """How often all others together call a site's points by the classes that it says, beyond chance: 1 always, 0 as by
-    chance. Asked for classes that it and two others know; None where there is none, or nothing to mistake it for."""
-    own, others = said[client], [one for c, one in said.items() if c != client and client in one.answers]
-    if not others:
-        return None
-    voters = torch.stack([one.known for one in others]).sum(0)
-    asked = (own.known & (voters >= 2))[own.labels]
+def _voters(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> tuple[list[int], torch.Tensor]:
+    """The other sites of the panel among these, by place, and which classes each knows, (voters, classes)."""
+    places = [place for place, other in enumerate(comparison.panel) if other != client and other in among]
+    rows = [comparison.known[comparison.panel[place]] for place in places]
+    return places, torch.stack(rows) if rows else torch.zeros(0, len(comparison.known[client]), dtype=torch.bool)
+
+
+def _asked_enough(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> bool:
+    """Two classes, or one that three others know: two who disagree with a third about one class show little."""
+    voters = _voters(client, comparison, among)[1].sum(0)
+    asked = comparison.known[client] & (voters >= 2)
+    return int(asked.sum()) >= 2 or bool((voters[asked] >= 3).any())
+
+
+def agreement(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> float | None:
+    """How often all others together (`among` these) call a site's points by the classes that it says, beyond chance: 1
+    always, 0 as by chance. The median of those who know a class counts. Asked for classes that it and two others know; None
+    where there is none, or nothing to mistake it for."""
+    labels, (places, known) = comparison.labels[client], _voters(client, comparison, among)
+    voters = known.sum(0)
+    asked = (comparison.known[client] & (voters >= 2))[labels]
     covered = voters > 0
     if not bool(asked.any()) or int(covered.sum()) < 2:
         return None
-    votes = sum(one.answers[client][asked].where(one.known, 0) for one in others) / voters.clamp_min(1)
+    answers = comparison.answers[client][places][:, asked].float()
+    votes = answers.masked_fill(~known[:, None], math.nan).nanquantile(0.5, 0)
     given = votes.masked_fill(~covered, -math.inf).argmax(1)
     chance = 1 / int(covered.sum())
-    return (float((given == own.labels[asked]).double().mean()) - chance) / (1 - chance)
+    return (float((given == labels[asked]).double().mean()) - chance) / (1 - chance)
 
 
-def constants(probed: Mapping[ClientId, Probed], said: Mapping[ClientId, Statement]) -> list[Suspicion]:
+def constants(probed: Mapping[ClientId, Probed], comparison: Comparison) -> list[Suspicion]:
     """Classifiers that answer everything alike, of sites that claim images of several classes."""
     found = []
-    for client, one in said.items():
-        if probed[client].classifier is None:
-            continue
+    for client, given in comparison.given.items():
         counts = torch.tensor(list(probed[client].counts), dtype=torch.float64)
         several = len(counts) and int((counts >= 0.2 * counts.sum()).sum()) >= 2
-        given = torch.cat([logits.argmax(1) for logits in one.answers.values()])
-        share = float(torch.bincount(given).max()) / len(given)
+        share = float(given.max()) / int(given.sum())
         if several and share >= 0.99:
             found.append(Suspicion(client, "constant", "answers everything alike", share, 0.99))
     return found
@@ -184,12 +255,10 @@ def constants(probed: Mapping[ClientId, Probed], said: Mapping[ClientId, Stateme
 
 def distances(probed: Mapping[ClientId, Probed]) -> list[Suspicion]:
     """Sites whose classes lie far from everybody's, or do not vary as images do."""
-    speak = large_classes(probed)
-    if len(speak) < 4:
+    sites = large_classes(probed)
+    if len(sites) < 4:
         return []
-    scale, found = within(list(speak.values())).sqrt(), []
-    own = {client: _class_means(one, scale) for client, one in speak.items()}
-    away = {client: _away(client, own) for client in own}
+    away, found = _away(sites, within(list(sites.values())).sqrt()), []
     for client, value in away.items():
         rest = [far for other, far in away.items() if other != client]
         usual = median(rest)
@@ -216,8 +285,8 @@ def large_classes(probed: Mapping[ClientId, Probed]) -> dict[ClientId, Probed]:
     """The points of classes that count as known; sites that have none are left out."""
     found = {}
     for client, one in probed.items():
-        if one.points is None or one.labels is None or not len(one.points):
-            continue
+        if one.points is None or one.labels is None or one.pixels or not len(one.points):
+            continue  # `pixels`: images that a classifier was asked for, no samples of its site
         counts = torch.tensor(list(one.counts) or [ENOUGH] * (int(one.labels.max()) + 1))
         kept = counts[one.labels] >= ENOUGH
         if bool(kept.any()):
@@ -225,14 +294,19 @@ def large_classes(probed: Mapping[ClientId, Probed]) -> dict[ClientId, Probed]:
     return found
 
 
-def _class_means(one: Probed, scale: torch.Tensor) -> dict[int, torch.Tensor]:
-    assert one.points is not None and one.labels is not None
-    rows = one.points.flatten(1).double() / scale
-    return {int(c): rows[one.labels == c].mean(0) for c in one.labels.unique()}
-
-
-def _away(client: ClientId, own: Mapping[ClientId, Mapping[int, torch.Tensor]]) -> float:
+def _away(sites: Mapping[ClientId, Probed], scale: torch.Tensor) -> dict[ClientId, float]:
     """The mean distance of a site's classes from the nearest class of any other site: also of one that only it has."""
-    others = torch.stack([mean for other, means in own.items() if other != client for mean in means.values()])
-    nearest = [float((others - mean).square().mean(1).min().sqrt()) for mean in own[client].values()]
-    return sum(nearest) / len(nearest)
+    means = {client: _class_means(one, scale) for client, one in sites.items()}
+    others = torch.cat(list(means.values()))
+    owner = torch.cat([torch.full((len(rows),), place) for place, rows in enumerate(means.values())])
+    found = {}
+    for place, (client, rows) in enumerate(means.items()):
+        apart = torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist").masked_fill(owner == place, math.inf)
+        found[client] = float(apart.min(1).values.mean()) / others.shape[1] ** 0.5
+    return found
+
+
+def _class_means(one: Probed, scale: torch.Tensor) -> torch.Tensor:
+    """(classes that it has, d), in units of what images of a class differ by."""
+    assert one.points is not None and one.labels is not None
+    return torch.stack([one.points[one.labels == c].flatten(1).double().mean(0) / scale for c in one.labels.unique()])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from osfl.core.errors import UNUSABLE, OsflError, Rejected, RoundError, UsageError, go_on_without
 from osfl.core.method import Method
 from osfl.core.types import ClientId, Json, Plan, Progress, Upload
-from osfl.roles.judgement import UNDECIDED, ask, judged, refuse_unusable, rules, suspicions
+from osfl.roles.judgment import UNDECIDED, ask, judged, refuse_unusable, rules, suspicions
 from osfl.rounds.state import KEPT, LEFT_OUT, check_key, existing_request, pending_removal, read_json, read_policy
 from osfl.runtime.atomic import locked, replace_atomically
 from osfl.wire.gate import read_manifest
@@ -166,7 +166,7 @@ class Status:
     asks: bool = False  # a secure sum that may begin and first needs repairs, which nobody has asked for yet
     repairs_due: Sequence[ClientId] = ()  # who was asked for a repair and has sent none
     repaired: Sequence[ClientId] = ()  # who has sent one
-    suspicions: Sequence[Mapping[str, Json]] = ()  # of the judgement before the server phase: client, rule, text, value, bound
+    suspicions: Sequence[Mapping[str, Json]] = ()  # of the judgment before the server phase: client, rule, text, value, bound
     kept: Sequence[ClientId] = ()  # suspected, and kept by the coordinator
 
     @property

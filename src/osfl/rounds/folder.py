@@ -11,7 +11,7 @@ figures/                                  pictures that the method wants in the 
 scratch/                                  checkpoints of unfinished phases
 forgotten/  forgetting.json               certificates of what was forgotten; an unfinished forgetting
 sbom.cdx.json                             what the release was made with: packages and versions (CycloneDX)
-judgement.json                            whom the judgement before the server phase suspects, and why
+judgment.json                            whom the judgment before the server phase suspects, and why
 head.json                                 what the folder held when the server last signed something
 results.json  report/  model_card.md
 encounters/1  encounters/2  ...           where clients exchange several times: the rounds before this last one

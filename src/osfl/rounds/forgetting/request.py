@@ -20,7 +20,7 @@ from osfl.core.tensors import RawTensor
 from osfl.core.types import ClientId, Payload, Plan
 from osfl.rounds.folder import TOTAL, Round
 from osfl.rounds.forgetting.traces import sample
-from osfl.rounds.state import CERTIFICATES, INTENT, JUDGEMENT, certificates
+from osfl.rounds.state import CERTIFICATES, INTENT, JUDGMENT, certificates
 from osfl.rounds.storage import payload_of
 from osfl.rounds.total import read_total
 from osfl.runtime.atomic import TEMPORARY
@@ -39,7 +39,7 @@ MADE_OF_IT = (
     "scratch",
     "report",
     "results.json",
-    JUDGEMENT,
+    JUDGMENT,
     "model_card.md",
     "fusion.json",
     "model.safetensors",

@@ -1,4 +1,4 @@
-"""The judgement of a round: made before the server phase, kept in judgement.json, shown by `osfl show` and the dashboard.
+"""The judgment of a round: made before the server phase, kept in judgment.json, shown by `osfl show` and the dashboard.
 
 It is of these very uploads: with one more, or one less, it is made again. Reading it needs no torch.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from osfl.core.errors import RoundError, go_on_without
 from osfl.core.types import ClientId, Json
-from osfl.rounds.state import JUDGEMENT
+from osfl.rounds.state import JUDGMENT
 from osfl.runtime.atomic import replace_atomically
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osfl.rounds.folder import Round
 
 
-UNDECIDED = "judgement"  # field of the error
+UNDECIDED = "judgment"  # field of the error
 
 
 def judged(fl_round: Round, method: Method, among: Collection[ClientId], ctx: Context) -> list[Mapping[str, Json]]:
@@ -35,7 +35,7 @@ def judged(fl_round: Round, method: Method, among: Collection[ClientId], ctx: Co
         fresh = [{**asdict(one), "upload": digests[one.client]} for one in judge(method, uploads, ctx)]
         earlier = [one for one in known["suspicions"] if one["client"] not in digests]
         known = {"judged": digests, "suspicions": [*fresh, *earlier]}
-        replace_atomically(fl_round.folder / JUDGEMENT, json.dumps(known, indent=1, sort_keys=True).encode())
+        replace_atomically(fl_round.folder / JUDGMENT, json.dumps(known, indent=1, sort_keys=True).encode())
     return [one for one in known["suspicions"] if one["client"] in digests]
 
 
@@ -46,7 +46,7 @@ def suspicions(folder: Path, digests: Mapping[ClientId, str]) -> list[Mapping[st
 
 def _kept(folder: Path) -> dict[str, Json]:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((folder / JUDGEMENT).read_bytes())
+        found = json.loads((folder / JUDGMENT).read_bytes())
         texts = ("client", "upload", "rule", "text")
         if all(isinstance(one[key], str) for one in found["suspicions"] for key in texts):
             return {"judged": dict(found["judged"]), "suspicions": list(found["suspicions"])}

@@ -104,13 +104,13 @@ def test_forgetting_after_an_exclusion_is_exact(folder: Path) -> None:
     assert not any(LIAR.encode() in text for text in texts)
 
 
-def test_a_judgement_of_other_uploads_is_not_shown(folder: Path) -> None:
+def test_a_judgment_of_other_uploads_is_not_shown(folder: Path) -> None:
     with pytest.raises(RoundError):
         coordinator.make_release(folder, KEY, machine=ONE)
-    kept = json.loads((folder / "judgement.json").read_bytes())
+    kept = json.loads((folder / "judgment.json").read_bytes())
     for one in kept["suspicions"]:
         one["upload"] = "0" * 64
-    (folder / "judgement.json").write_text(json.dumps(kept))
+    (folder / "judgment.json").write_text(json.dumps(kept))
     assert not coordinator.status(folder).suspicions
-    (folder / "judgement.json").write_text("{")
+    (folder / "judgment.json").write_text("{")
     assert not coordinator.status(folder).suspicions
