@@ -30,10 +30,10 @@ from osfl.core.registry import load
 from osfl.core.result import write_json
 from osfl.core.types import Plan, Privacy, Upload
 from osfl.methods.onesum import OneSum
+from osfl.methods.onesum.differential_privacy import Noise, noised, site_noise
 from osfl.methods.onesum.features import LEVELS
 from osfl.methods.onesum.gaussian_mechanism import multiplier_for
 from osfl.methods.onesum.head import Classifier, head_of
-from osfl.methods.onesum.private import Noise, noised, site_noise
 from osfl.reports.svg import label, tag
 from osfl.runtime.payloads import PayloadCache
 from osfl.runtime.workers import Workers, compute_threads

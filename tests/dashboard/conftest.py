@@ -64,10 +64,10 @@ class Visitor:
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self.server.keeper.guard.port}"
+        return f"127.0.0.1:{self.server.controller.guard.port}"
 
     def ask(self, verb: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.keeper.guard.port, timeout=600)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.controller.guard.port, timeout=600)
         try:
             connection.request(verb, path, body=body, headers={key.replace("_", "-"): value for key, value in headers.items()})
             answer = connection.getresponse()
@@ -80,7 +80,7 @@ class Visitor:
 
     def post(self, path: str, body: bytes = b"", **headers: str) -> Answer:
         """As the page does it."""
-        return self.ask("POST", path, body, **{HEADER: self.server.keeper.guard.secret, **headers})
+        return self.ask("POST", path, body, **{HEADER: self.server.controller.guard.secret, **headers})
 
     def state(self) -> Any:
         return self.get("/state").json

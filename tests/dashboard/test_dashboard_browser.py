@@ -87,7 +87,7 @@ def test_a_round_from_the_first_look_to_the_download(
     end = time.monotonic() + 600
     while not release.exists() and time.monotonic() < end:
         time.sleep(0.1)
-    assert release.read_bytes() == (dashboard.server.keeper.round / "release.safetensors").read_bytes()
+    assert release.read_bytes() == (dashboard.server.controller.round / "release.safetensors").read_bytes()
 
     browser.open(address(dashboard.server) + "inside/north")
     assert browser.text("h1") == "What north sends"

@@ -23,7 +23,7 @@ from tests.roles.test_roles import CLIENTS
 
 def spool(visitor: Visitor) -> list[str]:
     """What lies beside the round that should not stay there."""
-    return [path.name for path in visitor.server.keeper.folder.glob("incoming-*")]
+    return [path.name for path in visitor.server.controller.folder.glob("incoming-*")]
 
 
 # --- what it is for ----------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_a_bundle_is_received_and_can_be_looked_into(open_dashboard: OpenDashboa
     answer = dashboard.post("/bundles", data)
     assert answer.status == 200 and answer.json["client"] == "north" and answer.json["bytes"] == len(data)
     assert dashboard.post("/bundles", data).json == answer.json  # the same again, the same receipt
-    stored = dashboard.server.keeper.round / "inbox" / "north.safetensors"
+    stored = dashboard.server.controller.round / "inbox" / "north.safetensors"
     assert stored.read_bytes() == data and spool(dashboard) == []
     row = dashboard.state()["clients"][0]
     assert row["state"] == "delivered" and row["bytes"] == len(data)
@@ -56,7 +56,7 @@ def test_a_bundle_is_received_and_can_be_looked_into(open_dashboard: OpenDashboa
     text = inside.body.decode()
     assert inside.status == 200 and "What north sends" in text and "is enrolled here" in text
     assert "script-src" not in inside.headers["Content-Security-Policy"]
-    assert str(dashboard.server.keeper.round) not in text
+    assert str(dashboard.server.controller.round) not in text
 
 
 def test_refusals_are_shown_with_their_reason(open_dashboard: OpenDashboard, world: World) -> None:
@@ -73,7 +73,7 @@ def test_refusals_are_shown_with_their_reason(open_dashboard: OpenDashboard, wor
 def test_what_strangers_write_stays_text(open_dashboard: OpenDashboard) -> None:
     dashboard = open_dashboard()
     line = b'{"client": "<script>alert(1)</script>", "reason": "<img src=x onerror=alert(1)>", "time": "soon"}\n'
-    (dashboard.server.keeper.round / "rejected.jsonl").write_bytes(line)
+    (dashboard.server.controller.round / "rejected.jsonl").write_bytes(line)
     text = dashboard.get("/board").body.decode()
     assert "<script>" not in text and "<img" not in text and "&lt;script&gt;" in text
 
@@ -88,7 +88,7 @@ def test_the_board_is_sent_again_only_when_it_changed(open_dashboard: OpenDashbo
 
 def test_a_damaged_round_is_a_message(open_dashboard: OpenDashboard) -> None:
     dashboard = open_dashboard()
-    (dashboard.server.keeper.round / "enrolled.json").write_text("{")
+    (dashboard.server.controller.round / "enrolled.json").write_text("{")
     assert "damaged" in dashboard.get("/").body.decode()
     assert dashboard.post("/bundles", b"x" * 100).status == 409
     assert dashboard.post("/phase").status == 409
@@ -97,7 +97,7 @@ def test_a_damaged_round_is_a_message(open_dashboard: OpenDashboard) -> None:
 def test_one_dashboard_a_round(open_dashboard: OpenDashboard, tmp_path: Path) -> None:
     dashboard = open_dashboard()
     with pytest.raises(RoundError, match="another dashboard"):
-        open_dashboard(dashboard.server.keeper.round)
+        open_dashboard(dashboard.server.controller.round)
     with pytest.raises(RoundError, match="missing"):
         open_dashboard(tmp_path)
 
@@ -140,8 +140,8 @@ def test_no_address_leads_out_of_what_is_meant(open_dashboard: OpenDashboard, pa
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", "localhost.x:{port}"])
 def test_other_names_for_this_address_are_refused(open_dashboard: OpenDashboard, host: str) -> None:
     dashboard = open_dashboard()
-    answer = dashboard.get("/", Host=host.format(port=dashboard.server.keeper.guard.port))
-    assert answer.status == 421 and dashboard.server.keeper.guard.secret.encode() not in answer.body
+    answer = dashboard.get("/", Host=host.format(port=dashboard.server.controller.guard.port))
+    assert answer.status == 421 and dashboard.server.controller.guard.secret.encode() not in answer.body
 
 
 @pytest.mark.parametrize("path", ["/bundles", "/phase"])
@@ -190,8 +190,8 @@ def test_every_answer_carries_its_guards(open_dashboard: OpenDashboard) -> None:
 
 def test_too_large_is_refused_before_it_is_read(open_dashboard: OpenDashboard) -> None:
     dashboard = open_dashboard()
-    most = dashboard.server.keeper.most_bytes
-    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+    most = dashboard.server.controller.most_bytes
+    with socket.create_connection(("127.0.0.1", dashboard.server.controller.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {most + 1}"))
         assert b" 413 " in wire.recv(4096)
     assert spool(dashboard) == []
@@ -201,14 +201,14 @@ def test_too_large_is_refused_before_it_is_read(open_dashboard: OpenDashboard) -
 @pytest.mark.parametrize("length", ["", "Content-Length: -1", "Content-Length: 1e9", "Transfer-Encoding: chunked"])
 def test_a_body_must_say_how_long_it_is(open_dashboard: OpenDashboard, length: str) -> None:
     dashboard = open_dashboard()
-    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+    with socket.create_connection(("127.0.0.1", dashboard.server.controller.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", length))
         assert b" 411 " in wire.recv(4096)
 
 
 def test_a_transfer_that_breaks_off_leaves_nothing(open_dashboard: OpenDashboard, world: World) -> None:
     dashboard, data = open_dashboard(), world.bundles["north"].read_bytes()
-    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+    with socket.create_connection(("127.0.0.1", dashboard.server.controller.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {len(data)}") + data[: len(data) // 2])
         wire.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: wire.recv(65536), b""))
@@ -234,7 +234,7 @@ def test_only_a_piece_is_in_memory_while_it_is_streamed(tmp_path: Path, world: W
 def test_a_bundle_is_refused_by_its_header_before_the_rest_has_come(open_dashboard: OpenDashboard, world: World) -> None:
     dashboard, data = open_dashboard(), world.bundles["foreign"].read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
-    with socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600) as wire:
+    with socket.create_connection(("127.0.0.1", dashboard.server.controller.guard.port), timeout=600) as wire:
         wire.sendall(_head(dashboard, "/bundles", f"Content-Length: {len(data)}") + data[:header])
         assert b" 422 " in wire.recv(4096)
     assert spool(dashboard) == [] and "another round" in dashboard.state()["refused"][0]["reason"]
@@ -247,7 +247,9 @@ def test_connections_with_half_a_request_do_not_close_the_page(open_dashboard: O
     dashboard = open_dashboard(token=TOKEN)
     with ExitStack() as stack:
         for _ in range(MOST_CONNECTIONS + 5):
-            wire = stack.enter_context(socket.create_connection(("127.0.0.1", dashboard.server.keeper.guard.port), timeout=600))
+            wire = stack.enter_context(
+                socket.create_connection(("127.0.0.1", dashboard.server.controller.guard.port), timeout=600)
+            )
             wire.sendall(b"GET / HTTP/1.1\r\nHost: ")
         assert dashboard.get("/").status == 401
 
@@ -298,7 +300,7 @@ TOKEN = "correct horse battery"
 
 def test_with_a_token_everything_is_shut_until_it_is_given(open_dashboard: OpenDashboard, world: World) -> None:
     dashboard = open_dashboard(token=TOKEN)
-    secret = dashboard.server.keeper.guard.secret.encode()
+    secret = dashboard.server.controller.guard.secret.encode()
     for path in ("/", "/board", "/state", "/inside/north", "/download/release.safetensors", "/dashboard.js"):
         answer = dashboard.get(path)
         assert answer.status == 401 and secret not in answer.body and b"north" not in answer.body
@@ -330,5 +332,5 @@ def test_the_routes_are_the_ones_that_are_tested_here() -> None:
 
 
 def _head(dashboard: Visitor, path: str, length: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", f"Host: {dashboard.host}", f"{HEADER}: {dashboard.server.keeper.guard.secret}"]
+    lines = [f"POST {path} HTTP/1.1", f"Host: {dashboard.host}", f"{HEADER}: {dashboard.server.controller.guard.secret}"]
     return "\r\n".join([*lines, *([length] if length else []), "", ""]).encode()

@@ -36,13 +36,15 @@ def test_a_killed_phase_goes_on_with_the_next_dashboard(open_dashboard: OpenDash
     deliver(dashboard, world)
     assert dashboard.state()["can_start"] and "can start" in dashboard.state()["headline"]
     assert dashboard.post("/phase").status == 202
-    child = dashboard.server.keeper.phase._child
+    child = dashboard.server.controller.phase._child
     assert child is not None
-    assert dashboard.post("/phase").status == 202 and dashboard.server.keeper.phase._child is child  # it runs: nothing happens
+    assert (
+        dashboard.post("/phase").status == 202 and dashboard.server.controller.phase._child is child
+    )  # it runs: nothing happens
     child.kill()
     child.wait()
     assert until(dashboard, "interrupted")["can_start"]
-    dashboard.server.keeper.resume()  # what the next dashboard does first
+    dashboard.server.controller.resume()  # what the next dashboard does first
     found = until(dashboard, "finished")
     assert found["released"] and not found["can_start"]
     assert [row["name"] for row in found["downloads"]] == ["release.safetensors"]  # type: ignore[attr-defined]
@@ -60,13 +62,15 @@ def test_the_next_dashboard_continues_by_itself(world: World, tmp_path: Path) ->
     for client in CLIENTS:
         receive(fl_round, world.bundles[client])
     with opened(fl_round, key=world.key_file) as first:
-        first.keeper.start_phase()
-        assert first.keeper.phase.alive()
-    assert not first.keeper.phase.alive() and not (fl_round / "release.safetensors").exists()  # it stopped with its dashboard
+        first.controller.start_phase()
+        assert first.controller.phase.alive()
+    assert (
+        not first.controller.phase.alive() and not (fl_round / "release.safetensors").exists()
+    )  # it stopped with its dashboard
     with opened(fl_round) as blind:
-        assert blind.keeper.phase.state()["state"] == "interrupted"  # without the key nobody can go on
+        assert blind.controller.phase.state()["state"] == "interrupted"  # without the key nobody can go on
     with opened(fl_round, key=world.key_file) as second:
-        assert second.keeper.phase.state()["state"] == "running"
+        assert second.controller.phase.state()["state"] == "running"
 
 
 def test_without_a_key_it_only_receives(open_dashboard: OpenDashboard, world: World) -> None:

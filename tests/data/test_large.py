@@ -47,7 +47,7 @@ def _same(one: Source, other: Source) -> bool:
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osfl.data.mapped.LARGE", 1)
-    monkeypatch.setattr("osfl.data.gallery.BATCH", 7)
+    monkeypatch.setattr("osfl.data.decoded_files.BATCH", 7)
     monkeypatch.setattr("osfl.data.mapped.AT_ONCE", 4)
 
 
@@ -75,7 +75,7 @@ def test_the_second_start_decodes_nothing_and_the_first_shows_progress(
     first = open_dataset(folder, size=8, progress=lambda *step: seen.append(step))
     assert [done for what, done, total in seen if what == "decode images"] == list(range(1, 32)) and seen[-1][2] == 31
     seen.clear()
-    monkeypatch.setattr("osfl.data.gallery.decode", lambda *given: pytest.fail("decoded again"))
+    monkeypatch.setattr("osfl.data.decoded_files.decode", lambda *given: pytest.fail("decoded again"))
     again = open_dataset(folder, size=8, progress=lambda *step: seen.append(step))
     assert _same(first, again) and not seen
     files, size = contents()["decoded"]

@@ -17,7 +17,7 @@ from osfl.cli.main import answer
 from osfl.core.errors import DataError
 from osfl.data import open_dataset
 from osfl.data.decode import decode
-from osfl.data.gallery import number_people
+from osfl.data.decoded_files import number_people
 from osfl.data.layout import arrange
 from osfl.data.medical import chosen, coded_size, read_dicom, read_nifti, through_window
 from osfl.data.reading import Reading

@@ -139,7 +139,7 @@ def test_decoded_images_are_reused_and_rebuilt(image_folder, own_cache: Path, mo
     root = image_folder(*(f"{c}/{i}.png" for c in "ab" for i in range(5)))
     first = open_dataset(str(root), size=8)
     (stored,) = (own_cache / "decoded").iterdir()
-    monkeypatch.setattr("osfl.data.gallery.decode", None)  # would fail if it were called
+    monkeypatch.setattr("osfl.data.decoded_files.decode", None)  # would fail if it were called
     assert open_dataset(str(root), size=8).digest == first.digest
     monkeypatch.undo()
     monkeypatch.setenv("OSFL_CACHE", str(own_cache))

@@ -18,7 +18,7 @@ from osfl.core.types import Contract, Field, Plan, Task
 from osfl.inspection.known import Known, gather
 from osfl.inspection.look import Look, look, worst
 from osfl.inspection.numbers import histogram, numbers_of
-from osfl.inspection.roles import owner_of, role_of
+from osfl.inspection.tensor_descriptions import describe_tensor, owner_of
 from osfl.reports.figures import figure_views
 from osfl.reports.inspection import inspection_page
 from osfl.wire.bundle import pack
@@ -221,7 +221,7 @@ def test_names_of_strangers_stay_text_on_the_page() -> None:
     ],
 )
 def test_roles(name: str, dtype: str, shape: tuple[int, ...], kind: str) -> None:
-    assert role_of(name, dtype, shape, (1, 8, 8)).kind == kind
+    assert describe_tensor(name, dtype, shape, (1, 8, 8)).kind == kind
 
 
 def test_the_sum_of_one_image_is_that_image() -> None:

@@ -23,7 +23,7 @@ from osfl.core.types import Payload, Plan, Task, Upload
 from osfl.ingredients.training.model_method import start_student
 from osfl.methods.fedmitr import FedMitr
 from osfl.models.build import build_model
-from osfl.models.kinship import cosines, families
+from osfl.models.common_start import cosines, groups_of_one_start
 from osfl.models.naming import ModelError, named
 from osfl.models.plain_checkpoints import read_checkpoint, scale_name
 from osfl.roles.fusion import examine_checkpoints, fuse
@@ -47,11 +47,11 @@ def test_families_are_of_matrices_with_a_start_in_common() -> None:
     start = tensors(0)
     near = cosines([start, start, {name: -value for name, value in start.items()}])
     torch.testing.assert_close(near, torch.tensor([[1, 1, -1], [1, 1, -1], [-1, -1, 1]], dtype=torch.float64))
-    assert families(cosines([tensors(seed) for seed in (1, 2, 3)])) == [1, 2, 3]
+    assert groups_of_one_start(cosines([tensors(seed) for seed in (1, 2, 3)])) == [1, 2, 3]
     both = [fine_tuned(1), tensors(7), fine_tuned(2), fine_tuned(3), tensors(7), tensors(7)]
-    assert families(cosines(both)) == [1, 2, 1, 1, 2, 2]  # three and three: each is near the mean of all the others
+    assert groups_of_one_start(cosines(both)) == [1, 2, 1, 1, 2, 2]  # three and three: each is near the mean of all the others
     chain = torch.tensor([[1, 0.6, 0.0], [0.6, 1, 0.6], [0.0, 0.6, 1]])
-    assert families(chain) == [1, 1, 1] and families(cosines([])) == []
+    assert groups_of_one_start(chain) == [1, 1, 1] and groups_of_one_start(cosines([])) == []
     assert cosines([{"scale": torch.ones(3)}]).shape == (1, 1)  # nothing to compare
 
 

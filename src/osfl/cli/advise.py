@@ -175,7 +175,7 @@ def _looked_up(case: Case, folders: Path | None, plan: Path | None) -> tuple[Cas
         return case, None
 
     from osfl.advice.known import Case, counted_share
-    from osfl.data.census import count_images
+    from osfl.data.image_counts import count_images
 
     counts = count_images(folders)
     total = sum(counts.values(), Counter[str]())

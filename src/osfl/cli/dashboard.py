@@ -69,7 +69,7 @@ def dashboard(
     with opened(fl_round, host=host, port=port, token=token_for(host, token), key=key, machine=machine) as server:
         where = address(server)
         if output_format == "json":
-            put_json({"address": where, "round": server.keeper.state().get("round", ""), "may_start": key is not None})
+            put_json({"address": where, "round": server.controller.state().get("round", ""), "may_start": key is not None})
             sys.stdout.flush()
         else:
             echo(f"The dashboard is open at {escape(where)}")

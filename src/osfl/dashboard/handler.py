@@ -29,9 +29,9 @@ from osfl.core.names import is_client_id
 from osfl.core.types import Json
 from osfl.dashboard import pages
 from osfl.dashboard.connection import HEAD_SECONDS, QUIET_SECONDS, SLOWEST, Places, TimedReads
+from osfl.dashboard.controller import Controller
 from osfl.dashboard.guard import No
 from osfl.dashboard.intake import CutOff, take_in, take_start
-from osfl.dashboard.keeper import Keeper
 
 MOST_BODY = 1024  # bytes of a request that is not a bundle
 LINGER_SECONDS = 2.0
@@ -54,8 +54,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout = QUIET_SECONDS
 
     @property
-    def dashboard(self) -> Keeper:
-        return cast("Any", self.server).keeper  # type: ignore[no-any-return]
+    def dashboard(self) -> Controller:
+        return cast("Any", self.server).controller  # type: ignore[no-any-return]
 
     @property
     def places(self) -> Places:

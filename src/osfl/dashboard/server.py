@@ -13,10 +13,10 @@ from typing import Any
 from osfl.core.errors import RoundError
 from osfl.dashboard.board import Board
 from osfl.dashboard.connection import Places
+from osfl.dashboard.controller import Controller
 from osfl.dashboard.guard import Guard
 from osfl.dashboard.handler import Handler
 from osfl.dashboard.intake import sweep
-from osfl.dashboard.keeper import Keeper
 from osfl.dashboard.phase import Phase, try_lock
 from osfl.rounds.state import read_policy
 from osfl.wire.sealing import sealed_size
@@ -27,11 +27,11 @@ MOST_CONNECTIONS = 32
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, keeper: Callable[[int], Keeper]) -> None:
+    def __init__(self, host: str, port: int, controller: Callable[[int], Controller]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.places = Places(MOST_CONNECTIONS)
         super().__init__((host, port), Handler)
-        self.keeper = keeper(self.server_address[1])
+        self.controller = controller(self.server_address[1])
 
     def server_bind(self) -> None:
         """Without asking the name service who we are, as the standard library does."""
@@ -77,7 +77,9 @@ def opened(
         sweep(folder)
         phase = Phase(fl_round, folder, key, machine)
         try:
-            server = Server(host, port, lambda bound: Keeper(fl_round, phase, Board(fl_round), Guard(host, bound, token), most))
+            server = Server(
+                host, port, lambda bound: Controller(fl_round, phase, Board(fl_round), Guard(host, bound, token), most)
+            )
         except OSError as error:
             raise RoundError(
                 f"the dashboard cannot listen on {host}, port {port}: {error.strerror or error}",
@@ -85,7 +87,7 @@ def opened(
                 fix="Leave --port out for a free one; --host must be this machine.",
             ) from None
         with server:
-            server.keeper.resume()
+            server.controller.resume()
             try:
                 yield server
             finally:
@@ -94,7 +96,7 @@ def opened(
 
 def address(server: Server) -> str:
     """Where a browser finds it; with the token behind #, which browsers keep to themselves."""
-    guard = server.keeper.guard
+    guard = server.controller.guard
     host = f"[{guard.host}]" if ":" in guard.host else guard.host
     shown = socket.gethostname() if guard.host in ("0.0.0.0", "::") else host
     return f"http://{shown}:{guard.port}/" + (f"#{guard.token}" if guard.token else "")

@@ -15,8 +15,8 @@ from osfl.core.result import finding_line
 from osfl.core.types import Progress
 from osfl.data.arrays import TEST_SHARE
 from osfl.data.catalog import Sheet
+from osfl.data.decoded_files import Gallery, gallery
 from osfl.data.findings import grouped
-from osfl.data.gallery import Gallery, gallery
 from osfl.data.layout import SKIPPED, Item, Table, arrange, class_names, read_table
 from osfl.data.mapped import picked_pixels
 from osfl.data.multilabel import label_matrix, labels_in

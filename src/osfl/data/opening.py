@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from osfl.core.errors import UsageError
 from osfl.core.method import quiet
 from osfl.core.types import Progress
 from osfl.data.arrays import open_npz
 from osfl.data.catalog import Sheet, nearest, sheets
 from osfl.data.classic import open_classic
-from osfl.data.embedded import open_digits
 from osfl.data.folders import open_images, open_table
-from osfl.data.geometry import check_geometry
+from osfl.data.geometry import check_geometry, reshape
 from osfl.data.places import data_folder, obtain
 from osfl.data.reading import Reading, check_reading
-from osfl.data.source import Source
+from osfl.data.source import Source, finish, part_of
+from osfl.data.split import hold_out_mask
 
 SUFFIXES = (".npz", ".zip", ".csv")
 
@@ -40,7 +42,7 @@ def open_dataset(
 
 def _open_named(sheet: Sheet, size: int | None, channels: int | None, progress: Progress) -> Source:
     if sheet.layout == "embedded":
-        return open_digits(sheet, size, channels)
+        return _open_digits(sheet, size, channels)
     if sheet.layout not in ("npz", "zip"):
         return open_classic(sheet, size, channels, progress)
     path, doubts = obtain(sheet, sheet.files[0], progress)
@@ -96,3 +98,19 @@ def _unknown(name: str) -> UsageError:
         field="dataset",
         fix=f"{meant}See osfl ls datasets, or give a path: ./images, data.npz, data.zip, table.csv.",
     )
+
+
+def _open_digits(sheet: Sheet, size: int | None, channels: int | None) -> Source:
+    """The dataset that needs no file: scikit-learn's handwritten digits, 1,797 gray images of 8 × 8 pixels.
+
+    Scaled to 0..255 and to the size asked for; a quarter of each class is the test part, always the same one.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    labels = digits.target.astype(np.int64)
+    gray = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # stored as 0..16
+    images = reshape(gray, size or sheet.size, channels or sheet.channels)
+    held = hold_out_mask(labels, 0.25, 0, "test", sheet.name)
+    train, test = part_of(images[~held], labels[~held]), part_of(images[held], labels[held])
+    return finish(sheet.name, sheet.classes, train, None, test, sheet, native=8)

@@ -15,7 +15,7 @@ from osfl.core.names import shown
 from osfl.core.types import Json, Limits
 from osfl.inspection.known import Known
 from osfl.inspection.numbers import Numbers
-from osfl.inspection.roles import Role
+from osfl.inspection.tensor_descriptions import Description
 from osfl.wire.bundle import TensorEntry
 from osfl.wire.contract import check_contract
 from osfl.wire.facts import architecture_of, check_well_known
@@ -48,11 +48,11 @@ class Material:
 
     seen: Seen
     known: Known
-    roles: Mapping[str, Role]
+    described: Mapping[str, Description]
     numbers: Mapping[str, Numbers]
 
     def named(self, kind: str) -> list[str]:
-        return [name for name, role in self.roles.items() if role.kind == kind]
+        return [name for name, role in self.described.items() if role.kind == kind]
 
     def image_long(self) -> list[str]:
         """Tensors of floats, other than pictures, with rows as long as an image of the round."""

@@ -12,7 +12,7 @@ from osfl.inspection.known import Known
 from osfl.inspection.numbers import numbers_of
 from osfl.inspection.own_images import compare, ratio_chart
 from osfl.inspection.pictures import cautions, galleries, histograms, previews
-from osfl.inspection.roles import masked_role, owner_of, role_of
+from osfl.inspection.tensor_descriptions import describe_masked, describe_tensor, owner_of
 from osfl.wire.bundle import Bundle
 from osfl.wire.masks import COMMITMENTS
 from osfl.wire.source import BytesLike
@@ -65,10 +65,11 @@ def look(source: BytesLike | Path, known: Known, *, name: str, data: Path | None
     seen = look_at(source)
     bundle = seen.bundle
     masked = COMMITMENTS in bundle.tensors
-    roles = {
-        n: masked_role(n) if masked else role_of(n, raw.dtype, raw.shape, known.image) for n, raw in bundle.tensors.items()
+    described = {
+        n: describe_masked(n) if masked else describe_tensor(n, raw.dtype, raw.shape, known.image)
+        for n, raw in bundle.tensors.items()
     }
-    material = Material(seen, known, roles, {n: numbers_of(raw) for n, raw in bundle.tensors.items()})
+    material = Material(seen, known, described, {n: numbers_of(raw) for n, raw in bundle.tensors.items()})
     found = findings(material)
     plan = known.whole_plan() if (data is not None or draw) and not masked else None
     compared = compare(bundle, plan, data, attacks=_is_sound(found)) if plan is not None and data is not None else None
@@ -155,7 +156,7 @@ def _about_images(m: Material) -> str:
 def _groups(m: Material) -> list[dict[str, Json]]:
     """Tensors by what they belong to and what they are, in the order of their names."""
     members: dict[tuple[str, str], list[str]] = {}
-    for name, role in m.roles.items():
+    for name, role in m.described.items():
         members.setdefault((owner_of(name, m.known.classes), role.kind), []).append(name)
     return [
         {
@@ -174,8 +175,8 @@ def _tensors(m: Material) -> list[dict[str, Json]]:
     return [
         {
             "name": name,
-            "kind": m.roles[name].kind,
-            "what": m.roles[name].what,
+            "kind": m.described[name].kind,
+            "what": m.described[name].what,
             "dtype": raw.dtype,
             "shape": list(raw.shape),
             "bytes": len(raw.data),

@@ -13,7 +13,7 @@ from osfl.reports.columns import POOLED
 from osfl.reports.differential_privacy import privacy_sentences
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, write_text
-from osfl.reports.run_scores import LABEL_HEAD, label_metrics, label_rows
+from osfl.reports.score_sections import LABEL_HEAD, label_metrics, label_rows
 from osfl.reports.text import count, decimal, flops, judged_on, many, percent, seconds, size
 from osfl.reports.tokens import attack_sentences
 

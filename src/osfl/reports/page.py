@@ -16,7 +16,7 @@ from osfl.reports.figures import figure_views
 from osfl.reports.gains import encounters_section, gains_section
 from osfl.reports.generators import generators_section
 from osfl.reports.rendering import fact_rows, render, write_text
-from osfl.reports.run_scores import accuracy_section, clients_section, confusion_section
+from osfl.reports.score_sections import accuracy_section, clients_section, confusion_section
 from osfl.reports.text import count, decimal, flops, judged_on, many, percent, seconds, size
 from osfl.reports.tokens import tokens_section
 

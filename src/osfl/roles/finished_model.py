@@ -19,8 +19,8 @@ from osfl.data import grouped
 from osfl.data.labeled import LabeledImages, held_out_of_site
 from osfl.data.reading import Reading, reading_of
 from osfl.data.source import content_digest
-from osfl.evaluation.finished_model import probabilities_of, score_probabilities
 from osfl.evaluation.intervals import RESAMPLES
+from osfl.evaluation.scores_with_intervals import probabilities_of, score_probabilities
 from osfl.models.architectures import parse
 from osfl.models.plain_checkpoints import fitted, image_of, pixels_of, read_checkpoint
 from osfl.reports.evaluation import write_evaluation_card, write_evaluation_report

@@ -24,8 +24,8 @@ from osfl.core.result import write_json
 from osfl.core.settings import deviations, resolve_settings
 from osfl.core.types import ClientId, Json, Payload, Plan, Progress, Release, Task
 from osfl.models.architectures import parse
+from osfl.models.common_start import cosines, groups_of_one_start
 from osfl.models.companions import Pixels
-from osfl.models.kinship import cosines, families
 from osfl.models.naming import ModelError, named
 from osfl.models.plain_checkpoints import (
     ASSUMED,
@@ -201,7 +201,7 @@ def examine_checkpoints(request: FusionRequest) -> ExaminedCheckpoints:
 
 def _related(accepted: Sequence[AcceptedCheckpoint]) -> list[AcceptedCheckpoint]:
     """With the number of each model's family: models whose weights have a start in common."""
-    numbers = families(cosines([one.payload.tensors for one in accepted]))
+    numbers = groups_of_one_start(cosines([one.payload.tensors for one in accepted]))
     return [replace(one, family=number) for one, number in zip(accepted, numbers, strict=True)]
 
 

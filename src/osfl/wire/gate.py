@@ -12,12 +12,12 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from osfl.core.errors import Rejected, UsageError
 from osfl.core.names import check_client_id, is_client_id, is_digest, shown
 from osfl.core.tensors import WIDTH, RawTensor
 from osfl.core.types import ClientId, Contract, Json, Limits, canonical
-from osfl.wire.advice import release_fix
 from osfl.wire.bundle import FORMAT, Bundle, TensorEntry
 from osfl.wire.contract import REPACK, check_contract, read_entries
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
@@ -169,7 +169,7 @@ def verify_release(
             return _signed_by_server(source, server_public_hex, plan, {"release", "personal"}, client, limits, withdrawn)
     except Rejected as no:
         raise ReleaseRejected(
-            no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=release_fix(no)
+            no.reason, client=no.client, field=no.field, expected=no.expected, got=no.got, fix=_release_fix(no)
         ) from None
 
 
@@ -293,3 +293,26 @@ def bundle_of(envelope: Envelope, tensors: Mapping[str, RawTensor]) -> Bundle:
 
 def _no(field: str, reason: str, expected: object, got: object, fix: str) -> Rejected:
     return Rejected(reason, field=field, expected=expected, got=shown(got), fix=fix)
+
+
+# --- what to do about a release that was refused: it is the coordinator's, and the gate's own advice is about uploads -----
+
+_AS_MADE = "Another copy will not help: ask the coordinator to make it again with `osfl server` and this version of osfl."
+_FIXES = MappingProxyType(  # by the last part of the field
+    {
+        "file": "Give the path of the .safetensors file that you got from the coordinator, who makes it with `osfl server`.",
+        "seal": "This is a site's upload: a release is never sealed. Give the file that you got from the coordinator.",
+        "signature": "Check that server.pub is the public key of this round's coordinator, who signs with the other half; "
+        "if it does, the file was changed: get it again from the coordinator.",
+        "plan": "Ask the coordinator for the release of this round, or give the plan.toml that it was made with; "
+        "a plan that changed in any way is another round.",
+        "sha256": "The file was damaged in transit; copy it again from the coordinator's round folder.",
+        "values": _AS_MADE,
+        "facts": _AS_MADE,
+    }
+)
+
+
+def _release_fix(no: Rejected) -> str | None:
+    """The remedy for whoever holds a release; the gate's own where that does not mention uploads."""
+    return _FIXES.get((no.field or "").rpartition(".")[2], no.fix)

@@ -15,9 +15,9 @@ from osfl.core.errors import RoundError
 from osfl.core.registry import load
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Dataset, Payload, Privacy, Task, Upload
-from osfl.ingredients.training import private
+from osfl.ingredients.training import dp_sgd
+from osfl.ingredients.training.dp_sgd import Mechanism, check_mechanism, clipped_sum, mechanism_for, private_fit
 from osfl.ingredients.training.local import Training, _optimizer, decay
-from osfl.ingredients.training.private import Mechanism, check_mechanism, clipped_sum, mechanism_for, private_fit
 from osfl.models.build import build_model
 from osfl.models.norms import norms
 from osfl.runtime.machine import Machine
@@ -80,7 +80,7 @@ def test_noise_has_the_deviation_that_is_accounted_for(monkeypatch: pytest.Monke
     def nothing(model: nn.Module, parameters: dict[str, torch.Tensor], *rest: object) -> dict[str, torch.Tensor]:
         return {name: torch.zeros_like(value) for name, value in parameters.items()}
 
-    monkeypatch.setattr(private, "clipped_sum", nothing)
+    monkeypatch.setattr(dp_sgd, "clipped_sum", nothing)
     change = one_step(Mechanism(0.5, 3.0, 1), some(100))
     assert float(change.std()) == pytest.approx(3.0 * 2.0 / (0.5 * 100), rel=0.05)
     assert not torch.equal(change, one_step(Mechanism(0.5, 3.0, 1), some(100)))  # no seed repeats it
@@ -95,7 +95,7 @@ def test_each_image_is_in_a_step_with_the_rate_that_is_accounted_for(monkeypatch
         taken.append(len(images))
         return {name: torch.zeros_like(value) for name, value in parameters.items()}
 
-    monkeypatch.setattr(private, "clipped_sum", count)
+    monkeypatch.setattr(dp_sgd, "clipped_sum", count)
     one_step(Mechanism(0.3, 1.0, 40), some(100))
     assert len(taken) == 40 and len(set(taken)) > 5  # batches of one size would be another mechanism
     assert abs(sum(taken) / 40 - 30) < 5 * math.sqrt(100 * 0.3 * 0.7 / 40)

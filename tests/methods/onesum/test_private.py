@@ -20,8 +20,8 @@ from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Json, Payload, Plan, Privacy, Shard, Upload
 from osfl.ingredients.statistics.gaussians import NEVER, Statistics, unpacked
 from osfl.methods.onesum import OneSum
+from osfl.methods.onesum.differential_privacy import SHARES, Noise, noised, noisy_moments, site_noise, statement, too_much_noise
 from osfl.methods.onesum.features import LEVELS
-from osfl.methods.onesum.private import SHARES, Noise, noised, noisy_moments, site_noise, statement, too_much_noise
 from osfl.simulate.checks import small_federation
 
 PRIVATE = {"dimensions": 16, "filters": 4}

@@ -15,8 +15,8 @@ from torch.nn import functional
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import ADDED, Dataset, Payload, Privacy, Shard, Task, settings_as_json
+from osfl.ingredients.training.dp_sgd import mechanism_for, private_fit
 from osfl.ingredients.training.loss import classification_loss
-from osfl.ingredients.training.private import mechanism_for, private_fit
 from osfl.models.build import Network, architecture_for, architectures_in, build_model, check_architecture
 from osfl.models.flops import forward_flops, on_meta, training_flops
 from osfl.models.inputs import to_input

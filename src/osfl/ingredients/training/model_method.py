@@ -15,6 +15,7 @@ from osfl.core.types import Contract, Json, Payload, Plan, Probed, Release, Shar
 from osfl.ingredients.ensembles.ensemble import Ensemble, weights_for
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
+from osfl.ingredients.training.dp_sgd import check_mechanism, private_training_problems, training_statement
 from osfl.ingredients.training.local import (
     PRIVATE_TRAINING,
     TRAINING_PRESETS,
@@ -27,7 +28,6 @@ from osfl.ingredients.training.local import (
     training_problems,
 )
 from osfl.ingredients.training.one_upload import working_on
-from osfl.ingredients.training.private import check_mechanism, private_training_problems, training_statement
 from osfl.models.build import architectures_in, build_model
 from osfl.models.naming import contract_of, load_named
 from osfl.models.norms import norms

@@ -58,11 +58,7 @@ from osfl.ingredients.training.local import (
     too_low,
     training_problems,
 )
-from osfl.methods.onesum.features import LEVELS, Mirrored, OnGrid, RandomConvolutions, draw_filters, mirrored, on_grid
-from osfl.methods.onesum.figures import preview_figures, server_figures
-from osfl.methods.onesum.head import Classifier, Head, head_of, lda, moments, qda, ridge
-from osfl.methods.onesum.personal import NETWORK, Blended, Choice, choose, default_choice, heads_for_sites, is_blend, offered
-from osfl.methods.onesum.private import (
+from osfl.methods.onesum.differential_privacy import (
     ROOM,
     check_shares,
     in_features,
@@ -72,6 +68,10 @@ from osfl.methods.onesum.private import (
     site_noise,
     statement,
 )
+from osfl.methods.onesum.features import LEVELS, Mirrored, OnGrid, RandomConvolutions, draw_filters, mirrored, on_grid
+from osfl.methods.onesum.figures import preview_figures, server_figures
+from osfl.methods.onesum.head import Classifier, Head, head_of, lda, moments, qda, ridge
+from osfl.methods.onesum.personal import NETWORK, Blended, Choice, choose, default_choice, heads_for_sites, is_blend, offered
 from osfl.methods.onesum.public import Projected, projection, public_images
 from osfl.methods.onesum.settings import Settings, is_shrinkage
 from osfl.methods.onesum.terms import (

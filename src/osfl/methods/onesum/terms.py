@@ -10,8 +10,8 @@ from osfl.core.types import Payload, Plan, Task, Upload
 from osfl.ingredients.statistics.gaussians import Statistics, packed, unpacked
 from osfl.ingredients.statistics.one_vs_rest import images_in
 from osfl.ingredients.training.one_upload import working_on
+from osfl.methods.onesum.differential_privacy import Noise, check_noise, largest
 from osfl.methods.onesum.features import LEVELS
-from osfl.methods.onesum.private import Noise, check_noise, largest
 
 
 def check_claims(upload: Upload, plan: Plan) -> None:

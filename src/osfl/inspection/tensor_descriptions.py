@@ -16,41 +16,41 @@ _PARAMETERS = ("weight", "bias", "scale", "gamma", "beta", "alpha")
 
 
 @dataclass(frozen=True)
-class Role:
+class Description:
     kind: Kind
     what: str
 
 
-def role_of(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -> Role:
+def describe_tensor(name: str, dtype: str, shape: Sequence[int], image: Sequence[int]) -> Description:
     """`image` is (channels, height, width) of the round, or empty if no plan is known."""
     last = re.split(r"[./]", name)[-1]
     if pictures := _pictures(dtype, shape, image):  # first: the name of a picture may not show it
-        return Role("pictures", pictures)
+        return Description("pictures", pictures)
     if last in ("running_mean", "running_var"):
         what = "average" if last == "running_mean" else "spread"
-        return Role("statistics", f"{what} of what this layer saw in the training images")
+        return Description("statistics", f"{what} of what this layer saw in the training images")
     if last == "num_batches_tracked":
-        return Role("counter", "number of training steps")
+        return Description("counter", "number of training steps")
     if dtype not in FLOATS and len(shape) == 1 and "label" in last:
-        return Role("labels", f"a class for each of {_many(shape[0], 'item')}")
+        return Description("labels", f"a class for each of {_many(shape[0], 'item')}")
     if dtype in FLOATS and len(shape) == 3 and ("token" in name.lower() or last == "sequences"):
-        return Role("tokens", f"{_many(shape[0], 'sequence')} of {_many(shape[1], 'token')} of {shape[2]} numbers")
+        return Description("tokens", f"{_many(shape[0], 'sequence')} of {_many(shape[1], 'token')} of {shape[2]} numbers")
     if name == "counts":
-        return Role("features", "number of training images of each class")
+        return Description("features", "number of training images of each class")
     if last in ("sums", "gram"):
-        return Role("features", "sums of what a frozen network sees in the training images")
+        return Description("features", "sums of what a frozen network sees in the training images")
     if dtype in FLOATS and _OF_CLASS.match(name):
-        return Role("weights", "parameters of a generator, which makes images of this class, or features of such images")
+        return Description("weights", "parameters of a generator, which makes images of this class, or features of such images")
     if dtype in FLOATS and (last in _PARAMETERS or last.endswith(("weight", "bias")) or name.startswith("model/")):
-        return Role("weights", _weights(last, shape))
-    return Role("numbers", "numbers whose meaning this program does not know")
+        return Description("weights", _weights(last, shape))
+    return Description("numbers", "numbers whose meaning this program does not know")
 
 
-def masked_role(name: str) -> Role:
+def describe_masked(name: str) -> Description:
     """Of a tensor of a masked upload: nothing can be read from its numbers."""
     if name == COMMITMENTS:
-        return Role("masked", "commitments to the masks that this site shares with each other one")
-    return Role("masked", "whole numbers with masks that cancel in the sum over all sites: each looks like noise")
+        return Description("masked", "commitments to the masks that this site shares with each other one")
+    return Description("masked", "whole numbers with masks that cancel in the sum over all sites: each looks like noise")
 
 
 def _pictures(dtype: str, shape: Sequence[int], image: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from osfl.dashboard.phase import Phase
 
 
 @dataclass
-class Keeper:
+class Controller:
     """What the handlers of requests share."""
 
     round: Path

@@ -1,4 +1,4 @@
-"""Which networks come from the same initial weights: only those can be averaged."""
+"""Which networks come from the same initial weights (groups with a common start): only those can be averaged."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def cosines(members: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
     return found
 
 
-def families(near: torch.Tensor) -> list[int]:
-    """The number of each network's family, from 1 in the order given; a network close to one of a family belongs to it."""
+def groups_of_one_start(near: torch.Tensor) -> list[int]:
+    """The number of each network's group, from 1 in the order given; a network close to one of a group belongs to it."""
     found = [0] * len(near)
     for i in range(len(near)):
         if not found[i]:
