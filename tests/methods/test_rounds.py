@@ -114,3 +114,11 @@ def test_a_round_is_counted_in_bytes_both_ways() -> None:
     single = simulated.up["a"][0].payload.tensors
     parameters = [name for name in single if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
     assert len(twice) == len(single) + len(parameters)
+
+
+def test_the_clients_time_and_operations_are_those_of_all_clients_in_all_rounds() -> None:
+    chosen = FedAvgRounds.Settings(**COMMON, rounds=1)
+    one, three = (
+        FedAvgRounds(TASK, s).simulate(SHARDS, context(s, ["a", "b", "c"])) for s in (chosen, replace(chosen, rounds=3))
+    )
+    assert one.client_seconds > 0 and three.client_seconds > 0 and three.client_flops == 3 * one.client_flops > 0

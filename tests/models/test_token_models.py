@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from osfl.core.seeds import torch_generator
 from osfl.models.flops import _Counter
 from osfl.models.initial import initialize
-from osfl.models.token_models import AttentionPool, TokenGenerator, levels_mask
+from osfl.models.token_models import AttentionPool, TokenGenerator, levels_mask, sinusoid
 
 
 def generator(order: str = "mar", tokens: int = 5, components: int = 3, dim: int = 6) -> TokenGenerator:
@@ -185,3 +185,12 @@ def test_operations_of_sampling_are_those_that_torch_counts(order: str, tokens: 
     with sdpa_kernel(SDPBackend.MATH), _Counter() as counter:  # fused attention would not be counted
         model.sample(torch.arange(count) % 3, torch_generator(0, "draw"))
     assert counter.total == pytest.approx(model.sampling_flops() * count, rel=1e-9)
+
+
+def test_positions_are_sines_and_cosines_of_falling_frequencies() -> None:
+    """Width 4: sin p, cos p, sin p/100, cos p/100; an odd width lacks the last cosine."""
+    found = sinusoid(3, 4)
+    for p in range(3):
+        expected = [math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)]
+        assert found[p].tolist() == pytest.approx(expected, abs=1e-6)
+    assert sinusoid(3, 3)[2].tolist() == pytest.approx([math.sin(2), math.cos(2), math.sin(2 * 10000 ** (-2 / 3))], abs=1e-6)

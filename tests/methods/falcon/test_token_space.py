@@ -92,3 +92,11 @@ def test_patience_keeps_what_was_best_for_held_out_sequences() -> None:
     again, twin = fitted(2, 30)
     assert best > last and best == again
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("more", "white"), [(-1, False), (0, True)])
+def test_a_covariance_needs_so_many_sequences_beyond_one_of_each_class(more: int, white: bool) -> None:
+    """The standard space divides each number alone: its matrix is diagonal."""
+    tokens, labels = sequences(3 + FEW + more)
+    matrix = white_space(tokens, labels, 3)[3:]
+    assert (int((matrix - matrix.diag().diag()).count_nonzero()) > 0) == white
