@@ -1,4 +1,7 @@
-"""Every extra of the installed package: what it brings can be imported, or one message says what to install."""
+"""Every extra of the installed package: what it brings can be imported, or one message says what to install.
+
+`--names` prints their names, as pip wants them in brackets; with `--installed` all of them have to be there.
+"""
 
 import sys
 from collections.abc import Callable
@@ -46,6 +49,8 @@ def check(extra: str) -> str:
         for module in modules:
             import_module(module)
         return "works"
+    if "--installed" in sys.argv:
+        sys.exit(f"{extra}: it is not installed")
     try:
         feature()
     except OsflError as error:
@@ -58,6 +63,9 @@ def check(extra: str) -> str:
 declared = set(metadata("osfl").get_all("Provides-Extra") or ()) - TOOLS
 if unknown := declared ^ FEATURES.keys():
     sys.exit(f"extras without a check here, or the other way round: {', '.join(sorted(unknown))}")
+if "--names" in sys.argv:
+    print(",".join(sorted(declared)))
+    sys.exit()
 for name in sorted(declared):
     print(f"{name}: {check(name)}")
 print(f"all {len(declared)} extras")

@@ -40,7 +40,7 @@ Wheel = Annotated[
         "--wheel",
         metavar="osfl-*.whl",
         show_default=False,
-        help="This package as a file, for each machine's folder: `pip wheel --no-deps .` in the checkout makes it.",
+        help="The package for each machine's folder, as a file. Without it: the package that runs here.",
     ),
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import json
 import shutil
@@ -16,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+import osfl
 from osfl.core.errors import UsageError
 from osfl.core.plan import read_plan, write_plan
 from osfl.deploy.flower import deployment
@@ -50,6 +53,7 @@ def test_a_site_has_nothing_of_others(tmp_path: Path) -> None:
         folder = tmp_path / "sites" / client
         names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         plan = f"plans/fedavg-{PLAN.digest[:8]}.toml"
+        names = {name for name in names if not name.startswith("osfl-")}  # the package
         assert names == {"ca.crt", "node.key", "node.pub", "site.key", "site.pub", "start.sh", plan}
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         others = [secret for path, secret in secrets.items() if folder not in path.parents]
@@ -200,7 +204,7 @@ def test_scripts_are_valid_and_say_what_is_missing(tmp_path: Path) -> None:
         text=True,
         env={"PATH": "/usr/bin:/bin"},
     )
-    assert output.returncode == 1 and "pip install 'osfl[flower]'" in output.stderr
+    assert output.returncode == 1 and "pip install './osfl-*.whl[flower]'" in output.stderr
 
 
 @pytest.mark.parametrize(("host", "port"), [("bad host", 1), ("", 1), ("a;b", 1), (HOST, 0), (HOST, 70000)])
@@ -238,7 +242,26 @@ def test_the_package_goes_into_each_folder(tmp_path: Path) -> None:
     folders = [tmp_path / "out" / "coordinator", *(tmp_path / "out" / "sites" / client for client in CLIENTS)]
     assert all((folder / wheel.name).read_bytes() == wheel.read_bytes() for folder in folders)
     assert all(f"pip install './{wheel.name}[flower]'" in commands for commands in done.machines.values())
-    assert all("pip install 'osfl[flower]'" in commands for commands in deploy(PLAN, tmp_path / "o", HOST).machines.values())
+
+
+def test_without_a_file_the_package_that_runs_here_goes_into_each_folder(tmp_path: Path) -> None:
+    """Before it is on an index, `pip install osfl` finds nothing, or somebody else's package."""
+    done = deploy(PLAN, tmp_path, HOST)
+    wheels = sorted(tmp_path.rglob("osfl-*.whl"))
+    assert len(wheels) == len(CLIENTS) + 1 and len({wheel.read_bytes() for wheel in wheels}) == 1
+    assert all(f"pip install './{wheels[0].name}[flower]'" in commands for commands in done.machines.values())
+    with zipfile.ZipFile(wheels[0]) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    source = Path(osfl.__file__).parent
+    assert content["osfl/cli/main.py"] == (source / "cli" / "main.py").read_bytes()
+    assert {"osfl/py.typed", "osfl/reports/templates/run.html"} <= content.keys()
+    info = wheels[0].name.removesuffix("-py3-none-any.whl") + ".dist-info"
+    assert b"osfl = osfl.cli.main:main" in content[f"{info}/entry_points.txt"]
+    recorded = dict(line.rsplit(",", 2)[:2] for line in content.pop(f"{info}/RECORD").decode().splitlines()[:-1])
+    hashes = {
+        name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode() for name, data in content.items()
+    }
+    assert recorded == {name: f"sha256={value}" for name, value in hashes.items()}
 
 
 @pytest.mark.parametrize("name", ["other-1.0-py3-none-any.whl", "osfl-0.1.0.tar.gz", "osfl-0.1.0-py3-none-any.whl"])

@@ -3,6 +3,7 @@
     coordinator/   tls/  keys/server.key  nodes/<site>.pub  app/  rounds/<name>/  start.sh  run.sh
     sites/<name>/  ca.crt  node.key  site.key  plans/  start.sh      all that this site may have, and nothing of others but,
                    keys/                                             for a secure sum, their public keys
+    each           osfl-*.whl                                        the package
 
 Called again with another plan it keeps certificates and keys, and adds a round. Folders of sites may be gone by then, as they
 should: the coordinator has the public halves of their keys, and no others are made.
@@ -22,6 +23,7 @@ from string import Template
 from osfl.core.errors import UsageError
 from osfl.core.plan import write_plan
 from osfl.core.types import ClientId, Plan
+from osfl.deploy.flower.package import write_wheel
 from osfl.deploy.flower.services import write_coordinator, write_site
 from osfl.deploy.flower.tls import (
     days_left,
@@ -65,8 +67,8 @@ def deploy(
     services: bool = False,
 ) -> Deployment:
     """Write the folders. `keys`: what `osfl keys` wrote, NAME.pub of every site and perhaps NAME.key; without it they are made
-    here. `wheel`: this package, which goes into each folder. `authority`: a folder with ca.crt and ca.key of one's own, whose
-    key is not copied. `services`: systemd units and container files, too."""
+    here. `wheel`: the package for each folder; without it, the one that runs here. `authority`: a folder with ca.crt and
+    ca.key of one's own, whose key is not copied. `services`: systemd units and container files, too."""
     coordinator = out / "coordinator"
     problems = [*_wrong(host, port, settings or {}), *_without_key(plan, coordinator, keys), *_no_wheel(wheel)]
     problems += _wrong_authority(authority, coordinator / "tls")
@@ -86,15 +88,12 @@ def deploy(
         if plan.secure_sum:
             _write_others(folder / "keys", client, enrolled)
         _write_site(folder, client, server, coordinator / "tls" / "ca.crt", name, plan, host, port)
-    install = "pip install 'osfl[flower]'"
-    if wheel is not None:
-        install = f"pip install './{wheel.name}[flower]'"
-        for folder in (coordinator, *sites.values()):
-            shutil.copyfile(wheel, folder / wheel.name)
+    package = _copy_package((coordinator, *sites.values()), wheel)
+    install = f"pip install './{package}[flower]'"
     if services:
-        write_coordinator(coordinator, name, port, install, wheel)
+        write_coordinator(coordinator, name, port, package)
         for client, folder in sites.items():
-            write_site(folder, client, install, wheel)
+            write_site(folder, client, package)
     deployment = Deployment(out, name, _commands(sites, host, name, handed, install))
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
     return deployment
@@ -130,7 +129,14 @@ def _wrong(host: str, port: int, settings: Mapping[str, float]) -> list[str]:
 
 def _no_wheel(wheel: Path | None) -> list[str]:
     good = wheel is None or (wheel.name.startswith("osfl-") and wheel.suffix == ".whl" and zipfile.is_zipfile(wheel))
-    return [] if good else [f"--wheel: expected a file osfl-*.whl (`pip wheel --no-deps .` in the checkout), got {wheel}"]
+    return [] if good else [f"--wheel: expected a file osfl-*.whl, or leave it out for the package that runs here; got {wheel}"]
+
+
+def _copy_package(folders: Sequence[Path], wheel: Path | None) -> str:
+    """Put the package into each folder; the name of its file."""
+    for folder in folders:
+        path = write_wheel(folder) if wheel is None else Path(shutil.copyfile(wheel, folder / wheel.name))
+    return path.name
 
 
 # --- keys and certificates ---------------------------------------------------------------------------------------------
@@ -276,7 +282,10 @@ def _write_app(folder: Path, fl_round: str, settings: Mapping[str, float]) -> No
 
 _ENVIRONMENT = """\
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5
-command -v flower-supernode > /dev/null || { echo "Flower is not installed here: pip install 'osfl[flower]'" >&2; exit 1; }
+command -v flower-supernode > /dev/null || {
+    echo "Flower is not installed here: pip install './osfl-*.whl[flower]', with the file's whole name" >&2
+    exit 1
+}
 python="$(dirname "$(command -v flower-supernode)")/python"
 [ -x "$python" ] || python=python3
 umask 077

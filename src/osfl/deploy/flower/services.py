@@ -13,7 +13,8 @@ HOME, IMAGES = "/opt/osfl", "/srv/images"
 
 _UNIT = Template("""\
 # systemctl enable --now $name, after: copy this file to /etc/systemd/system, the folder to $home/$machine,
-# python3 -m venv $home/venv && $home/venv/bin/$install, and a user osfl who owns the folder.
+# python3 -m venv $home/venv && $home/venv/bin/pip install '$home/$machine/$package[flower]',
+# and a user osfl who owns the folder.
 [Unit]
 Description=$what
 Wants=network-online.target
@@ -42,7 +43,8 @@ _CONTAINER = Template("""\
 # The image holds the package and no key: this folder is mounted, images are read only.
 FROM docker.io/library/python:3.12-slim
 RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
-$package
+COPY $package /tmp/
+RUN pip install --no-cache-dir '/tmp/$package[flower]'
 ENV OSFL_CACHE=/osfl/cache
 WORKDIR /osfl
 ENTRYPOINT ["/osfl/start.sh"]
@@ -50,28 +52,25 @@ $command""")
 _IGNORED = "# Nothing of this folder goes into the image but the package.\n*\n!osfl-*.whl\n"
 
 
-def write_coordinator(folder: Path, fl_round: str, port: int, install: str, wheel: Path | None) -> None:
+def write_coordinator(folder: Path, fl_round: str, port: int, package: str) -> None:
     units = {"osfl-superlink": ("start.sh", "always"), f"osfl-run-{fl_round}": (f"run.sh {fl_round}", "on-failure")}
     for name, (start, restart) in units.items():
         what = f"OSFL coordinator: {start}"
-        _unit(folder, name, machine="coordinator", what=what, start=start, restart=restart, install=install)
-    _container(folder, "coordinator", f'-v "$PWD:/osfl" -p {port}:{port} -e OSFL_BIND=0.0.0.0', wheel, "")
+        _unit(folder, name, machine="coordinator", what=what, start=start, restart=restart, package=package)
+    _container(folder, "coordinator", f'-v "$PWD:/osfl" -p {port}:{port} -e OSFL_BIND=0.0.0.0', package, "")
 
 
-def write_site(folder: Path, client: str, install: str, wheel: Path | None) -> None:
+def write_site(folder: Path, client: str, package: str) -> None:
     start = f"start.sh {IMAGES}"
-    _unit(folder, f"osfl-{client}", machine=client, what=f"OSFL site {client}", start=start, restart="always", install=install)
-    _container(folder, client, f'-v "$PWD:/osfl" -v {IMAGES}:/images:ro', wheel, 'CMD ["/images"]\n')
+    _unit(folder, f"osfl-{client}", machine=client, what=f"OSFL site {client}", start=start, restart="always", package=package)
+    _container(folder, client, f'-v "$PWD:/osfl" -v {IMAGES}:/images:ro', package, 'CMD ["/images"]\n')
 
 
 def _unit(folder: Path, name: str, **values: str) -> None:
     (folder / f"{name}.service").write_text(_UNIT.substitute(name=name, home=HOME, **values), encoding="utf-8")
 
 
-def _container(folder: Path, machine: str, run: str, wheel: Path | None, command: str) -> None:
-    package = "RUN pip install --no-cache-dir 'osfl[flower]'"
-    if wheel is not None:
-        package = f"COPY {wheel.name} /tmp/\nRUN pip install --no-cache-dir '/tmp/{wheel.name}[flower]'"
+def _container(folder: Path, machine: str, run: str, package: str, command: str) -> None:
     text = _CONTAINER.substitute(machine=machine, run=run, package=package, command=command)
     (folder / "Containerfile").write_text(text, encoding="utf-8")
     for name in (".containerignore", ".dockerignore"):
