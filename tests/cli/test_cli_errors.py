@@ -20,7 +20,7 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "no workers": ("run --method fedavg --workers 0", 2, ("--workers", "1")),
     "unknown format": ("run --method fedavg --format xml", 2, ("--format", "'xml' is not one of 'text', 'json'")),
     "unknown list": ("ls method", 2, ("'method' is not one of", "'methods'")),
-    "no method": ("compare --methods ,", 2, ("--method is missing", "osfl ls methods")),
+    "no method": ("compare --methods ,", 2, ("--methods names none", "osfl ls methods")),
     "unknown method": ("run --method fedavgg", 2, ("no method 'fedavgg'", "Did you mean 'fedavg'", "Known methods")),
     "unknown preset": ("run --method fedavg --preset cpux", 2, ("no preset 'cpux'", "'cpu'", "Presets: paper")),
     "unknown partition": ("run --method fedavg --partition skewed", 2, ("'skewed' is not", "Examples: iid")),

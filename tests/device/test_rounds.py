@@ -39,6 +39,7 @@ ON_THE_CPU: Mapping[str, tuple[str, float]] = {
     "ingredients/statistics/shrinkage.py": ("one eigendecomposition a round, in 64 bits", 1e6),
     "methods/onesum/head.py": ("one system of equations a round, in 64 bits", 1e6),
     "methods/onesum/terms.py": ("what an upload claims is checked once, in 64 bits", 2e6),
+    "methods/fedcgs.py": ("the same", 3e6),
     "methods/onesum/features.py": ("the filters are drawn once", 1e5),
     "methods/fol/selection.py": ("weights of a few members, in 64 bits, from answers that are there", 1e5),
     "methods/fol/bounds.py": ("measures a theorem to 1e-10, in 64 bits, on the last layer", 1e8),

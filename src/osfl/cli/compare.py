@@ -22,6 +22,7 @@ from osfl.cli.arguments import (
 )
 from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
+from osfl.core.errors import UsageError
 from osfl.data.reading import Reading
 
 EXAMPLES = (
@@ -106,6 +107,10 @@ def compare(
         headline([1, 1], metric)
     with mistakes.noted():
         wanted = [_own(label) for label in names(methods, "--methods")]
+        if not wanted:
+            raise UsageError(
+                "--methods names none", field="methods", fix="`osfl ls methods` lists them; without --methods it is six."
+            )
     with mistakes.noted():
         chosen = numbers(seeds, "--seeds")
     args = RunOptions(

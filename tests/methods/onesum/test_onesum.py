@@ -316,7 +316,7 @@ def test_a_term_that_no_images_can_have_is_refused_by_name(how: str, field: str)
     sent[0] = replace(sent[0], payload=spoiled(sent[0].payload, how))
     with pytest.raises(RoundError) as caught:
         one.server_phase(sent, ctx(federation))
-    assert (caught.value.client, caught.value.field) == (sent[0].client, field) and "--without" in str(caught.value.fix)
+    assert (caught.value.client, caught.value.field) == (sent[0].client, field) and "--exclude" in str(caught.value.fix)
 
 
 def test_sums_at_the_bound_are_exact() -> None:

@@ -25,6 +25,7 @@ from osfl.rounds.storage import payload_of
 from osfl.rounds.total import read_total
 from osfl.runtime.atomic import TEMPORARY
 from osfl.runtime.payloads import to_raw
+from osfl.runtime.sbom import NAME as SBOM
 from osfl.wire.bundle import pack
 from osfl.wire.gate import open_upload, verify_release
 from osfl.wire.refusals import HEAD, JOURNAL
@@ -40,6 +41,8 @@ MADE_OF_IT = (
     "report",
     "results.json",
     JUDGMENT,
+    SBOM,
+    "summaries",  # what sites measured about the old release
     "model_card.md",
     "fusion.json",
     "model.safetensors",
