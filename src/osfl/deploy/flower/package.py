@@ -10,8 +10,7 @@ from functools import cache
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
-import osfl
-
+PACKAGE = Path(__file__).parents[2]
 METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE")  # not what pip noted about this installation
 _DATE = (2020, 1, 1, 0, 0, 0)  # the same files are the same wheel
 
@@ -26,8 +25,8 @@ def write_wheel(folder: Path) -> Path:
 
 @cache
 def _packed(version: str) -> bytes:
-    package, info = Path(osfl.__file__).parent, f"osfl-{version}.dist-info"
-    files = {f"osfl/{path.relative_to(package).as_posix()}": path.read_bytes() for path in _sources(package)}
+    info = f"osfl-{version}.dist-info"
+    files = {f"osfl/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in _sources()}
     files |= {f"{info}/{name}": _metadata(distribution("osfl"), name) for name in METADATA}
     record = "".join(f"{name},{_digest(content)},{len(content)}\n" for name, content in sorted(files.items()))
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
@@ -38,8 +37,8 @@ def _packed(version: str) -> bytes:
     return stream.getvalue()
 
 
-def _sources(package: Path) -> list[Path]:
-    return sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+def _sources() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
 def _metadata(found: Distribution, name: str) -> bytes:
