@@ -25,6 +25,7 @@ DEFAULT_METHOD = "onesum"  # of run, new and estimate, where no --method is give
 # averaged; the same with ten messages instead of one; and both ends, no exchange and no privacy. Affordable: their models are
 # trained once for three of them. None fails where images are few, as generators do.
 SENSIBLE = ("onesum", "ensemble@ensemble=odds", "fedavg", "fedavg_rounds", "local_only", "centralized")
+_SEVERAL = {"ensemble@ensemble=odds": "ensemble@ensemble=class_count"}  # for images that may have several classes
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,14 @@ def _unknown(dataset: str) -> bool:
     folder = data_folder()
     files = folder.glob(f"{dataset}.*") if folder and "/" not in dataset else ()
     return dataset not in sheets() and not Path(dataset).exists() and not any(files)
+
+
+def sensible(simulation: Simulation) -> list[str]:
+    """What `osfl compare` runs without --methods: all of them learn the kind of labels that these data have."""
+    from osfl.simulate.simulation import open_source
+
+    source = open_source(simulation.dataset, simulation.image_size, simulation.channels, simulation.reading)
+    return [_SEVERAL.get(label, label) if source.kind == "multilabel" else label for label in SENSIBLE]
 
 
 def numbers(text: str, option: str) -> list[int]:

@@ -18,6 +18,7 @@ from osfl.cli.arguments import (
     names,
     numbers,
     parse_options,
+    sensible,
     with_smoke,
 )
 from osfl.cli.progress import by_run, progress_display
@@ -33,12 +34,13 @@ EXAMPLES = (
 )
 
 Methods = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--methods",
         "-m",
         metavar="A,B,C",
         rich_help_panel=options.WHAT,
+        show_default=False,
         help="Names of `osfl ls methods`; ensemble@ensemble=size is a variant. Default: six that show what is possible.",
     ),
 ]
@@ -64,7 +66,7 @@ def _own(label: str) -> str:
 
 
 def compare(
-    methods: Methods = ",".join(SENSIBLE),
+    methods: Methods = None,
     dataset: options.Dataset = "digits",
     clients: options.Clients = None,
     partition: options.Partition = "dirichlet:0.1",
@@ -106,7 +108,7 @@ def compare(
     with mistakes.noted():
         headline([1, 1], metric)
     with mistakes.noted():
-        wanted = [_own(label) for label in names(methods, "--methods")]
+        wanted = [_own(label) for label in names(methods, "--methods")] if methods is not None else list(SENSIBLE)
         if not wanted:
             raise UsageError(
                 "--methods names none", field="methods", fix="`osfl ls methods` lists them; without --methods it is six."
@@ -135,6 +137,7 @@ def compare(
     with mistakes.noted():
         simulation = parse_options(args)
     mistakes.check()
+    wanted = wanted if methods is not None else sensible(simulation)
     machine = machine_for(device, precision, memory, workers=workers, threads=threads)
     with progress_display(output_format == "json") as progress:
         comparison = compare_methods(

@@ -163,12 +163,12 @@ def show_summary(path: Path) -> None:
 def show_evaluation(evaluation: Evaluation, folder: Path) -> None:
     from rich.table import Table
 
-    from osfl.reports.evaluation import LABELS, below_constant, cell, heading, interval_sentence, lede
+    from osfl.reports.evaluation import below_constant, cell, heading, interval_sentence, labels_of, lede
 
     echo(f"[bold]{escape(heading(evaluation))}[/]")
     echo(escape(lede(evaluation)))
     table = Table.grid(padding=(0, 2))
-    for name, (label, why) in LABELS.items():
+    for name, (label, why) in labels_of(evaluation).items():
         found = cell(name, evaluation["metrics"][name])
         table.add_row(label, f"[bold]{found['value']}[/]", f"{found['interval']}", f"[dim]{why}[/]")
     for name, scored in evaluation["per_class"].items():
@@ -184,7 +184,7 @@ def show_evaluation(evaluation: Evaluation, folder: Path) -> None:
         )
     output().print(table)
     echo(f"[dim]{interval_sentence(evaluation)}[/]")
-    for sentence in filter(None, [below_constant(evaluation), *evaluation["cautions"]]):
+    for sentence in filter(None, [evaluation.get("thresholds"), below_constant(evaluation), *evaluation["cautions"]]):
         echo(f"[yellow]{escape(sentence)}[/]")
     echo(f"Results  {escape(str(folder / 'evaluation.json'))}")
     echo(f"Report   {escape(str(folder / 'report' / 'index.html'))}")

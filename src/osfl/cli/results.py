@@ -58,11 +58,14 @@ def _show(kept: Sequence[Mapping[str, Any]]) -> None:
         echo("No summary yet. A site makes one with `osfl evaluate MODEL --data DIR --client NAME --key NAME.key`.")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("Site", "Images", "Part", "Balanced accuracy", "Accuracy", "One class", "Model"):
+    several = any("ap" in one["metrics"] for one in kept)  # all are of one round, and so of one kind
+    read = ("auroc", "ap") if several else ("balanced_accuracy", "accuracy")
+    titles = ("AUROC", "Average precision", "Constant") if several else ("Balanced accuracy", "Accuracy", "One class")
+    for name in ("Site", "Images", "Part", *titles, "Model"):
         table.add_column(name, justify="left" if name in ("Site", "Part", "Model") else "right")
     for one in kept:
-        balanced, plain = (cell(name, one["metrics"][name]) for name in ("balanced_accuracy", "accuracy"))
-        values = [f"{found['value']}\n[dim]{found['interval']}[/]" for found in (balanced, plain)]
+        cells = [cell(name, one["metrics"][name]) for name in read]
+        values = [f"{found['value']}\n[dim]{found['interval']}[/]" for found in cells]
         images = f"{one['images']:,}"
         table.add_row(
             one["client"], images, one["part"], *values, f"{100 * one['majority']:.1f}\N{NO-BREAK SPACE}%", one["weights"][:8]

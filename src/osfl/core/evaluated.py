@@ -5,7 +5,7 @@ The schema carries a version. Adding a key keeps it; renaming, removing or chang
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 SCHEMA = 1
 
@@ -25,6 +25,8 @@ class ClassScores(TypedDict):
     specificity: Estimate  # share of the other classes' images that were answered otherwise
     f1: Estimate
     auroc: Estimate  # this class against all others
+    ap: NotRequired[Estimate]  # average precision; multi-label only, as is:
+    threshold: NotRequired[float]  # probability from which on the answer is yes
 
 
 class Bin(TypedDict):
@@ -49,7 +51,8 @@ class GroupScores(TypedDict):
 class Evaluation(TypedDict):
     schema: int
     model: dict[str, Any]  # where it was found, method, round, client, release; a checkpoint's sha256 and architecture
-    task: dict[str, Any]  # name, classes, image
+    task: dict[str, Any]  # name, classes, image; kind where it is multilabel
+    thresholds: NotRequired[str]  # multi-label: where they come from, a sentence
     data: dict[str, Any]  # name, digest, part (test, validation or all), images, people, column of the groups, findings
     interval: dict[str, Any]  # level, resamples, what is resampled (images or people)
     headline: str  # the metric to read first
@@ -57,7 +60,7 @@ class Evaluation(TypedDict):
     majority: float  # share of the most frequent class: what a constant answer reaches
     metrics: dict[str, Estimate]  # accuracy, balanced_accuracy, auroc, f1, ece, nll: as `scores.global` of results.json
     per_class: dict[str, ClassScores]
-    confusion: list[list[float]]  # counts; rows = truth, columns = answer
+    confusion: list[list[float]]  # counts; rows = truth, columns = answer; multi-label: empty
     calibration: list[Bin]  # bins without images are left out
     groups: dict[str, GroupScores]  # by value of the column; empty where none was named
     cautions: list[str]  # what a reader should know before any number

@@ -17,7 +17,7 @@ from osfl.data.catalog import sheets
 from osfl.data.folders import collect
 from osfl.data.opening import open_dataset
 from osfl.data.reading import Reading, check_reading
-from osfl.data.site import open_site, refuse_unknown
+from osfl.data.site import check_kind, open_site, refuse_unknown
 from osfl.data.source import Part, Problem, together
 from osfl.data.views import train_and_validation
 
@@ -28,6 +28,7 @@ class LabeledImages:
     name: str
     which: str  # test, validation or all
     problems: Sequence[Problem] = ()
+    held_out: Part | None = None  # validation images of a site, for thresholds
 
 
 def open_labeled(
@@ -45,8 +46,10 @@ def open_labeled(
         raise UsageError(f"{named}: {path} is no table, so it has no columns", field="by", fix="Give a CSV with such columns.")
     if path.suffix.lower() == ".npz" and not path.is_dir():
         parts, _ = open_npz_parts(path, len(task.classes), task.image[1], task.image[0])
+        check_kind(parts["train"].labels.ndim == 2, task)
         return _chosen(path.name, parts.get("test"), list(parts.values()), whole, unknown_arrays(path))
-    found = collect(path, task.classes, task.image[1], task.image[0], progress, "", reading)
+    found = collect(path, task.classes, task.image[1], task.image[0], progress, "", reading, task.several)
+    check_kind(found.several, task)
     refuse_unknown(found.unknown, task)
     tested = np.flatnonzero(found.parts == "test")
     test = found.whole.subset(tested) if len(tested) else None
@@ -63,6 +66,7 @@ def _named(name: str, task: Task, whole: bool, reading: Reading, progress: Progr
             got=", ".join(source.classes),
             fix="Give labeled images of the model's classes.",
         )
+    check_kind(source.kind == "multilabel", task)
     parts = [part for part in (source.train, source.val, source.test) if part is not None]
     return _chosen(name, source.test, parts, whole, source.problems)
 
@@ -88,7 +92,7 @@ def joined(parts: Sequence[Part]) -> Part:
 def held_out_of_site(data: Path, task: Task, client: ClientId, seed: int, reading: Reading) -> LabeledImages | None:
     """A site's images that it did not train on: its part called test, else what it held out; None where there are none."""
     found = open_site(data, task, reading=reading)
+    _, held_out = train_and_validation(found.train, client, seed=seed) if task.several or found.test is None else (None, None)
     if found.test is not None:
-        return LabeledImages(found.test, data.name, "test", found.problems)
-    _, held_out = train_and_validation(found.train, client, seed=seed)
-    return LabeledImages(held_out, data.name, "validation", found.problems) if len(held_out) else None
+        return LabeledImages(found.test, data.name, "test", found.problems, held_out)
+    return LabeledImages(held_out, data.name, "validation", found.problems, held_out) if held_out else None

@@ -39,11 +39,11 @@ def open_site(path: Path, task: Task, progress: Progress = quiet, reading: Readi
     channels, height, _ = task.image
     if path.suffix.lower() == ".npz" and not path.is_dir():
         parts, native = open_npz_parts(path, len(task.classes), height, channels)
-        _same_kind(parts["train"].labels.ndim == 2, task)
+        check_kind(parts["train"].labels.ndim == 2, task)
         train = [parts[key] for key in ("train", "val") if key in parts]
         return SiteData(Part(together(part.dataset for part in train)), parts.get("test"), unknown_arrays(path), native)
     found = collect(path, task.classes, height, channels, progress, "", reading, task.several)
-    _same_kind(found.several, task)
+    check_kind(found.several, task)
     refuse_unknown(found.unknown, task)
     test = np.flatnonzero(found.parts == "test")
     rest = np.flatnonzero(found.parts != "test")
@@ -58,7 +58,7 @@ def site_problems(found: SiteData, client: ClientId, task: Task) -> list[Problem
     return [*found.problems, *name_problems(found.train, found.test), *site_class_problems(task.classes, client, counts)]
 
 
-def _same_kind(several: bool, task: Task) -> None:
+def check_kind(several: bool, task: Task) -> None:
     """An image with several labels in a round of one class an image, or the other way round."""
     if several != task.several:
         has = ("one label an image", "several labels an image (multi-label)")

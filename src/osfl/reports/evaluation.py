@@ -24,6 +24,19 @@ LABELS = {
     "ece": ("Calibration error", "15 bins, 0 is best"),
     "nll": ("Log-likelihood loss", "mean, lower is better"),
 }
+LABELS_EACH = {  # where an image may have several classes
+    "auroc": ("AUROC", "macro over classes"),
+    "auroc_micro": ("AUROC, micro", "all pairs of image and class at once"),
+    "ap": ("Average precision", "macro over classes"),
+    "ap_micro": ("Average precision, micro", "all pairs of image and class at once"),
+    "f1": ("F1", "macro over classes, at the thresholds"),
+    "f1_micro": ("F1, micro", "all pairs of image and class at once"),
+    "balanced_accuracy": ("Balanced accuracy", "mean of sensitivity and specificity"),
+    "accuracy": ("Accuracy", "share of right yes and no; high for rare classes"),
+    "ece": ("Calibration error", "15 bins, 0 is best"),
+    "nll": ("Log-likelihood loss", "mean, lower is better"),
+}
+_CLASS = ("recall", "precision", "specificity", "f1", "auroc")
 _SHARES = ("accuracy", "balanced_accuracy", "recall", "precision", "specificity")
 
 
@@ -38,20 +51,34 @@ def write_evaluation_report(evaluation: Evaluation, folder: Path) -> Path:
         chips=_chips(evaluation),
         cautions=[*evaluation["cautions"], *(f"Data: {finding_line(one)}" for one in data.get("findings", ()))],
         below=below_constant(evaluation),
-        scores=[(*LABELS[name], *shown(name, metrics[name]), name == evaluation["headline"]) for name in LABELS],
+        scores=[
+            (*label, *shown(name, metrics[name]), name == evaluation["headline"])
+            for name, label in labels_of(evaluation).items()
+        ],
+        multilabel=is_multilabel(evaluation),
+        thresholds=evaluation.get("thresholds", ""),
         interval=interval_sentence(evaluation),
         classes=[_class_row(name, evaluation) for name in names],
         groups=[_group_row(name, evaluation) for name in evaluation["groups"]],
         column=str(data.get("column", "")),
         headline=NAMES[evaluation["headline"]],
         calibration_chart=_reliability(evaluation),
-        confusion_chart=_confusion(names, evaluation),
+        confusion_chart=_confusion(names, evaluation) if evaluation["confusion"] else "",
         model=fact_rows(evaluation["model"]),
         data=fact_rows({key: value for key, value in data.items() if value is not None and key != "findings"}),
         environment=fact_rows(evaluation["environment"]),
         command=evaluation["command"],
     )
     return write_text(folder / "index.html", page)
+
+
+def is_multilabel(evaluation: Evaluation) -> bool:
+    return evaluation["task"].get("kind") == "multilabel"
+
+
+def labels_of(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
+    """The scores in the order in which they are read, with name and explanation."""
+    return LABELS_EACH if is_multilabel(evaluation) else LABELS
 
 
 def heading(evaluation: Evaluation) -> str:
@@ -76,8 +103,12 @@ def below_constant(evaluation: Evaluation) -> str:
     metric = evaluation["headline"]
     value = evaluation["metrics"][metric]["value"]
     floor = constant_answer(metric, [scored["images"] for scored in evaluation["per_class"].values()])
+    if is_multilabel(evaluation):
+        floor = {"accuracy": evaluation["majority"], "f1": 0.0}.get(metric, 0.5)
     if value is None or value > floor:
         return ""
+    if is_multilabel(evaluation):
+        return "This model is no better than answering each class with yes, or with no, whatever the image."
     constant = f"{NAMES[metric]} {_text(metric, floor)}"
     return f"This model is no better than always answering the most frequent class, which has {constant}."
 
@@ -98,7 +129,8 @@ def _chips(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("classes", str(len(evaluation["task"]["classes"]))),
     ]
     chips += [("people", count(data["people"]))] if data.get("people") is not None else []
-    return [*chips, ("most frequent class", percent(evaluation["majority"]))]
+    constant = "always the same yes and no" if is_multilabel(evaluation) else "most frequent class"
+    return [*chips, (constant, percent(evaluation["majority"]))]
 
 
 def _text(name: str, value: float | None) -> str:
@@ -120,8 +152,10 @@ def cell(name: str, estimate: Estimate) -> dict[str, str]:
 
 def _class_row(name: str, evaluation: Evaluation) -> dict[str, Any]:
     scored = evaluation["per_class"][name]
-    columns = ("recall", "precision", "specificity", "f1", "auroc")
-    return {"name": name, "images": count(scored["images"]), "cells": [cell(key, scored[key]) for key in columns]}  # type: ignore[literal-required]
+    columns = (*_CLASS, "ap") if "ap" in scored else _CLASS
+    cells = [cell(key, scored[key]) for key in columns]  # type: ignore[literal-required]
+    threshold = {"threshold": decimal(scored["threshold"])} if "threshold" in scored else {}
+    return {"name": name, "images": count(scored["images"]), "cells": cells, **threshold}
 
 
 def _group_row(name: str, evaluation: Evaluation) -> dict[str, Any]:
@@ -136,6 +170,8 @@ def _group_row(name: str, evaluation: Evaluation) -> dict[str, Any]:
 def _reliability(evaluation: Evaluation) -> Markup:
     bins = evaluation["calibration"]
     what = "How often answers are right against how sure the model is"
+    if is_multilabel(evaluation):
+        what = "How often an image has a class against the probability that the model gives it"
     return responsive(lambda width: reliability(bins, what=what, width=width), "Calibration")
 
 
@@ -154,11 +190,17 @@ def write_evaluation_card(evaluation: Evaluation | None, about: dict[str, Any], 
     """`folder/model_card.md` of a site's model; `None` where no labeled images were at hand."""
     classes, image = task["classes"], " × ".join(map(str, task["image"]))
     facts = "".join(f"- {safe(key)}: {code(value)}\n" for key, value in fact_rows(about))
+    named = ", ".join(safe(name) for name in classes)
+    comes_out, gives = f"one of {count(len(classes))} classes comes out", "one of the classes above"
+    if task.get("kind") == "multilabel":
+        comes_out, gives = (
+            f"a probability of each of {count(len(classes))} classes comes out",
+            "a probability of each class above",
+        )
     parts = [
         f"# Model card: {safe(about.get('method', 'model'))} at {safe(about.get('client', 'a site'))}\n\n{facts}"
-        f"- An image of {image} (channels × height × width) goes in, one of {count(len(classes))} classes comes out: "
-        f"{', '.join(safe(name) for name in classes)}.\n",
-        "## Intended use and limits\n\nFor research on one-shot federated learning. It gives one of the classes above for "
+        f"- An image of {image} (channels × height × width) goes in, {comes_out}: {named}.\n",
+        f"## Intended use and limits\n\nFor research on one-shot federated learning. It gives {gives} for "
         "every input, also for images unlike those it was trained on. It has not been validated for clinical or other "
         "consequential decisions; that needs a study of its own on the population where it would be used.\n",
         _card_scores(evaluation) if evaluation else _NOT_MEASURED,
@@ -174,14 +216,15 @@ _NOT_MEASURED = (
 
 
 def _card_scores(evaluation: Evaluation) -> str:
-    rows = [[LABELS[name][0], *shown(name, evaluation["metrics"][name])] for name in LABELS]
+    rows = [[label, *shown(name, evaluation["metrics"][name])] for name, (label, _) in labels_of(evaluation).items()]
     classes = [
         [safe(name), count(scored["images"]), *shown("recall", scored["recall"])]
         for name, scored in evaluation["per_class"].items()
     ]
     cautions = "".join(f"\n**Caution.** {safe(caution)}\n" for caution in evaluation["cautions"])
+    sentences = [safe(lede(evaluation)), safe(interval_sentence(evaluation)), evaluation.get("thresholds", "")]
     return (
-        f"## Evaluation\n\n{safe(lede(evaluation))} {safe(interval_sentence(evaluation))}\n\n"
+        f"## Evaluation\n\n{' '.join(filter(None, sentences))}\n\n"
         f"{table(['Score', 'Value', 'Interval'], rows)}{cautions}\n"
         f"### By class\n\n{table(['Class', 'Images', 'Right', 'Interval'], classes)}"
     )

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from osfl.core.errors import UsageError
 from osfl.core.evaluated import SCHEMA, Evaluation
 from osfl.core.method import quiet
 from osfl.core.plan import plan_from
-from osfl.core.result import write_json
+from osfl.core.result import read_result, write_json
 from osfl.core.types import ClientId, Payload, Progress, Task
 from osfl.data import grouped
 from osfl.data.labeled import LabeledImages, held_out_of_site
 from osfl.data.reading import Reading, reading_of
-from osfl.data.source import content_digest
+from osfl.data.source import Part, content_digest
 from osfl.evaluation.intervals import RESAMPLES
+from osfl.evaluation.multilabel import HALF, thresholds
 from osfl.evaluation.scores_with_intervals import probabilities_of, score_probabilities
 from osfl.models.architectures import parse
 from osfl.models.plain_checkpoints import fitted, image_of, pixels_of, read_checkpoint
@@ -29,6 +31,13 @@ from osfl.rounds.state import read_json
 from osfl.runtime.environment import describe_environment, device_named
 from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import payload_digest
+
+THRESHOLDS = "thresholds.json"  # beside a site's multi-label model
+_CHOSEN = "Thresholds were chosen on validation images, where F1 is highest; none of these images had a say."
+_NOT_CHOSEN = (
+    "No thresholds are known for this model, so the answer is yes from 0.5 on: F1, recall, precision and specificity may be "
+    "far below what other thresholds give. AUROC and average precision need none."
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class FinishedModel:
     task: Task
     about: dict[str, Any]
     reading: Reading = field(default_factory=Reading)
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # multi-label: by class, found on validation images
 
 
 def open_model(path: Path, client: ClientId | None = None, plain: PlainModel = PlainModel()) -> FinishedModel:
@@ -61,7 +71,16 @@ def open_model(path: Path, client: ClientId | None = None, plain: PlainModel = P
     module, task = load_model(path, client)
     plan = plan_from(read_json(path / "plan.json"), str(path / "plan.json"))
     about = {"path": str(path), "method": plan.method, "round": plan.digest, "weights": _weights(module)}
-    return FinishedModel(module, task, about | ({"client": client} if client else {}), reading_of(plan.data))
+    about |= {"client": client} if client else {}
+    return FinishedModel(module, task, about, reading_of(plan.data), _thresholds(path) if task.several else {})
+
+
+def _thresholds(folder: Path) -> dict[str, float]:
+    """Those of a site's model, or of a simulated run (the mean over its clients); none where nobody chose any."""
+    if (folder / THRESHOLDS).exists():
+        return {name: float(cut) for name, cut in read_json(folder / THRESHOLDS).items()}
+    labels = read_result(folder)["scores"].get("labels", {}) if (folder / "results.json").exists() else {}
+    return {name: row["threshold"] for name, row in labels.items()}
 
 
 def _checkpoint(path: Path, plain: PlainModel) -> FinishedModel:
@@ -108,15 +127,14 @@ def evaluate_model(
     progress: Progress = quiet,
 ) -> Evaluation:
     """Everything that can be said of this model on these images. Nothing is trained and nothing is chosen by them."""
-    if model.task.several:
-        raise UsageError(
-            "this model is multi-label: a simulated run measures such a model, `osfl evaluate` does not yet",
-            field="model",
-            fix="Its scores are in the run's results.json; `osfl predict` gives the probabilities of all classes.",
-        )
     progress("evaluate", 0, 1)
-    answers = probabilities_of(model.module, images.part.dataset.images, device_named(machine.device))
-    scores = score_probabilities(answers, images.part, model.task.classes, metric=metric, resamples=resamples)
+    classes, device, more = model.task.classes, device_named(machine.device), dict[str, Any]()
+    answers = probabilities_of(model.module, images.part.dataset.images, device, model.task.kind)
+    if model.task.several:
+        more["cuts"] = np.array([model.thresholds.get(name, HALF) for name in classes])
+    scores = score_probabilities(answers, images.part, classes, metric=metric, resamples=resamples, **more)
+    if model.task.several:
+        scores["thresholds"] = _CHOSEN if model.thresholds else _NOT_CHOSEN
     progress("evaluate", 1, 1)
     people, findings = images.part.groups, grouped(images.problems)
     data = {
@@ -128,7 +146,8 @@ def evaluate_model(
         "column": column or ("domain" if scores["groups"] else ""),
         **({"findings": findings} if findings else {}),
     }
-    task = {"name": model.task.name, "classes": list(model.task.classes), "image": list(model.task.image)}
+    task = {"name": model.task.name, "classes": list(classes), "image": list(model.task.image)}
+    task |= {"kind": model.task.kind} if model.task.several else {}
     return {
         "schema": SCHEMA,
         "model": dict(model.about),
@@ -173,11 +192,22 @@ def describe_at_site(
 ) -> Evaluation | None:
     """What a site keeps beside its model: a model card, and where it has labeled images `evaluation.json` and a page."""
     model, plan = open_model(folder, client), plan_from(read_json(folder / "plan.json"), str(folder / "plan.json"))
-    measured = data if not plan.task.several else None
-    images = held_out_of_site(measured, plan.task, client, plan.seed, model.reading) if measured else None
+    images = held_out_of_site(data, plan.task, client, plan.seed, model.reading) if data else None
+    if images and images.held_out and plan.task.several:
+        found = _choose_thresholds(model, images.held_out, machine)
+        write_json(folder / THRESHOLDS, found)
+        if images.which == "test":  # on the images that chose them they would look too good
+            model = replace(model, thresholds=found)
     evaluation = evaluate_model(model, images, command=command, machine=machine) if images else None
     if evaluation:
         write_evaluation(evaluation, folder)
-    task = {"classes": list(plan.task.classes), "image": list(plan.task.image)}
+    task = {"classes": list(plan.task.classes), "image": list(plan.task.image), "kind": plan.task.kind}
     write_evaluation_card(evaluation, {key: value for key, value in model.about.items() if key != "path"}, task, folder)
     return evaluation
+
+
+def _choose_thresholds(model: FinishedModel, held_out: Part, machine: Machine) -> dict[str, float]:
+    """By class, where F1 on the site's validation images is highest; they stay at the site."""
+    device = device_named(machine.device)
+    answers = probabilities_of(model.module, held_out.dataset.images, device, model.task.kind)
+    return dict(zip(model.task.classes, thresholds(answers, held_out.labels).tolist(), strict=True))

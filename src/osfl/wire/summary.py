@@ -23,6 +23,7 @@ FEWEST = 10  # images of a class: with fewer, neither their number nor a score o
 _FORMAT, _WHAT = 1, "osfl result summary"
 _KEYS = {"format", "what", "round", "client", "weights", "part", "images", "headline", "majority", "metrics", "classes"}
 _METRICS = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "nll")
+_SEVERAL = ("ap", "auroc_micro", "ap_micro", "f1_micro")  # of multi-label rounds besides
 _PARTS = ("test", "validation", "all")
 _AGAIN = "Make it again at the site: `osfl evaluate MODEL --data DIR --client NAME --key NAME.key`."
 
@@ -39,6 +40,7 @@ def summary_of(evaluation: Evaluation, client: ClientId) -> dict[str, Json]:
         name: {"images": scored["images"], "recall": dict(scored["recall"])} if scored["images"] >= FEWEST else None
         for name, scored in evaluation["per_class"].items()
     }
+    metrics = [name for name in (*_METRICS, *_SEVERAL) if name in evaluation["metrics"]]
     return {
         "format": _FORMAT,
         "what": _WHAT,
@@ -49,7 +51,7 @@ def summary_of(evaluation: Evaluation, client: ClientId) -> dict[str, Json]:
         "images": int(evaluation["data"]["images"]),
         "headline": evaluation["headline"],
         "majority": evaluation["majority"],
-        "metrics": {name: dict(evaluation["metrics"][name]) for name in _METRICS},
+        "metrics": {name: dict(evaluation["metrics"][name]) for name in metrics},
         "classes": classes,
     }
 
@@ -123,8 +125,8 @@ def _estimate(value: Json, most: float = 1.0) -> bool:
 def _metrics(value: Json) -> bool:
     return (
         isinstance(value, dict)
-        and set(value) == set(_METRICS)
-        and all(_estimate(value[name], 1e3 if name == "nll" else 1.0) for name in _METRICS)
+        and set(value) in ({*_METRICS}, {*_METRICS, *_SEVERAL})
+        and all(_estimate(one, 1e3 if name == "nll" else 1.0) for name, one in value.items())
     )
 
 
