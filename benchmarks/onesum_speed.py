@@ -26,8 +26,9 @@ from osfl.core.seeds import torch_generator
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Plan, Shard, Task
 from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics
+from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.methods.onesum import OneSum
-from osfl.methods.onesum.features import LEVELS, RandomConvolutions, RandomMap, draw_filters
+from osfl.methods.onesum.features import RandomConvolutions, RandomMap, draw_filters
 from osfl.methods.onesum.head import lda, moments
 from osfl.roles import coordinator
 from osfl.rounds.folder import Round, simulated_key

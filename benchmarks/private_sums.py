@@ -1,12 +1,12 @@
 """What differential privacy costs OneSum: accuracy over epsilon on three data sets, and a membership attack with canaries.
 
-    python -m benchmarks.private_sums             all cells and the attack; what the record has is not made again
-    python -m benchmarks.private_sums digits      one cell; `attack` the attack alone
+    python -m benchmarks.private_sums             all cells and the attacks; what the record has is not made again
+    python -m benchmarks.private_sums digits      one cell, all of it anew; `attack` the attacks alone
     python -m benchmarks.private_sums --draw      the figure alone, from the record
 
 Five sites, Dirichlet 0.1, test images, three seeds. `share`: the sites' noise adds up to that of a trusted curator; `site`:
 each site adds all of it. Noise cannot be repeated, so each seed is the mean of `DRAWS` rounds on the same exact sums. inf is
-OneSum without noise, with its ordinary features.
+OneSum without noise, with its ordinary features and the same symmetry, measured here on the same splits.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,20 +28,22 @@ from benchmarks.claims_picture import WIDTH, alone
 from osfl.core.method import Context
 from osfl.core.registry import load
 from osfl.core.result import write_json
-from osfl.core.types import Plan, Privacy, Upload
+from osfl.core.types import Dataset, Json, Payload, Plan, Privacy, Shard, Upload
+from osfl.ingredients.statistics.gaussian_mechanism import multiplier_for
+from osfl.ingredients.statistics.private_sums import Noise, noised, site_noise
+from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.methods.onesum import OneSum
-from osfl.methods.onesum.differential_privacy import Noise, noised, site_noise
-from osfl.methods.onesum.features import LEVELS
-from osfl.methods.onesum.gaussian_mechanism import multiplier_for
 from osfl.methods.onesum.head import Classifier, head_of
 from osfl.reports.svg import label, tag
+from osfl.rounds.secure_sum import masked, total_of
 from osfl.runtime.payloads import PayloadCache
 from osfl.runtime.workers import Workers, compute_threads
 from osfl.simulate.simulation import Federation, Simulation, prepare
+from osfl.wire.signing import SigningKey
 
 RECORD = Path(__file__).parent / "records" / "private_sums.json"
 FIGURE = Path(__file__).parents[1] / "docs" / "methods" / "private-sums.svg"
-EPSILONS, DELTA, SEEDS, DRAWS = (1.0, 2.0, 4.0, 8.0, 16.0), 1e-5, (0, 1, 2), 3
+EPSILONS, DELTA, SEEDS, DRAWS = (1.0, 2.0, 3.0, 4.0, 8.0, 16.0), 1e-5, (0, 1, 2), 3
 _SPLIT = {"clients": 5, "partition": "dirichlet:0.1", "preset": "cpu"}
 CELLS: Mapping[str, Simulation] = {
     "blood, no symmetry": Simulation("onesum", "bloodcells-28", samples=4000, **_SPLIT),  # type: ignore[arg-type]
@@ -49,49 +51,52 @@ CELLS: Mapping[str, Simulation] = {
     "digits": Simulation("onesum", "digits", **_SPLIT),  # type: ignore[arg-type]
     "brain": Simulation("onesum", "brain-mri-subset", image_size=224, changes={"features": "encoder"}, **_SPLIT),  # type: ignore[arg-type]
 }
-RECORDED = {  # rows of the same splits without noise
-    "blood, no symmetry": ("blood-n5-a0.1", "onesum"),
-    "blood, square": ("blood-n5-a0.1", "onesum@symmetry=square"),
-    "brain": ("brain-a0.1", "onesum@features=encoder"),
-}
-CANARIES, TRIALS = 4, 500
+NOISES: Sequence[Literal["share", "site"]] = ("share", "site")
+CANARIES, TRIALS, ROUNDS = 4, 500, 500
 
 
 # --- accuracy over epsilon ----------------------------------------------------------------------------------------------
 
 
-def curve(simulation: Simulation) -> dict[str, Any]:
-    """Accuracy in percent by epsilon and kind of noise, one number a seed."""
-    found: dict[str, Any] = {"share": {}, "site": {}}
-    for seed in SEEDS:
+def curve(simulation: Simulation, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Accuracy in percent by epsilon and kind of noise, one number a seed; what is known is not made again."""
+    missing = [e for e in EPSILONS if f"{e:g}" not in known.get("share", {}) or f"{e:g}" not in known.get("site", {})]
+    found: dict[str, Any] = {noise: dict(known.get(noise, {})) for noise in NOISES}
+    for noise in found:
+        found[noise] |= {f"{e:g}": [] for e in missing}
+    stated, inf = dict(known.get("stated", {})), [] if "inf from" in known else list(known.get("inf", []))
+    for seed in SEEDS if missing else ():
         with tempfile.TemporaryDirectory() as folder, compute_threads(1):
             private = prepare(replace(simulation, seed=seed, privacy=Privacy(1.0, DELTA)))
             kept: dict[str, torch.Tensor] = {}
-            for noise in ("share", "site"):
-                for epsilon in EPSILONS:
+            for noise in NOISES:
+                for epsilon in missing:
                     plan = replace(private.plan, privacy=Privacy(epsilon, DELTA, noise))
                     draws = [_accuracy(private, plan, Path(folder), kept) for _ in range(DRAWS)]
-                    found[noise].setdefault(f"{epsilon:g}", []).append(round(statistics.mean(one[0] for one in draws), 2))
-                    found["stated"] = {**found.get("stated", {}), f"{noise} {epsilon:g}": draws[0][1]}
+                    found[noise][f"{epsilon:g}"].append(round(statistics.mean(one[0] for one in draws), 2))
+                    stated[f"{noise} {epsilon:g}"] = draws[0][1]
         print(f"{time.strftime('%H:%M:%S')} {simulation.dataset} seed {seed}", found, file=sys.stderr, flush=True)
-    return {"command": simulation.command("DIR"), "settings": private.plan.as_json()["settings"], **found}
+    for noise in found:
+        found[noise] = {f"{e:g}": found[noise][f"{e:g}"] for e in EPSILONS}
+    settings = prepare(replace(simulation, privacy=Privacy(1.0, DELTA))).plan.as_json()["settings"]
+    return {
+        "command": simulation.command("DIR"),
+        "settings": settings,
+        **found,
+        "stated": stated,
+        "inf": inf or _clean(simulation),
+    }
 
 
-def without_noise(name: str) -> dict[str, Any]:
-    """OneSum as it is, from the committed record of the cell where there is one, on the same splits."""
-    if name in RECORDED:
-        cell, row = RECORDED[name]
-        scores = json.loads((RECORD.parent / f"{cell}.json").read_text(encoding="utf-8"))["methods"][row]
-        return {
-            "inf": [round(100 * one, 2) for one in scores["scores.global.accuracy"]["values"]],
-            "inf from": f"{cell}, {row}",
-        }
+def _clean(simulation: Simulation) -> list[float]:
+    """OneSum without noise on the same splits, with its ordinary features."""
     found = []
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder, compute_threads(1):
-            plain = prepare(replace(CELLS[name], seed=seed))
+            plain = prepare(replace(simulation, seed=seed))
             found.append(_accuracy(plain, plain.plan, Path(folder), {})[0])
-    return {"inf": found}
+        print(f"{time.strftime('%H:%M:%S')} {simulation.dataset} seed {seed} without noise", found, file=sys.stderr, flush=True)
+    return found
 
 
 def _accuracy(federation: Federation, plan: Plan, folder: Path, kept: dict[str, torch.Tensor]) -> tuple[float, Any]:
@@ -130,13 +135,82 @@ def attack(epsilon: float = 1.0) -> dict[str, Any]:
     return {"epsilon": epsilon, "delta": DELTA, "canaries": CANARIES, "trials": TRIALS, **judged(scores, epsilon)}
 
 
+def attack_through_a_round(epsilon: float = 1.0, rounds: int = ROUNDS) -> dict[str, Any]:
+    """The same test on what the server of a secure sum gets: a canary image at one site, or not; client phases with their
+    shares of the noise, masks, and the sum of masked uploads. The server knows all other images and the canary."""
+    digits = prepare(replace(CELLS["digits"], secure_sum=True, privacy=Privacy(epsilon, DELTA, "share")))
+    method, plan = OneSum(digits.plan.task, digits.plan.settings), digits.plan
+    exact = ExactTerms()
+    ctx = Context(plan, torch.device("cpu"), get_or_compute=exact)
+    keys = {client: SigningKey.from_seed(client.encode().ljust(32)) for client in plan.clients}
+    public = {client: key.public_hex for client, key in keys.items()}
+    noise, stated = site_noise(plan).times(math.sqrt(len(plan.clients))), None
+    scores: dict[str, list[float]] = {"in": [], "out": []}
+    for number in range(CANARIES):
+        shards = {"out": digits.shards, "in": [with_canary(digits.shards[0], number), *digits.shards[1:]]}
+        sums = {where: exact.total(method, some, ctx) for where, some in shards.items()}
+        step = {name: sums["in"][name] - sums["out"][name] for name in sums["in"]}
+        for where, some in shards.items():
+            for _ in range(rounds):
+                uploads = [
+                    Upload(
+                        s.client,
+                        plan.digest,
+                        masked(method, method.client_phase(s, ctx), s.client, plan, public, keys[s.client]),
+                    )
+                    for s in some
+                ]
+                total = total_of(uploads, method, plan)
+                stated = stated or method.server_phase([total], ctx).shared.facts["privacy"]["epsilon"]
+                seen = {name: total.payload.tensors[name] - sums["out"][name] for name in step}
+                scores[where].append(log_likelihood(seen, step, noise))
+    return {
+        "epsilon": epsilon,
+        "stated": stated,
+        "delta": DELTA,
+        "canaries": CANARIES,
+        "rounds": rounds,
+        **judged(scores, epsilon),
+    }
+
+
+class ExactTerms:
+    """`get_or_compute` that keeps what methods compute, sites' exact terms among it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Payload] = {}
+
+    def __call__(self, key: Json, make: Callable[[], Payload]) -> Payload:
+        name = str(key)
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
+    def total(self, method: OneSum, shards: Sequence[Shard], ctx: Context) -> dict[str, torch.Tensor]:
+        """The sum of these shards' exact terms, which the attacker is given."""
+        terms = []
+        for shard in shards:
+            method.client_phase(shard, ctx)
+            terms.append(next(one.tensors for key, one in self.kept.items() if "exact term" in key and shard.digest in key))
+        return {name: torch.stack([one[name] for one in terms]).sum(0) for name in ("counts", "sums", "gram")}
+
+
+def with_canary(shard: Shard, number: int) -> Shard:
+    """One image more: random black and white pixels, as no other looks."""
+    rng = torch.Generator().manual_seed(number)
+    images = shard.train.images
+    odd = 255 * torch.randint(2, (1, *images.shape[1:]), generator=rng, dtype=torch.uint8)
+    data = Dataset(torch.cat([images, odd]), torch.cat([shard.train.labels, torch.tensor([number])]))
+    return replace(shard, train=data, digest=f"{shard.digest} and canary {number}")
+
+
 def canary(d: int, classes: int, rng: torch.Generator) -> dict[str, torch.Tensor]:
     """What one image of full length changes."""
     z = torch.randn(d, generator=rng, dtype=torch.float64)
     whole = (z / z.norm() * LEVELS).trunc().to(torch.int64)
     place = int(torch.randint(classes, (1,), generator=rng))
     counts, sums = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, d, dtype=torch.int64)
-    counts[place], sums[place] = 1, whole
+    counts[place], sums[place] = LEVELS, whole
     row, column = torch.triu_indices(d, d).unbind()
     return {"counts": counts, "sums": sums, "gram": whole[row] * whole[column]}
 
@@ -206,9 +280,8 @@ def picture(cells: Mapping[str, Any]) -> str:
     parts += [label((left + right) / 2, bottom + 38, "ε, one image more or less at one site", size=12, anchor="middle")]
     ends: list[float] = []
     for ink, (name, cell) in zip(inks, cells.items(), strict=False):
-        clean = statistics.mean(cell.get("inf", [math.nan]))
-        if math.isfinite(clean):
-            parts += [tag("line", x1=left, x2=right, y1=y(clean), y2=y(clean), stroke=ink, stroke_dasharray="2 4")]
+        clean = statistics.mean(cell["inf"])
+        parts += [tag("line", x1=left, x2=right, y1=y(clean), y2=y(clean), stroke=ink, stroke_dasharray="2 4")]
         for noise, width, dash in (("share", 2.5, "none"), ("site", 1.5, "6 4")):
             points = [(x(float(e)), y(statistics.mean(v))) for e, v in cell[noise].items()]
             path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
@@ -220,8 +293,7 @@ def picture(cells: Mapping[str, Any]) -> str:
             tag("rect", x=right + 20, y=place - 9, width=14, height=4, fill=ink),
             label(right + 42, place - 3, name, size=12),
         ]
-        if math.isfinite(clean):
-            parts += [label(right + 42, place + 12, f"without noise {clean:.1f} %", size=11)]
+        parts += [label(right + 42, place + 12, f"without noise {clean:.1f} %", size=11)]
     where = max(ends) + 46
     parts += [label(right + 20, where, "thick: noise = share, a trusted server", size=11)]
     parts += [label(right + 20, where + 16, "dashed: noise = site, against the server, too", size=11)]
@@ -236,15 +308,16 @@ def main(names: Sequence[str]) -> None:
     made |= {"command": "python -m benchmarks.private_sums", "delta": DELTA, "draws": DRAWS, "seeds": list(SEEDS)}
     wanted = [name for name in names if name != "--draw"] or ([] if names else [*CELLS, "attack"])
     for name in wanted:
-        if name in CELLS and (names or name not in made["cells"]):
-            made["cells"][name] = curve(CELLS[name])
+        if name in CELLS:
+            made["cells"][name] = curve(CELLS[name], {} if names else made["cells"].get(name, {}))
         elif name == "attack" and (names or "attack" not in made):
-            made["attack"] = {"epsilon 1": attack(1.0), "almost without noise": attack(1000.0)}
+            made["attack"] = {
+                "epsilon 1": attack(1.0),
+                "almost without noise": attack(1000.0),
+                "through a secure sum, epsilon 1": attack_through_a_round(1.0),
+                "through a secure sum, almost without noise": attack_through_a_round(1000.0, 25),
+            }
         made["cells"] = {cell: made["cells"][cell] for cell in CELLS if cell in made["cells"]}
-        write_json(RECORD, made)
-    for name in made["cells"] if wanted else ():
-        if "inf" not in made["cells"][name]:
-            made["cells"][name] |= without_noise(name)
         made["date"] = time.strftime("%Y-%m-%d", time.gmtime())
         write_json(RECORD, made)
     if made["cells"]:

@@ -12,7 +12,7 @@ from osfl.core.errors import UsageError
 from osfl.core.plan import check_plan, plan_from, read_plan, write_plan
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
-from osfl.core.types import Plan, Privacy, Task, Topology
+from osfl.core.types import Limits, Plan, Privacy, Task, Topology
 
 TASK = Task("cells", ("basophil", "eosinophil", "monocyte"), (1, 8, 8))
 
@@ -22,9 +22,10 @@ def make_plan(privacy: Privacy | None, method: str = "onesum", **changes: Any) -
     return Plan(TASK, method, settings, ("north", "south", "west"), privacy=privacy, **changes)
 
 
-@pytest.mark.parametrize("noise", ["site", "share"])
-def test_a_written_plan_is_read_with_the_same_digest(noise: Any, tmp_path: Path) -> None:
-    plan = make_plan(Privacy(8.0, 1e-5, noise))
+@pytest.mark.parametrize(("noise", "colluders"), [("site", 0), ("share", 0), ("share", 2)])
+def test_a_written_plan_is_read_with_the_same_digest(noise: Any, colluders: int, tmp_path: Path) -> None:
+    plan = make_plan(Privacy(8.0, 1e-5, noise, colluders))
+    assert ("colluders" in str(plan.as_json())) is bool(colluders)  # plans of before keep their digests
     path = tmp_path / "plan.toml"
     path.write_text(write_plan(plan), encoding="utf-8")
     found = read_plan(path)
@@ -52,6 +53,7 @@ def test_a_plan_without_privacy_does_not_mention_it() -> None:
         ({"epsilon": 8}, "'privacy.delta' is missing"),
         ({"delta": 1e-5}, "'privacy.epsilon' is missing"),
         ({"epsilon": 8, "delta": 1e-5, "noise": "none"}, "'privacy.noise': expected 'site' or 'share', got 'none'"),
+        ({"epsilon": 8, "delta": 1e-5, "noise": "share", "colluders": 1.5}, "'privacy.colluders': expected a whole number"),
         ({"epsilon": 8, "delta": 1e-5, "epsilom": 1}, "unknown key 'privacy.epsilom'. Did you mean 'privacy.epsilon'"),
     ],
 )
@@ -74,7 +76,8 @@ def test_a_table_that_says_something_else_is_refused(table: dict[str, Any], text
         (make_plan(Privacy(8.0, 1e-5), "fedavg", settings={"augment": "flip"}), "setting 'augment'"),
         (make_plan(Privacy(8.0, 1e-5), "ensemble", settings={"ensemble": "odds"}), "privacy: with these settings class counts"),
         (make_plan(Privacy(8.0, 1e-5, "share"), "fedavg"), "privacy.noise: each site trains with all of the noise"),
-        (make_plan(Privacy(8.0, 1e-5), "fedcgs"), "use onesum with features=encoder"),
+        (make_plan(Privacy(8.0, 1e-5), "fedcgs", settings={"dimensions": 0}), "setting 'dimensions': .privacy. needs sums"),
+        (make_plan(Privacy(8.0, 1e-5), "fedcgs", settings={"covariance": "total"}), "set covariance=within"),
         (make_plan(Privacy(8.0, 1e-5), settings={"dimensions": 0}), "set dimensions=256"),
         (
             make_plan(Privacy(8.0, 1e-5), settings={"head": "ridge"}),
@@ -84,8 +87,20 @@ def test_a_table_that_says_something_else_is_refused(table: dict[str, Any], text
         (make_plan(Privacy(8.0, 1e-5), settings={"send": "smaller"}), "setting 'send'"),
         (make_plan(Privacy(8.0, 1e-5), settings={"shrinkage": "0.3"}), "setting 'shrinkage'"),
         (make_plan(Privacy(8.0, 1e-5, "share"), late=True), "round.late: two releases that differ by one site"),
+        (
+            make_plan(
+                Privacy(8.0, 1e-5), "fedavg", secure_sum=True, limits=Limits(share=1.0), settings={"weighting": "uniform"}
+            ),
+            "privacy: a masked model does not say how it was trained",
+        ),
         (make_plan(Privacy(8.0, 1e-5), topology=Topology("ring")), "privacy: with a topology sites would draw noise anew"),
-        (make_plan(Privacy(8.0, 1e-5), secure_sum=True), "privacy: noise beside a secure sum is not supported yet"),
+        (
+            make_plan(Privacy(8.0, 1e-5, "share", 3)),
+            "privacy.colluders: expected fewer than the 3 sites of the smallest sum",
+        ),
+        (make_plan(Privacy(8.0, 1e-5, "share", 2), quorum=2), "fewer than the 2 sites of the smallest sum, got 2"),
+        (make_plan(Privacy(8.0, 1e-5, "site", 1)), "privacy.colluders: each site adds all of the noise"),
+        (make_plan(Privacy(8.0, 1e-5, "share", -1)), "privacy.colluders: expected a whole number of at least 0, got -1"),
         (make_plan(Privacy(1e-7, 1e-9)), "privacy.epsilon: its noise is more than whole numbers of 64 bits hold"),
     ],
 )
@@ -94,3 +109,11 @@ def test_a_plan_whose_epsilon_would_be_untrue_is_refused(plan: Plan, text: str) 
         check_plan(plan)
     assert "onesum" in str(caught.value.fix)
     check_plan(replace(make_plan(Privacy(8.0, 1e-5)), late=True))  # each site's noise is enough by itself
+
+
+def test_a_secure_sum_of_noisy_terms_is_a_plan_that_nobody_joins_late() -> None:
+    for privacy in (Privacy(8.0, 1e-5), Privacy(8.0, 1e-5, "share"), Privacy(8.0, 1e-5, "share", 2)):
+        plan = make_plan(privacy, secure_sum=True, limits=Limits(share=1.0))
+        check_plan(plan)
+        with pytest.raises(UsageError, match="a secure sum has no late sites"):
+            check_plan(replace(plan, late=True))

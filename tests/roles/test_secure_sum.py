@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from osfl.core.errors import Rejected, RoundError, UsageError
-from osfl.core.types import ClientId, Limits, Payload, Plan
+from osfl.core.types import ClientId, Limits, Payload, Plan, Privacy
 from osfl.deploy.flower import messages
 from osfl.deploy.flower.collector import Collector
 from osfl.deploy.flower.messages import MessageBody
@@ -122,6 +122,33 @@ def test_the_release_is_that_of_the_open_sum(made: Path, tmp_path: Path, missing
         assert coordinator.receive(fl_round, answer).client == client  # again changes nothing
     assert coordinator.status(fl_round).ready
     assert same(server_phase(fl_round), server_phase(opened(tmp_path / "open", OPEN, made, among)))
+
+
+def test_a_private_sum_over_files_says_what_epsilon_is_without_the_missing(tmp_path: Path) -> None:
+    """Sites mask their share of the noise; with sites missing and repaired at least the quorum's noise is in the sum."""
+    privacy = Privacy(1e4, 1e-5, "share", 1)
+    settings = replace(PLAN.settings, dimensions=16)
+    plan = replace(PLAN, settings=settings, quorum=3, privacy=privacy)
+    data, stated = make_sites(tmp_path / "data", SITES), {}
+    for client in SITES:
+        upload(plan, client, data, tmp_path / client)
+    for missing in ((), ("up",), ("north", "west")):
+        among = [client for client in SITES if client not in missing]
+        fl_round = opened(tmp_path / f"round{len(missing)}", plan, tmp_path, among)
+        if missing:
+            coordinator.request_repairs(fl_round, KEYS["server"])
+            for client in among:
+                folder = tmp_path / f"work{len(missing)}" / client
+                folder.mkdir(parents=True)
+                (folder / "upload.safetensors").write_bytes(uploaded(tmp_path, client, plan).read_bytes())
+                request = (fl_round / REQUEST).read_bytes()
+                coordinator.receive(fl_round, make_repair(plan, client, request, KEYS[client], PUBLIC, SERVER, folder))
+        stated[len(among)] = server_phase(fl_round).facts["privacy"]
+    assert [stated[n]["sites"] for n in (5, 4, 3)] == [5, 4, 3]
+    assert stated[5]["epsilon"] < stated[4]["epsilon"] < stated[3]["epsilon"] == 1e4 == stated[3]["epsilon_site"]
+    assert all(one["secure_sum"] and one["adversary"].startswith("the server and whoever") for one in stated.values())
+    with pytest.raises(RoundError, match="nobody knows what it added"):
+        forget(fl_round, KEYS["server"], clients=["east"], machine=ONE)
 
 
 def test_the_request_is_final(made: Path, tmp_path: Path) -> None:

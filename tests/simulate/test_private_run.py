@@ -66,3 +66,20 @@ def test_a_site_whose_noise_others_rely_on_cannot_be_subtracted(tmp_path: Path) 
         forget(tmp_path / "share", clients=["client-01"], machine=ONE)
     forget(tmp_path / "share", clients=["client-01"], withdraw=True, machine=ONE)
     assert not (tmp_path / "share" / "release.safetensors").exists()
+
+
+def test_a_private_secure_sum_states_that_the_server_saw_the_sum_alone(tmp_path: Path) -> None:
+    both = replace(SMALL, secure_sum=True, privacy=Privacy(60.0, 1e-5, "share", 1))
+    result = run(both, tmp_path, machine=ONE)
+    stated = result["privacy"]
+    assert "--secure-sum" in result["command"] and "--noise share --colluders 1" in result["command"]
+    assert (stated["epsilon"], stated["epsilon_site"], stated["sites"], stated["colluders"]) == (60.0, 60.0, 3, 1)
+    assert stated["secure_sum"] and stated["adversary"].startswith(
+        "the server and whoever gets the release, together with up to 1"
+    )
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    card = (tmp_path / "model_card.md").read_text(encoding="utf-8")
+    for text in ("Uploads were masked", "Another site with the release, which knows its own share, has epsilon 60"):
+        assert text in page and text in card
+    with pytest.raises(RoundError, match="nobody knows what it added"):
+        forget(tmp_path, clients=["client-01"], machine=ONE)

@@ -14,7 +14,7 @@ from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Plan, Task
 
-OF_THE_ROUND = ("topology", "encounters", "epsilon", "delta", "noise")  # parts of a label that are no settings of the method
+OF_THE_ROUND = ("topology", "encounters", "epsilon", "delta", "noise", "colluders")  # parts of a label, no settings
 TASK = Task("advice", ("a", "b"), (3, 32, 32))  # what a method can do does not depend on it
 
 

@@ -54,6 +54,7 @@ class RunOptions:
     epsilon: float | None = None  # differential privacy: both or neither
     delta: float | None = None
     noise: Literal["site", "share"] | None = None
+    colluders: int = 0  # of a noise that is shared
 
 
 @dataclass
@@ -160,7 +161,7 @@ def _topology(args: RunOptions) -> Topology | None:
 def _privacy(args: RunOptions) -> Privacy | None:
     from osfl.core.types import Privacy
 
-    if args.epsilon is None and args.delta is None and args.noise is None:
+    if args.epsilon is None and args.delta is None and args.noise is None and not args.colluders:
         return None
     if args.epsilon is None or args.delta is None:
         raise UsageError(
@@ -168,7 +169,7 @@ def _privacy(args: RunOptions) -> Privacy | None:
             field="epsilon" if args.epsilon is None else "delta",
             fix="For example --epsilon 8 --delta 1e-5.",
         )
-    return Privacy(args.epsilon, args.delta, args.noise or "site")
+    return Privacy(args.epsilon, args.delta, args.noise or "site", args.colluders)
 
 
 def _methods(simulation: Simulation, args: RunOptions, mistakes: Mistakes) -> None:

@@ -139,6 +139,7 @@ def new(
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
     noise: options.Noise = None,
+    colluders: options.Colluders = 0,
     after: After = None,
     output_format: options.Format = "text",
 ) -> None:
@@ -179,6 +180,7 @@ def new(
         epsilon=epsilon,
         delta=delta,
         noise=noise,
+        colluders=colluders,
     )
     with mistakes.noted():
         _consistent(dataset, classes, named, sites, multilabel)

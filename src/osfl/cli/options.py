@@ -182,7 +182,7 @@ Epsilon = Annotated[
         metavar="E",
         rich_help_panel=HOW,
         show_default=False,
-        help="Differential privacy of single images, for onesum and methods that upload models: noise for this epsilon.",
+        help="Differential privacy of single images (onesum, fedcgs, methods that upload models): noise for this epsilon.",
     ),
 ]
 Delta = Annotated[
@@ -197,7 +197,19 @@ Noise = Annotated[
         "--noise",
         rich_help_panel=HOW,
         show_default=False,
-        help="Each site adds all of it (site, the default: against the server, too) or its share (the server is trusted).",
+        help="Each site adds all of it (site, the default: against the server, too) or its share (the server is trusted; "
+        "with --secure-sum it need not be).",
+    ),
+]
+Colluders = Annotated[
+    int,
+    typer.Option(
+        "--colluders",
+        metavar="N",
+        rich_help_panel=HOW,
+        show_default=False,
+        min=0,
+        help="With --noise share: so many sites may tell the server their noise, and epsilon still holds.",
     ),
 ]
 ImageSize = Annotated[

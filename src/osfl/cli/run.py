@@ -91,6 +91,7 @@ def run(
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
     noise: options.Noise = None,
+    colluders: options.Colluders = 0,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = 1,
@@ -137,6 +138,7 @@ def run(
                 epsilon=epsilon,
                 delta=delta,
                 noise=noise,
+                colluders=colluders,
             ),
         )
         machine = machine_for(device, precision, memory, **how)

@@ -78,7 +78,7 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
 
 def _privacy(table: Mapping[str, Any]) -> Privacy:
     """8 and 8.0 are one plan."""
-    return Privacy(float(table["epsilon"]), float(table["delta"]), table.get("noise", "site"))
+    return Privacy(float(table["epsilon"]), float(table["delta"]), table.get("noise", "site"), table.get("colluders", 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +170,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
         "epsilon": _Kind("a number above 0", lambda value: _number(value) and value > 0),
         "delta": _Kind("a number above 0 and below 1", lambda value: _number(value) and 0 < value < 1),
         "noise": _Kind("'site' or 'share'", lambda value: value in ("site", "share")),
+        "colluders": _Kind("a whole number of at least 0", lambda value: _whole(value) and value >= 0),
     },
     "judging": {
         "suspects": _Kind("'ask', 'note' or 'off'", lambda value: value in ("ask", "note", "off")),
@@ -269,7 +270,7 @@ def check_plan(plan: Plan) -> None:
     if plan.privacy is not None:
         wrong = _privacy_problems(plan, method)
         fix = (
-            "Correct [privacy], or leave it out; onesum and methods that upload models have differential privacy."
+            "Correct [privacy], or leave it out; onesum, fedcgs and methods that upload models have differential privacy."
             if wrong
             else fix
         )
@@ -294,13 +295,23 @@ def _privacy_problems(plan: Plan, method: Method) -> list[str]:
     ]
     if plan.topology is not None:
         problems.append("privacy: with a topology sites would draw noise anew for each encounter, which averages it out")
-    if plan.secure_sum:
-        problems.append("privacy: noise beside a secure sum is not supported yet; set secure_sum = false and noise = 'site'")
+    problems += _colluder_problems(privacy, plan.quorum or len(plan.clients))
     if plan.late and privacy.noise == "share":
         problems.append(
             "round.late: two releases that differ by one site show its sums with a share of the noise; set noise = 'site'"
         )
     return problems or [*method.privacy_problems(plan)]
+
+
+def _colluder_problems(privacy: Privacy, quorum: int) -> list[str]:
+    """Noise of the other sites of the smallest sum must be there."""
+    if not privacy.colluders:
+        return []
+    if privacy.noise != "share":
+        return ["privacy.colluders: each site adds all of the noise, so no other site can weaken it; leave it out"]
+    if privacy.colluders >= quorum:
+        return [f"privacy.colluders: expected fewer than the {quorum} sites of the smallest sum, got {privacy.colluders}"]
+    return []
 
 
 _LIMITS = comments_of(Limits)
@@ -377,7 +388,8 @@ def _privacy_lines(privacy: Privacy) -> list[str]:
         "[privacy]                        # differential privacy of single images; every round spends it anew",
         f"epsilon = {_toml(privacy.epsilon)}                    # smaller is more private, and less accurate",
         f"delta = {_toml(privacy.delta)}                    # how often that may fail; far below one over the images",
-        f"noise = {_toml(privacy.noise)}                   # site: against the server, too; share: a trusted server",
+        f"noise = {_toml(privacy.noise)}                   # site: against the server, too; share: with secure_sum, too",
+        f"colluders = {privacy.colluders}                    # share: so many sites may tell others their noise",
     ]
 
 

@@ -361,9 +361,12 @@ class DifferentialPrivacy(TypedDict):
     adversary: str
     epsilon_release: float | None  # against those who see the release alone
     epsilon_term: float | None  # against those who see one site's upload: the server, unless it gets the total alone
+    epsilon_site: NotRequired[float | None]  # sums: against another site with the release, which knows its own noise
     unit: str  # what is hidden
     noise: str  # site: each site added all of it; share: the sites' noise adds up to it
     sites: int  # uploads in the release
+    colluders: NotRequired[int]  # sums: sites that may tell others their noise without making epsilon untrue
+    secure_sum: NotRequired[bool]  # sums: the server saw masked uploads and their total
     noised: list[str]
     repeatable: bool  # False: noise is drawn anew, and others who repeat the round get other digests
 

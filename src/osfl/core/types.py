@@ -118,12 +118,15 @@ class Topology:
 
 @dataclass(frozen=True)
 class Privacy:
-    """Differential privacy of a round, for methods that send sums: the least noise that is (epsilon, delta)-private."""
+    """Differential privacy of a round: the least noise that is (epsilon, delta)-private."""
 
     epsilon: float  # how much one image may change what is learned about it; smaller is more private
     delta: float  # how often that may fail; well below one over the number of images
-    # site: each site adds all of the noise, against the server, too; share: sites' noise adds up to it, for a trusted server
+    # site: each site adds all of it, against the server, too; share: sites' noise adds up to it, for a trusted server or, in a
+    # secure sum, against the server, too
     noise: Literal["site", "share"] = "site"
+    # share: so many sites of the quorum may tell others their noise; the other sites' noise alone keeps epsilon
+    colluders: int = field(default=0, metadata=ADDED)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Plan:
             "seed": self.seed,
             "data": dict(self.data),
             **({"round": waiting} if any(waiting.values()) else {}),
-            **({"privacy": asdict(self.privacy)} if self.privacy else {}),
+            **({"privacy": settings_as_json(self.privacy)} if self.privacy else {}),
             **({"judging": asdict(self.judging)} if self.judging != Judging() else {}),
             **({"topology": json.loads(canonical(asdict(self.topology)))} if self.topology else {}),
         }

@@ -17,8 +17,7 @@ def privacy_sentences(stated: DifferentialPrivacy) -> Sequence[str]:
         f"{who}: Gaussian noise on {', '.join(stated['noised'])}, in {many(stated['sites'], 'upload')}.",
     ]
     if stated["noise"] == "share":
-        term = _number(stated["epsilon_term"])
-        sentences.append(f"Who sees one site's upload has epsilon {term} for it: it holds a share of the noise.")
+        sentences += _of_shares(stated)
     else:
         sentences.append(f"Who sees the release alone has epsilon {_number(stated['epsilon_release'])}.")
     sentences.append(
@@ -27,6 +26,17 @@ def privacy_sentences(stated: DifferentialPrivacy) -> Sequence[str]:
         "bit by bit."
     )
     return sentences
+
+
+def _of_shares(stated: DifferentialPrivacy) -> Sequence[str]:
+    """What holds for who sees less noise than all of it."""
+    term = _number(stated["epsilon_term"])
+    if stated.get("secure_sum"):
+        upload = f"Uploads were masked. Who got the masks of one site off its upload would have epsilon {term} for it."
+    else:
+        upload = f"Who sees one site's upload has epsilon {term} for it: it holds a share of the noise."
+    site = _number(stated.get("epsilon_site"))
+    return [upload, f"Another site with the release, which knows its own share, has epsilon {site}."]
 
 
 def _number(epsilon: float | None) -> str:

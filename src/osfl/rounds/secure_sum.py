@@ -46,7 +46,7 @@ def masked(
             add_mask(numbers.values(), seed, subtract=not is_added(client, other))
             commitments[row] = np.frombuffer(commitment(seed), dtype=np.uint8)
     tensors = {name: _tensor(values, summand.shape) for (name, summand), values in _pairs(method, plan, numbers)}
-    common = {name: payload.facts[name] for name in method.COMMON}
+    common = {name: payload.facts[name] for name in method.COMMON if name in payload.facts}
     return Payload({**tensors, COMMITMENTS: torch.from_numpy(commitments)}, {**common, KEYS: keys_digest(keys)})
 
 

@@ -89,6 +89,7 @@ class Simulation:
         if self.privacy:
             parts += ["--epsilon", str(self.privacy.epsilon), "--delta", str(self.privacy.delta)]
             parts += ["--noise", self.privacy.noise]
+            parts += ["--colluders", str(self.privacy.colluders)] if self.privacy.colluders else []
         for key, value in self.changes.items():
             parts += ["--set", f"{key}={value}"]
         return shlex.join([*parts, "--out", out])

@@ -6,20 +6,29 @@ import builtins
 import importlib.util
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from osfl.core.errors import UsageError
-from osfl.core.types import Plan
+from osfl.core.types import Limits, Payload, Plan
 from osfl.deploy.flower.grid import require_flower
 from osfl.deploy.flower.tls import make_node_key
+from osfl.rounds.state import read_policy
+from osfl.runtime.payloads import from_raw, payload_digest
+from osfl.wire.gate import verify_release
+from osfl.wire.repair import REPAIRS, REQUEST
 from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan
 from tests.faults.misuse import misuses
 from tests.faults.ways import by_files, by_memory, released
 
 # one shared model, in two pieces each way; and a smaller one with a part for each site
 PLANS = (make_plan("fedavg"), make_plan("fedbicross", architecture="cnn-w4"))
+# a secure sum, one of whose sites never comes: the others repair the sum
+MISSING = "away"
+SUM = make_plan("onesum", (MISSING, *CLIENTS), filters=1, thumbnail=2)
+SUM = replace(SUM, quorum=len(CLIENTS), secure_sum=True, limits=Limits(share=1.0))
 
 
 def name_of(plan: Plan) -> str:
@@ -37,6 +46,24 @@ def check_round(net: Machines, plan: Plan, tmp_path: Path) -> None:
         assert journal.count("client") == 1, "a finished upload is sent again, never made again"
         assert json.loads((work / "receipt.json").read_text())["digest"]
         assert (work / "model.safetensors").exists()
+
+
+def payload_of(fl_round: Path) -> Payload:
+    """What a round's release says, without who made it of what."""
+    policy = read_policy(fl_round)
+    release = verify_release(fl_round / "release.safetensors", policy.server, policy.plan)
+    return Payload(from_raw(release.tensors), dict(release.facts))
+
+
+def check_secure_round(net: Machines, tmp_path: Path) -> None:
+    """One site was missing and the others repaired the sum: the release says what an open simulation of the others says."""
+    fl_round = net.round(name_of(SUM))
+    request = json.loads((fl_round / REQUEST).read_text())
+    assert request["request"]["missing"] == [MISSING]
+    assert sorted(path.stem for path in (fl_round / REPAIRS).iterdir()) == sorted(CLIENTS)
+    simulated = replace(SUM, clients=CLIENTS, quorum=0, secure_sum=False)
+    by_memory(tmp_path / "memory" / "secure", simulated, net.data)
+    assert payload_digest(payload_of(fl_round)) == payload_digest(payload_of(tmp_path / "memory" / "secure"))
 
 
 def add_unknown_node(net: Machines) -> None:
@@ -64,9 +91,9 @@ def no_secrets(net: Machines) -> None:
     assert bodies and not [log for log in net.folder.glob("*.log") for body in bodies if body in net.log(log.stem)]
 
 
-def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
-    """Both rounds are under way at the same time, and every kind of process dies while they are."""
-    with machines(tmp_path, PLANS) as (net, plans):
+def test_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
+    """All rounds are under way at the same time, and every kind of process dies while they are."""
+    with machines(tmp_path, (*PLANS, SUM)) as (net, (*plans, summed)):
         rounds = [net.round(name_of(plan)) for plan in plans]
 
         def uploads() -> list[int]:
@@ -79,6 +106,7 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         for client in CLIENTS:
             net.site(client)
         net.run(rounds[1].name)
+        net.run(name_of(summed))
         net.wait_for("an upload", lambda: sum(uploads()) >= 1)
         assert net.kill("flower-supernode", "north"), "a site's node dies; its script starts it again"
         net.wait_for("three uploads", lambda: sum(uploads()) >= 3)
@@ -92,12 +120,15 @@ def test_two_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"))
         net.stop(unknown_sender)
         net.wait_for("both releases everywhere", lambda: all((fl_round / "everyone-has-it").exists() for fl_round in rounds))
+        models = [net.folder / "sites" / c / "work" / summed.digest[:16] / c / "model.safetensors" for c in CLIENTS]
+        net.wait_for("the release of the secure sum at the sites that came", lambda: all(path.exists() for path in models))
         no_secrets(net)
         net.stop()
         largest = max(path.stat().st_size for path in (rounds[0] / "inbox").iterdir())
         assert SETTINGS["chunk"] < largest <= 2 * SETTINGS["chunk"], "the larger upload came in two pieces"
         for plan in plans:
             check_round(net, plan, tmp_path)
+        check_secure_round(net, tmp_path)
 
 
 def test_programs_that_start_slowly_keep_their_tasks(tmp_path: Path) -> None:

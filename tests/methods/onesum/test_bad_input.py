@@ -14,8 +14,8 @@ from osfl.core.errors import Rejected, RoundError, TrainingError, UploadBlocked
 from osfl.core.method import Context, add_up
 from osfl.core.types import Limits, Payload, Shard, Upload
 from osfl.data.source import together
+from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.methods.onesum import OneSum
-from osfl.methods.onesum.features import LEVELS
 from osfl.rounds.folder import contracts_of, simulated_key
 from osfl.rounds.phases import run_client_phase
 from osfl.runtime.payloads import payload_digest, to_raw

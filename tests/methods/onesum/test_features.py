@@ -11,13 +11,11 @@ import torch
 
 from osfl.core.seeds import torch_generator
 from osfl.ingredients.statistics.gaussians import folded_statistics, statistics, unpacked
+from osfl.ingredients.statistics.public_map import LEVELS, color_basis, cosine_basis
 from osfl.methods.onesum.features import (
-    LEVELS,
     RandomConvolutions,
     RandomMap,
     cell_means,
-    color_basis,
-    cosine_basis,
     draw_filters,
     on_grid,
     patch_means,

@@ -18,8 +18,9 @@ from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Privacy, Release, Shard, Task, Upload
 from osfl.data.source import together
 from osfl.ingredients.statistics.gaussians import NEVER, SMALL, packed, unpacked
+from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.methods.onesum import OneSum
-from osfl.methods.onesum.features import LEVELS, mirrored
+from osfl.methods.onesum.features import mirrored
 from osfl.methods.onesum.head import head_of
 from osfl.methods.onesum.settings import Settings
 from osfl.models.input_facts import encoder_side

@@ -19,9 +19,17 @@ from osfl.core.method import Context
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Json, Payload, Plan, Privacy, Shard, Upload
 from osfl.ingredients.statistics.gaussians import NEVER, Statistics, unpacked
+from osfl.ingredients.statistics.private_sums import (
+    SHARES,
+    Noise,
+    noise_problems,
+    noised,
+    noisy_gaussians,
+    site_noise,
+    statement,
+)
+from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.methods.onesum import OneSum
-from osfl.methods.onesum.differential_privacy import SHARES, Noise, noised, noisy_moments, site_noise, statement, too_much_noise
-from osfl.methods.onesum.features import LEVELS
 from osfl.simulate.checks import small_federation
 
 PRIVATE = {"dimensions": 16, "filters": 4}
@@ -86,13 +94,13 @@ def test_no_neighbor_is_further_away_than_the_sensitivity(changes: dict[str, Any
     """Every image left out in turn; held-out images are in the sums, too."""
     one, whole = method(**changes), shard(count=16)
     full, n = exact(one, whole), len(whole.train) + len(whole.val)
-    assert int(full["counts"].sum()) == n
+    assert int(full["counts"].sum()) == n * LEVELS
     lengths = []
     for gone in range(len(whole.train)):
         kept = torch.tensor([i for i in range(len(whole.train)) if i != gone])
         less = exact(one, replace(whole, train=whole.train.subset(kept), digest=f"without {gone}"))
         counts, sums, gram = ((full[name] - less[name]).double() for name in ("counts", "sums", "gram"))
-        assert float(counts.norm()) == 1
+        assert float(counts.norm()) == LEVELS
         assert float(sums.norm()) <= LEVELS
         assert float(unpacked(gram).norm()) <= LEVELS**2 * (1 + 1e-12)
         assert int((sums.abs().sum(1) > 0).sum()) <= 1  # its own class
@@ -118,7 +126,7 @@ def test_a_term_has_the_noise_of_the_plan(kind: Any, quorum: int, sites: int) ->
     row, column = torch.triu_indices(16, 16).unbind()
     root = math.sqrt(sites)
     for values, wanted in (
-        (off["counts"], M / math.sqrt(0.05) / root),
+        (off["counts"], M / math.sqrt(0.05) / root * 2**15),
         (off["sums"], M / math.sqrt(0.65) / root * 2**15),
         (off["gram"][:, row == column], M / math.sqrt(0.3) / root * 2**30),
         (off["gram"][:, row != column], M / math.sqrt(0.3) / root * 2**30 / math.sqrt(2)),
@@ -166,8 +174,8 @@ def test_a_membership_attack_stays_within_its_bound_and_sees_everything_without_
 
 def test_noise_that_would_leave_whole_numbers_is_refused_by_the_plan() -> None:
     one = method()
-    assert too_much_noise(Privacy(1e-6, 1e-9), 5)
-    assert not too_much_noise(Privacy(0.01, 1e-9), 100)
+    assert noise_problems(plan_of(one, Privacy(1e-6, 1e-9)))
+    assert not noise_problems(replace(plan_of(one, Privacy(0.01, 1e-9)), clients=tuple(f"s{n}" for n in range(100))))
     assert any("privacy.epsilon" in text for text in one.privacy_problems(plan_of(one, Privacy(1e-6, 1e-9))))
 
 
@@ -181,16 +189,16 @@ def test_moments_of_noisy_sums_by_hand() -> None:
         torch.diag(torch.tensor([110.0, 20.0]).double()),
         torch.tensor([100.0, 100.0, 3.0]).double(),
     )
-    found, shrinkage = noisy_moments(total, Noise(1.0, 2.0, 0.0), ("a", "b", "c"))
+    found = noisy_gaussians(total, Noise(1.0, 2.0, 0.0), ("a", "b", "c"))
     assert found.shares.tolist() == [0.5, 0.5, 0.0]
     assert torch.allclose(found.means, torch.tensor([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.0]]).double())
     assert torch.allclose(found.within, torch.diag(torch.tensor([0.55 - 0.01 + 0.04, 0.1 + 0.04]).double()))
-    assert shrinkage == pytest.approx(0.01 * (0.58 + 0.14) / 2)
-    found, shrinkage = noisy_moments(total, Noise(1.0, 2.0, 20.0), ("a", "b", "c"))  # edge sqrt(4) * 20 / 200 = 0.2
+    assert found.shrinkage == pytest.approx(0.01 * (0.58 + 0.14) / 2)
+    found = noisy_gaussians(total, Noise(1.0, 2.0, 20.0), ("a", "b", "c"))  # edge sqrt(4) * 20 / 200 = 0.2
     assert torch.allclose(found.within, torch.diag(torch.tensor([0.48, 0.04]).double()))
-    assert shrinkage == pytest.approx(0.02)
+    assert found.shrinkage == pytest.approx(0.02)
     with pytest.raises(TrainingError, match="the noise hides"):
-        noisy_moments(total, Noise(50.0, 2.0, 1.0), ("a", "b", "c"))
+        noisy_gaussians(total, Noise(50.0, 2.0, 1.0), ("a", "b", "c"))
 
 
 def sent_by_all(one: OneSum, context: Context) -> list[Upload]:
@@ -251,7 +259,7 @@ def test_a_term_beyond_what_noise_can_do_is_refused(how: str, field: str) -> Non
     elif how == "less noise":
         facts["noise"] = site_noise(plan_of(one, Privacy(8.0, 1e-5))).as_json()
     elif how == "count":
-        tensors["counts"][0] = -100
+        tensors["counts"][0] = -100 * LEVELS
     else:
         tensors[how].view(-1)[0] = 2**50
     with pytest.raises(RoundError) as caught:

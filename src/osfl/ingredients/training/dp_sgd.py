@@ -138,6 +138,10 @@ def private_training_problems(
         found.append("setting 'augment': with [privacy] images are not augmented; set augment=none")
     if counts:
         found.append("privacy: with these settings class counts are sent, to which no noise is added; choose others")
+    if plan.secure_sum:
+        found.append(
+            "privacy: a masked model does not say how it was trained, so nobody could compute epsilon; set secure_sum = false"
+        )
     if plan.privacy.noise != "site":
         found.append("privacy.noise: each site trains with all of the noise; set noise = 'site'")
     return found

@@ -20,6 +20,7 @@ from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, UsageError
 from osfl.core.method import Context, add_up, ignore_figure, relayed
+from osfl.core.sums import ALL_SITES
 from osfl.core.types import (
     ClientId,
     Contract,
@@ -42,6 +43,22 @@ from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, probed_means, summed, unpacked
 from osfl.ingredients.statistics.one_vs_rest import hidden_few, images_in, log_odds, rows_of, targets
+from osfl.ingredients.statistics.private_sums import (
+    ROOM,
+    check_claims,
+    check_countable,
+    check_shares,
+    every_image,
+    in_features,
+    noise_problems,
+    noised,
+    noisy_gaussians,
+    site_noise,
+    sites_in,
+    statement,
+    with_room,
+)
+from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
 from osfl.ingredients.tokens.encoding import (
     OnTokens,
@@ -58,28 +75,17 @@ from osfl.ingredients.training.local import (
     too_low,
     training_problems,
 )
-from osfl.methods.onesum.differential_privacy import (
-    ROOM,
-    check_shares,
-    in_features,
-    noised,
-    noisy_moments,
-    plan_problems,
-    site_noise,
-    statement,
-)
-from osfl.methods.onesum.features import LEVELS, Mirrored, OnGrid, RandomConvolutions, draw_filters, mirrored, on_grid
+from osfl.methods.onesum.features import Mirrored, OnGrid, RandomConvolutions, draw_filters, mirrored, on_grid
 from osfl.methods.onesum.figures import preview_figures, server_figures
-from osfl.methods.onesum.head import Classifier, Head, head_of, lda, moments, qda, ridge
+from osfl.methods.onesum.head import Classifier, Head, Moments, head_of, lda, moments, qda, ridge
 from osfl.methods.onesum.personal import NETWORK, Blended, Choice, choose, default_choice, heads_for_sites, is_blend, offered
-from osfl.methods.onesum.public import Projected, projection, public_images
 from osfl.methods.onesum.settings import Settings, is_shrinkage
 from osfl.methods.onesum.terms import (
-    check_claims,
     check_features,
     checked_term,
     gram_of,
     grams_of,
+    images_of,
     no_images,
     sums_of,
     to_whole,
@@ -96,7 +102,7 @@ class OneSum(TokenMethod):
     Settings = Settings
     TASKS = ("multiclass", "multilabel")
     STRUCTURE = ("filters",)
-    COMMON = ("features",)
+    COMMON = ("features", "noise")
     PRIVATE = {"dimensions": 256, "filters": 32}  # noqa: RUF012
     PRESETS = {"paper": {}, "cpu": {}, "smoke": {**SMOKE_TRAINING, "filters": 4}}  # noqa: RUF012
     DEVIATIONS = (
@@ -185,14 +191,13 @@ class OneSum(TokenMethod):
         few images is hidden by noise."""
 
         def make() -> Payload:
-            parts = (shard.train, shard.val)
-            data = Dataset(torch.cat([one.images for one in parts]), torch.cat([one.labels for one in parts]).long())
-            total = self._summed(self._countable(data, shard), shard, ctx)
+            data = every_image(shard)
+            total = self._summed(self._countable(data, shard, ctx.plan.limits.samples), shard, ctx)
             counts = torch.bincount(data.labels, minlength=len(self.task.classes))
-            return Payload({"counts": counts, "sums": to_whole(total.sums), "gram": to_whole(total.gram)})
+            return Payload({"counts": counts * LEVELS, "sums": to_whole(total.sums), "gram": to_whole(total.gram)})
 
         noise, features = site_noise(ctx.plan), self._digest(ctx)
-        exact = ctx.get_or_compute(["osfl onesum exact term", 1, features, shard.digest], make).tensors
+        exact = ctx.get_or_compute(["osfl onesum exact term", 2, features, shard.digest], make).tensors
         tensors = noised(exact, noise)
         return Payload(tensors, {"features": features, "noise": noise.as_json()})
 
@@ -207,18 +212,10 @@ class OneSum(TokenMethod):
             return self._countable(Dataset(enough.images, hidden_few(enough.labels, self.settings.least)), shard)
         return self._countable(shard.train.subset(counts[shard.train.labels] >= self.settings.least), shard)
 
-    def _countable(self, kept: Dataset, shard: Shard) -> Dataset:
-        """No more images than float64 adds exactly."""
-        most = self._most_images()
-        if len(kept) > most:
-            raise TrainingError(
-                "it has more images than its sums can hold exactly",
-                client=shard.client,
-                field="limits.samples",
-                expected=f"at most {most}",
-                got=len(kept),
-                fix="Learn from fewer images, or divide them between two clients.",
-            )
+    def _countable(self, kept: Dataset, shard: Shard, limit: int | None = None) -> Dataset:
+        """No more images than float64 adds exactly, and than the plan lets a site have."""
+        most = min(self._most_images(), limit or self._most_images())
+        check_countable(len(kept), most, shard.client)
         return kept
 
     def _most_images(self) -> int:
@@ -292,7 +289,7 @@ class OneSum(TokenMethod):
         """The mean features of each class, the thumbnail among them and the span of G, beside those of the site's images."""
         if ctx.plan.privacy is not None:  # noise protects; to look at the images and stop would say something about them
             return
-        means, pixels, of_class = self._means(payload), self._pixels(), self.features_of(shard, ctx)
+        means, pixels, of_class = self._means(payload, ctx.plan), self._pixels(), self.features_of(shard, ctx)
         grams = {c: partial(self._in_features, gram) for c, gram in grams_of(payload).items()}
         whole = partial(self._second_moments, payload)
         for c, count in enumerate(payload.tensors["counts"][: len(self.task.classes)].tolist()):
@@ -336,19 +333,19 @@ class OneSum(TokenMethod):
         if "sums" not in payload.tensors:
             return {}
         gram, classes = unpacked(sums_of(payload).gram), len(self.task.classes)
-        means, counts = self._means(payload)[:classes], payload.tensors["counts"][:classes]
+        means, counts = self._means(payload, ctx.plan)[:classes], images_of(payload, ctx.plan)[:classes]
         return preview_figures(self._thumbnails(means), counts, self.task.classes, gram)
 
     def probed(self, upload: Upload, ctx: Context) -> Probed:
         """The class means; with noise, nothing but the counts."""
         if ctx.plan.privacy is not None:
-            return Probed(tuple(upload.payload.tensors["counts"].clamp_min(0).tolist()))
+            return Probed(tuple(images_of(upload.payload, ctx.plan).clamp_min(0).round().long().tolist()))
         term = sums_of(upload.payload)
         return probed_means(Statistics(term.sums, term.gram, term.counts * self.settings.vectors()))
 
-    def _means(self, payload: Payload) -> torch.Tensor:
+    def _means(self, payload: Payload, plan: Plan) -> torch.Tensor:
         """Mean features of each class, (classes, d); zeros where there are none."""
-        counts = payload.tensors["counts"].double() * self.settings.vectors()
+        counts = images_of(payload, plan) * self.settings.vectors()
         return torch.div(payload.tensors["sums"].double() * self._step(), counts.clamp_min(1)[:, None])
 
     def _second_moments(self, payload: Payload) -> torch.Tensor:
@@ -371,30 +368,44 @@ class OneSum(TokenMethod):
         return True
 
     def summands(self, plan: Plan) -> dict[str, Summand]:
-        """The contract's tensors, all whole numbers; a site's images, and what each adds at most, bound them."""
+        """The contract's tensors, all whole numbers; a site's images, what each adds at most, and noise bound them."""
         if self.settings.send == "smaller":
             raise UsageError(
                 "setting 'send': factors of G do not add up, as a secure sum needs; set send=triangle", field="settings"
             )
         images = min(plan.limits.samples, self._most_images())
-        most = {"counts": images, "sums": images * self.settings.vectors() * LEVELS}
+        one = 1 if plan.privacy is None else LEVELS
+        most = {"counts": images * one, "sums": images * self.settings.vectors() * LEVELS}
         gram = images * self.settings.vectors() * LEVELS**2
-        return {
+        found = {
             name: Summand(tuple(map(int, field.shape)), most.get(name, gram), whole=True)
             for name, field in self.contract("").items()
         }
+        return found if plan.privacy is None else with_room(found, plan)
+
+    def from_sum(self, total: Payload, sites: int) -> Payload:
+        """With the number of sites, of whose noise the sum is full."""
+        return Payload(total.tensors, {**total.facts, "sites": sites})
 
     def privacy_problems(self, plan: Plan) -> list[str]:
         if self.task.several:
             return [
                 "privacy: the noise is for images of one class each; an image of several would change more sums than it hides"
             ]
-        return plan_problems(self.settings, plan)
+        wanted = {"by_class": False, "send": "triangle", "head": "lda", "shrinkage": "gcv"}
+        found = [
+            f"setting {name!r}: with [privacy] expected {value!r}, got {getattr(self.settings, name)!r}"
+            for name, value in wanted.items()
+            if getattr(self.settings, name) != value
+        ]
+        if self.settings.dimensions < 1:
+            found.append("setting 'dimensions': [privacy] needs features of bounded norm; set dimensions=256")
+        return [*found, *noise_problems(plan)]
 
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         """Of the plan's features, within its limits, and what some images add up to."""
         check_features(upload, self._digest(ctx))
-        check_claims(upload, ctx.plan)
+        check_claims(upload, images_of(upload.payload, ctx.plan), ctx.plan)
         checked_term(upload, ctx.plan, self.settings.vectors())
 
     # --- the server ----------------------------------------------------------------------------------------------------------
@@ -407,18 +418,22 @@ class OneSum(TokenMethod):
 
     def release_of(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> Release:
         if ctx.plan.privacy is not None:
-            return Release(self._private_model(total, ctx))
+            sites = sites_in(uploads[0]) if ALL_SITES in total.images else len(total.images)
+            return Release(self._private_model(total, sites, ctx))
         sums, grams = self._believed(total, uploads, ctx)
         return Release(self._model(sums, grams, ctx))
 
-    def _private_model(self, total: Total, ctx: Context) -> Payload:
+    def _private_model(self, total: Total, sites: int, ctx: Context) -> Payload:
         """The classifier of noisy sums. No site's term is scaled down: its part of the noise would go with it."""
-        check_shares(ctx.plan, len(total.images))
-        self._check_room(sum(total.images.values()) + ROOM // LEVELS**2)  # noise takes as much as so many images
-        found, shrinkage = noisy_moments(*in_features(total, ctx.plan, self._step()), self.task.classes)
-        more = heads_for_sites(found, shrinkage) if self.settings.prior == "site" and self.settings.blend == "auto" else {}
-        facts = {"shrinkage": shrinkage, "privacy": statement(ctx.plan, len(total.images))}
-        return Payload({**self._map_tensors(ctx), **lda(found, shrinkage).tensors(), **more}, facts)
+        check_shares(ctx.plan, sites)
+        images = sum(total.images.values()) // LEVELS  # counts are in steps
+        self._check_room(images + ROOM // LEVELS**2)  # noise takes as much as so many images
+        noisy = noisy_gaussians(*in_features(total.tensors, ctx.plan, self._step(), sites), self.task.classes)
+        found = Moments(noisy.images, noisy.shares, noisy.mean, torch.ones_like(noisy.mean), noisy.means, noisy.within)
+        site = self.settings.prior == "site" and self.settings.blend == "auto"
+        more = heads_for_sites(found, noisy.shrinkage) if site else {}
+        facts = {"shrinkage": noisy.shrinkage, "privacy": statement(ctx.plan, sites)}
+        return Payload({**self._map_tensors(ctx), **lda(found, noisy.shrinkage).tensors(), **more}, facts)
 
     def _model(self, total: Statistics, grams: torch.Tensor | None, ctx: Context) -> Payload:
         """The classifier of these sums."""
@@ -591,7 +606,7 @@ class OneSum(TokenMethod):
         total, names = self._so_far(shard, ctx)
         for name, payload in members(received).items():
             upload = Upload(name, "", payload)
-            check_claims(upload, ctx.plan)
+            check_claims(upload, images_of(upload.payload, ctx.plan), ctx.plan)
             check_features(upload, self._digest(ctx))
             if name not in names:
                 total, names = total + checked_term(upload, ctx.plan, self.settings.vectors()), [*names, name]
@@ -644,13 +659,12 @@ class OneSum(TokenMethod):
     def _projection(self, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and basis of public images' features, the same at every site."""
 
-        def make() -> Payload:
-            images = public_images(self.width(), self.task.image, ctx.generator("onesum", "public images"))
-            none = Dataset(images[:0], torch.zeros(0, dtype=torch.int64))
-            nobody = Shard("public images", Dataset(images, torch.zeros(len(images), dtype=torch.int64)), none)
-            mean, basis = projection(self._mean_features(nobody.train, nobody, ctx), self.width())
-            return Payload({"mean": mean, "basis": basis})
+        def features(images: torch.Tensor) -> torch.Tensor:
+            nobody = nobodys(images)
+            return self._mean_features(nobody.train, nobody, ctx)
 
+        rng = ctx.generator("onesum", "public images")
+        make = partial(public_map, self.width(), self.task.image, rng, features)
         made = ctx.get_or_compute(["osfl onesum projection", 1, self._digest(ctx), ctx.device.type], make)
         return made.tensors["mean"], made.tensors["basis"]
 

@@ -7,7 +7,6 @@ products are sums of whole numbers: exact in float64, in any order and however t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.types import ADDED, Json
+from osfl.ingredients.statistics.public_map import LEVELS, color_basis, cosine_basis
 
 SIDE = 5  # of a filter
 CELLS = 3  # each map is averaged over 3 x 3 cells
-LEVELS = 2**15  # whole numbers on each side of zero; products of 2^23 images at the bound add up to 2^53 at most
 _CONTRAST = 0.1  # deviation of a patch below which contrast is not stretched any further
 _THRESHOLD = 0.5  # of both rectified maps
 _TOGETHER = 8  # images at a time: their maps stay in the processor's cache, which is six times as fast as 256 at a time
@@ -66,22 +65,6 @@ def draw_filters(count: int, channels: int, rng: torch.Generator, mean_color: fl
     dct, colors = cosine_basis(SIDE), color_basis(channels)
     filters = torch.einsum("fkuv,kc,uy,vx->fcyx", coefficients, colors, dct, dct)
     return (filters * _FILTER_LEVELS).round() / _FILTER_LEVELS  # the last bits of a logarithm differ between processors
-
-
-def cosine_basis(side: int) -> torch.Tensor:
-    """The orthonormal DCT-II: row u is the cosine of frequency u."""
-    place, frequency = torch.arange(side, dtype=torch.float64), torch.arange(side, dtype=torch.float64)[:, None]
-    rows = torch.cos(math.pi * (place + 0.5) * frequency / side) * math.sqrt(2 / side)
-    rows[0] /= math.sqrt(2)
-    return rows
-
-
-def color_basis(channels: int) -> torch.Tensor:
-    """Orthonormal rows: brightness, red against green, yellow against blue. Other numbers of channels: a cosine basis."""
-    if channels != 3:
-        return cosine_basis(channels)
-    rows = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]], dtype=torch.float64)
-    return torch.div(rows, rows.norm(dim=1, keepdim=True))
 
 
 class RandomConvolutions(nn.Module):

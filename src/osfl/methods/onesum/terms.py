@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from osfl.core.errors import RoundError, go_on_without
-from osfl.core.sums import ALL_SITES
+from osfl.core.errors import RoundError
 from osfl.core.types import Payload, Plan, Task, Upload
 from osfl.ingredients.statistics.gaussians import Statistics, packed, unpacked
-from osfl.ingredients.statistics.one_vs_rest import images_in
+from osfl.ingredients.statistics.private_sums import Noise, check_bounds, check_noise, largest, sites_in
+from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.ingredients.training.one_upload import working_on
-from osfl.methods.onesum.differential_privacy import Noise, check_noise, largest
-from osfl.methods.onesum.features import LEVELS
-
-
-def check_claims(upload: Upload, plan: Plan) -> None:
-    """n_c of a site, within what the plan lets a site claim; noise is no claim."""
-    counts, limits = upload.payload.tensors["counts"].double(), plan.limits
-    sites = len(plan.clients) if upload.client == ALL_SITES else 1
-    noise = largest(plan).counts if plan.privacy is not None else 0.0
-    if bool((counts < -noise).any()):
-        raise RoundError(
-            "it claims fewer images than none",
-            client=upload.client,
-            field="counts",
-            expected=f"at least {-noise:.0f}",
-            got=int(counts.min()),
-            fix=go_on_without(upload.client),
-        )
-    images, of_a_class = float(images_in(counts, plan.task)), float(counts[: len(plan.task.classes)].max())
-    claims = (("samples", images - noise * len(counts)), ("class_samples", of_a_class - noise))
-    for name, images in claims:
-        if images > sites * getattr(limits, name):
-            raise RoundError(
-                "it claims more images than the plan allows a site",
-                client=upload.client,
-                field="counts",
-                expected=f"at most {sites * getattr(limits, name)} (limits.{name})",
-                got=int(images),
-                fix=go_on_without(upload.client),
-            )
 
 
 def check_features(upload: Upload, expected: str) -> None:
@@ -61,24 +33,14 @@ def checked_term(upload: Upload, plan: Plan, vectors: int) -> Statistics:
     with working_on(upload.client):
         term = sums_of(upload.payload)
         if plan.privacy is None:
-            _check_bounds(term, vectors, Noise(0.0, 0.0, 0.0), plan.task)
+            check_bounds(term, vectors, Noise(0.0, 0.0, 0.0), plan.task)
             _check_scatter(term, vectors, plan.task)
         else:
             check_noise(upload, plan)
-            _check_bounds(term, vectors, largest(plan), plan.task)
+            check_bounds(
+                replace(term, counts=images_of(upload.payload, plan)), vectors, largest(plan, sites_in(upload)), plan.task
+            )
     return term
-
-
-def _check_bounds(term: Statistics, vectors: int, noise: Noise, task: Task) -> None:
-    """|A_c| <= n_c b and |G_ij| <= n b^2, and no more beyond than noise can be."""
-    counts = (term.counts + noise.counts) * vectors
-    images = images_in(counts, task)
-    if task.several and bool((counts > images).any()):
-        raise RoundError("it claims more images of a class than images", field="counts", expected=f"at most {images:.0f}")
-    if bool((term.sums.abs() > counts[:, None] * LEVELS + noise.sums).any()):
-        raise RoundError("its class sums do not fit its counts", field="sums", expected="at most count times bound")
-    if bool((term.gram.abs() > images * LEVELS**2 + noise.gram).any()):
-        raise RoundError("its second moments do not fit its counts", field="gram", expected="at most count times bound squared")
 
 
 def _check_scatter(term: Statistics, vectors: int, task: Task) -> None:
@@ -94,6 +56,11 @@ def _check_scatter(term: Statistics, vectors: int, task: Task) -> None:
             field="gram",
             expected="a positive semidefinite scatter within classes",
         )
+
+
+def images_of(payload: Payload, plan: Plan) -> torch.Tensor:
+    """n_c in images; in a private round counts are in steps."""
+    return payload.tensors["counts"].double() / (LEVELS if plan.privacy is not None else 1)
 
 
 def sums_of(payload: Payload) -> Statistics:

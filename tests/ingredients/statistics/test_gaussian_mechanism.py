@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from osfl.methods.onesum.gaussian_mechanism import delta_of, epsilon_for, multiplier_for
+from osfl.ingredients.statistics.gaussian_mechanism import delta_of, epsilon_for, multiplier_for
 
 # epsilon, delta, least noise by dp-accounting 0.6.0: pld.accountant.get_smallest_gaussian_noise(parameters, 1, 1.0)
 REFERENCE = (

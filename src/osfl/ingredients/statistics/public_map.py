@@ -1,4 +1,4 @@
-"""OneSum's features for private rounds: few, whitened by public images and of bounded norm, so that little noise hides one.
+"""Features for sums with noise: few, whitened by public images and of bounded norm, so that little noise hides an image.
 
 The public images are noise drawn from the plan's seed, whose amplitude falls with the frequency as that of photographs does:
 nobody's images. z = B^T (phi - mu): mu is the mean of their features, B their first principal directions, each divided by its
@@ -7,12 +7,16 @@ deviation. Without this, what all images have in common takes most of the norm t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-from osfl.methods.onesum.features import LEVELS, color_basis
+from osfl.core.types import Dataset, Payload, Shard
 from osfl.runtime.meter import spend
 
+LEVELS = 2**15  # whole numbers on each side of zero; products of 2^23 images at the bound add up to 2^53 at most
 _CHROMA = 0.35  # color beside brightness
 _EACH = 2  # public images a dimension
 _FLOOR = 1e-4  # of the mean variance: directions that public images hardly have are not blown up further
@@ -36,6 +40,22 @@ def public_images(dimensions: int, image: tuple[int, int, int], rng: torch.Gener
     return ((x.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
+def cosine_basis(side: int) -> torch.Tensor:
+    """The orthonormal DCT-II: row u is the cosine of frequency u."""
+    place, frequency = torch.arange(side, dtype=torch.float64), torch.arange(side, dtype=torch.float64)[:, None]
+    rows = torch.cos(math.pi * (place + 0.5) * frequency / side) * math.sqrt(2 / side)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+def color_basis(channels: int) -> torch.Tensor:
+    """Orthonormal rows: brightness, red against green, yellow against blue. Other numbers of channels: a cosine basis."""
+    if channels != 3:
+        return cosine_basis(channels)
+    rows = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]], dtype=torch.float64)
+    return torch.div(rows, rows.norm(dim=1, keepdim=True))
+
+
 def projection(features: torch.Tensor, dimensions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """mu (d,) and B (d, dimensions) of public images' features (n, d); public images have a squared norm of 1 in the mean."""
     mean = features.mean(0)
@@ -45,6 +65,20 @@ def projection(features: torch.Tensor, dimensions: int) -> tuple[torch.Tensor, t
     signs = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()  # else it is up to the processor
     scale = (values[:dimensions] + _FLOOR * values.mean().clamp_min(1e-12)).rsqrt()
     return mean, vectors * signs * scale / dimensions**0.5
+
+
+def public_map(
+    dimensions: int, image: tuple[int, int, int], rng: torch.Generator, features: Callable[[torch.Tensor], torch.Tensor]
+) -> Payload:
+    """Mean and basis of public images' features, the same at every site."""
+    mean, basis = projection(features(public_images(dimensions, image, rng)).double(), dimensions)
+    return Payload({"mean": mean, "basis": basis})
+
+
+def nobodys(images: torch.Tensor) -> Shard:
+    """Public images as a shard, for methods that compute features of shards."""
+    data, none = (Dataset(part, torch.zeros(len(part), dtype=torch.int64)) for part in (images, images[:0]))
+    return Shard("public images", data, none)
 
 
 class Projected(nn.Module):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from osfl.core.seeds import torch_generator
-from osfl.methods.onesum.features import LEVELS
-from osfl.methods.onesum.public import Projected, clipped, projection, public_images
+from osfl.ingredients.statistics.public_map import LEVELS, Projected, clipped, projection, public_images
 
 
 @pytest.mark.parametrize("image", [(1, 8, 8), (3, 28, 28), (3, 20, 31)])
