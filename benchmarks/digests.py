@@ -5,7 +5,7 @@ python -m benchmarks.digests fedavg onesum     # the same of these methods
 python -m benchmarks.digests --write           # write benchmarks/records/digests.json
 
 `release` is the digest of the signed release: of its tensors, its facts and the plan. `tensors` is of names and bytes of all
-tensors alone, shared and personal, and stays where only a setting was renamed. The last bits depend on what `numerics` lists: on
+tensors alone, shared and personal, and stays where only a setting was renamed. Last bits depend on what `numerics` lists: on
 another machine, or with another torch, nothing is compared. Handwritten digits, 3 sites, Dirichlet 0.5, 120 images of 8 px. All
 methods together take 15 seconds of one core.
 """
