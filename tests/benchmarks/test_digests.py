@@ -21,7 +21,7 @@ def test_the_digests_of_two_methods_are_those_of_the_record() -> None:
 
 def test_a_change_is_noticed_and_named() -> None:
     now = digests.digests_of("fedavg")
-    record = {"numerics": numerics(), "digests": {"fedavg": now, "ensemble": {**now, "tensors": "0" * 64}}}
+    record: dict[str, Any] = {"numerics": numerics(), "digests": {"fedavg": now, "ensemble": {**now, "tensors": "0" * 64}}}
     assert digests.changed(record, ["fedavg"]) == []
     assert digests.changed(record, ["ensemble", "local_only"]) == [
         "ensemble: other tensors",
