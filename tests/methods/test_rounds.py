@@ -13,6 +13,7 @@ from osfl.methods.fedprox import FedProx
 from osfl.methods.scaffold import Scaffold
 from tests.methods.conftest import TASK, context, shard
 
+CPU = torch.device("cpu")
 SHARDS = [shard("a", 24, 1), shard("b", 16, 2), shard("c", 32, 3)]
 COMMON: dict[str, Any] = {
     "architecture": "cnn-w4",
@@ -88,7 +89,7 @@ def test_feddyn_first_local_problem_is_fedprox() -> None:
     server = {f"model/{n}": p.detach() + 1.0 for n, p in model.named_parameters()}
     state = {**server, **{f"a/h/{name}": torch.zeros_like(tensor) for name, tensor in server.items()}}
     gradients = []
-    for correct in (dyn.adjust(state, "a"), prox.adjust(state, "a")):
+    for correct in (dyn.adjust(state, "a", CPU), prox.adjust(state, "a", CPU)):
         assert correct is not None
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)

@@ -35,6 +35,13 @@ def test_the_same_digests_as_the_embedded_default(tmp_path: Path, monkeypatch: p
             assert there["models_digest"] == here["models_digest"], method
             assert there["costs"]["upload_bytes"] == here["costs"]["upload_bytes"]
             assert there["costs"]["phases"]["client"]["flops"] == here["costs"]["phases"]["client"]["flops"]
+            assert " --engine ray" in there["command"]
+        simulation = Simulation("fedavg", preset="smoke", samples=60, image_size=8, clients=2, partition="iid")
+        exact, *narrow = (
+            run(simulation, tmp_path / f"{engine}-{precision}", machine=Machine(engine=engine, precision=precision))
+            for engine, precision in (("local", "fp32"), ("local", "bf16"), ("ray", "bf16"))  # what changes bits goes along
+        )
+        assert narrow[0]["release_digest"] == narrow[1]["release_digest"] != exact["release_digest"]
     finally:
         ray.shutdown()
 

@@ -15,6 +15,7 @@ from osfl.core.result import read_result
 from osfl.core.types import Payload
 from osfl.evaluation.scores import probabilities
 from osfl.rounds.finished import load_model
+from osfl.runtime.environment import device_named
 from osfl.runtime.machine import Machine
 from osfl.runtime.meter import book, measure
 from osfl.runtime.payloads import PayloadCache, from_raw, load_payload, payload_digest, save_payload, to_raw
@@ -218,6 +219,7 @@ def test_the_front_door_stays_open(tmp_path: Path) -> None:
 
 def test_the_command_names_what_changes_bits() -> None:
     assert Machine(device="cuda", threads=4).options() == " --device cuda --threads 4" and Machine().options() == ""
+    assert Machine(engine="ray", precision="bf16").options() == " --precision bf16 --engine ray"
 
 
 def test_the_command_repeats_the_run(finished: Path) -> None:
@@ -258,6 +260,24 @@ def test_smoke_on_a_gpu_that_is_not_there_is_a_clear_error(tmp_path: Path) -> No
         pytest.skip("this machine has a GPU")
     with pytest.raises(UsageError, match="no usable cuda device"):
         run(SMALL, tmp_path / "run", machine=Machine(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cuda:2", r"no device 'cuda:2': it has 2 of kind cuda.*Use --device cuda:1 or a lower number"),
+        ("cpu:1", "it has 1 of kind cpu"),
+        ("xpu", "there is no device 'xpu'"),
+        ("meta", "there is no device 'meta'"),
+        ("cuda:", "there is no device 'cuda:'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_named("cuda:1") == torch.device("cuda:1") and device_named("cuda") == torch.device("cuda")
+    with pytest.raises(UsageError, match=f"(?s){said}"):
+        device_named(name)
 
 
 # --- storage and workers ---------------------------------------------------------------------------------------------

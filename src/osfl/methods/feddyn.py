@@ -39,12 +39,15 @@ class FedDyn(MultiRound):
         owners = ["h", *(f"{shard.client}/h" for shard in shards)]
         return {f"{owner}/{name}": torch.zeros_like(model[name]) for owner in owners for name in parameters}
 
-    def adjust(self, state: State, client: str) -> Adjust:
+    def adjust(self, state: State, client: str, device: torch.device) -> Adjust:
+        server = {name: value.to(device) for name, value in part(state, "model").items()}
+        own = {name: value.to(device) for name, value in part(state, client).items()}
+
         def correct(model: nn.Module) -> None:
             for name, parameter in parameters_of(model).items():
                 if parameter.grad is not None:
-                    pull = self.settings.alpha * (parameter.detach() - state[name].to(parameter.device))
-                    parameter.grad += pull - state[f"{client}/h/{name}"].to(parameter.device)
+                    pull = self.settings.alpha * (parameter.detach() - server[name])
+                    parameter.grad += pull - own[f"{client}/h/{name}"]
 
         return correct
 

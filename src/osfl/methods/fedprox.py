@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from osfl.ingredients.training.local import Adjust
-from osfl.ingredients.training.multi_round import MultiRound, Rounds, State, mean_model, parameters_of
+from osfl.ingredients.training.multi_round import MultiRound, Rounds, State, mean_model, parameters_of, part
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class FedProx(MultiRound):
         wrong = not 0 <= self.settings.mu < math.inf
         return super().problems(clients) + [f"setting 'mu': expected at least 0, got {self.settings.mu}"] * wrong
 
-    def adjust(self, state: State, client: str) -> Adjust | None:
+    def adjust(self, state: State, client: str, device: torch.device) -> Adjust | None:
+        server = {name: value.to(device) for name, value in part(state, "model").items()}
+
         def pull(model: nn.Module) -> None:
             for name, parameter in parameters_of(model).items():
                 if parameter.grad is not None:
-                    parameter.grad += self.settings.mu * (parameter.detach() - state[name].to(parameter.device))
+                    parameter.grad += self.settings.mu * (parameter.detach() - server[name])
 
         return pull if self.settings.mu else None  # mu = 0 is FedAvg bit for bit
 

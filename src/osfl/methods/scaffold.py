@@ -42,12 +42,13 @@ class Scaffold(MultiRound):
         owners = ["control", *(f"{shard.client}/control" for shard in shards)]
         return {f"{owner}/{name}": torch.zeros_like(model[name]) for owner in owners for name in parameters}
 
-    def adjust(self, state: State, client: str) -> Adjust:
+    def adjust(self, state: State, client: str, device: torch.device) -> Adjust:
+        drift = {name: (value - state[f"{client}/{name}"]).to(device) for name, value in part(state, "control").items()}
+
         def correct(model: nn.Module) -> None:
             for name, parameter in parameters_of(model).items():
                 if parameter.grad is not None:
-                    drift = state[f"control/{name}"] - state[f"{client}/control/{name}"]
-                    parameter.grad += drift.to(parameter.device)
+                    parameter.grad += drift[f"control/{name}"]
 
         return correct
 

@@ -14,6 +14,7 @@ import torch
 
 from osfl.core.errors import DeviceError
 
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
 AHEAD_BYTES = 64 << 20  # of numbers that are drawn before their step comes
 _LOST = ("CUDA error", "cuDNN error", "NCCL error", "HIP error", "MPS backend")  # beginnings of what drivers report
 
@@ -92,4 +93,4 @@ def exact(device: torch.device) -> torch.device:
 
 def wide(device: torch.device) -> torch.dtype:
     """The widest floats of a device: 64 bits, but 32 on Apple's, which has no others."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64

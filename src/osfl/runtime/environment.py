@@ -22,13 +22,34 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"there is no device {name!r}", field="device", fix="Use cpu, cuda, cuda:1, mps or auto.") from None
-    missing = (device.type == "cuda" and not torch.cuda.is_available()) or (
-        device.type == "mps" and not torch.backends.mps.is_available()
-    )
-    if missing:
+        device = None
+    if device is None or device.type not in _kinds():
+        raise UsageError(f"there is no device {name!r}", field="device", fix="Use cpu, cuda, cuda:1, mps or auto.")
+    count = _count(device.type)
+    if count == 0:
         raise UsageError(f"this machine has no usable {device.type} device", field="device", fix="Use --device cpu.")
+    if (device.index or 0) >= count:
+        raise UsageError(
+            f"this machine has no device {name!r}: it has {count} of kind {device.type}",
+            field="device",
+            fix=f"Use --device {device.type}:{count - 1} or a lower number; numbers begin with 0.",
+        )
     return device
+
+
+def _kinds() -> set[str]:
+    """Kinds of devices that networks can compute on here; another maker may have registered one of its own with torch."""
+    registered = torch._C._get_privateuse1_backend_name()
+    return {"cpu", "cuda", "mps"} | ({registered} if hasattr(torch, registered) else set())
+
+
+def _count(kind: str) -> int:
+    """How many devices of this kind the machine has."""
+    if kind == "cuda":
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    return 1 if kind == "cpu" else int(getattr(torch, kind).device_count())
 
 
 def numerics() -> dict[str, str]:

@@ -36,9 +36,10 @@ class Machine:
         return {"device": self.device, "threads": self.threads, **chosen, **({"memory": self.memory} if self.memory else {})}
 
     def options(self) -> str:
-        """What a command must repeat to get the same bits."""
-        usual = {"device": "cpu", "threads": 1}
-        return "".join(f" --{name} {value}" for name, value in self.bits().items() if value != usual.get(name))
+        """What a command must repeat to get the same bits, and where its clients ran."""
+        usual = {"device": "cpu", "threads": 1, "engine": "local"}
+        chosen = {**self.bits(), "engine": self.engine}
+        return "".join(f" --{name} {value}" for name, value in chosen.items() if value != usual.get(name))
 
 
 def parse_memory(text: str) -> int:

@@ -16,11 +16,13 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from osfl.core.errors import UsageError
 from osfl.core.types import ClientId, Dataset, Plan, Shard
+from osfl.runtime.machine import Machine
 from osfl.runtime.meter import Meter
 
 
@@ -32,20 +34,24 @@ def require_ray() -> None:
 
 
 def run_client_phases_on_ray(
-    plan: Plan, shards: Sequence[Shard], *, workers: int | None = None
+    plan: Plan, shards: Sequence[Shard], machine: Machine = Machine()
 ) -> Iterator[tuple[ClientId, bytes, Meter]]:
-    """The upload of each client and what it cost, in the order in which they finish."""
+    """The upload of each client and what it cost, in the order in which they finish.
+
+    Device, precision and memory are the machine's: they change bits. A client computes in one process, with one thread.
+    """
     require_ray()
     ray: Any = importlib.import_module("ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ours = not ray.is_initialized()
     if ours:
-        here: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
+        here: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": machine.workers, "include_dashboard": False}
         ray.init(logging_level="ERROR", log_to_driver=False, **here)
     try:
         task, text = ray.remote(_run_client_phase), json.dumps(plan.as_json())
-        waiting = [task.remote(text, shard.client, *_arrays(shard), shard.digest) for shard in shards]
+        own = replace(machine, workers=1, threads=1, engine="local")
+        waiting = [task.remote(text, own, shard.client, *_arrays(shard), shard.digest) for shard in shards]
         while waiting:
             (done, *_), waiting = ray.wait(waiting)
             client, bundle, cost = ray.get(done)
@@ -60,7 +66,7 @@ def _arrays(shard: Shard) -> list[Any]:
 
 
 def _run_client_phase(
-    plan: str, client: ClientId, images: Any, labels: Any, val_images: Any, val_labels: Any, digest: str
+    plan: str, machine: Machine, client: ClientId, images: Any, labels: Any, val_images: Any, val_labels: Any, digest: str
 ) -> tuple[ClientId, bytes, dict[str, Any]]:
     """One client's phase in a worker of the cluster."""
     import torch
@@ -70,13 +76,12 @@ def _run_client_phase(
     from osfl.core.registry import load
     from osfl.rounds.folder import contracts_of, simulated_key
     from osfl.rounds.phases import computing, run_client_phase
-    from osfl.runtime.machine import Machine
 
     round_plan = plan_from(json.loads(plan), "the plan")
     train, val = (Dataset(torch.tensor(i), torch.tensor(y)) for i, y in ((images, labels), (val_images, val_labels)))
     method = load(round_plan.method)(round_plan.task, round_plan.settings)
     key = simulated_key(round_plan.seed, client)
-    with tempfile.TemporaryDirectory() as scratch, computing(round_plan, Machine(workers=1), quiet, Path(scratch)) as ctx:
+    with tempfile.TemporaryDirectory() as scratch, computing(round_plan, machine, quiet, Path(scratch)) as ctx:
         keys = {c: simulated_key(round_plan.seed, c).public_hex for c in round_plan.clients}
         shard = Shard(client, train, val, digest)
         bundle, meter = run_client_phase(method, shard, round_plan, contracts_of(method, round_plan), key, ctx, keys)

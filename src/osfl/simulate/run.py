@@ -236,7 +236,7 @@ def _client_phases(
 
     ctx.progress("clients", done, len(shards))
     if machine.engine == "ray" and not history.results:  # later encounters start from models, which stay in this process
-        for finished_client in run_client_phases_on_ray(fl_round.plan, waiting, workers=machine.workers):
+        for finished_client in run_client_phases_on_ray(fl_round.plan, waiting, machine):
             hand_over(*finished_client)
     else:
         ctx.map(run_here, waiting)

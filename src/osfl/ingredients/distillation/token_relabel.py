@@ -44,6 +44,7 @@ from osfl.models.folding import freeze
 from osfl.models.inputs import to_images
 from osfl.models.naming import named
 from osfl.models.vit import OnSubset, Vit
+from osfl.runtime.devices import wide
 from osfl.runtime.meter import spend
 from osfl.runtime.precision import gradients
 
@@ -275,7 +276,7 @@ class PatchServer:
         """All clients as one, E."""
         freed = rebalanced(logits, self.counts, self.settings.balance)
         if self.settings.ensemble == "odds":
-            return from_odds(freed, self.votes.to(logits.device), logits.mean(0))
+            return from_odds(freed, self.votes.to(wide(logits.device)).to(logits.device), logits.mean(0))
         return combine(freed, self.settings.ensemble, self.votes)
 
     # --- the student ---

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from osfl.ingredients.statistics.claimed_counts import capped
+from osfl.runtime.devices import wide
 
 _FAR = 20.0  # below all other logits of a client
 _TIE = 0.03  # how much the mean of logits counts beside the odds, as a share of the votes of a class
@@ -47,7 +48,7 @@ def from_odds(logits: torch.Tensor, votes: torch.Tensor, otherwise: torch.Tensor
     image, so that only differences between classes it knows count; one that knows a single class contributes nothing. What
     nobody compares follows `otherwise`, m.
     """
-    votes, z, m = votes.double(), logits.double(), otherwise.double()
+    votes, z, m = (part.to(wide(logits.device)) for part in (votes, logits, otherwise))
     share = votes / votes.sum(1, keepdim=True).clamp_min(1e-12)  # (clients, classes)
     pull = _TIE * votes.sum(0).mean()  # ρ
     evidence = (votes[:, None] * (z - (share[:, None] * z).sum(-1, keepdim=True))).sum(0)

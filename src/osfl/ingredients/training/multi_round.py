@@ -90,8 +90,9 @@ class MultiRound(Method):
         """Extra state at the beginning, beside the model."""
         return {}
 
-    def adjust(self, state: State, client: str) -> Adjust | None:
-        """Correction of the gradients at this client; None = plain SGD."""
+    def adjust(self, state: State, client: str, device: torch.device) -> Adjust | None:
+        """Correction of the gradients at this client, which trains on this device; None = plain SGD. What a correction reads of
+        the state moves to the device once: a copy at each step would make a GPU wait."""
         return None
 
     def after(self, state: State, client: str, trained: State, steps: int, lr: float) -> dict[str, torch.Tensor]:
@@ -143,7 +144,8 @@ class MultiRound(Method):
         recipe = replace(self.settings, lr=lr, schedule="constant")
         rng = ctx.generator("round", number, shard.client)
         with measure() as meter:
-            steps = fit(model, shard.train, recipe, rng, device=ctx.device, adjust=self.adjust(state, shard.client))
+            adjust = self.adjust(state, shard.client, ctx.device)
+            steps = fit(model, shard.train, recipe, rng, device=ctx.device, adjust=adjust)
         trained = named(model, "model")
         return {**trained, **self.after(state, shard.client, trained, steps, lr)}, meter
 

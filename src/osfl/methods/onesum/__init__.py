@@ -92,6 +92,7 @@ from osfl.methods.onesum.terms import (
 )
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_input
+from osfl.runtime.devices import exact
 from osfl.runtime.meter import spend
 
 _TOGETHER = 1024  # images whose features are in memory at once
@@ -251,7 +252,7 @@ class OneSum(TokenMethod):
             return self._checked(on_grid(pooled(tokens, self.settings.tokens), self.settings.reach()), shard)
         network = self._random_map(self._filters(ctx))
         spend(forward_flops(network, self.task.image) * len(images))
-        device = torch.device("cpu") if ctx.device.type == "mps" else ctx.device  # which has no float64
+        device = exact(ctx.device)
         with torch.inference_mode():
             features: torch.Tensor = network.to(device)(to_input(images, device))
             return features.cpu()
