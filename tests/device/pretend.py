@@ -11,6 +11,9 @@ waits for: FLOPs by the device that does them, and transfers between the two dev
 Torch leaves the dispatch key PrivateUse1 to devices of others; here its kernels are Python functions. A tensor of the device
 is a wrapper (`DeviceTensor`) that reports the device and holds a CPU tensor; an operation unwraps its arguments, runs on the
 CPU, and wraps the result. So results are those of the CPU, bit for bit, unless code takes another way on another device.
+
+`pretend:1` and `pretend:2` are two devices beside each other; operations on tensors of both are refused. Torch lets such a
+backend have one device only, and takes both for `pretend:0`. So a tensor of `pretend` may stand beside either: use it alone.
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ class _Backend(_DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
+    def device_count(self) -> int:
+        return 3
+
 
 _setup_privateuseone_for_python_backend(NAME, _Backend())  # once a process; without tensors of the device it changes nothing
 DEVICE = torch.device(NAME, 0)
@@ -59,8 +65,8 @@ class Log:
     """What was counted, by (phase, what, "file:line" of osfl's code)."""
 
     phase: str = ""
-    flops: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # what: "pretend" or "cpu"
-    transfers: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # what: "to device" or "to host"
+    flops: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # what: "pretend", "pretend:1" or "cpu"
+    transfers: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # what: "to device", "to host"
     float64: bool = True  # False: the device has none
     memory: int = 0  # largest allocation in bytes that succeeds; 0: any
 
@@ -122,9 +128,10 @@ class DeviceTensor(torch.Tensor):
     """A tensor that says it is on the device. Its numbers are `raw`, a tensor on the CPU."""
 
     raw: torch.Tensor
+    number: int  # of the device; 0: of the one that the tensors beside it are on
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor) -> DeviceTensor:
+    def __new__(cls, raw: torch.Tensor, number: int = 0) -> DeviceTensor:
         if _log is not None and not _log.float64 and raw.dtype == torch.float64:
             raise TypeError(f"Cannot convert a tensor to float64 as the {NAME} framework doesn't support float64")
         if _log is not None and 0 < _log.memory < raw.nbytes:
@@ -139,15 +146,19 @@ class DeviceTensor(torch.Tensor):
                 layout=raw.layout,
                 device=DEVICE,
             )
-        made.raw = raw
+        made.raw, made.number = raw, number
         return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(NAME, self.number)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.raw!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            twin = DeviceTensor(self.raw.detach().clone(memory_format=torch.preserve_format))
+            twin = DeviceTensor(self.raw.detach().clone(memory_format=torch.preserve_format), self.number)
             is_parameter = isinstance(self, torch.nn.Parameter)
             memo[id(self)] = (
                 torch.nn.Parameter(twin, self.requires_grad) if is_parameter else twin.requires_grad_(self.requires_grad)
@@ -221,7 +232,18 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     options |= {"device": torch.device("cpu")} if _is_ours(to) else {}
     options |= {"pin_memory": False} if options.get("pin_memory") else {}
     result = func(*map(_raw, args), **options)
-    return result if on_host else _wrapped(result, _written(func, args, kwargs) if func._schema.is_mutable else {})
+    if on_host:
+        return result
+    number = _number(to) if _is_ours(to) else max((one.number for one in _ours(args, kwargs)), default=0)
+    return _wrapped(result, _written(func, args, kwargs) if func._schema.is_mutable else {}, number)
+
+
+def _number(device: Any) -> int:
+    return torch.device(device).index or 0
+
+
+def _ours(args: Any, kwargs: Any) -> list[DeviceTensor]:
+    return [one for one in _tensors(*args, *kwargs.values()) if isinstance(one, DeviceTensor)]
 
 
 def _tensors(*values: Any) -> list[torch.Tensor]:
@@ -241,12 +263,12 @@ def _raw(value: Any) -> Any:
     return value.raw if isinstance(value, DeviceTensor) else value
 
 
-def _wrapped(value: Any, written: Mapping[int, torch.Tensor]) -> Any:
+def _wrapped(value: Any, written: Mapping[int, torch.Tensor], number: int) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_wrapped(one, written) for one in value)
+        return type(value)(_wrapped(one, written, number) for one in value)
     if not isinstance(value, torch.Tensor):
         return value
-    return written[id(value)] if id(value) in written else DeviceTensor(value)
+    return written[id(value)] if id(value) in written else DeviceTensor(value, number)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
@@ -275,6 +297,9 @@ def _check(func: Any, name: str, args: Any, kwargs: Any) -> None:
     for generator in (*args, kwargs.get("generator")):
         if isinstance(generator, _CpuGenerator) and _address(generator) not in _device_generators:
             raise MixedDevices(f"{func}: Expected a '{NAME}' device type for generator but found 'cpu'")
+    numbers = {one.number for one in _ours(args, kwargs)} - {0}
+    if len(numbers) > 1:
+        raise MixedDevices(f"{func}: Expected all tensors to be on the same device, but found {NAME}:1 and {NAME}:2, not cpu!")
     tensors = _tensors(*args, *kwargs.values())
     if name in _INDEXING:
         if not isinstance(args[0], DeviceTensor):
@@ -303,6 +328,11 @@ def _count_transfers(name: str, args: Any, to: Any) -> None:
         before, after = name in _WAITS, False
     if before != after:
         _log.move("to device" if after else "to host")
+    elif before and name in _COPIES:
+        there = {_number(to)} if name == "_to_copy" and to is not None else {args[0].number}
+        came = {args[0 if name == "_to_copy" else 1].number}
+        if len((there | came) - {0}) > 1:
+            _log.move("to another device")
     if name in _INDEXING:
         for index in args[1]:
             if isinstance(index, torch.Tensor) and not isinstance(index, DeviceTensor):
@@ -316,7 +346,8 @@ def _count_transfers(name: str, args: Any, to: Any) -> None:
 
 def _factory(make: Any) -> Callable[..., torch.Tensor]:
     def kernel(*args: Any, **options: Any) -> torch.Tensor:
-        return DeviceTensor(make(*args, **{**options, "device": torch.device("cpu"), "pin_memory": False}))
+        raw = make(*args, **{**options, "device": torch.device("cpu"), "pin_memory": False})
+        return DeviceTensor(raw, _number(options.get("device") or NAME))
 
     return kernel
 
@@ -372,7 +403,8 @@ class _CountFlops(TorchDispatchMode):
         out = func(*args, **kwargs)
         tensors = _tensors(*args)
         if not any(t.is_meta for t in tensors):
-            place = NAME if any(isinstance(t, DeviceTensor) for t in tensors) else "cpu"
+            numbers = [t.number for t in tensors if isinstance(t, DeviceTensor)]
+            place = "cpu" if not numbers else f"{NAME}:{max(numbers)}" if any(numbers) else NAME
             count = _backward_flops if packet is aten.convolution_backward else flop_registry[packet]
             self.log.flops[self.log.phase, place, _line()] += count(*args, **kwargs, out_val=out)
         return out

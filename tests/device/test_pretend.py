@@ -13,7 +13,7 @@ from torch import nn
 from osfl.core.types import Task
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
-from tests.device.pretend import DEVICE, DeviceTensor, MixedDevices, pretend
+from tests.device.pretend import DEVICE, NAME, DeviceTensor, MixedDevices, pretend
 
 
 def here(*shape: int) -> torch.Tensor:
@@ -51,6 +51,26 @@ REFUSED: dict[str, Callable[[], object]] = {
 def test_what_mixes_devices_is_refused(case: str) -> None:
     with pretend(), pytest.raises(MixedDevices, match=r"cpu"):
         REFUSED[case]()
+
+
+def test_two_devices_are_two() -> None:
+    one, other = (torch.ones(3, 3, device=f"{NAME}:{number}") for number in (1, 2))
+    mixed: tuple[Callable[[], object], ...] = (
+        lambda: one + other,
+        lambda: one @ other,
+        lambda: other.add_(one),
+        lambda: one[torch.zeros(2, device=other.device).long()],
+    )
+    for mix in mixed:
+        with pretend(), pytest.raises(MixedDevices, match="pretend:1 and pretend:2"):
+            mix()
+    with pretend() as log:
+        layer = nn.Linear(3, 2).to(other.device)
+        layer(one.to(other.device)).sum().backward()
+        assert layer.weight.grad is not None and layer.weight.grad.device == other.device == torch.device(NAME, 2)
+        assert copy.deepcopy(layer).bias.device == other.device and torch.zeros_like(one).device == one.device
+    assert {place for _, place, _ in log.flops} == {f"{NAME}:2"}
+    assert [what for _, what, _ in log.transfers.elements()] == ["to device", "to device", "to another device"]
 
 
 @pytest.mark.parametrize("convert", [lambda x: x.numpy(), by_numpy])

@@ -38,7 +38,7 @@ def test_the_same_digests_as_the_embedded_default(tmp_path: Path, monkeypatch: p
             assert " --engine ray" in there["command"]
         simulation = Simulation("fedavg", preset="smoke", samples=60, image_size=8, clients=2, partition="iid")
         exact, *narrow = (
-            run(simulation, tmp_path / f"{engine}-{precision}", machine=Machine(engine=engine, precision=precision))
+            run(simulation, tmp_path / f"{engine}-{precision}", machine=Machine(engine=engine, precision=precision))  # type: ignore[arg-type]
             for engine, precision in (("local", "fp32"), ("local", "bf16"), ("ray", "bf16"))  # what changes bits goes along
         )
         assert narrow[0]["release_digest"] == narrow[1]["release_digest"] != exact["release_digest"]

@@ -311,7 +311,15 @@ Threads = Annotated[
         help="Compute threads of one operation; simulated clients use one. Other values than 1 change the last bits.",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda|mps|auto", rich_help_panel=HOW, help="Where to compute.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="cpu|cuda|mps|auto",
+        rich_help_panel=HOW,
+        help="Where to compute; clients are spread over several: cuda:0,cuda:1 or cuda:all.",
+    ),
+]
 Precision = Annotated[
     str,
     typer.Option(

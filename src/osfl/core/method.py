@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -69,6 +69,14 @@ class Context:
     milestone: Callable[[int, int, Callable[[], Payload]], None] = ignore_milestone
     previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
     secret: bytes = b""  # where the plan asks for private randomness: what a client draws from in the place of the seed
+    devices: Sequence[torch.device] = ()  # where there are several: `device` is the first
+
+    def for_client(self, client: ClientId) -> Context:
+        """The same on the device that computes for this client. Which one follows from its place in the plan, not from which
+        is free: on devices that round differently, a run that was interrupted ends with the same bytes."""
+        if len(self.devices) < 2 or client not in self.plan.clients:
+            return self
+        return replace(self, device=self.devices[self.plan.clients.index(client) % len(self.devices)])
 
     @property
     def encounter(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from osfl.rounds.secure_sum import masked
 from osfl.rounds.total import keep_total, total_of
 from osfl.runtime.atomic import create_once
 from osfl.runtime.devices import on_device
-from osfl.runtime.environment import device_named
+from osfl.runtime.environment import devices_named
 from osfl.runtime.machine import Machine
 from osfl.runtime.memory import budget
 from osfl.runtime.meter import Meter, measure, remark, reset_peak_memory, start_up
@@ -52,9 +52,9 @@ def computing(
     milestone: Any = ignore_milestone,
 ) -> Iterator[Context]:
     """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
-    device = device_named(machine.device)
+    device, *others = devices_named(machine.device)
     check_precision(machine.precision, device)
-    with compute_threads(machine.threads), computing_in(machine.precision), budget(machine.memory), on_device(device):
+    with compute_threads(machine.threads), computing_in(machine.precision), budget(machine.memory), on_device(machine.device):
         yield Context(
             plan,
             device,
@@ -64,6 +64,7 @@ def computing(
             PayloadCache(cache or scratch / "cache").get_or_compute,
             show,
             milestone,
+            devices=(device, *others),
         )
 
 

@@ -53,7 +53,7 @@ def _together(parts: Sequence[Any], device: torch.device) -> Sequence[Any]:
     return [one.view(part.shape) for one, part in zip(cut, parts, strict=True)]
 
 
-def failure(error: BaseException, device: torch.device) -> DeviceError | None:
+def failure(error: BaseException, device: torch.device | str) -> DeviceError | None:
     """What a failure of the device means for who runs this; None for any other failure."""
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, torch.OutOfMemoryError):
@@ -75,7 +75,7 @@ def failure(error: BaseException, device: torch.device) -> DeviceError | None:
 
 
 @contextlib.contextmanager
-def on_device(device: torch.device) -> Iterator[None]:
+def on_device(device: torch.device | str) -> Iterator[None]:
     """A device that fails inside says what to do about it."""
     try:
         yield

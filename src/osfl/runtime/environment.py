@@ -16,7 +16,27 @@ from osfl.runtime.machine import Machine
 
 
 def device_named(name: str) -> torch.device:
-    """`cpu`, `cuda`, `cuda:1`, `mps` or `auto`, checked before any work starts."""
+    """`cpu`, `cuda`, `cuda:1`, `mps` or `auto`, checked before any work starts; of several devices the first."""
+    return devices_named(name)[0]
+
+
+def devices_named(names: str) -> tuple[torch.device, ...]:
+    """One device, or several of a kind: `cuda:0,cuda:1`, or all with `cuda:all`."""
+    kind, colon, number = names.partition(":")
+    if colon and number == "all":
+        count = _count(_one(kind).type)
+        return tuple(torch.device(kind, place) for place in range(count))
+    found = tuple(_one(name.strip()) for name in names.split(","))
+    if len({device.type for device in found}) > 1 or len({device.index or 0 for device in found}) < len(found):
+        raise UsageError(
+            f"--device {names!r}: expected different devices of one kind",
+            field="device",
+            fix="For example --device cuda:0,cuda:1, or cuda:all. Results of different kinds differ in their last bits.",
+        )
+    return found
+
+
+def _one(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -24,7 +44,7 @@ def device_named(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in _kinds():
-        raise UsageError(f"there is no device {name!r}", field="device", fix="Use cpu, cuda, cuda:1, mps or auto.")
+        raise UsageError(f"there is no device {name!r}", field="device", fix="Use cpu, cuda, cuda:1, cuda:all, mps or auto.")
     count = _count(device.type)
     if count == 0:
         raise UsageError(f"this machine has no usable {device.type} device", field="device", fix="Use --device cpu.")

@@ -24,7 +24,7 @@ class Machine:
     """
 
     workers: int | None = None  # clients at once; default one a core. Any number gives the same bits
-    device: str = "cpu"
+    device: str = "cpu"  # or several of a kind, each for some of the clients: "cuda:0,cuda:1", "cuda:all"
     threads: int = 1  # inside each operation of the server phase; other numbers change the last bits
     engine: str = "local"  # "ray": simulated clients on a Ray cluster (osfl.simulate.ray); the same bits
     precision: Precision = "fp32"  # of networks (osfl.runtime.precision); others change more than the last bits

@@ -46,7 +46,9 @@ def run_client_phases_on_ray(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ours = not ray.is_initialized()
     if ours:
-        here: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": machine.workers, "include_dashboard": False}
+        here: dict[str, Any] = (
+            {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": machine.workers, "include_dashboard": False}
+        )
         ray.init(logging_level="ERROR", log_to_driver=False, **here)
     try:
         task, text = ray.remote(_run_client_phase), json.dumps(plan.as_json())
@@ -84,5 +86,5 @@ def _run_client_phase(
     with tempfile.TemporaryDirectory() as scratch, computing(round_plan, machine, quiet, Path(scratch)) as ctx:
         keys = {c: simulated_key(round_plan.seed, c).public_hex for c in round_plan.clients}
         shard = Shard(client, train, val, digest)
-        bundle, meter = run_client_phase(method, shard, round_plan, contracts_of(method, round_plan), key, ctx, keys)
+        bundle, meter = run_client_phase(method, shard, round_plan, contracts_of(method, round_plan), key, ctx.for_client(client), keys)
     return client, bundle, meter.as_json()

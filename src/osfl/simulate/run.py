@@ -227,7 +227,8 @@ def _client_phases(
 
     def run_here(shard: Shard) -> None:
         key = simulated_key(fl_round.plan.seed, shard.client)
-        own = with_secret(replace(ctx, previous=history.previous(shard.client)), shard.client, fl_round.scratch / "secrets")
+        mine = replace(ctx.for_client(shard.client), previous=history.previous(shard.client))
+        own = with_secret(mine, shard.client, fl_round.scratch / "secrets")
         policy = fl_round.policy
         hand_over(
             shard.client,
@@ -282,7 +283,8 @@ def _personalization(
         kept = fl_round.model(shard.client, digest)
         if kept is not None:
             return kept
-        own = with_secret(replace(ctx, previous=history.previous(shard.client)), shard.client, fl_round.scratch / "secrets")
+        mine = replace(ctx.for_client(shard.client), previous=history.previous(shard.client))
+        own = with_secret(mine, shard.client, fl_round.scratch / "secrets")
         payload, meter = run_personalization(method, release, shard, own)
         if payload is not release.shared:
             fl_round.note("personalize", meter.as_json(), shard.client)

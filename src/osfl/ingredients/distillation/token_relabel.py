@@ -189,7 +189,6 @@ class PatchServer:
         self.inversion, self.terms = inversion, terms
         self.probe = probe if terms.kept or terms.rest else 0  # else there is nothing to compare
         self.clients, classes = [upload.client for upload in uploads], len(method.task.classes)
-        self.members = [as_vit(freeze(member)) for member in teachers(uploads, method, ctx.device)]
         self.counts = counts_of(uploads, classes)
         votes = softened(teacher_weights(uploads, self.settings.ensemble, classes), self.settings.votes)
         self.votes = capped(votes, ctx.plan.limits.share)
@@ -197,6 +196,10 @@ class PatchServer:
         known = capped_sites(self.counts, ctx.plan.limits.share).sum(0, keepdim=True) if self.together else self.counts
         self.wanted = label_weights(self.settings.labels, known)  # of each maker
         self.makers = ["all clients"] if self.together else self.clients
+        # images of one client need no other client's model, so clients are spread over several devices
+        self.places = [ctx.device if self.together else ctx.for_client(client).device for client in self.clients]
+        frozen = [as_vit(freeze(member)) for member in teachers(uploads, method, ctx.device)]
+        self.members = [member.to(place) for member, place in zip(frozen, self.places, strict=True)]
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
         self.start = named(self.student, "model")
@@ -237,14 +240,16 @@ class PatchServer:
         self.pools = [*self.pools, Pool(**made.tensors)][-self.settings.pool_epochs :]
 
     def _dream(self, epoch: int) -> Pool:
-        server, count = as_vit(freeze(self.student)), self.settings.images
+        count, servers = self.settings.images, {place: as_vit(freeze(self.student)).to(place) for place in set(self.places)}
         joint = Joint(self.members, self._together)
 
         def make(part: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             model: Inverted = joint if self.together else self.members[part]
+            device = self.places[part]
             rng = self.ctx.generator("images", *([self.makers[0], part] if self.together else [self.makers[part]]), epoch)
             labels = draw_labels(count, self.wanted[0 if self.together else part], rng)
-            found = invert_sparsely(model, labels, self.task.image, self.inversion, rng, server=server, device=self.ctx.device)
+            server = servers[device]
+            found = invert_sparsely(model, labels, self.task.image, self.inversion, rng, server=server, device=device)
             return halved(found.images, self.inversion.lr).cpu().contiguous(), labels, found.keep.cpu()
 
         made = self.ctx.map(make, range(len(self.members)))  # as many images, whoever makes them
@@ -259,16 +264,16 @@ class PatchServer:
         count = drop.shape[1] if self.terms.rest else 0
 
         @torch.no_grad()  # gradients are switched off per thread, and this runs in others
-        def ask(member: Vit) -> tuple[torch.Tensor, torch.Tensor]:
-            outputs, again = [], []
+        def ask(one: tuple[Vit, torch.device]) -> tuple[torch.Tensor, torch.Tensor]:
+            (member, device), outputs, again = one, [], []
             for x, away in zip(torch.split(images, 64), torch.split(drop, 64), strict=True):
-                x = x.to(self.ctx.device).float()
+                x = x.to(device).float()
                 outputs.append(member(x).cpu())
                 again.append(member(x, away.to(x.device)).cpu() if count else torch.zeros_like(outputs[-1]))
             spend(ask_flops(member, count, self.task.image) * len(images))
             return torch.cat(outputs), torch.cat(again)
 
-        answers = self.ctx.map(ask, self.members)
+        answers = self.ctx.map(ask, list(zip(self.members, self.places, strict=True)))
         outputs, again = (self._together(torch.stack(parts)) for parts in zip(*answers, strict=True))
         return outputs, again
 

@@ -144,8 +144,9 @@ class MultiRound(Method):
         recipe = replace(self.settings, lr=lr, schedule="constant")
         rng = ctx.generator("round", number, shard.client)
         with measure() as meter:
-            adjust = self.adjust(state, shard.client, ctx.device)
-            steps = fit(model, shard.train, recipe, rng, device=ctx.device, adjust=adjust)
+            device = ctx.for_client(shard.client).device
+            adjust = self.adjust(state, shard.client, device)
+            steps = fit(model, shard.train, recipe, rng, device=device, adjust=adjust)
         trained = named(model, "model")
         return {**trained, **self.after(state, shard.client, trained, steps, lr)}, meter
 
