@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from osfl.core.registry import is_reference, load, names
 from osfl.evaluation.privacy.reconstruction import Effort
 from osfl.roles.fusion import fuse
 from osfl.rounds.forgetting import forget
@@ -15,10 +16,18 @@ from osfl.simulate.audit import Attempt, audit
 from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
 from tests.device.pretend import NAME, pretend
-from tests.device.test_rounds import numbers, same_files
+from tests.device.test_rounds import ROUNDS, numbers, own_generator, same_files, worked_there
 from tests.roles.test_fusion import request, three_models
 
 DEVICES = ("cpu", NAME)
+FUSING = ("coboosting", "dafl", "deepinversion", "deepinversion_vit", "dense", "fedbicross", "fedisca", "fedmitr")
+
+
+@pytest.fixture(autouse=True)
+def _alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same noise of diffusion on both devices, and features that nobody has computed yet."""
+    monkeypatch.setattr("osfl.methods.federated_factory.diffusion._on", own_generator)
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))
 
 
 def small(method: str, clients: int, **changes: object) -> Simulation:
@@ -51,6 +60,36 @@ def test_forgetting_there_leaves_what_it_leaves_on_the_cpu(method: str, tmp_path
             certificate = forget(tmp_path / device, clients=["client-02"], machine=on(device))
         assert certificate["machine"]["device"] == device
     same_files(tmp_path / NAME, tmp_path / "cpu")
+
+
+@pytest.mark.parametrize("method", names())
+def test_audit_and_forgetting_work_there_for_every_method(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least 99 % of their FLOPs are the device's, but for what stays on the CPU on purpose (`test_rounds.py`)."""
+    for part in ("simulate.run", "simulate.audit", "rounds.forgetting.execution"):
+        for draw in ("write_report", "write_model_card"):
+            monkeypatch.setattr(f"osfl.{part}.{draw}", lambda *_, **__: None, raising=False)
+    folder, simulation = tmp_path / "round", small(method, 3, **ROUNDS[method])
+    attack = {
+        "effort": Effort(steps=2, most=5, side=8),
+        "attempt": Attempt(shadows=2, canaries=2, images=5, inversion=2, minutes=0.0),
+    }
+    with pretend() as log:
+        run(simulation, folder, machine=on(NAME))
+        log.flops.clear()
+        with log.during("audit"):
+            audit(folder, prepare(simulation), machine=on(NAME), **attack)  # type: ignore[arg-type]
+        if not is_reference(load(method)):
+            with log.during("forget"):
+                forget(folder, clients=["client-02"], machine=on(NAME))
+    worked_there(log, rounds=12)  # an audit repeats client phases, and asks for the model of each upload
+
+
+@pytest.mark.parametrize("method", FUSING)
+def test_every_method_that_fuses_does_so_there(method: str, tmp_path: Path) -> None:
+    models = three_models(tmp_path)
+    with pretend() as log, log.during("fuse"):
+        fuse(request(models, method=method), tmp_path / "fused", machine=on(NAME))
+    worked_there(log)
 
 
 def test_checkpoints_are_fused_there_as_on_the_cpu(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
 from osfl.models.outputs import to_probabilities
+from osfl.runtime.devices import place_for
 from osfl.runtime.meter import spend
 
 Floats = NDArray[np.float64]
@@ -33,6 +34,7 @@ def probabilities(
     model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map, kind: Kind = "multiclass"
 ) -> Floats:
     """Class probabilities (images, classes); chunks of images go to the workers."""
+    device = place_for(model, device)
     model = freeze(model.to(device))
     spend(forward_flops(model, tuple(images.shape[1:])) * len(images))
 

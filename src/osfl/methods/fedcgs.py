@@ -84,10 +84,10 @@ from osfl.ingredients.tokens.encoding import (
     tokens_digest,
     with_enough,
 )
-from osfl.ingredients.training.local import batches_on, not_positive, step, too_low
+from osfl.ingredients.training.local import batches, not_positive, step, too_low
 from osfl.ingredients.training.one_upload import working_on
 from osfl.models.naming import load_named, named
-from osfl.runtime.devices import exact
+from osfl.runtime.devices import ahead, exact
 
 
 @dataclass(frozen=True)
@@ -423,12 +423,12 @@ class FedCGS(OneClassifier, TokenMethod):
         head, x, y, means = head.to(ctx.device), x.to(ctx.device), y.to(ctx.device), means.to(ctx.device)
         scale = x.var(0).mean().clamp_min(1e-12)  # so that one alignment weight serves any encoder
         optimizer, rng = torch.optim.Adam(head.parameters(), s.personal_lr), ctx.generator("personal", shard.client)
-        for _ in range(s.personal_epochs):
-            for index in batches_on(ctx.device, len(x), 64, rng):
-                mapped = head.mapped(x[index])
-                loss = functional.cross_entropy(head.linear(mapped), y[index])
-                loss = loss + s.alignment * (mapped - means[y[index]]).square().mean() / scale
-                step(head, optimizer, loss)
+        order = ((index,) for _ in range(s.personal_epochs) for index in batches(len(x), 64, rng))
+        for (index,) in ahead(order, ctx.device):
+            mapped = head.mapped(x[index])
+            loss = functional.cross_entropy(head.linear(mapped), y[index])
+            loss = loss + s.alignment * (mapped - means[y[index]]).square().mean() / scale
+            step(head, optimizer, loss)
         return Payload({**named(head.linear, "head"), **named(head.map, "map")})
 
     def needs_images_after_round(self) -> bool:

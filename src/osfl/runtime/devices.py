@@ -91,6 +91,12 @@ def exact(device: torch.device) -> torch.device:
     return device if wide(device) == torch.float64 else torch.device("cpu")
 
 
+def place_for(model: torch.nn.Module, device: torch.device) -> torch.device:
+    """The device, but the CPU for a network with 64-bit floats where the device has none."""
+    held = (*model.parameters(), *model.buffers())
+    return exact(device) if any(one.dtype == torch.float64 for one in held) else device
+
+
 def wide(device: torch.device) -> torch.dtype:
     """The widest floats of a device: 64 bits, but 32 on Apple's, which has no others."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64

@@ -20,7 +20,7 @@ from osfl.core.method import Context
 from osfl.core.types import ClientId, Dataset, Json, Payload, Upload
 from osfl.ingredients.distillation.order import progress_report, studies, turns
 from osfl.ingredients.distillation.student import kd_loss
-from osfl.ingredients.ensembles.ensemble import combine
+from osfl.ingredients.ensembles.ensemble import Combination
 from osfl.ingredients.ensembles.odds import from_odds, rebalanced, softened
 from osfl.ingredients.generators.pictures import by_class, gallery
 from osfl.ingredients.generators.synthesis import check_finite, draw_labels, keep, take_up, work_key
@@ -192,6 +192,7 @@ class PatchServer:
         self.counts = counts_of(uploads, classes)
         votes = softened(teacher_weights(uploads, self.settings.ensemble, classes), self.settings.votes)
         self.votes = capped(votes, ctx.plan.limits.share)
+        self._rules: dict[torch.device, tuple[torch.Tensor, torch.Tensor, Combination | None]] = {}
         self.together = self.settings.invert == "ensemble"
         known = capped_sites(self.counts, ctx.plan.limits.share).sum(0, keepdim=True) if self.together else self.counts
         self.wanted = label_weights(self.settings.labels, known)  # of each maker
@@ -279,10 +280,18 @@ class PatchServer:
 
     def _together(self, logits: torch.Tensor) -> torch.Tensor:
         """All clients as one, E."""
-        freed = rebalanced(logits, self.counts, self.settings.balance)
-        if self.settings.ensemble == "odds":
-            return from_odds(freed, self.votes.to(wide(logits.device)).to(logits.device), logits.mean(0))
-        return combine(freed, self.settings.ensemble, self.votes)
+        counts, votes, combination = self._rule_on(logits.device)
+        freed = rebalanced(logits, counts, self.settings.balance)
+        return from_odds(freed, votes, logits.mean(0)) if combination is None else combination(freed)
+
+    def _rule_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, Combination | None]:
+        """What the answers are combined with, moved once: a copy at each step of an inversion would make a GPU wait."""
+        if device not in self._rules:
+            counts, votes = (part.to(wide(device)).to(device) for part in (self.counts, self.votes))
+            mode = self.settings.ensemble
+            plain = None if mode == "odds" else Combination(len(self.members), mode, self.votes)
+            self._rules[device] = counts, votes, plain
+        return self._rules[device]
 
     # --- the student ---
 
