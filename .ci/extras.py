@@ -18,6 +18,7 @@ from osfl.data.medical import read_dicom
 from osfl.deploy.flower.grid import require_flower
 from osfl.models.latent_prior import load_prior, pipeline_digest
 from osfl.models.pretrained import from_hub
+from osfl.models.timm_models import build_timm
 from osfl.roles.export import open_onnx
 from osfl.simulate.api import Comparison
 from osfl.simulate.ray import require_ray
@@ -39,6 +40,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], object]]] = {
     "hub": (("huggingface_hub",), lambda: from_hub("owner/name", "pretrained")),
     "onnx": (("onnx", "onnxruntime", "onnxscript"), lambda: open_onnx(Path("none.onnx"))),
     "pandas": (("pandas",), lambda: Comparison({"methods": {}}, Path()).to_frame()),
+    "timm": (("timm",), lambda: build_timm("resnet18", 2, (3, 32, 32))),
     "medical": (("pydicom", "gdcm", "nibabel"), lambda: read_dicom(b"")),
 }
 

@@ -27,6 +27,7 @@ EXTRAS = {
     "models/latent_prior.py": ("diffusion",),
     "models/pretrained.py": ("hub",),
     "simulate/api.py": ("pandas",),
+    "models/timm_models.py": ("timm",),
     "roles/export.py": ("onnx",),
 }
 

@@ -1,47 +1,82 @@
-"""Plans for those who have a GPU: they can be read, say what the papers say, and run where the data are."""
+"""The plans of the papers' experiments: valid, with the papers' settings, and the same in small runs to its end."""
 
-from dataclasses import fields
+from __future__ import annotations
+
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from osfl.cli.arguments import from_plan, same_plan
 from osfl.core.errors import UsageError
-from osfl.core.plan import read_plan, write_plan
-from osfl.methods.federated_factory import Settings
-from osfl.simulate.simulation import prepare
+from osfl.core.plan import plan_from
+from osfl.core.registry import load
+from osfl.core.settings import resolve_settings
+from osfl.core.types import settings_as_json
+from osfl.data.catalog import sheets
+from osfl.data.partition import domain_clients, parse_partition
+from osfl.simulate.run import run
+from osfl.simulate.simulation import Simulation
 
-PLANS = sorted((Path(__file__).parents[2] / "benchmarks" / "plans").glob("*.toml"))
-
-
-@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_a_plan_is_whole_and_changes_only_what_it_names(path: Path) -> None:
-    plan = read_plan(path)
-    assert len(plan.clients) == len(plan.task.classes) and plan.data["partition"] == "silos"
-    changed = {f.name for f in fields(Settings) if getattr(plan.settings, f.name) != getattr(Settings(), f.name)}
-    assert changed <= {"mode", "augment", "fill", "unet", "edm_batch", "symmetry"}
-    simulation, _ = from_plan(path)
-    assert simulation.method == "federated_factory" and simulation.image_size == plan.task.image[1]
-
-
-def test_there_are_plans() -> None:
-    assert {path.stem for path in PLANS} >= {"cifar10-silos", "cifar10-silos-peer", "isic-silos"}
-
-
-def test_a_plan_without_a_digest_takes_the_data_that_are_here(tmp_path: Path) -> None:
-    path = tmp_path / "plan.toml"
-    text = PLANS[0].read_text(encoding="utf-8").split("[data]")[0]
-    digits = "[data]\ndataset = 'digits'\npartition = 'silos'\nevaluated_on = 'test'\n"
-    path.write_text(_for_digits(text) + digits, encoding="utf-8")
-    simulation, plan = from_plan(path)
-    found = prepare(simulation).plan
-    same_plan(plan, found, path)
-    path.write_text(write_plan(found).replace(found.data["digest"], "0" * 64), encoding="utf-8")
-    with pytest.raises(UsageError, match="digest"):
-        same_plan(from_plan(path)[1], found, path)
+PLANS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "benchmarks" / "plans").glob("*.toml"))}
+PIN = "0123456789abcdef" * 4
+ALLOWED = {  # what a plan may say besides the paper's defaults: which of its experiments it is, and which weights
+    "federated_factory": {"mode", "augment", "fill", "unet", "edm_batch", "symmetry"},
+    "falcon": {"encoder_weights", "encoder_sha256"},
+    "fedmitr": {"pretrained", "pretrained_sha256"},
+    "fedbicross": {"clusters"},
+    "fol": set(),
+}
+SMALL = {  # settings of the smoke preset that choose other weights or networks, beside its lengths and sizes
+    "falcon": {"encoder_weights", "encoder_sha256"},
+    "fedmitr": {"pretrained", "pretrained_sha256"},
+    "federated_factory": {"unet", "edm_batch"},
+}
 
 
-def _for_digits(text: str) -> str:
-    task = {"name": "'digits'", "classes": str([str(i) for i in range(10)]), "image": "[1, 16, 16]"}
-    rows = [row.partition(" = ") for row in text.splitlines()]
-    return "".join(f"{key}{equals}{task.get(key, value)}\n" for key, equals, value in rows)
+def table_of(name: str) -> dict[str, Any]:
+    """As somebody fills it in who has downloaded the weights."""
+    table = tomllib.loads(PLANS[name].read_text(encoding="utf-8"))
+    for key in ("encoder_sha256", "pretrained_sha256"):
+        if key in table.get("settings", {}):
+            assert table["settings"][key] == ""  # no hash that nobody has computed
+            table["settings"][key] = PIN
+    return table
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_valid_and_has_the_papers_settings(name: str) -> None:
+    table = table_of(name)
+    plan = plan_from(table, name)
+    changes = table.get("settings", {})
+    assert changes.keys() <= ALLOWED[plan.method]
+    expected = settings_as_json(resolve_settings(load(plan.method), "paper", {}))
+    found = settings_as_json(plan.settings)
+    assert {key: value for key, value in found.items() if expected.get(key) != value}.keys() <= ALLOWED[plan.method]
+    sheet = sheets()[plan.data["dataset"]]
+    assert plan.task.classes == sheet.classes and plan.task.image[0] == sheet.channels
+    parse_partition(plan.data["partition"])
+    if plan.data["partition"] == "domains":
+        assert plan.clients == tuple(sorted(domain_clients(sheet.domains).values()))
+    assert f"--plan benchmarks/plans/{name}.toml" in PLANS[name].read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if "sha256" in PLANS[name].read_text()])
+def test_a_plan_without_the_hash_of_its_weights_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"_sha256': .*expected 64 lower-case hex digits"):
+        plan_from(tomllib.loads(PLANS[name].read_text()), name)
+
+
+@pytest.mark.parametrize("name", ["cifar10-silos", "falcon-pacs", "fedbicross-bloodmnist", "fedmitr-cifar10", "fol-cifar10"])
+def test_a_plan_in_small_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    """What differs is length and size (the smoke preset), the images, and that no weights are downloaded."""
+    table = table_of(name)
+    method, kept = table["method"], table.get("settings", {})
+    changes = {key: value for key, value in kept.items() if key not in SMALL.get(method, ())}
+    parts = {"partition": "iid" if table["data"]["partition"] == "domains" else table["data"]["partition"]}
+    clients = {"silos": 10, "iid": 4}.get(parts["partition"], 4)
+    simulation = Simulation(
+        method, "digits", clients, parts["partition"], "smoke", changes=changes, samples=240, test_samples=20, image_size=8
+    )
+    result = run(simulation, tmp_path / "run")
+    assert result["method"] == method and all(result["settings"][key] == value for key, value in changes.items())

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from osfl.cli.ls import _available
 from osfl.core.errors import DataError, UsageError
 from osfl.data import open_dataset, sheets
 from osfl.data.catalog import File
@@ -62,9 +64,33 @@ def test_sheets_are_complete() -> None:
     assert len([name for name in sheets() if "mnist" in name]) == 12 * 4 + 1
     for name, sheet in sheets().items():
         assert sheet.name == name and sheet.title and sheet.source and sheet.license and sheet.counts, name
-        assert len(set(sheet.classes)) == len(sheet.classes) > 1, name
+        assert len(set(sheet.classes)) == len(sheet.classes) and (len(sheet.classes) > 1 or sheet.layout == "folder"), name
         assert all(file.md5 or file.sha256 for file in sheet.files), name
-        assert sheet.layout == "embedded" or sheet.files, name
+        assert sheet.layout == "embedded" or sheet.files or (sheet.folders and "not known to us" in sheet.notes), name
+
+
+@pytest.mark.parametrize("name", [name for name, sheet in sheets().items() if sheet.layout == "folder"])
+def test_a_folder_of_a_known_name_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its notes say; the last of its usual names, with two images of each of three classes."""
+    sheet = sheets()[name]
+    monkeypatch.setenv("OSFL_DATA", str(tmp_path / "data"))
+    with pytest.raises(DataError, match=f"(?s)images of dataset '{name}' are not on this machine.*Expected: {name}/"):
+        open_dataset(name)
+    classes, root = sheet.classes[:3] or ("n01", "n02", "n03"), tmp_path / "data" / sheet.folders[-1]
+    outer = sheet.domains or (
+        {"train", "test"} if "test" in sheet.counts else ("one", "two") if name == "tuberculosis" else ("",)
+    )
+    for folder in (root / place / label for place in outer for label in classes):
+        folder.mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (9, 9), (number * 40, len(folder.name), 7)).save(folder / f"{number}.png")
+    source = open_dataset(name, size=8)
+    assert source.classes == (sheet.classes or classes) and source.sheet is sheet
+    assert len(source.train.labels) + len(source.test.labels) == 6 * len(classes) * len(outer)
+    assert any("no checksum is known" in problem.what for problem in source.problems)
+    if sheet.domains:
+        assert source.train.domains is not None and set(source.train.domains) == set(sheet.domains)
+    assert _available(sheet) == "yes"
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,10 @@ def _datasets() -> Rows:
 
 def _available(sheet: Any) -> str:
     """yes; download: it is fetched when it is used; no: the user has to bring the files."""
-    from osfl.data.places import find_file
+    from osfl.data.places import find_file, find_folder
 
+    if sheet.layout == "folder":
+        return "yes" if find_folder(sheet) else "no"
     if sheet.layout == "embedded" or all(find_file(sheet, file.name) for file in sheet.files):
         return "yes"
     return "download" if all(file.url for file in sheet.files) else "no"

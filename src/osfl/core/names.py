@@ -44,3 +44,11 @@ def shown(value: object, limit: int = 120) -> str:
     """An untrusted value for an error message: escaped, so that it cannot steer a terminal, and never long."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def architecture_rule(text: str) -> tuple[ClientId, str]:
+    """(client, architecture) of `client-01:cnn`; the client is "" in `cnn` and in `timm:resnet18`."""
+    client, _, name = (part.strip() for part in text.rpartition(":"))
+    if client == "timm" or client.endswith(":timm"):
+        return client.removesuffix("timm").rstrip(": "), f"timm:{name}"
+    return client, name

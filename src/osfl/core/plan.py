@@ -14,7 +14,7 @@ from typing import Any
 
 from osfl.core.errors import UsageError, nearest
 from osfl.core.method import Method
-from osfl.core.names import is_client_id, is_digest
+from osfl.core.names import architecture_rule, is_client_id, is_digest
 from osfl.core.registry import load, names
 from osfl.core.settings import comments_of, resolve_settings
 from osfl.core.sums import secure_sum_problems
@@ -216,7 +216,7 @@ def _quorum_problems(quorum: int, clients: Sequence[ClientId]) -> list[str]:
 def _architecture_problems(plan: Plan) -> list[str]:
     """In `north:cnn,*:resnet18` a client that is none would silently get what all others get."""
     pairs = [part for part in str(getattr(plan.settings, "architecture", "")).split(",") if ":" in part]
-    named = [part.rpartition(":")[0].strip() for part in pairs]
+    named = [architecture_rule(part)[0] for part in pairs]
     return [
         f"setting 'architecture': {name!r} is no client of this plan; clients: {', '.join(plan.clients)}"
         for name in named

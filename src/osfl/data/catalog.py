@@ -30,14 +30,14 @@ class Sheet:
     title: str
     source: str  # whom to cite
     license: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # none: the names of the folders
     counts: Mapping[str, int]  # images in train, val, test; "all" where there is no split of its own
     native: tuple[int, int, int]  # (channels, height, width) in the files
     size: int  # pixels used unless the plan sets others
     channels: int
-    layout: str  # embedded, npz, zip, idx, cifar10, cifar100 or svhn
+    layout: str  # embedded, npz, zip, folder, idx, cifar10, cifar100 or svhn
     files: tuple[File, ...] = ()
-    folders: tuple[str, ...] = ()  # where the usual archive or package puts the files
+    folders: tuple[str, ...] = ()  # where the usual archive or package puts the files; of a `folder` its usual names
     domains: tuple[str, ...] = ()
     group: str = ""  # what a group is, e.g. "patient"
     group_pattern: str = ""  # its name within the file name
@@ -48,9 +48,9 @@ class Sheet:
 @cache
 def sheets() -> Mapping[str, Sheet]:
     """Every named dataset, by name, in the order in which they are listed."""
-    from osfl.data import catalog_classic, catalog_files, catalog_medmnist
+    from osfl.data import catalog_classic, catalog_files, catalog_folders, catalog_medmnist
 
-    found = {sheet.name: sheet for module in (catalog_files, catalog_classic) for sheet in module.SHEETS}
+    found = {sheet.name: sheet for module in (catalog_files, catalog_classic, catalog_folders) for sheet in module.SHEETS}
     return found | {sheet.name: sheet for sheet in catalog_medmnist.SHEETS}
 
 

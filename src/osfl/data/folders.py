@@ -53,7 +53,7 @@ def open_images(
     """A folder or zip of images; classes, parts and domains are folders."""
     found = collect(
         path,
-        sheet.classes if sheet else None,
+        (sheet.classes or None) if sheet else None,
         *_geometry(sheet, size, channels),
         progress,
         sheet.group_pattern if sheet else "",

@@ -14,9 +14,9 @@ from osfl.data.catalog import Sheet, nearest, sheets
 from osfl.data.classic import open_classic
 from osfl.data.folders import open_images, open_table
 from osfl.data.geometry import check_geometry, reshape
-from osfl.data.places import data_folder, obtain
+from osfl.data.places import data_folder, obtain, obtain_folder
 from osfl.data.reading import Reading, check_reading
-from osfl.data.source import Source, finish, part_of
+from osfl.data.source import Problem, Source, finish, part_of
 from osfl.data.split import hold_out_mask
 
 SUFFIXES = (".npz", ".zip", ".csv")
@@ -43,6 +43,11 @@ def open_dataset(
 def _open_named(sheet: Sheet, size: int | None, channels: int | None, progress: Progress) -> Source:
     if sheet.layout == "embedded":
         return _open_digits(sheet, size, channels)
+    if sheet.layout == "folder":
+        doubts = [
+            Problem(sheet.name, "no checksum is known, so nobody knows if these are the published images", "used all the same")
+        ]
+        return open_images(obtain_folder(sheet), sheet, size, channels, progress, doubts)
     if sheet.layout not in ("npz", "zip"):
         return open_classic(sheet, size, channels, progress)
     path, doubts = obtain(sheet, sheet.files[0], progress)

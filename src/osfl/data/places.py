@@ -44,6 +44,24 @@ def find_file(sheet: Sheet, name: str) -> Path | None:
     return None
 
 
+def find_folder(sheet: Sheet) -> Path | None:
+    """The folder of images that a user unpacked, or zipped, under one of its usual names."""
+    names = [f"{name}{suffix}" for name in sheet.folders for suffix in ("", ".zip")]
+    return next((base / name for base in bases() for name in names if (base / name).exists()), None)
+
+
+def obtain_folder(sheet: Sheet) -> Path:
+    path = find_folder(sheet)
+    if path is None:
+        raise DataError(
+            f"the images of dataset '{sheet.name}' are not on this machine, and they are not offered for download",
+            field="dataset",
+            fix=f"Download them from their publisher ({sheet.source}) into a folder '{sheet.folders[0]}', and set OSFL_DATA "
+            f"to the folder that holds it. {sheet.notes} Searched: {', '.join(map(str, bases()))}.",
+        )
+    return path
+
+
 def obtain(sheet: Sheet, file: File, progress: Progress) -> tuple[Path, list[Problem]]:
     """The file from disk or from its publisher; a file on disk that is not the published one is used, and reported."""
     path = find_file(sheet, file.name)

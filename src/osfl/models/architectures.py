@@ -1,7 +1,7 @@
 """The table of architectures and how their names are written; no torch, so that listing them is quick.
 
 A name may be followed by options, each a letter and a number: `cnn-w16`, `vit-p4-w192-d6-h3`. Where clients differ, a
-setting lists them: `client-01:resnet18-w8,*:cnn`.
+setting lists them: `client-01:resnet18-w8,*:cnn`. `timm:NAME` is a network of timm's, where that is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osfl.core.errors import UsageError
+from osfl.core.names import architecture_rule
 from osfl.core.types import ClientId, Task
 
 OPTIONS = {
@@ -29,7 +30,7 @@ _LARGEST = 65536  # a typing mistake should be a message, not an allocation of a
 class Architecture:
     """One line of the table: which module is built, and its options with their defaults."""
 
-    family: str  # cnn, resnet, vit, efficientnet, or own
+    family: str  # cnn, resnet, vit, efficientnet, timm, or own
     name: str = field(default="", kw_only=True)  # of an own one
     description: str
     options: Mapping[str, int] = field(default_factory=dict)
@@ -103,6 +104,8 @@ def _described_options(entry: Architecture) -> str:
 
 def parse(architecture: str) -> tuple[Architecture, dict[str, int]]:
     """The table's line for a name such as `resnet18-w16`, and its options filled in."""
+    if re.fullmatch(r"timm:[a-z0-9_.]+", architecture.strip()):
+        return Architecture("timm", "a network of timm's", name=architecture.strip().removeprefix("timm:")), {}
     name, *given = architecture.strip().split("-")
     entry = TABLE.get(name) or _OWN.get(name)
     if entry is None:
@@ -174,6 +177,7 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, int], int, int], tuple[list[str], s
     "resnet": _at_least(8),
     "vit": _check_vit,
     "efficientnet": _at_least(16),
+    "timm": _at_least(1),
     "own": _at_least(1),
 }
 
@@ -199,12 +203,12 @@ def architectures_in(spec: str) -> tuple[str, ...]:
 
 
 def _by_client(spec: str) -> dict[ClientId, str]:
-    if ":" not in spec and "," not in spec:
+    if "," not in spec and not architecture_rule(spec)[0]:
         parse(spec)
         return {"*": spec.strip()}
     table: dict[ClientId, str] = {}
     for part in spec.split(","):
-        client, _, name = (text.strip() for text in part.rpartition(":"))
+        client, name = architecture_rule(part)
         wrong = f"client '{client}' appears twice" if client in table else ""
         wrong = wrong if client and name else f"'{part.strip()}' is not client:architecture"
         if wrong:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TypeAlias
 
@@ -22,6 +23,7 @@ from osfl.models.initial import initialize
 from osfl.models.inputs import to_images, to_input
 from osfl.models.norms import with_group_norm
 from osfl.models.resnet import ResNet
+from osfl.models.timm_models import TimmNetwork, build_timm
 from osfl.models.vit import Vit, VitShape
 
 __all__ = [
@@ -35,7 +37,7 @@ __all__ = [
     "to_input",
 ]
 
-Network: TypeAlias = Cnn | ResNet | Vit | EfficientNetLite
+Network: TypeAlias = Cnn | ResNet | Vit | EfficientNetLite | TimmNetwork
 
 
 def build_model(architecture: str, task: Task, rng: torch.Generator | None = None) -> Network:
@@ -45,7 +47,7 @@ def build_model(architecture: str, task: Task, rng: torch.Generator | None = Non
     channels_last (1.3-2.4 times faster on CPUs).
     """
     entry, options = check_architecture(architecture, task)
-    if entry.family == "own":
+    if entry.family in ("own", "timm"):
         return _own(entry, task, rng)
     with torch.device("meta"):  # no memory, and no draws from the global generator by torch's own defaults
         model = _construct(entry, options, task.image, len(task.classes))
@@ -61,11 +63,13 @@ _GLOBAL = threading.Lock()  # own networks draw from torch's global generator, w
 
 
 def _own(entry: Architecture, task: Task, rng: torch.Generator | None) -> Network:
-    """A network of the user's, whose first weights follow from `rng` although it draws them by torch's own defaults."""
+    """A network of the user's or of timm's, whose first weights follow from `rng` although it draws them by torch's own
+    defaults."""
     seed = 0 if rng is None else int(torch.randint(0, 2**62, (1,), generator=rng))
     with _GLOBAL, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Network = BUILDERS[entry.name](len(task.classes), task.image)
+        build = BUILDERS[entry.name] if entry.family == "own" else functools.partial(build_timm, entry.name)
+        model: Network = build(len(task.classes), task.image)
     return model
 
 

@@ -86,5 +86,7 @@ def _run_client_phase(
     with tempfile.TemporaryDirectory() as scratch, computing(round_plan, machine, quiet, Path(scratch)) as ctx:
         keys = {c: simulated_key(round_plan.seed, c).public_hex for c in round_plan.clients}
         shard = Shard(client, train, val, digest)
-        bundle, meter = run_client_phase(method, shard, round_plan, contracts_of(method, round_plan), key, ctx.for_client(client), keys)
+        bundle, meter = run_client_phase(
+            method, shard, round_plan, contracts_of(method, round_plan), key, ctx.for_client(client), keys
+        )
     return client, bundle, meter.as_json()

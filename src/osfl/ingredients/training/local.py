@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
+from osfl.core.names import architecture_rule
 from osfl.core.types import ADDED, Dataset, Payload, Privacy, Shard, Task, settings_as_json
 from osfl.ingredients.training.dp_sgd import mechanism_for, private_fit
 from osfl.ingredients.training.loss import classification_loss
@@ -123,7 +124,7 @@ def not_positive(settings: Any, *names: str) -> list[str]:
 
 def architecture_problems(setting: str, spec: str, task: Task, *, one: str = "") -> list[str]:
     """What is wrong with the architectures that a setting names, before anything is trained; `one` as above."""
-    rules = [part.rpartition(":")[0].strip() for part in spec.split(",")]
+    rules = [architecture_rule(part)[0] for part in spec.split(",")]
     try:
         names = architectures_in(spec)
     except UsageError as error:
