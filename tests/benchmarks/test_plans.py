@@ -23,7 +23,7 @@ PIN = "0123456789abcdef" * 4
 ALLOWED = {  # what a plan may say besides the paper's defaults: which of its experiments it is, and which weights
     "federated_factory": {"mode", "augment", "fill", "unet", "edm_batch", "symmetry"},
     "falcon": {"encoder_weights", "encoder_sha256"},
-    "fedmitr": {"pretrained", "pretrained_sha256"},
+    "fedmitr": {"pretrained", "pretrained_sha256", "pretrained_pixels"},  # the last follows from the first
     "fedbicross": {"clusters"},
     "fol": set(),
 }

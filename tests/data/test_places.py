@@ -33,7 +33,7 @@ def _quiet(what: str, done: int, total: int) -> None:
     [
         ("digit", "digits"),
         ("bloodcell-28", "bloodcells-28"),
-        ("pacs", "pacs-subset"),
+        ("pacs-sub", "pacs-subset"),
         ("cifar-10", "cifar10"),
         ("BloodMNIST", "bloodmnist"),
     ],

@@ -45,9 +45,9 @@ def find_file(sheet: Sheet, name: str) -> Path | None:
 
 
 def find_folder(sheet: Sheet) -> Path | None:
-    """The folder of images that a user unpacked, or zipped, under one of its usual names."""
+    """The folder of images that a user unpacked, or zipped, under one of its usual names; also where the command is given."""
     names = [f"{name}{suffix}" for name in sheet.folders for suffix in ("", ".zip")]
-    return next((base / name for base in bases() for name in names if (base / name).exists()), None)
+    return next((base / name for base in (*bases(), Path()) for name in names if (base / name).exists()), None)
 
 
 def obtain_folder(sheet: Sheet) -> Path:
