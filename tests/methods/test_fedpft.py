@@ -128,3 +128,18 @@ def test_full_covariances_of_few_images_do_not_span_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(fedpft, "fit_supported", lambda x, k, rng, **em: fit_mixture(x, k, "full", rng, **em))
     with pytest.raises(UploadBlocked, match="a combination of directions in the upload is much nearer"):
         check_exposure(one, one.client_phase(small, ctx(federation)), small, federation.plan.task, ctx(federation))
+
+
+@pytest.mark.parametrize(
+    ("weights", "accepted"), [([0.25, 0.75], True), ([0.0, 1.0], True), ([-0.25, 1.25], False), ([0.0, 0.0], False)]
+)
+def test_weights_of_a_mixture_are_shares_and_may_be_zero(weights: list[float], accepted: bool) -> None:
+    """A component may have lost all its images; none has less than none."""
+    one = method(small_federation("fedpft"), components=2, shape="diag")
+    parts = {"weights": torch.tensor(weights), "means": torch.zeros(2, 3), "spread": torch.ones(2, 3)}
+    payload = Payload({f"class-0/{what}": tensor for what, tensor in parts.items()})
+    if accepted:
+        assert one.mixture(payload, 0).weights.tolist() == weights
+    else:
+        with pytest.raises(RoundError, match="no mixture of Gaussians"):
+            one.mixture(payload, 0)
