@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from osfl.core.errors import DataError
+from osfl.core.types import Dataset
 from osfl.data import make_shard, open_dataset
-from osfl.data.mapped import is_large, picked
+from osfl.data.mapped import Picked, is_large, picked
 from osfl.data.source import Part, Source, content_digest
 from osfl.runtime.cache import contents
 
@@ -122,3 +124,38 @@ def test_what_lies_together_is_not_copied(tmp_path: Path, all_large: None) -> No
 
 def test_a_quarter_of_a_gigabyte_is_many() -> None:
     assert not is_large(1000, (3, 224, 224)) and is_large(2000, (3, 224, 224))
+
+
+def test_a_second_start_copies_no_split(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, all_large: None
+) -> None:
+    """Splits are places in the mapped file; what somebody asks for at once is copied once, kept, and mapped again."""
+    folder = str(_folder(tmp_path / "pets"))
+
+    def start() -> tuple[list[str], Dataset]:
+        shard = make_shard(open_dataset(folder, size=8).train, "north", seed=0)
+        return [shard.digest, content_digest(shard.val)], shard.train
+
+    first, train = start()
+    assert contents()["decoded"][0] == 2  # the pixels and what is known of them: digests needed no copy
+    pixels = train.images.clone()
+    assert contents()["decoded"][0] == 3
+    monkeypatch.setattr("osfl.data.mapped.written", lambda *given: pytest.fail("copied again"))
+    again, same = start()
+    assert again == first and bool((same.images == pixels).all())
+    assert isinstance(train, Picked)
+    kind, given = train.__reduce__()  # what another process gets
+    assert kind is Dataset and bool((kind(*given).images == pixels).all())
+    monkeypatch.setattr("osfl.data.mapped.LARGE", 1 << 20)
+    some = train.subset(torch.tensor([5, 0]))  # few images are read, not copied into a file
+    assert bool((some.images == pixels[[5, 0]]).all()) and bool((some.labels == train.labels[[5, 0]]).all())
+
+
+def test_a_split_that_was_cut_short_is_copied_again(tmp_path: Path, own_cache: Path, all_large: None) -> None:
+    part = open_dataset(str(_folder(tmp_path / "pets")), size=8).train
+    before = {path: path.stat().st_size for path in (own_cache / "decoded").glob("*.pixels")}
+    pixels = part.dataset.images.clone()
+    (kept,) = set((own_cache / "decoded").glob("*.pixels")) - set(before)
+    kept.write_bytes(kept.read_bytes()[:-1])
+    again = open_dataset(str(tmp_path / "pets"), size=8).train
+    assert bool((again.dataset.images == pixels).all()) and kept.stat().st_size == pixels.numel()

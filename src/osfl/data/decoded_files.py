@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -24,14 +23,13 @@ from PIL import Image
 from osfl.core.types import Progress, digest_of
 from osfl.data.decode import BROKEN, Decoded, decode, full_scale
 from osfl.data.layout import SKIPPED, person_key
-from osfl.data.mapped import AT_ONCE, is_large, mapped, scratch, written
+from osfl.data.mapped import AT_ONCE, PIXELS, is_large, mapped, replaced, scratch, written
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Pixels, Problem
 from osfl.data.unusable import Unusable
 from osfl.runtime.cache import cache_folder, cache_limit, trim, used
 
 VERSION = 4  # of what decoding does; a change makes old caches unused
-PIXELS = ".pixels"  # of many images: their bytes alone, to be mapped
 BATCH = 512  # files that are decoded before the next ones are begun: bounds the memory
 _ARRAYS = ("images", "kept", "content", "color", "oblong", "sides", "places", "people")
 THREADS = min(32, os.cpu_count() or 1)
@@ -50,6 +48,7 @@ class Gallery:
     places: Names  # (n,) which frame or slice of its file; mostly empty
     people: Indices  # (n,) numbers of the people that DICOM headers name, -1 where none is known
     problems: tuple[Problem, ...]
+    name: str = ""  # of the images, where they are many: equal files, equal name
 
 
 def gallery(
@@ -75,7 +74,7 @@ def gallery(
         if found.images.nbytes < cache_limit():
             found = _save(store, found)
             trim()
-    return found
+    return replace(found, name=key) if is_large(len(found.images), found.images.shape[1:]) else found
 
 
 def _decode_all(
@@ -218,23 +217,11 @@ def _save(store: Path, found: Gallery) -> Gallery:
         if large:
             images = arrays.pop("images")
             arrays["shape"] = np.array(images.shape)
-            _replaced(pixels, lambda out: written((images[i : i + AT_ONCE] for i in range(0, len(images), AT_ONCE)), out))
-        _replaced(store, lambda out: np.savez(out, **arrays))
+            replaced(pixels, lambda out: written((images[i : i + AT_ONCE] for i in range(0, len(images), AT_ONCE)), out))
+        replaced(store, lambda out: np.savez(out, **arrays))
         return replace(found, images=mapped(pixels, found.images.shape)) if large else found
     except OSError:
         return found
-
-
-def _replaced(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            write(out)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _load(store: Path) -> Gallery | None:

@@ -6,21 +6,28 @@ back when any program needs memory; only what is decoded or copied at once is th
 
 from __future__ import annotations
 
+import hashlib
+import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from osfl.core.types import Dataset, digest_of
 from osfl.data.source import Indices, Pixels
-from osfl.runtime.cache import cache_folder
+from osfl.runtime.cache import cache_folder, cache_limit, trim, used
 
 if TYPE_CHECKING:
     import torch
 
 LARGE = 256 << 20  # bytes of images from which on they are mapped
 AT_ONCE = 512  # images that are copied together
+PIXELS = ".pixels"  # files of many images: their bytes alone
 
 
 def is_large(count: int, shape: tuple[int, ...]) -> bool:
@@ -47,6 +54,74 @@ def written(rows: Iterable[Pixels], file: IO[bytes]) -> None:
     file.flush()
 
 
+class Picked(Dataset):
+    """Images of a mapped file by their places in it. Splits of splits are places, too: nothing is copied before somebody asks
+    for all images at once. `name`: of the file's content, so that the copy can be kept and mapped again by the next start."""
+
+    def __init__(self, base: torch.Tensor, rows: Indices, labels: torch.Tensor, name: str = "") -> None:
+        self.__dict__.update(base=base, rows=rows, labels=labels, name=name)
+
+    @cached_property
+    def images(self) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(picked_pixels(self.__dict__["base"].numpy(), self.rows, self.__dict__["name"]))
+
+    @property
+    def rows(self) -> Indices:
+        rows: Indices = self.__dict__["rows"]
+        return rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.__dict__["base"].shape[1:])
+
+    def blocks(self) -> Iterator[torch.Tensor]:
+        """All images, some at a time."""
+        import torch
+
+        for start in range(0, len(self), AT_ONCE):
+            yield self.__dict__["base"][torch.from_numpy(self.rows[start : start + AT_ONCE])]
+
+    def pick(self, index: Indices) -> Picked:
+        import torch
+
+        labels = self.labels[torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))]
+        return Picked(self.__dict__["base"], self.rows[index], labels, self.__dict__["name"])
+
+    def subset(self, index: torch.Tensor) -> Dataset:
+        """Few images are read from the file, many stay places in it."""
+        import torch
+
+        found = self.pick(torch.arange(len(self))[index].numpy())
+        return found if is_large(len(found), found.shape[1:]) else Dataset(found.images, found.labels)
+
+    def __reduce__(self) -> tuple[type[Dataset], tuple[torch.Tensor, torch.Tensor]]:
+        return Dataset, (self.images, self.labels)  # another process gets these images, not the whole file
+
+
+def by_place(images: Pixels, rows: Indices, labels: npt.ArrayLike, name: str) -> Picked:
+    """Some images of a mapped array."""
+    import torch
+
+    return Picked(torch.from_numpy(images), rows, torch.from_numpy(np.array(labels, dtype=np.int64)), name)
+
+
+def shape_of(dataset: Dataset) -> tuple[int, ...]:
+    """(n, channels, height, width), without a look at the pixels."""
+    return dataset.shape if isinstance(dataset, Picked) else tuple(dataset.images.shape)
+
+
+def subset(dataset: Dataset, index: Indices) -> Dataset:
+    """The images at these places."""
+    import torch
+
+    if isinstance(dataset, Picked):
+        return dataset.pick(index)
+    pick = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
+    return Dataset(picked(dataset.images, index), dataset.labels[pick])
+
+
 def picked(images: torch.Tensor, index: Indices) -> torch.Tensor:
     """The images at these places: a copy, of many images a mapped one; neighbors that lie together are not copied."""
     import torch
@@ -56,13 +131,36 @@ def picked(images: torch.Tensor, index: Indices) -> torch.Tensor:
     return images[torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))]
 
 
-def picked_pixels(images: Pixels, index: Indices) -> Pixels:
-    """The same of an array."""
+def picked_pixels(images: Pixels, index: Indices, name: str = "") -> Pixels:
+    """The same of an array. With a name of the array's content the copy is kept in the cache, or found there."""
     if not is_large(len(index), images.shape[1:]):
         return images[index]
     first, last = int(index[0]), int(index[0]) + len(index)
     if np.array_equal(index, np.arange(first, last)):
         return images[first:last]
+    shape = (len(index), *images.shape[1:])
+    size = int(np.prod(shape))
+    rows = (images[index[start : start + AT_ONCE]] for start in range(0, len(index), AT_ONCE))
+    if name and size < cache_limit():
+        kept = cache_folder() / "decoded" / f"{digest_of([name, hashlib.sha256(index.tobytes()).hexdigest()])}{PIXELS}"
+        with suppress(OSError):  # a cache that cannot be written is no reason to stop
+            if not kept.exists() or kept.stat().st_size != size:
+                replaced(kept, lambda out: written(rows, out))
+                trim()
+            used(kept)
+            return mapped(kept, shape)
     with scratch() as file:
-        written((images[index[start : start + AT_ONCE]] for start in range(0, len(index), AT_ONCE)), file)
-        return mapped(file, (len(index), *images.shape[1:]))
+        written(rows, file)
+        return mapped(file, shape)
+
+
+def replaced(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            write(out)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -59,12 +59,9 @@ class Part:
         return self.labels if self.labels.ndim == 1 else rarest(self.labels)
 
     def subset(self, index: Indices) -> Part:
-        import torch
+        from osfl.data.mapped import subset
 
-        from osfl.data.mapped import picked
-
-        pick = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
-        kept = Dataset(picked(self.dataset.images, index), self.dataset.labels[pick])
+        kept = subset(self.dataset, index)
         domains = None if self.domains is None else self.domains[index]
         groups = None if self.groups is None else self.groups[index]
         names = None if self.names is None else self.names[index]
@@ -116,9 +113,12 @@ def part_of(
 
 def content_digest(dataset: Dataset) -> str:
     """sha256 of shape, pixels and labels: equal exactly when the images and labels are."""
-    digest = hashlib.sha256(canonical(list(dataset.images.shape)))
-    pixels: Pixels = dataset.images.contiguous().numpy()
-    digest.update(pixels.reshape(-1).data if len(dataset) else b"")  # no copy: datasets can be large
+    from osfl.data.mapped import Picked, shape_of
+
+    digest = hashlib.sha256(canonical(list(shape_of(dataset))))
+    for block in dataset.blocks() if isinstance(dataset, Picked) else (dataset.images,):
+        pixels: Pixels = block.contiguous().numpy()
+        digest.update(pixels.reshape(-1).data if len(block) else b"")  # no copy: datasets can be large
     digest.update(dataset.labels.numpy().astype("<i8").tobytes())
     return digest.hexdigest()
 
@@ -146,7 +146,9 @@ def finish(
     native: int = 0,
 ) -> Source:
     """A source with its digest taken."""
-    _, channels, height, width = train.dataset.images.shape
+    from osfl.data.mapped import shape_of
+
+    _, channels, height, width = shape_of(train.dataset)
     digest = source_digest(classes, (train, val, test))
     image = (int(channels), int(height), int(width))
     return Source(name, tuple(classes), image, train, test, val, digest, sheet, tuple(problems), native)
