@@ -144,6 +144,7 @@ def test_too_few_shares_make_no_release() -> None:
     sent = [Upload(c, "", one.client_phase(shard(c), ctx)) for c in CLIENTS]
     with pytest.raises(RoundError, match="less than the plan promises"):
         one.server_phase(sent[:2], ctx)
+    assert one.upload_model(sent[0], ctx) is not None  # an attack on one upload needs no others
 
 
 def test_what_whole_numbers_cannot_do_is_refused() -> None:

@@ -68,8 +68,10 @@ def test_a_site_whose_noise_others_rely_on_cannot_be_subtracted(tmp_path: Path) 
     assert not (tmp_path / "share" / "release.safetensors").exists()
 
 
-def test_a_private_secure_sum_states_that_the_server_saw_the_sum_alone(tmp_path: Path) -> None:
-    both = replace(SMALL, secure_sum=True, privacy=Privacy(60.0, 1e-5, "share", 1))
+@pytest.mark.parametrize("method", ["onesum", "fedcgs"])
+def test_a_private_secure_sum_states_that_the_server_saw_the_sum_alone(method: str, tmp_path: Path) -> None:
+    changes = {"filters": 4} if method == "onesum" else {}
+    both = replace(SMALL, method=method, changes=changes, secure_sum=True, privacy=Privacy(60.0, 1e-5, "share", 1))
     result = run(both, tmp_path, machine=ONE)
     stated = result["privacy"]
     assert "--secure-sum" in result["command"] and "--noise share --colluders 1" in result["command"]

@@ -9,7 +9,8 @@ Personalized (`personal`): a client also fits a map of its features, drawn to th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.core.errors import RoundError, go_on_without
+from osfl.core.errors import RoundError, TrainingError, go_on_without
 from osfl.core.method import Context
 from osfl.core.types import (
     ADDED,
@@ -258,7 +259,12 @@ class FedCGS(OneClassifier, TokenMethod):
             "sums of a site from the reader; [privacy] hides an image in them.",
         )
 
-    def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
+    def upload_model(self, upload: Upload, ctx: Context) -> nn.Module | None:
+        """What an upload alone says; with a share of the noise the server phase would wait for others. None: noise hides it."""
+        if ctx.plan.privacy is not None:
+            with contextlib.suppress(TrainingError):
+                return self.build(Payload(self._private_model(upload.payload.tensors, 1, ctx)[0]))
+            return None
         return self.build(self.server_phase([upload], ctx).shared)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
@@ -294,14 +300,20 @@ class FedCGS(OneClassifier, TokenMethod):
             tensors = upload.payload.tensors
             total = {name: tensors[name] + total[name] if total else tensors[name] for name in ("counts", "sums", "gram")}
         check_shares(ctx.plan, sites)
+        tensors, shrinkage = self._private_model(total, sites, ctx)
+        return Release(Payload(tensors, {"shrinkage": shrinkage, "privacy": statement(ctx.plan, sites)}))
+
+    def _private_model(
+        self, total: Mapping[str, torch.Tensor], sites: int, ctx: Context
+    ) -> tuple[dict[str, torch.Tensor], float]:
+        """Of the noisy sums of so many sites, and what was added on the covariance's diagonal."""
         found = noisy_gaussians(*in_features(total, ctx.plan, self._step(), sites), self.task.classes)
         within = found.within + found.shrinkage * torch.eye(self.width(), dtype=torch.float64)
         weight = solved(within, found.means.T).T
         bias = -weight @ found.mean - 0.5 * (weight * found.means).sum(1) + found.shares.clamp_min(1e-300).log()
         bias = torch.where(found.shares > 0, bias, NEVER)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}
-        facts = {"shrinkage": found.shrinkage, "privacy": statement(ctx.plan, sites)}
-        return Release(Payload({**head, **self._map_tensors(ctx)}, facts))
+        return {**head, **self._map_tensors(ctx)}, found.shrinkage
 
     def _classifier(self, total: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
         s, chosen = self.settings, self.settings.shrinkage == "gcv"

@@ -186,7 +186,8 @@ def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Colle
     ctx.progress("server", 0, 1)
     with measure() as meter:
         kept = None
-        if fl_round.plan.privacy is not None and not method.additive():  # additive methods check as they add
+        # additive methods check as they add, and the server of a secure sum checks the total
+        if fl_round.plan.privacy is not None and not method.additive() and not fl_round.plan.secure_sum:
             for upload in uploads:
                 method.check_upload(upload, ctx)
         if fl_round.plan.secure_sum:

@@ -234,6 +234,8 @@ def test_too_few_shares_make_no_release() -> None:
     with pytest.raises(RoundError, match="less than the plan promises") as caught:
         one.server_phase(sent[:2], context)
     assert caught.value.field == "privacy.noise"
+    assert one.upload_model(sent[0], context) is not None  # an attack on one upload needs no others
+    assert one.upload_model(sent[0], ctx(one, Privacy(1e-3, 1e-5))) is None  # where noise hides every class
     everybody = ctx(one, Privacy(1e4, 1e-5))
     assert one.server_phase(sent_by_all(one, everybody)[:1], everybody)  # here each site has all of the noise
 

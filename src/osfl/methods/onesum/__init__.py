@@ -9,6 +9,7 @@ the site never joined.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -420,13 +421,21 @@ class OneSum(TokenMethod):
     def release_of(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> Release:
         if ctx.plan.privacy is not None:
             sites = sites_in(uploads[0]) if ALL_SITES in total.images else len(total.images)
+            check_shares(ctx.plan, sites)
             return Release(self._private_model(total, sites, ctx))
         sums, grams = self._believed(total, uploads, ctx)
         return Release(self._model(sums, grams, ctx))
 
+    def upload_model(self, upload: Upload, ctx: Context) -> nn.Module | None:
+        """What a term alone says; with a share of the noise the server phase would wait for others. None: noise hides it."""
+        if ctx.plan.privacy is None:
+            return super().upload_model(upload, ctx)
+        with contextlib.suppress(TrainingError):
+            return self.build(self._private_model(self.term(upload), 1, ctx))
+        return None
+
     def _private_model(self, total: Total, sites: int, ctx: Context) -> Payload:
         """The classifier of noisy sums. No site's term is scaled down: its part of the noise would go with it."""
-        check_shares(ctx.plan, sites)
         images = sum(total.images.values()) // LEVELS  # counts are in steps
         self._check_room(images + ROOM // LEVELS**2)  # noise takes as much as so many images
         noisy = noisy_gaussians(*in_features(total.tensors, ctx.plan, self._step(), sites), self.task.classes)
