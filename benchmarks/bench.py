@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from osfl.core.result import write_json
 from osfl.runtime.environment import describe_environment
@@ -40,6 +41,8 @@ PARTS = (
     "onesum_speed",
     "onesum_memory",
     "server_memory",
+    "lying_sites",
+    "honest_rounds",
     "large_data",
     "onesum_crossing",
     "named_mutants",
@@ -54,16 +57,27 @@ def main(parts: list[str]) -> None:
         start = time.perf_counter()
         print(f"== {name}", flush=True)
         figures = importlib.import_module(f"benchmarks.{name}").run()
-        record = {
-            "command": f"python -m benchmarks.bench {name}",
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "seconds": round(time.perf_counter() - start, 1),
-            "environment": describe_environment(Machine(), default_workers()),
-            "figures": figures,
-        }
-        RECORDS.mkdir(exist_ok=True)
-        write_json(RECORDS / f"{name}.json", record)
+        write_record(name, figures, time.perf_counter() - start)
         print(json.dumps(figures, indent=1), flush=True)
+
+
+def write_record(name: str, figures: Any, seconds: float) -> None:
+    """Figures with what produced them; a part that takes long writes what it has, too, before it ends."""
+    record = {
+        "command": f"python -m benchmarks.bench {name}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seconds": round(seconds, 1),
+        "environment": describe_environment(Machine(), default_workers()),
+        "figures": figures,
+    }
+    RECORDS.mkdir(exist_ok=True)
+    write_json(RECORDS / f"{name}.json", record)
+
+
+def kept_figures(name: str) -> dict[str, Any]:
+    """What an interrupted run of a part has written; delete the record to begin anew."""
+    path = RECORDS / f"{name}.json"
+    return json.loads(path.read_bytes())["figures"] if path.exists() else {}
 
 
 if __name__ == "__main__":

@@ -101,6 +101,16 @@ def cloud(center: float, spread: float = 1.0, classes: int = 3) -> Probed:
     return Probed((50.0,) * classes, None, points, labels)
 
 
+def test_a_class_that_only_one_site_has_is_as_far_as_classes_are() -> None:
+    """The others' equal classes lie close together; its own is as far from them as another class of theirs is."""
+    probed, own = {name: cloud(0.0, spread=0.1, classes=2) for name in NAMES}, cloud(8.0, spread=0.1, classes=1)
+    assert own.labels is not None
+    unique = Probed((0.0, 0.0, 50.0), None, own.points, own.labels + 2)
+    assert not rules.distances({**probed, "e": unique})
+    far = cloud(16.0, spread=0.1, classes=1)
+    assert named(rules.distances({**probed, "e": Probed((0.0, 0.0, 50.0), None, far.points, own.labels + 2)})) == {"e"}
+
+
 def test_points_far_from_everybody_and_points_all_alike() -> None:
     probed = {name: cloud(0.0) for name in NAMES}
     assert not rules.distances(probed) and not rules.diversity(probed)

@@ -343,7 +343,8 @@ class OneSum(TokenMethod):
         if ctx.plan.privacy is not None:
             return Probed(tuple(images_of(upload.payload, ctx.plan).clamp_min(0).round().long().tolist()))
         term = sums_of(upload.payload)
-        return probed_means(Statistics(term.sums, term.gram, term.counts * self.settings.vectors()))
+        means = probed_means(Statistics(term.sums, term.gram, term.counts * self.settings.vectors()))
+        return replace(means, counts=tuple(term.counts.tolist()))  # images, of which each may add several vectors
 
     def _means(self, payload: Payload, plan: Plan) -> torch.Tensor:
         """Mean features of each class, (classes, d); zeros where there are none."""
