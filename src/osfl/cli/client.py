@@ -127,7 +127,7 @@ def client(
 
 def carry_out(bundle: Path, out: Path, addressee: str) -> None:
     """The copy that leaves; if it is sealed, then anew each time, because one copy goes to each addressee."""
-    from osfl.transports.files import carry
+    from osfl.deploy.files import carry
     from osfl.wire.sealing import seal
 
     out.parent.mkdir(parents=True, exist_ok=True)

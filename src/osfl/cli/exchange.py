@@ -80,9 +80,9 @@ def exchange(
     counts once. If a neighbor is missing, it is named: exit code 1, and what was received is kept.
     """
     from osfl.core.plan import read_plan
+    from osfl.deploy.files import pick_up
     from osfl.roles.peer import exchange as make
     from osfl.roles.peer import left_out, missing_neighbors, own_inbox
-    from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
 
     if wait and without_missing:
@@ -156,7 +156,7 @@ def _receive_all(
 ) -> dict[str, Any]:
     """Every file through the gate, once as long as it stays the same; a line for each refusal. The site's own bundle may lie
     among them."""
-    from osfl.transports.files import pick_up
+    from osfl.deploy.files import pick_up
 
     taken, left = pick_up(files)
     stamps = [_stamp(path) for path in taken]

@@ -116,7 +116,7 @@ def personalize(
 
 def placed(model: Path, out: Path | None) -> Path:
     """The folder where the model can be asked: the site's own, or a copy at `out`."""
-    from osfl.transports.files import carry
+    from osfl.deploy.files import carry
 
     if out is None:
         return model.parent

@@ -38,9 +38,9 @@ def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output
     After the release, where the plan says `late = true`, an upload makes the next release; that needs --key.
     """
     from osfl.core.errors import Rejected
+    from osfl.deploy.files import pick_up
     from osfl.roles.coordinator import make_release, status, too_late
     from osfl.roles.coordinator import receive as through_the_gate
-    from osfl.transports.files import pick_up
     from osfl.wire.signing import SigningKey
 
     opens = SigningKey.load(key) if key else None

@@ -18,6 +18,7 @@ from osfl.core.types import (
     Kind,
     Payload,
     Plan,
+    Presets,
     Probed,
     Progress,
     Release,
@@ -101,7 +102,7 @@ class Method:
     """
 
     Settings: ClassVar[type[Any]]  # a frozen dataclass; its defaults are the paper's values
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "cpu": {}, "smoke": {}}  # what smaller budgets change
+    PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": {}, "smoke": {}}  # what smaller budgets change
     PRIVATE: ClassVar[Mapping[str, Any]] = {}  # settings that a round with differential privacy begins with
     DEVIATIONS: ClassVar[Sequence[str]] = ()  # where we depart from the paper whatever the settings, a sentence each
     TASKS: ClassVar[Sequence[Kind]] = ("multiclass",)  # kinds of labels that it can learn

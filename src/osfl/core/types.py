@@ -25,6 +25,7 @@ ClientId: TypeAlias = str
 Json: TypeAlias = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
 Facts: TypeAlias = Mapping[str, Json]  # small and readable: sample counts, architecture name
 Progress: TypeAlias = Callable[[str, int, int], None]  # (what, done, total)
+Presets: TypeAlias = Mapping[str, Mapping[str, Json]]  # of a method: settings that each of its presets changes
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 Kind: TypeAlias = Literal["multiclass", "multilabel"]  # one class an image; or several, or none

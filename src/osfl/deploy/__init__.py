@@ -1,1 +1,1 @@
-"""Rounds over a network, one package for each framework that carries them."""
+"""How bundles travel between machines: files that people carry, and a package for each framework (Flower). No learning."""

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.types import Payload, Release, Upload
+from osfl.core.types import Payload, Presets, Release, Upload
 from osfl.ingredients.distillation.order import turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED
@@ -86,7 +86,7 @@ SMOKE = {
 
 class CoBoosting(OneClassifier, ModelMethod):
     Settings = Settings
-    PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "the random crop and mirror before the networks is one for the whole batch, not one an image",
         "client answers to the stored pool are computed once an image, for the steps on the ensemble's weights",

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.types import Payload, Release, Upload
+from osfl.core.types import Payload, Presets, Release, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, Combination
 from osfl.ingredients.generators.pictures import by_class
@@ -88,7 +88,7 @@ SMOKE = {
 
 class Dafl(OneClassifier, ModelMethod):
     Settings = Settings
-    PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = ("the teacher is an ensemble of clients; the activation term is the mean over them",)
 
     def problems(self, clients: int) -> list[str]:

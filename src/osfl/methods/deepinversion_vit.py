@@ -8,10 +8,10 @@ the method for networks that have it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from osfl.core.method import Context
-from osfl.core.types import ClientId, Dataset, Release, Upload
+from osfl.core.types import ClientId, Dataset, Presets, Release, Upload
 from osfl.ingredients.distillation.token_relabel import KD_ONLY, PatchServer, kept_samples, relabel_flops
 from osfl.ingredients.statistics.site_prior import OneClassifier
 from osfl.ingredients.training.model_method import ModelMethod
@@ -28,7 +28,7 @@ from osfl.ingredients.training.uploaded_vits import (
 
 class DeepInversionVit(OneClassifier, ModelMethod):
     Settings = UploadedVits
-    PRESETS: ClassVar[Any] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
+    PRESETS: ClassVar[Presets] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
     PRIVATE = VIT_PRIVATE
     DEVIATIONS = (
         "as FedMITR's tables use it: client by client, against the server's model as it is, from the clients' average",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.types import Payload, Release, Upload
+from osfl.core.types import Payload, Presets, Release, Upload
 from osfl.ingredients.distillation.order import turns
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.generators.synthesis import (
@@ -75,7 +75,7 @@ SMOKE = {
 
 class Dense(OneClassifier, ModelMethod):
     Settings = Settings
-    PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "the BN term covers all BN layers of all clients, with clients in evaluation mode, as in the paper (the public "
         "code finds no layers)",

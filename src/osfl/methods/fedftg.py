@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.method import Context
-from osfl.core.types import Payload, Release, Upload
+from osfl.core.types import Payload, Presets, Release, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.generators.synthesis import (
     Pair,
@@ -87,7 +87,7 @@ SMOKE = {
 
 class FedFtg(OneClassifier, ModelMethod):
     Settings = Settings
-    PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "one round: the paper fine-tunes after each of many",
         "networks keep their batch norm (the paper's have group norm); the student's statistics become those of its images",

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from osfl.core.errors import UsageError
 from osfl.core.method import Context
-from osfl.core.types import ClientId, Dataset, Json, Payload, Release, Upload
+from osfl.core.types import ClientId, Dataset, Json, Payload, Presets, Release, Upload
 from osfl.ingredients.distillation.token_relabel import PatchServer, Terms, kept_samples, lipschitz, relabel_flops
 from osfl.ingredients.generators.synthesis import out_of_range
 from osfl.ingredients.inversion.sparse import Events, events_of
@@ -44,7 +44,7 @@ class Settings(UploadedVits):
 
 class FedMitr(OneClassifier, ModelMethod):
     Settings = Settings
-    PRESETS: ClassVar[Any] = {
+    PRESETS: ClassVar[Presets] = {
         "paper": {},
         "smi": {"pixel_lr": 0.25, "steps": 4000, "clamp": True, "stops": "50:0.3,100:0.3,200:0.3,300:0.3"},
         "ours": {"pixel_lr": 0.1, "clamp": True},  # the paper's budget with images that leave the noise

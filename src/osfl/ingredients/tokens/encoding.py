@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from osfl.core.errors import RoundError, TrainingError
 from osfl.core.method import Context, Method
-from osfl.core.types import ADDED, ClientId, Dataset, Facts, Shard, Upload, digest_of
+from osfl.core.types import ADDED, ClientId, Dataset, Facts, Presets, Shard, Upload, digest_of
 from osfl.ingredients.statistics.one_vs_rest import hidden_few
 from osfl.ingredients.tokens.store import TokenStore, image_digests, store_of
 from osfl.models.encoders import Encoder, encoder_digest, encoder_problems, encoder_width, load_encoder
@@ -198,7 +198,7 @@ class OnTokens(nn.Module):
 class TokenMethod(Method):
     """Base of methods that compute uploads from features of a frozen encoder; encoding is the same for all of them."""
 
-    PRESETS: ClassVar[Any]
+    PRESETS: ClassVar[Presets]
 
     def problems(self, clients: int) -> list[str]:
         return token_problems(self.settings)

@@ -11,7 +11,7 @@ from torch import nn
 
 from osfl.core.errors import TrainingError, UsageError, go_on_without
 from osfl.core.method import Context, Method
-from osfl.core.types import Contract, Json, Payload, Plan, Probed, Release, Shard, Task, Upload
+from osfl.core.types import Contract, Json, Payload, Plan, Presets, Probed, Release, Shard, Task, Upload
 from osfl.ingredients.ensembles.ensemble import Ensemble, weights_for
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
@@ -43,7 +43,7 @@ class ModelMethod(Method):
     A method that needs to know how many images of each class a client has sets `needs_counts`.
     """
 
-    PRESETS: ClassVar[Any] = TRAINING_PRESETS
+    PRESETS: ClassVar[Presets] = TRAINING_PRESETS
     NEEDS = ("samples",)
 
     def needs_counts(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from osfl.core.method import Context, Method
-from osfl.core.types import Exchange, Payload, Release, Shard, Simulated
+from osfl.core.types import Exchange, Payload, Presets, Release, Shard, Simulated
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.training.local import (
     CPU_TRAINING,
@@ -77,7 +77,7 @@ class _Progress:
 class MultiRound(Method):
     """One algorithm defines how gradients are corrected (`adjust`), what a client adds (`after`) and how the server merges."""
 
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = ROUNDS_PRESETS
+    PRESETS: ClassVar[Presets] = ROUNDS_PRESETS
     TASKS = ("multiclass", "multilabel")
     DEVIATIONS: ClassVar[Sequence[str]] = ("runs in simulation only: each client uploads once in every round, not once",)
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context, Method
-from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Probed, Release, Shard, Upload
+from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Presets, Probed, Release, Shard, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.statistics.class_counts import facts_without
 from osfl.ingredients.statistics.site_prior import (
@@ -115,7 +115,7 @@ PROBED = 12  # images of a generator that are compared with other sites'
 class FederatedFactory(Method):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
-    PRESETS: ClassVar[Any] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "quotas are rounded by largest remainders, so that they sum exactly",
         "every cell is sampled from a seed of its own: forgetting is exact",

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from osfl.core.errors import FilesError, Rejected
+from osfl.deploy.files import carry, pick_up
 from osfl.runtime.atomic import replace_in_pieces
-from osfl.transports.files import carry, pick_up
 from osfl.wire.inbox import Inbox
 from tests.faults.traps import fail, trapped, without_links
 from tests.wire.forge import CLIENT, OTHER, OTHER_KEY, POLICY, upload
@@ -56,7 +56,7 @@ def test_a_copy_that_fails_leaves_what_was_there(tmp_path: Path, number: int) ->
 
 def test_a_medium_that_lies_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake 2 TB stick takes everything and keeps half of it."""
-    from osfl.transports import files
+    from osfl.deploy import files
 
     (tmp_path / "a").write_bytes(b"x" * 100)
     monkeypatch.setattr(
@@ -163,7 +163,7 @@ def watch(event, args):
     if event in ("os.mkdir", "os.rename", "os.remove", "os.link", "os.truncate", "os.utime", "os.chmod", "os.symlink"):
         touched.extend([event, str(arg)] for arg in args if str(arg).startswith(usb))
 sys.addaudithook(watch)
-from osfl.transports.files import pick_up
+from osfl.deploy.files import pick_up
 from osfl.wire.inbox import Inbox
 from tests.wire.forge import POLICY
 got = [Inbox(Path(round), POLICY).receive(path).client for path in pick_up([Path(usb)])[0]]

@@ -1,1 +1,0 @@
-"""Carrying bytes and receipts as files. Never looks inside a bundle."""
