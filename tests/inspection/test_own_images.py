@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from osfl.core.method import Context
+from osfl.core.registry import load
 from osfl.core.types import Payload, Shard
 from osfl.inspection.known import Known
 from osfl.inspection.look import Look, look
@@ -89,6 +90,23 @@ def test_nothing_is_stated_that_was_not_checked(payload: Payload, inspected: obj
     seen = inspected(Payload(broken, payload.facts), data=tmp_path, draw=False)  # type: ignore[operator]
     assert "Reconstruction" not in findings(seen)
     assert any("no attack was tried" in sentence for sentence in seen["not_checked"])
+
+
+def test_the_span_of_sums_is_a_caution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sums of few images: a membership test is possible, which stops nothing; a row that is one image is serious."""
+    federation = small_federation("onesum")
+    plan, shard = federation.plan, federation.shards[0]
+    monkeypatch.setattr("osfl.roles.site.open_shard", lambda plan, client, data: shard)
+    sent = load("onesum")(plan.task, plan.settings).client_phase(shard, Context(plan, torch.device("cpu")))
+    bundle = pack("upload", shard.client, plan.digest, to_raw(sent.tensors), dict(sent.facts), KEY)
+    seen = look(
+        bundle, Known(plan.as_json(), clients={shard.client: KEY.public_hex}, where="the round"), name="x", data=tmp_path
+    )
+    severity, message = findings(seen)["Membership"]
+    assert severity == "caution" and "membership test" in message and "shows no image" in message
+    (span, *_) = [row for row in seen["ratios"] if row["what"] == "second moments"]
+    assert span["residuals"][0] < 1e-3 < span["residuals"][1]
+    assert "second moments" not in str(seen["figures"]["What the reconstruction attack found"]["columns"])
 
 
 def test_an_attack_that_fails_is_stated_to_have_failed(

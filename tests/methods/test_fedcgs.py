@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from osfl.core.errors import UploadBlocked
 from osfl.core.method import Context
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload, settings_as_json
 from osfl.ingredients.statistics.gaussians import summed, unpacked
 from osfl.ingredients.statistics.shrinkage import gcv_ridge
+from osfl.ingredients.tokens.encoding import pooled
 from osfl.methods.fedcgs import FedCGS, Settings
+from osfl.rounds.egress import check_exposure
+from osfl.rounds.exposure import attack, spanned
 from osfl.simulate.checks import small_federation
 from osfl.simulate.simulation import Federation, Simulation, prepare
 
@@ -118,3 +122,46 @@ def test_wrong_settings_are_named() -> None:
     task = Task("t", ("a", "b"), (1, 8, 8))
     found = FedCGS(task, Settings(ridge=-1)).problems(3)
     assert any("'ridge'" in line for line in found) and any("encoder_weights" in line for line in found)
+
+
+def test_sums_of_fewer_images_than_features_are_reported() -> None:
+    """Images of the site are told from held-out ones by the span of B, and the site is told; a secure sum hides it."""
+    federation = small_federation("fedcgs", partition="iid", clients=2, samples=600)
+    shard, plan = federation.shards[0], federation.plan
+    small = replace(shard, train=shard.train.subset((shard.train.labels < 2).nonzero().flatten()[:20]))
+    for by_class in (False, True):
+        one = method(federation, by_class=by_class)
+        payload = one.client_phase(small, ctx(federation))
+        found = [r for r in attack(one.exposed(payload, small, ctx(federation))) if r.residuals is not None]
+        assert len(found) == 2 and all(ratio.ratio < 1e-3 and ratio.stops == "none" for ratio in found)
+        assert "membership test" in spanned(found)
+        (line,) = one.cautions(payload, plan)
+        assert (
+            f"fewer than {one.width()} features" in line and "secure_sum = true" in line and by_class == ("of a class" in line)
+        )
+        assert not one.cautions(payload, replace(plan, secure_sum=True))
+    whole = method(federation)
+    many = replace(shard, train=Dataset(shard.train.images.repeat(5, 1, 1, 1), shard.train.labels.repeat(5)))
+    payload = whole.client_phase(many, ctx(federation))
+    assert len(many.train) > whole.width() and not whole.cautions(payload, plan)
+
+
+def test_a_feature_that_one_image_has_stops_a_real_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row of B is that image's features, whatever precision B has."""
+    federation = small_federation("fedcgs", partition="iid", clients=2, samples=600)
+    shard = federation.shards[0]
+    for precision in ("float32", "float64"):
+        one = method(federation, precision=precision)
+        lonely = one.encode(shard.train.images[:1], ctx(federation))[0]
+
+        def features(tokens: torch.Tensor, lonely: torch.Tensor = lonely) -> torch.Tensor:
+            rows = pooled(tokens, "global").clone()
+            rows[:, 0] = torch.where((rows - lonely).norm(dim=1) < 1e-5, 3.0, 0.0)
+            return rows
+
+        monkeypatch.setattr(one, "_features", features)
+        payload = one.client_phase(shard, ctx(federation))
+        with pytest.raises(UploadBlocked, match="a row of second moments") as caught:
+            check_exposure(one, payload, shard, federation.plan.task, ctx(federation))
+        assert caught.value.field == "readable"
+        check_exposure(one, payload, shard, federation.plan.task, ctx(federation), real=False)

@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, list[Mapping[str, Any]]] = {
     "fedcgs": [{}, {"by_class": True}],
     "fedpft": [{}, {"shape": "full"}],
     "onesum": [{}, {"by_class": True}, {"send": "smaller", "filters": 24}],
-    "federated_factory": [{}, {"mode": "peer"}, {"factory": "vae"}],
+    "federated_factory": [{}, {"mode": "peer"}, {"factory": "vae"}, {"factory": "edm"}],
     "ensemble": [{"ensemble": "size"}, {"ensemble": "odds"}],
     "fedftg": [{}],
     "fedavg": [{}, {"weighting": "uniform"}],

@@ -28,7 +28,8 @@ Keys = dict[str, SigningKey]
 
 def make_plan(method: str = "onesum", late: bool = True, quorum: int = 1) -> Plan:
     task = Task("cells", ("basophil", "eosinophil", "monocyte"), (1, 8, 8))
-    return Plan(task, method, resolve_settings(load(method), "smoke"), CLIENTS, seed=3, quorum=quorum, late=late)
+    changes = {"readable": "send"} if method == "onesum" else {}  # sites of 36 images
+    return Plan(task, method, resolve_settings(load(method), "smoke", changes), CLIENTS, seed=3, quorum=quorum, late=late)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,15 @@ import torch
 
 from osfl.core.errors import UploadBlocked
 from osfl.core.method import Context
+from osfl.core.registry import load
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Dataset, Exposed, Payload, Shard
 from osfl.methods.federated_factory import FederatedFactory
 from osfl.methods.federated_factory.factories import factory_for
 from osfl.rounds.egress import check_exposure
 from osfl.rounds.exposure import BOUND, attack, compared, nearest_ratios, spanned, worst
+from osfl.rounds.folder import contracts_of, simulated_key
+from osfl.rounds.phases import run_client_phase
 from osfl.simulate.checks import small_federation
 
 
@@ -78,7 +81,7 @@ def test_moments_of_few_images_give_their_span_and_stop_nothing() -> None:
     gram = train.double().T @ train.double()
     one = Exposed(0, {}, train, held_out, moments=lambda: gram, summed=12)
     (found,) = attack([one])
-    assert found.what == "second moments" and not found.stops and found.tried == 12
+    assert found.what == "second moments" and found.stops == "none" and found.tried == 12
     assert found.residuals is not None and found.residuals[0] < 1e-6 and found.residuals[1] > 0.1 and found.ratio < 1e-4
     assert worst([found]) is None and "membership test" in spanned([found]) and "20 held-out" in spanned([found])
     other = replace(one, train=images(12, 5))  # images that are in no sum have as much left as the held-out ones
@@ -142,3 +145,20 @@ def test_an_upload_with_an_image_in_a_component_does_not_leave() -> None:
     command = str(caught.value)
     assert caught.value.client == "st-mary" and caught.value.field == "least" and repr(plan.task.classes[0]) in command
     assert "0.2" in str(caught.value.expected) and "least" in str(caught.value.fix)
+
+
+def test_a_real_site_is_stopped_and_told_where_a_simulation_goes_on() -> None:
+    """Sums of some forty images: the simulation's results say what a real site would be stopped for."""
+    federation, lines = small_federation("onesum"), []
+    plan, shard = federation.plan, federation.shards[0]
+    method, ctx = load("onesum")(plan.task, plan.settings), Context(plan, torch.device("cpu"))
+    arguments = (method, shard, plan, contracts_of(method, plan), simulated_key(plan.seed, shard.client), ctx)
+    _, meter = run_client_phase(*arguments)
+    assert len(meter.remarks) == 1 and meter.remarks[0].startswith("a real site would not send this")
+    with pytest.raises(UploadBlocked) as caught:
+        run_client_phase(*arguments, real=True)
+    assert caught.value.field == "readable" and caught.value.client == shard.client
+    accepting = replace(plan, settings=replace(plan.settings, readable="send"))
+    method, ctx = load("onesum")(plan.task, accepting.settings), Context(accepting, torch.device("cpu"))
+    _, meter = run_client_phase(method, shard, accepting, *arguments[3:5], ctx, notice=lines.append, real=True)
+    assert not meter.remarks and "distance ratio of" in lines[0] and "membership test" in lines[-1]

@@ -283,6 +283,11 @@ class Method:
         told. Default: nothing is known."""
         return ()
 
+    def too_few(self, payload: Payload, plan: Plan) -> tuple[int, int] | None:
+        """Images behind this upload, and how many a real site needs at least, where it has fewer: of so few each can be
+        computed, though not by the egress check's attack. Default: any number will do."""
+        return None
+
     def preview(self, payload: Payload, ctx: Context) -> Mapping[str, Json]:
         """What a message looks like, for `osfl inspect`: figures by title (osfl.reports.figures). Default: none."""
         return {}

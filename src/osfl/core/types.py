@@ -317,6 +317,9 @@ class Exposed:
     directions: torch.Tensor | None = None
     moments: Callable[[], torch.Tensor] | None = None  # (d, d): sum of z z^T; classes that share one sum share the function
     summed: int = 0  # rows in that sum
+    # What a candidate that is too near stops: any upload; that of a real site alone, while a simulation goes on and says so;
+    # or none, where the plan accepts it.
+    stops: Literal["all", "real", "none"] = "all"
     setting: str = "least"  # what to raise where a candidate is too near
 
 

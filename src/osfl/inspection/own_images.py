@@ -84,10 +84,12 @@ def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
 
 def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
     """The least ratio as a finding, and what second moments show; nothing where nothing was tried."""
-    from osfl.rounds.exposure import BOUND, compared, spanned, worst
+    from osfl.rounds.exposure import BOUND, accepted, compared, spanned, worst
 
-    classes, most, shown = plan.task.classes, worst(ratios), spanned(ratios)
-    span = [Finding("caution", _SPAN, shown, "Decide before you send it, with whoever made the plan.")] if shown else []
+    classes, most = plan.task.classes, worst(ratios)
+    told = ((_CHECK, accepted(ratios, classes)), (_SPAN, spanned(ratios)))
+    decide = "Decide before you send it, with whoever made the plan."
+    span = [Finding("caution", check, text, decide) for check, text in told if text]
     if most is None:
         return span
     if most.ratio < BOUND:
@@ -97,7 +99,7 @@ def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
                 _CHECK,
                 f"ONE OF YOUR IMAGES CAN BE READ OUT: a {most.what} of class {classes[most.label]!r} is much nearer to a "
                 f"training image than to images that were not used (distance ratio {most.ratio:.2f}, bound {BOUND}).",
-                "Do not send it. Agree on a larger `least` in the plan.",
+                "Do not send it. Agree on a larger `least` in the plan; for sums, on `secure_sum = true` or `[privacy]`.",
             ),
             *span,
         ]
@@ -107,7 +109,7 @@ def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
 def ratio_chart(ratios: Sequence[Ratio], classes: Sequence[str]) -> dict[str, Json]:
     """The least ratio in each class, of the kinds of candidates that every class has."""
     found: dict[int, dict[str, float]] = {}
-    for ratio in filter(lambda ratio: ratio.stops, ratios):
+    for ratio in filter(lambda ratio: ratio.stops != "none", ratios):
         found.setdefault(ratio.label, {})[ratio.what] = round(ratio.ratio, 2)
     kinds = sorted(set.intersection(*(set(row) for row in found.values()))) if found else []
     if not kinds:

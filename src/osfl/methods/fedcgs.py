@@ -74,6 +74,7 @@ from osfl.ingredients.statistics.private_sums import (
 from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
 from osfl.ingredients.statistics.shrinkage import gcv_ridge
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
+from osfl.ingredients.statistics.support import rows_that_show, shown_by_class, stops_for
 from osfl.ingredients.tokens.encoding import (
     Encoding,
     OnTokens,
@@ -99,6 +100,8 @@ class Settings(SitePrior, Encoding):
     ridge: float = 1e-4  # on the covariance's diagonal, times its mean variance; the public code has none and may be singular
     shrinkage: Literal["ridge", "gcv"] = field(default="ridge", metadata=ADDED)  # gcv: chosen by cross-validation, not `ridge`
     least: int = 3  # images that a class needs to be in the sums; the sum over one image is that image's features
+    # A real upload out of whose sums the features of single images can be read: stop it, or send it all the same
+    readable: Literal["stop", "send"] = field(default="stop", metadata=ADDED)
     by_class: bool = False  # send B class by class: then a class can be forgotten, and the upload grows with the classes
     precision: Literal["float32", "float64"] = "float32"  # on the wire; sums are taken in float64
     personal: bool = False  # fit a map of the features at each client, after the round
@@ -225,24 +228,24 @@ class FedCGS(OneClassifier, TokenMethod):
         return Payload(noised(exact.tensors, noise), {**facts, "noise": noise.as_json()})
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
-        """The mean features of each class and the span of the matrix B, beside the features of the site's images."""
+        """The mean features of each class, rows of the matrix B and its span, beside the features of the site's images."""
         if ctx.plan.privacy is not None:  # noise protects; to look at the images and stop would say something about them
             return
         term, features = self._statistics(Upload(shard.client, "", payload)), self.features_of(shard, ctx)
-        means, step = term.means(), self._step()
+        means, step, stops = term.means(), self._step(), stops_for(self.settings.readable, ctx.plan)
         moments = {
             name: partial(unpacked, gram.double() * step**2) for name, gram in payload.tensors.items() if name.endswith("gram")
         }
-        for c, count in enumerate(term.counts[: len(self.task.classes)].tolist()):
-            if count:
-                whole = moments.get("gram")
-                yield Exposed(
-                    c,
-                    {"mean": means[c : c + 1].float()},
-                    *features(c),
-                    moments=whole or moments.get(f"class-{c}/gram"),
-                    summed=int(images_in(term.counts, self.task) if whole else count),
-                )
+        counts = term.counts[: len(self.task.classes)].tolist()
+        parts = {c: features(c) for c, count in enumerate(counts) if count}
+        whole = moments.get("gram")
+        shown = {} if whole is None else shown_by_class(whole(), {c: train for c, (train, _) in parts.items()})
+        for c, (train, held_out) in parts.items():
+            gram = whole or moments[f"class-{c}/gram"]
+            summed = int(images_in(term.counts, self.task) if whole else counts[c])
+            yield Exposed(c, {"mean": means[c : c + 1].float()}, train, held_out, moments=gram, summed=summed)
+            rows = shown[c] if whole else rows_that_show(gram(), train.double())[0].float()
+            yield Exposed(c, {"row of second moments": rows}, train, held_out, stops=stops)
 
     def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
         """Sums over fewer images than features have the span of their features."""

@@ -12,10 +12,14 @@ import torch
 
 from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context, Method
-from osfl.core.types import Contract, Field, Limits, Payload, Shard, Task, Upload, canonical
+from osfl.core.types import ClientId, Contract, Field, Limits, Payload, Plan, Shard, Task, Upload, canonical
 from osfl.rounds.exposure import BOUND, Ratio, attack, worst
 from osfl.runtime.payloads import to_raw
 
+_OPEN = (
+    "Agree on a plan with `secure_sum = true` or `[privacy]`; or on `--set readable=send`, if whoever receives the sums may "
+    "know the features of single images."
+)
 MODELS_ONLY = "This is a mistake in the method, not in your data; please report it."
 
 
@@ -33,17 +37,26 @@ def check_payload(payload: Payload, contract: Contract, shard: Shard, task: Task
     check_no_image(payload, shard, task)
 
 
-def check_exposure(method: Method, payload: Payload, shard: Shard, task: Task, ctx: Context) -> list[Ratio]:
+def check_exposure(
+    method: Method, payload: Payload, shard: Shard, task: Task, ctx: Context, *, real: bool = True
+) -> list[Ratio]:
     """Attack what a generator, statistics or synthetic data show (osfl.rounds.exposure); raise UploadBlocked where an image
-    shows, else return what was found."""
+    shows, else return what was found. Not `real`: nothing leaves, and what stops real sites alone is only found."""
     if not method.provides("exposed"):
         return []
     exposed = list(method.exposed(payload, shard, ctx))
     found = attack(exposed)
-    least = worst(found)
-    if least is None or least.ratio >= BOUND:
+    kinds = [worst(found, (stops,)) for stops in (("all", "real") if real else ("all",))]
+    least = next((one for one in kinds if one is not None and one.ratio < BOUND), None)
+    if least is None:
         return found
     setting = next(one.setting for one in exposed if one.label == least.label)
+    fix = (
+        f"Agree on a larger {setting!r} in the plan (`--set {setting}=20`), or leave this class out at your site. "
+        "Several images of one person or object in a class, and copies with noise, are a usual cause."
+    )
+    if least.stops == "real":
+        setting, fix = "readable", _OPEN
     raise UploadBlocked(
         f"class {task.classes[least.label]!r}: a {least.what} in the upload is much nearer to one of your training images "
         "than to images that were not used",
@@ -51,9 +64,22 @@ def check_exposure(method: Method, payload: Payload, shard: Shard, task: Task, c
         field=setting,
         expected=f"a distance ratio of at least {BOUND}",
         got=f"{least.ratio:.2f}",
-        fix=f"Agree on a larger {setting!r} in the plan (`--set {setting}=20`), or leave this class out at your site. "
-        "Several images of one person or object in a class, and copies with noise, are a usual cause.",
+        fix=fix,
     )
+
+
+def check_open_sums(method: Method, payload: Payload, client: ClientId, plan: Plan) -> None:
+    """Raise UploadBlocked where a real site has too few images for what its upload adds up (`Method.too_few`)."""
+    if few := method.too_few(payload, plan):
+        images, least = few
+        raise UploadBlocked(
+            "the features of single images can be computed from exact sums of so few",
+            client=client,
+            field="readable",
+            expected=f"at least {least} images",
+            got=images,
+            fix=_OPEN,
+        )
 
 
 def check_numbers(method: Method, payload: Payload, shard: Shard, ctx: Context) -> None:

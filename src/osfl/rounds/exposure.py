@@ -25,8 +25,9 @@ What is above the bound is not proven private: this is one attack, and what it f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -53,7 +54,7 @@ class Ratio:
     tried: int  # how many candidates of this kind there were
     train: int  # different training images that they were compared with
     held_out: int
-    stops: bool = True  # below the bound the upload does not leave; else the site is told, and decides
+    stops: Literal["all", "real", "none"] = "all"  # which uploads do not leave below the bound; else the site is told
     # Of second moments: off their span, the largest share of a training image's features, and the least of a held-out one's.
     residuals: tuple[float, float] | None = None
 
@@ -77,9 +78,9 @@ def attack(exposed: Iterable[Exposed]) -> list[Ratio]:
     return [ratio for one in exposed for ratio in (*_attack_class(one), *_attack_moments(one, spans))]
 
 
-def worst(ratios: Sequence[Ratio]) -> Ratio | None:
-    """The most suspicious of what stops an upload."""
-    return min((found for found in ratios if found.stops), key=lambda found: found.ratio, default=None)
+def worst(ratios: Sequence[Ratio], stops: Collection[str] = ("all", "real")) -> Ratio | None:
+    """The most suspicious of what stops such uploads."""
+    return min((found for found in ratios if found.stops in stops), key=lambda found: found.ratio, default=None)
 
 
 def compared(ratios: Sequence[Ratio], classes: Sequence[str]) -> str:
@@ -87,12 +88,24 @@ def compared(ratios: Sequence[Ratio], classes: Sequence[str]) -> str:
     most = worst(ratios)
     if most is None:
         return ""
-    tried = sum(ratio.tried for ratio in ratios if ratio.stops)
-    of = len({ratio.label for ratio in ratios if ratio.stops})
+    tried = sum(ratio.tried for ratio in ratios if ratio.stops != "none")
+    of = len({ratio.label for ratio in ratios if ratio.stops != "none"})
     return (
         f"{tried:,} candidates of {of} classes were compared with your images. The most suspicious, a {most.what} of class "
         f"{classes[most.label]!r}, has a distance ratio of {most.ratio:.2f} "
         f"(0 is a copy, 1 is as near as to images that were not used, below {BOUND} nothing is sent)."
+    )
+
+
+def accepted(ratios: Sequence[Ratio], classes: Sequence[str]) -> str:
+    """What shows an image and does not stop the upload, because the plan accepts it, in a sentence; empty: nothing."""
+    found = [ratio for ratio in ratios if ratio.stops == "none" and ratio.residuals is None and ratio.ratio < BOUND]
+    names = ", ".join(sorted({repr(classes[ratio.label]) for ratio in found}))
+    return (
+        f"SINGLE IMAGES CAN BE READ OUT: a {found[0].what} is much nearer to one of your training images than to images that "
+        f"were not used, in {names}. The plan accepts it."
+        if found
+        else ""
     )
 
 
@@ -109,6 +122,12 @@ def spanned(ratios: Sequence[Ratio]) -> str:
         f"length is off it, {other}. Who has an image can tell by that whether it was used (a membership test). This test "
         "shows no image."
     )
+
+
+def would_stop(ratios: Sequence[Ratio]) -> bool:
+    """Whether an upload that a simulation goes on with would be stopped at a real site."""
+    most = worst(ratios, ("real",))
+    return most is not None and most.ratio < BOUND
 
 
 def _attack_class(one: Exposed) -> list[Ratio]:
@@ -129,7 +148,8 @@ def _attack_class(one: Exposed) -> list[Ratio]:
     for what, rows in kinds.items():
         if len(rows):
             found[what] = (float(nearest_ratios(rows, train, held_out, null, group).min()), len(rows))
-    return [Ratio(one.label, what, ratio, tried, len(train), len(held_out)) for what, (ratio, tried) in found.items()]
+    counts = len(train), len(held_out)
+    return [Ratio(one.label, what, ratio, tried, *counts, one.stops) for what, (ratio, tried) in found.items()]
 
 
 def nearest_ratios(
@@ -228,7 +248,7 @@ def _attack_moments(one: Exposed, spans: dict[Callable[[], torch.Tensor], torch.
         found.append(off.norm(dim=1) / wide.norm(dim=1).clamp_min(1e-12))
     inside, outside = float(found[0].max()), float(found[1].min()) if len(found[1]) else 1.0
     ratio = inside / max(outside, 1e-12)
-    return [Ratio(one.label, SPAN, ratio, basis.shape[1], len(found[0]), len(found[1]), False, (inside, outside))]
+    return [Ratio(one.label, SPAN, ratio, basis.shape[1], len(found[0]), len(found[1]), "none", (inside, outside))]
 
 
 def _span(gram: torch.Tensor, rank: int) -> torch.Tensor:

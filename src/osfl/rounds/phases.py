@@ -21,8 +21,8 @@ from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
 from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Progress, Release, Shard
 from osfl.models.architectures import architecture_for
 from osfl.rounds.contacts import check_windows, least_bytes, windows
-from osfl.rounds.egress import check_exposure, check_numbers, check_payload
-from osfl.rounds.exposure import compared, spanned
+from osfl.rounds.egress import check_exposure, check_numbers, check_open_sums, check_payload
+from osfl.rounds.exposure import accepted, compared, spanned, would_stop
 from osfl.rounds.folder import Round, contracts_of
 from osfl.rounds.secure_sum import masked
 from osfl.rounds.total import keep_total, total_of
@@ -101,11 +101,14 @@ def run_client_phase(
     ctx: Context,
     keys: Mapping[ClientId, str] = MappingProxyType({}),
     notice: Callable[[str], None] = lambda line: None,
+    *,
+    real: bool = False,
 ) -> tuple[bytes, Meter]:
     """Run the client phase: the upload, checked by the egress check and signed, and what it cost.
 
     `keys`: the public keys of all clients, which a secure sum needs. The checks see what is then masked. `notice` gets the
-    figures of the egress check, a line each.
+    figures of the egress check, a line each. `real`: of a real site, whose upload leaves it; else nothing leaves, and what
+    would stop a real site alone is a remark in the results.
     """
     ctx = ctx if ctx.secret else with_secret(ctx, shard.client)
     check_claim(plan, shard)  # both before it trains in vain
@@ -118,8 +121,15 @@ def run_client_phase(
     check_payload(payload, contract, shard, plan.task, plan.limits)
     with measure():  # what the checks compute is no cost of the method
         check_numbers(method, payload, shard, ctx)
-        ratios = check_exposure(method, payload, shard, plan.task, ctx)
-    for line in filter(None, (compared(ratios, plan.task.classes), "" if plan.secure_sum else spanned(ratios))):
+        ratios = check_exposure(method, payload, shard, plan.task, ctx, real=real)
+    if real and not plan.secure_sum:
+        check_open_sums(method, payload, shard.client, plan)
+    elif not real and (would_stop(ratios) or (method.too_few(payload, plan) and not plan.secure_sum)):
+        meter.remarks.append("a real site would not send this: the features of single images can be read out of its sums")
+    classes = plan.task.classes
+    for line in filter(
+        None, (compared(ratios, classes), accepted(ratios, classes), "" if plan.secure_sum else spanned(ratios))
+    ):
         notice(line)
     if plan.secure_sum:
         payload = masked(method, payload, shard.client, plan, keys, key)

@@ -25,7 +25,8 @@ from osfl.methods.onesum.head import head_of
 from osfl.methods.onesum.settings import Settings
 from osfl.models.input_facts import encoder_side
 from osfl.reports.figures import figure_views
-from osfl.rounds.egress import check_exposure
+from osfl.rounds.egress import check_exposure, check_open_sums
+from osfl.rounds.exposure import accepted, would_stop
 from osfl.runtime.payloads import payload_digest
 from osfl.simulate.checks import small_federation
 from osfl.simulate.estimate import _short
@@ -253,7 +254,7 @@ def test_a_class_of_one_image_is_blocked_at_the_site() -> None:
         one = method(federation, least=least, symmetry=symmetry)
         payload = one.client_phase(shard, ctx(federation))
         if least == 3:
-            check_exposure(one, payload, shard, federation.plan.task, ctx(federation))
+            check_exposure(one, payload, shard, federation.plan.task, ctx(federation), real=False)
             continue
         with pytest.raises(UploadBlocked, match="much nearer to one of your training images") as caught:
             check_exposure(one, payload, shard, federation.plan.task, ctx(federation))
@@ -263,8 +264,41 @@ def test_a_class_of_one_image_is_blocked_at_the_site() -> None:
 def test_the_thumbnails_are_attacked_too() -> None:
     federation, shard = small_federation("onesum"), small_federation("onesum").shards[0]
     found = {what for one in (method(federation), method(federation, thumbnail=0)) for what in kinds(one, federation, shard)}
-    assert found == {"mean", "thumbnail"}
-    assert kinds(method(federation, thumbnail=0), federation, shard) == {"mean"}
+    assert found == {"mean", "thumbnail", "row of second moments"}
+    assert "thumbnail" not in kinds(method(federation, thumbnail=0), federation, shard)
+
+
+@pytest.mark.parametrize("changes", [{}, {"symmetry": "flip"}, {"by_class": True}, {"send": "smaller"}])
+def test_a_row_of_second_moments_that_is_one_image_stops_a_real_site(changes: dict[str, Any]) -> None:
+    """A feature that one image alone has: its row of G is that image's features. A simulation goes on and says so."""
+    federation, shard = small_federation("onesum"), only(pooled_shard(), {0: 10, 1: 10})
+    changes = {"filters": 24, **changes}
+    one, task = method(federation, **changes), federation.plan.task
+    payload = one.client_phase(shard, ctx(federation))
+    with pytest.raises(UploadBlocked, match="a row of second moments in the upload is much nearer") as caught:
+        check_exposure(one, payload, shard, task, ctx(federation))
+    assert caught.value.field == "readable" and "secure_sum" in str(caught.value.fix)
+    found = check_exposure(one, payload, shard, task, ctx(federation), real=False)
+    assert would_stop(found) and min(ratio.ratio for ratio in found if ratio.what == "row of second moments") < 0.01
+    accepting = method(federation, readable="send", **changes)
+    text = accepted(check_exposure(accepting, payload, shard, task, ctx(federation)), task.classes)
+    assert "SINGLE IMAGES CAN BE READ OUT" in text and text.endswith("The plan accepts it.")
+    masked = replace(ctx(federation), plan=replace(federation.plan, secure_sum=True))
+    assert not would_stop(check_exposure(one, payload, shard, task, masked))
+
+
+def test_a_real_site_of_few_images_is_stopped_unless_the_plan_says_otherwise() -> None:
+    federation, plan = small_federation("onesum"), replace(small_federation("onesum").plan, limits=EVERYBODY)
+    one = method(federation)
+    small, large = (one.client_phase(only(pooled_shard(), {0: 10, 1: 10, 2: 10, 3: n}), ctx(federation)) for n in (9, 10))
+    assert one.too_few(small, plan) == (39, 40) and one.too_few(large, plan) is None
+    with pytest.raises(UploadBlocked, match="so few") as caught:
+        check_open_sums(one, small, "north", plan)
+    assert (caught.value.client, caught.value.field, caught.value.got) == ("north", "readable", 39)
+    for closed in (replace(plan, secure_sum=True), replace(plan, privacy=Privacy(8.0, 1e-5))):
+        assert one.too_few(small, closed) is None
+    assert method(federation, readable="send").too_few(small, plan) is None
+    assert one.too_few(one.client_phase(only(pooled_shard(), {0: 2}), ctx(federation)), plan) is None  # it sends zeros
 
 
 def kinds(one: OneSum, federation: Federation, shard: Shard) -> set[str]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from osfl.core.types import Plan
 from osfl.runtime.meter import spend
+
+LEAST = 3.0  # images that a feature rests on, below which its row of second moments is tried
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,32 @@ def effective_images(shares: torch.Tensor, images: int) -> torch.Tensor:
     """
     p = shares.reshape(len(shares) // images, images, shares.shape[1]).sum(0)
     return p.sum(0).square() / p.square().sum(0).clamp_min(1e-300)
+
+
+def rows_that_show(gram: torch.Tensor, rows: torch.Tensor, least: float = LEAST) -> tuple[torch.Tensor, torch.Tensor]:
+    """What second moments G = sum z z^T of rows z (n, d) show of single ones: candidates (m, d), and which row each shows.
+
+    Row j of G is the sum of z_j z. Where one image almost alone has feature j, G_j / sqrt(G_jj) is that image's features.
+    Whoever receives G does not know which features these are, and has to try all; the site knows.
+    """
+    shares = rows.square()
+    few = (shares.sum(0).square() < least * shares.square().sum(0)) & (gram.diagonal() > 0)
+    read = gram[few] / gram.diagonal()[few, None].sqrt()
+    return read, shares[:, few].argmax(0)
+
+
+def shown_by_class(gram: torch.Tensor, rows: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The candidates by the class of the image that each shows most."""
+    labels = torch.cat([torch.full((len(part),), c) for c, part in rows.items()] or [torch.zeros(0)])
+    if not len(labels):
+        return dict.fromkeys(rows, gram[:0])
+    read, image = rows_that_show(gram, torch.cat(list(rows.values())).to(gram.dtype))
+    return {c: read[labels[image] == c].float() for c in rows}
+
+
+def stops_for(readable: str, plan: Plan) -> Literal["all", "real", "none"]:
+    """What rows of second moments that show an image stop: nothing where the plan accepts it or nobody sees the sums."""
+    return "none" if readable == "send" or plan.secure_sum else "real"
 
 
 def supported_directions(off: torch.Tensor, most: int, least: int, images: int) -> torch.Tensor:

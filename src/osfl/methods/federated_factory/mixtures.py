@@ -5,7 +5,7 @@ maximization. What is left out (the directions of small variance) makes samples 
 train it with noise on its inputs.
 
 Nothing in it may rest on few images, because it travels: a component of one image is that image, and n images lie exactly in
-their n - 1 principal directions. So a class of n different images has at most n / `least` directions, each carried by at
+their n - 1 principal directions. So a class of n different images has at most 2n / `least` directions, each carried by at
 least `least` images; every component rests on at least `least` images; and covariances are shrunk to the one within components.
 """
 

@@ -61,6 +61,7 @@ from osfl.ingredients.statistics.private_sums import (
 )
 from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
+from osfl.ingredients.statistics.support import rows_that_show, shown_by_class, stops_for
 from osfl.ingredients.tokens.encoding import (
     OnTokens,
     Pooled,
@@ -96,6 +97,7 @@ from osfl.models.inputs import to_input
 from osfl.runtime.devices import exact
 from osfl.runtime.meter import spend
 
+FEWEST = 40  # images of a real site with open sums: of 13 and fewer plain lattice reduction computed all
 _TOGETHER = 1024  # images whose features are in memory at once
 _EXACT, _WHOLE = 2**53, 2**63  # whole numbers below are exact in float64, in which a site adds; and in int64, as all do
 
@@ -288,27 +290,51 @@ class OneSum(TokenMethod):
         return self._features(shard.train, shard, ctx).reshape(self.settings.vectors(), len(images), -1).mean(0)
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
-        """The mean features of each class, the thumbnail among them and the span of G, beside those of the site's images."""
+        """The mean features of each class, the thumbnail among them, rows of G and its span, beside those of the images."""
         if ctx.plan.privacy is not None:  # noise protects; to look at the images and stop would say something about them
             return
-        means, pixels, of_class = self._means(payload, ctx.plan), self._pixels(), self.features_of(shard, ctx)
+        means, pixels = self._means(payload, ctx.plan), self._pixels()
+        counts = payload.tensors["counts"][: len(self.task.classes)].tolist()
         grams = {c: partial(self._in_features, gram) for c, gram in grams_of(payload).items()}
         whole = partial(self._second_moments, payload)
-        for c, count in enumerate(payload.tensors["counts"][: len(self.task.classes)].tolist()):
-            if count:
-                train, held_out = (rows.float() for rows in of_class(c))
-                yield Exposed(
-                    c,
-                    {"mean": means[c : c + 1].float()},
-                    train,
-                    held_out,
-                    moments=grams.get(c, whole),
-                    summed=self.settings.vectors() * (count if c in grams else self._images(payload)),
-                )
-                if pixels:
-                    yield Exposed(
-                        c, {"thumbnail": means[c : c + 1, -pixels:].float()}, train[:, -pixels:], held_out[:, -pixels:]
-                    )
+        parts = {c: found for c, found in self._by_class(shard, ctx).items() if counts[c]}
+        shown = {} if grams else shown_by_class(whole(), {c: train.flatten(0, 1) for c, (train, _) in parts.items()})
+        for c, rows in parts.items():
+            train, held_out = (part.mean(0) for part in rows)  # of an image and its mirrors
+            yield Exposed(
+                c,
+                {"mean": means[c : c + 1].float()},
+                train,
+                held_out,
+                moments=grams[c] if grams else whole,
+                summed=self.settings.vectors() * (counts[c] if grams else self._images(payload)),
+            )
+            if pixels:
+                yield Exposed(c, {"thumbnail": means[c : c + 1, -pixels:].float()}, train[:, -pixels:], held_out[:, -pixels:])
+            each, others = (part.flatten(0, 1) for part in rows)
+            yield Exposed(
+                c,
+                {"row of second moments": rows_that_show(grams[c](), each.double())[0].float() if grams else shown[c]},
+                each,
+                others,
+                stops=stops_for(self.settings.readable, ctx.plan),
+            )
+
+    def _by_class(self, shard: Shard, ctx: Context) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Features of the training and held-out images of each class, (vectors, n, d): an image's mirrors side by side."""
+        v, d = self.settings.vectors(), self.width()
+        parts = [
+            (self._features(part, shard, ctx).float() if len(part) else torch.zeros(0, d)).reshape(v, len(part), d)
+            for part in (shard.train, shard.val)
+        ]
+        train, val = shard.train, shard.val
+        return {c: (parts[0][:, train.shows(c)], parts[1][:, val.shows(c)]) for c in range(len(self.task.classes))}
+
+    def too_few(self, payload: Payload, plan: Plan) -> tuple[int, int] | None:
+        """Lattice reduction computes the features of every image of a small site (benchmarks/exact_sums.py)."""
+        images = self._images(payload)
+        closed = plan.privacy is not None or plan.secure_sum or self.settings.readable == "send"
+        return (images, FEWEST) if not closed and 0 < images < FEWEST else None
 
     def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
         """Exact sums over fewer images than features have the span of their features; of very few, the features of each

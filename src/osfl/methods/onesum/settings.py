@@ -27,6 +27,8 @@ class Settings(RandomMap, Encoding, Training):
     head: Literal["lda", "ridge", "qda"] = "lda"  # one covariance, regression of one-hot labels (AFL), one covariance a class
     shrinkage: str = "gcv"  # lambda: a number, or by generalized cross-validation
     least: int = 3  # images that a class needs to be in the sums; the sum over one image is that image's features
+    # A real upload out of whose sums the features of single images can be read: stop it, or send it all the same
+    readable: Literal["stop", "send"] = field(default="stop", metadata=ADDED)
     by_class: bool = False  # send G class by class: a class can be forgotten, and head=qda needs it
     send: Literal["triangle", "smaller"] = "triangle"  # smaller: where images are few, a factor of G (see Privacy in the card)
     prior: Literal["global", "site"] = "global"  # site: each site weighs classes as it has them
