@@ -3,8 +3,9 @@
     python -m benchmarks.egress_attack
 
 Sites learn as in a round, and their uploads are attacked instead of sent. A row counts the classes of all sites, those with a
-distance ratio below the bound (an upload with one does not leave), and the least ratio of each kind of candidate. Rows with
-`least=1` or `least=2` are without safeguards. A case that is in the record is not repeated.
+distance ratio below the bound (an upload with one does not leave; rows of second moments stop real sites alone), and the least
+ratio of each kind of candidate. Rows with `least=1` or `least=2` are without safeguards. A case that is in the record is not
+repeated.
 """
 
 from __future__ import annotations
@@ -52,9 +53,26 @@ def cases() -> Iterator[tuple[str, Simulation]]:
                 Simulation("federated_factory", data, None, "silos", "cpu", changes={"factory": kind}),
             )
     yield from _both("vae", Simulation("federated_factory", "digits", 5, "dirichlet:0.1", "cpu", changes={"factory": "vae"}))
+    yield from _sums()
+    silos = replace(Simulation("federated_factory", "digits", None, "silos", "cpu"), changes={"factory": "edm", "least": 2})
+    yield "edm, digits, silos, least=2", silos
+    blood = Simulation(
+        "federated_factory", "bloodcells-28", 5, "dirichlet:0.1", "cpu", samples=1000, changes={"factory": "edm"}
+    )
+    yield "edm, bloodcells-28, 1,000 images, 5 sites, dirichlet:0.1", blood
     for cell in ("digits-tokens", "brain-a0.1"):
         for method in ("fedcgs", "fedpft", "falcon"):
             yield from _both(method, replace(CELLS[cell], method=method, changes=_known(method, CELLS[cell].changes)))
+
+
+def _sums() -> Iterator[tuple[str, Simulation]]:
+    """Second moments, and full covariances of few images."""
+    for data in ("digits", "bloodcells-28", "retinamnist", "cifar10-subset"):
+        simulation = Simulation("onesum", data, 5, "dirichlet:0.1", "cpu", samples=IMAGES[data])
+        yield f"onesum, {data}, 5 sites, dirichlet:0.1", simulation
+    for method, changes in (("fedcgs", {}), ("fedpft", {"shape": "full", "components": 1})):
+        few = replace(CELLS["digits-tokens"], method=method, samples=240, changes=changes)
+        yield f"{method}{', full' if changes else ''}, digits, 240 images, 5 sites, dirichlet:0.1", few
 
 
 def _both(kind: str, simulation: Simulation) -> Iterator[tuple[str, Simulation]]:
@@ -80,15 +98,22 @@ def attacked(simulation: Simulation) -> list[list[Ratio]]:
 
 
 def summary(sites: Sequence[Sequence[Ratio]]) -> dict[str, Any]:
-    """How many classes there are at all sites, in how many an image can be read out, and the least ratio of each kind."""
+    """How many classes there are at all sites, in how many an image can be read out, and the least ratio of each kind. Of
+    second moments also the largest residual of training images and the least of held-out ones, off their span."""
+    images = [[ratio for ratio in site if ratio.residuals is None] for site in sites]
     worst = [
         min(ratio.ratio for ratio in site if ratio.label == label)
-        for site in sites
+        for site in images
         for label in sorted({ratio.label for ratio in site})
     ]
-    kinds = sorted({ratio.what for site in sites for ratio in site})
-    least = {kind: round(min(ratio.ratio for site in sites for ratio in site if ratio.what == kind), 3) for kind in kinds}
-    return {"classes": len(worst), "below_bound": sum(ratio < BOUND for ratio in worst), "least_ratio": least}
+    kinds = sorted({ratio.what for site in images for ratio in site})
+    least = {kind: round(min(ratio.ratio for site in images for ratio in site if ratio.what == kind), 3) for kind in kinds}
+    found = {"classes": len(worst), "below_bound": sum(ratio < BOUND for ratio in worst), "least_ratio": least}
+    spans = [ratio.residuals for site in sites for ratio in site if ratio.residuals is not None]
+    if not spans:
+        return found
+    inside, outside = max(one[0] for one in spans), min(one[1] for one in spans)
+    return {**found, "span": {"classes": len(spans), "training": float(f"{inside:.2g}"), "held_out": float(f"{outside:.2g}")}}
 
 
 def main() -> None:

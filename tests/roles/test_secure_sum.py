@@ -37,7 +37,7 @@ KEYS = {name: SigningKey.from_seed(name.encode().ljust(32)) for name in (*SITES,
 PUBLIC = {name: KEYS[name].public_hex for name in SITES}
 SERVER = KEYS["server"].public_hex
 PLAN = replace(make_plan("onesum", SITES), quorum=2, secure_sum=True, limits=Limits(share=1.0))
-OPEN = replace(PLAN, secure_sum=False)
+OPEN = replace(PLAN, secure_sum=False, settings=replace(PLAN.settings, readable="send"))
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,8 @@ def test_an_upload_with_an_image_in_a_component_does_not_leave() -> None:
 
 def test_a_real_site_is_stopped_and_told_where_a_simulation_goes_on() -> None:
     """Sums of some forty images: the simulation's results say what a real site would be stopped for."""
-    federation, lines = small_federation("onesum"), []
+    federation = small_federation("onesum")
+    lines: list[str] = []
     plan, shard = federation.plan, federation.shards[0]
     method, ctx = load("onesum")(plan.task, plan.settings), Context(plan, torch.device("cpu"))
     arguments = (method, shard, plan, contracts_of(method, plan), simulated_key(plan.seed, shard.client), ctx)
