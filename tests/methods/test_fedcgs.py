@@ -154,7 +154,7 @@ def test_a_feature_that_one_image_has_stops_a_real_site(monkeypatch: pytest.Monk
         one = method(federation, precision=precision)
         lonely = one.encode(shard.train.images[:1], ctx(federation))[0]
 
-        def features(tokens: torch.Tensor, lonely: torch.Tensor = lonely) -> torch.Tensor:
+        def features(tokens: torch.Tensor, _: Context, lonely: torch.Tensor = lonely) -> torch.Tensor:
             rows = pooled(tokens, "global").clone()
             rows[:, 0] = torch.where((rows - lonely).norm(dim=1) < 1e-5, 3.0, 0.0)
             return rows

@@ -155,7 +155,7 @@ def test_a_late_upload_that_is_refused_leaves_the_release_as_it_is(
     found = coordinator.status(fl_round)
     assert found.release == first and found.joining == ["west"] and found.failed and found.failed["client"] == "west"
     coordinator.receive(fl_round, files["north"])
-    with pytest.raises(UsageError, match="the release that stands has 'south'"):
+    with pytest.raises(UsageError, match="the release has 'south'"):
         coordinator.make_release(fl_round, known["server"], machine=ONE, without=["south"])
     coordinator.make_release(fl_round, known["server"], machine=ONE, without=["west"])
     found = coordinator.status(fl_round)
