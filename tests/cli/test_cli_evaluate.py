@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Osfl, round_with_bundles
+from tests.roles.test_fusion import plain_models, tensors
 
 RUN = "run --method fedavg --clients 2 --partition iid --smoke --samples 120 --out runs/a"
 
@@ -120,3 +121,41 @@ def test_few_images_of_a_class_stay_at_the_site(osfl: Osfl, tmp_path: Path) -> N
     pictures(tmp_path / "few", per_class=9)
     osfl("evaluate model --data few --client north --key keys/north.key --out measured --resamples 20")
     assert set(json.loads(Path("measured/summary.json").read_text())["summary"]["classes"].values()) == {None}
+
+
+@pytest.mark.parametrize("preset", ["--smoke", "--preset cpu --set epochs=1"])
+def test_a_smoke_run_is_called_so_wherever_its_model_is_measured(osfl: Osfl, preset: str) -> None:
+    """On the page, the card and the terminal, also where only a plan is left; and not where it is none."""
+    where = "--clients 2 --partition iid --samples 120 --image-size 8 --set architecture=cnn-w8"
+    osfl(f"run --method fedavg {where} {preset} --out runs/a")
+    trial = preset == "--smoke"
+    told = osfl("evaluate runs/a --data digits --resamples 20 --out m")
+    assert told.code == 0 and ("Smoke run" in told.out) == trial and "Card" in told.out
+    osfl("audit runs/a --shadows 0 --canaries 0 --images 10")
+    for name in ("m/report/index.html", "m/model_card.md", "runs/a/report/index.html", "runs/a/model_card.md"):
+        assert ("Smoke run" in Path(name).read_text()) == trial, name
+    assert "Membership" in Path("runs/a/report/index.html").read_text()
+    card = Path("m/model_card.md").read_text()
+    assert card.startswith("# Model card: fedavg\n") and "`DIR` is `runs/a`" in card and "Balanced accuracy" in card
+    Path("runs/a/results.json").unlink()
+    assert ("Smoke run" in osfl("evaluate runs/a --data digits --resamples 0 --out n").out) == trial
+
+
+def test_a_fusion_is_measured(osfl: Osfl, tmp_path: Path) -> None:
+    for seed, name in enumerate(("one", "two")):
+        plain_models(Path(f"{name}.safetensors"), tensors(seed))
+    Path("classes.txt").write_text("cat\ndog\nowl\n")
+    command = "fuse one.safetensors two.safetensors --architecture vit-p4-w16-d1-h2 --classes classes.txt --out fused"
+    assert osfl(f"{command} --method fedavg --smoke").code == 0
+    for label in ("cat", "dog", "owl"):
+        (tmp_path / "animals" / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "animals" / label / f"{number}.png")
+    found = osfl("evaluate fused --data animals --resamples 20 --out m --format json")
+    assert found.code == 0, found.err
+    assert found.json["data"]["images"] == 12 and found.json["model"]["method"] == "fedavg"
+    assert "Smoke run" in Path("m/report/index.html").read_text() and "`fused`" in Path("m/model_card.md").read_text()
+    asked = osfl("predict --run fused animals/cat/0.png --format json").json["predictions"][0]["class"]
+    first = ["cat", "dog", "owl"].index(asked)
+    assert found.json["confusion"][0][first] > 0  # the same model answers

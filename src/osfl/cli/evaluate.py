@@ -163,7 +163,7 @@ def show_summary(path: Path) -> None:
 def show_evaluation(evaluation: Evaluation, folder: Path) -> None:
     from rich.table import Table
 
-    from osfl.reports.evaluation import below_constant, cell, heading, interval_sentence, labels_of, lede
+    from osfl.reports.evaluation import banner, below_constant, cell, heading, interval_sentence, labels_of, lede
 
     echo(f"[bold]{escape(heading(evaluation))}[/]")
     echo(escape(lede(evaluation)))
@@ -184,7 +184,10 @@ def show_evaluation(evaluation: Evaluation, folder: Path) -> None:
         )
     output().print(table)
     echo(f"[dim]{interval_sentence(evaluation)}[/]")
-    for sentence in filter(None, [evaluation.get("thresholds"), below_constant(evaluation), *evaluation["cautions"]]):
+    for sentence in filter(
+        None, [banner(evaluation["model"]), evaluation.get("thresholds"), below_constant(evaluation), *evaluation["cautions"]]
+    ):
         echo(f"[yellow]{escape(sentence)}[/]")
     echo(f"Results  {escape(str(folder / 'evaluation.json'))}")
     echo(f"Report   {escape(str(folder / 'report' / 'index.html'))}")
+    echo(f"Card     {escape(str(folder / 'model_card.md'))}")

@@ -110,7 +110,7 @@ def personalize(
         show_evaluation(evaluation, folder)
     else:
         echo("[dim]Not measured: add --data with labeled images, or use `osfl evaluate`.[/]")
-    echo(f"Card     {escape(str(folder / 'model_card.md'))}")
+        echo(f"Card     {escape(str(folder / 'model_card.md'))}")
     echo(f"Ask it with `osfl predict --run {escape(str(folder))} IMAGE...`.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from osfl.core.evaluated import Estimate, Evaluation
-from osfl.core.headline import NAMES, constant_answer
+from osfl.core.headline import NAMES, SMOKE, constant_answer
 from osfl.core.result import finding_line
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.plots import confusion
@@ -46,6 +46,7 @@ def write_evaluation_report(evaluation: Evaluation, folder: Path) -> Path:
     names = [str(name) for name in evaluation["task"]["classes"]]
     page = render(
         "evaluation.html",
+        banner=banner(evaluation["model"]),
         heading=heading(evaluation),
         lede=lede(evaluation),
         chips=_chips(evaluation),
@@ -70,6 +71,11 @@ def write_evaluation_report(evaluation: Evaluation, folder: Path) -> Path:
         command=evaluation["command"],
     )
     return write_text(folder / "index.html", page)
+
+
+def banner(about: dict[str, Any]) -> str:
+    """What stands above the figures of a smoke run's model; else nothing."""
+    return SMOKE if about.get("preset") == "smoke" else ""
 
 
 def is_multilabel(evaluation: Evaluation) -> bool:
@@ -187,9 +193,15 @@ def _confusion(names: list[str], evaluation: Evaluation) -> Markup:
 
 
 def write_evaluation_card(evaluation: Evaluation | None, about: dict[str, Any], task: dict[str, Any], folder: Path) -> Path:
-    """`folder/model_card.md` of a site's model; `None` where no labeled images were at hand."""
+    """`folder/model_card.md` of a finished model; `None` where no labeled images were at hand. `about` has a `path` where the
+    card does not lie beside the model."""
     classes, image = task["classes"], " × ".join(map(str, task["image"]))
     facts = "".join(f"- {safe(key)}: {code(value)}\n" for key, value in fact_rows(about))
+    what = about.get("method") or about.get("architecture") or "model"
+    whose = f" at {safe(about['client'])}" if about.get("client") else ""
+    trial = f"**{banner(about)}**\n\n" if banner(about) else ""
+    place = f"`DIR` is {code(about['path'])}." if "path" in about else "`DIR` is the folder that holds this card."
+    use = "" if "sha256" in about else f"\n## How to use it\n\n```sh\n{_USE}```\n\n{place}\n"  # a plain file needs more options
     named = ", ".join(safe(name) for name in classes)
     comes_out, gives = f"one of {count(len(classes))} classes comes out", "one of the classes above"
     if task.get("kind") == "multilabel":
@@ -198,18 +210,17 @@ def write_evaluation_card(evaluation: Evaluation | None, about: dict[str, Any], 
             "a probability of each class above",
         )
     parts = [
-        f"# Model card: {safe(about.get('method', 'model'))} at {safe(about.get('client', 'a site'))}\n\n{facts}"
+        f"# Model card: {safe(what)}{whose}\n\n{trial}{facts}"
         f"- An image of {image} (channels × height × width) goes in, {comes_out}: {named}.\n",
         f"## Intended use and limits\n\nFor research on one-shot federated learning. It gives {gives} for "
         "every input, also for images unlike those it was trained on. It has not been validated for clinical or other "
         "consequential decisions; that needs a study of its own on the population where it would be used.\n",
         _card_scores(evaluation) if evaluation else _NOT_MEASURED,
-        "## How to use it\n\n```sh\nosfl predict --run DIR image.png\nosfl evaluate DIR --data LABELED\n```\n\n"
-        "`DIR` is the folder that holds this card.\n",
     ]
-    return write_text(folder / "model_card.md", "\n".join(parts))
+    return write_text(folder / "model_card.md", "\n".join(parts) + use)
 
 
+_USE = "osfl predict --run DIR image.png\nosfl evaluate DIR --data LABELED\n"
 _NOT_MEASURED = (
     "## Evaluation\n\nNot measured: no labeled images were at hand. `osfl evaluate DIR --data LABELED` measures it.\n"
 )

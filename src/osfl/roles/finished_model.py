@@ -14,8 +14,9 @@ from osfl.core.errors import UsageError
 from osfl.core.evaluated import SCHEMA, Evaluation
 from osfl.core.method import quiet
 from osfl.core.plan import plan_from
+from osfl.core.registry import load
 from osfl.core.result import read_result, write_json
-from osfl.core.types import ClientId, Payload, Progress, Task
+from osfl.core.types import ClientId, Payload, Plan, Progress, Task
 from osfl.data import grouped
 from osfl.data.labeled import LabeledImages, held_out_of_site
 from osfl.data.reading import Reading, reading_of
@@ -72,7 +73,17 @@ def open_model(path: Path, client: ClientId | None = None, plain: PlainModel = P
     plan = plan_from(read_json(path / "plan.json"), str(path / "plan.json"))
     about = {"path": str(path), "method": plan.method, "round": plan.digest, "weights": _weights(module)}
     about |= {"client": client} if client else {}
+    about |= {"preset": "smoke"} if _made_in_a_trial(path, plan) else {}
     return FinishedModel(module, task, about, reading_of(plan.data), _thresholds(path) if task.several else {})
+
+
+def _made_in_a_trial(folder: Path, plan: Plan) -> bool:
+    """Whether the model is of a smoke run: its folder says so, or its plan has the settings of one."""
+    for name in ("results.json", "fusion.json"):
+        if (folder / name).exists() and (preset := read_json(folder / name).get("preset")):
+            return bool(preset == "smoke")
+    trial = load(plan.method).PRESETS.get("smoke", {})
+    return bool(trial) and all(getattr(plan.settings, name, None) == value for name, value in trial.items())
 
 
 def _thresholds(folder: Path) -> dict[str, float]:
@@ -181,9 +192,10 @@ def _cautions(images: LabeledImages, scores: dict[str, Any]) -> list[str]:
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
-    """`evaluation.json` and the page drawn from it; the page's path."""
+    """`evaluation.json`, the page and the model card drawn from it; the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "evaluation.json", evaluation)
+    write_evaluation_card(evaluation, evaluation["model"], evaluation["task"], folder)
     return write_evaluation_report(evaluation, folder / "report")
 
 
@@ -200,10 +212,12 @@ def describe_at_site(
             model = replace(model, thresholds=found)
     evaluation = evaluate_model(model, images, command=command, machine=machine) if images else None
     if evaluation:
+        evaluation["model"].pop("path")  # the card lies beside the model
         write_evaluation(evaluation, folder)
+        return evaluation
     task = {"classes": list(plan.task.classes), "image": list(plan.task.image), "kind": plan.task.kind}
-    write_evaluation_card(evaluation, {key: value for key, value in model.about.items() if key != "path"}, task, folder)
-    return evaluation
+    write_evaluation_card(None, {key: value for key, value in model.about.items() if key != "path"}, task, folder)
+    return None
 
 
 def _choose_thresholds(model: FinishedModel, held_out: Part, machine: Machine) -> dict[str, float]:
