@@ -9,7 +9,7 @@
     python -m benchmarks.grid CELL --replace      although the record has rows of other images, or from another start, that go
     python -m benchmarks.grid CELL --workers=1    a process a core, each with cells of its own: faster where clients are tiny
     python -m benchmarks.grid brain-a0.5 --audit  attacks FALCON's features, too (osfl audit)
-    python -m benchmarks.grid --collect           no runs: records of what is finished so far
+    python -m benchmarks.grid --collect           no runs: records of what is finished so far, and in all what is missing
 
 Runs go to runs/grid/<cell>; interrupt and start again as you like. docs/results.md is written from the records alone
 (`python -m benchmarks.results`).
@@ -469,6 +469,16 @@ def missing(cell: str, rows: Mapping[str, Any]) -> list[str]:
     return [label for label in methods_of(cell) if label not in complete]
 
 
+def updated_missing(cell: str) -> Path | None:
+    """The record of a cell without runs here, if what it says is missing is not what the grid wants by now."""
+    path = RECORDS / f"{cell}.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if found is None or found["missing"] == missing(cell, found["methods"]):
+        return None
+    write_json(path, {**found, "missing": missing(cell, found["methods"])})
+    return path
+
+
 def measured(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What a run measured of its paper's theorems: FedMITR's gradient norms, FOL's risks beside their bound and the distance to
     its optimum beside the promised one, both as we read them and as they are printed; and what FOL pruned."""
@@ -584,7 +594,7 @@ def main(names: list[str]) -> None:
                     compare(simulation, some, seeds, folder, machine=Machine(workers=workers), progress=_line)
         if "--audit" in names and CELLS[cell].method == "falcon":
             attacked(cell)
-        print(cell, record(cell, "--replace" in names) or "has no finished run", flush=True)
+        print(cell, record(cell, "--replace" in names) or updated_missing(cell) or "has no finished run", flush=True)
 
 
 if __name__ == "__main__":

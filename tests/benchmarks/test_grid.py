@@ -1,6 +1,8 @@
 """The grid of cells: every row can be asked for, before hours are spent on the rows ahead of it."""
 
+import json
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +84,16 @@ def test_single_seeds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, command:
     monkeypatch.setattr(grid, "record", lambda cell, replaces: None)
     main(["skin-meet-n70-a0.5", "--only=local_only", *command])
     assert asked == [(seeds, ["local_only"])]
+
+
+def test_what_is_missing_is_told_of_records_without_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid has more rows than when a record was made; nothing else of the record changes."""
+    monkeypatch.setattr(grid, "RECORDS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    row = {grid.ALWAYS[0]: {"n": 3}}
+    made = {"cell": "digits-silos", "methods": {"local_only": row, "fedavg": {grid.ALWAYS[0]: {"n": 2}}}, "missing": []}
+    (tmp_path / "digits-silos.json").write_text(json.dumps(made), encoding="utf-8")
+    main(["digits-silos", "cifar-silos", "--collect"])
+    found = json.loads((tmp_path / "digits-silos.json").read_text(encoding="utf-8"))
+    assert found == {**made, "missing": [label for label in methods_of("digits-silos") if label != "local_only"]}
+    assert "onesum" in found["missing"] and "fedavg" in found["missing"] and not (tmp_path / "cifar-silos.json").exists()
