@@ -72,12 +72,12 @@ def choose(
         if network is not None:
             answers = mixed(answers, network, choice.blend)
         likelihood = answers.gather(1, labels[:, None]).clamp_min(_LEAST).sum()
-        return STEP * _steps(choice, start) - float(likelihood)
+        return STEP * steps(choice, start) - float(likelihood)
 
-    return min(sorted(grid, key=lambda choice: _steps(choice, start)), key=cost)
+    return min(sorted(grid, key=lambda choice: steps(choice, start)), key=cost)
 
 
-def _steps(choice: Choice, start: Choice) -> int:
+def steps(choice: Choice, start: Choice) -> int:
     """How far a choice is from the default, in steps on the three grids."""
     pairs: Sequence[tuple[tuple[float, ...], float, float]] = (
         (FACTORS, choice.factor, start.factor),
