@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.grid import CELLS
+from benchmarks.grid import ours_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods" / "onesum.md"
 BEGIN, END = "<!-- measured: written by `python -m benchmarks.results` -->", "<!-- end of measured -->"
@@ -69,7 +69,7 @@ def lines_of(records: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
     """Cells with OneSum's default row of all seeds."""
     for record in records:
         rows = {label: row for label, row in record["methods"].items() if row[GLOBAL]["n"] == SEEDS}
-        name = "onesum@features=encoder" if CELLS[record["cell"]].method == "falcon" else "onesum"
+        name = ours_of(record["cell"])[0]
         five = [label for label in rows if _method(label) in FIVE and not label.endswith(CONTROLS)]
         if name not in rows or not five:
             continue
