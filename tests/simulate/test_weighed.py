@@ -9,18 +9,25 @@ import pytest
 import torch
 
 from osfl.cli.summary import _facts
+from osfl.core.topology import parse_topology
+from osfl.core.types import Topology
 from osfl.ingredients.statistics.site_prior import weighed_by_site
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation
 
 ONE = Machine(workers=1)
-SMALL = Simulation("onesum", "digits", 3, "dirichlet:0.3", "smoke", changes={"filters": 4}, samples=300, image_size=8)
+SMALL = Simulation("onesum", "digits", 4, "dirichlet:0.3", "smoke", changes={"filters": 4}, samples=300, image_size=8)
 
 
-def test_sites_that_weigh_classes_reach_what_prior_site_without_a_network_has(tmp_path: Path) -> None:
-    shared = run(SMALL, tmp_path / "shared", machine=ONE)
-    own = run(replace(SMALL, changes={"filters": 4, "prior": "site", "blend": "0"}), tmp_path / "own", machine=ONE)
+@pytest.mark.parametrize("topology", [None, parse_topology("ring", 1)])
+def test_sites_that_weigh_classes_reach_what_prior_site_without_a_network_has(
+    tmp_path: Path, topology: Topology | None
+) -> None:
+    """With one release, and with the models of sites that exchanged with their neighbors."""
+    small = replace(SMALL, topology=topology)
+    shared = run(small, tmp_path / "shared", machine=ONE)
+    own = run(replace(small, changes={"filters": 4, "prior": "site", "blend": "0"}), tmp_path / "own", machine=ONE)
     clients, personal = shared["scores"]["clients"], own["scores"]["clients"]
     assert clients["weighed"]["values"] == personal["own"]["values"] != clients["own"]["values"]
     assert "weighed" not in personal

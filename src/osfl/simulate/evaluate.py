@@ -118,14 +118,15 @@ def evaluate(
 def _weighed(
     method: Method, payloads: Mapping[ClientId, Payload], federation: Federation
 ) -> Callable[[ClientId, Any], Any] | None:
-    """How a client weighs the answers of its model by its own class shares, where the method has one model that allows it."""
-    learned = method.learned_prior(next(iter(payloads.values())))
-    if learned is None:
+    """How a client weighs the answers of its model by its own class shares, where the method's models allow it."""
+    found = {client: method.learned_prior(payload) for client, payload in payloads.items()}
+    learned = {client: one for client, one in found.items() if one is not None}
+    if len(learned) < len(found):
         return None
     labels = {shard.client: shard.train.labels for shard in federation.shards}
 
     def weighed(client: ClientId, probability: Any) -> Any:
-        return weighed_by_site(torch.from_numpy(probability), *learned, labels[client]).numpy()
+        return weighed_by_site(torch.from_numpy(probability), *learned[client], labels[client]).numpy()
 
     return weighed
 
