@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from osfl.models.build import build_model
 from osfl.models.memory import training_memory
 from osfl.runtime.devices import on_device
 from osfl.runtime.machine import Machine, parse_memory
-from osfl.runtime.memory import available, budget, micro_batch
+from osfl.runtime.memory import available, budget, micro_batch, too_little
 from osfl.runtime.meter import Meter, measure, remark
 from osfl.runtime.precision import check_precision, computing_in, descend, gradients, half, with_fallback
 from osfl.simulate.estimate import estimate
@@ -304,6 +305,57 @@ def test_a_device_that_is_lost_loses_nothing_that_was_finished(tmp_path: Path, m
     assert "run the same command again" in str(refused.value)
     found = run(simulation, tmp_path / "lost", machine=Machine(workers=1))
     assert len(trained) == 4 and found["release_digest"] == expected["release_digest"]
+
+
+@pytest.mark.parametrize(
+    ("method", "work", "fails_at", "in_all"),
+    [
+        # an epoch inverts three models: the first is kept, the second is made again from its first model on
+        ("fedmitr", "osfl.ingredients.distillation.token_relabel.invert_sparsely", 5, 8),
+        ("fol", "osfl.methods.fol.Fol._taught", 2, 4),  # one client has finished its personalization
+    ],
+)
+def test_a_device_that_is_lost_later_loses_nothing_either(
+    method: str, work: str, fails_at: int, in_all: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"server_epochs": 2} if method == "fedmitr" else {}
+    simulation = Simulation(method, "digits", 3, "iid", "smoke", samples=60, image_size=8, test_samples=10, changes=changes)
+    expected = run(simulation, tmp_path / "whole", machine=Machine(workers=1))
+    place, _, name = work.rpartition(".")
+    owner = pkgutil.resolve_name(place)
+    sound, calls = getattr(owner, name), []
+
+    def lost(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == fails_at:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+        return sound(*args, **options)
+
+    monkeypatch.setattr(owner, name, lost)
+    with pytest.raises(DeviceError, match="stopped answering"):
+        run(simulation, tmp_path / "lost", machine=Machine(workers=1))
+    found = run(simulation, tmp_path / "lost", machine=Machine(workers=1))
+    assert len(calls) == in_all and found["models_digest"] == expected["models_digest"]
+
+
+def test_after_too_little_memory_the_same_command_with_more_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused at the start, or in the middle of the clients: what was finished with one limit counts with another."""
+    simulation = Simulation("fedavg", "digits", 3, "iid", "smoke", samples=60, image_size=8, test_samples=10)
+    with pytest.raises(DeviceError, match="needs more memory than it may use"):
+        run(simulation, tmp_path, machine=Machine(workers=1, memory=100_000))
+    sound, trained = local.fit, []
+
+    def tight(*args: Any, **options: Any) -> int:
+        trained.append(1)
+        if len(trained) == 2:
+            raise too_little("training cnn-w8", 3e8, 10**8, "Raise --memory.")
+        return sound(*args, **options)
+
+    monkeypatch.setattr(local, "fit", tight)
+    with pytest.raises(DeviceError, match="The same command then goes on"):
+        run(simulation, tmp_path, machine=Machine(workers=1, memory=10**8))
+    result = run(simulation, tmp_path, machine=Machine(workers=1, memory=10**9))
+    assert len(trained) == 4 and result["environment"]["memory"] == 10**9 and "--memory 1000000000" in result["command"]
 
 
 def test_a_failing_device_is_no_fault_of_an_upload() -> None:
