@@ -48,7 +48,7 @@ ON_THE_CPU: Mapping[str, tuple[str, float]] = {
     "methods/fol/__init__.py": ("sums of answers that are there", 1e5),
     "evaluation/distances.py": ("closed forms in 64 bits, of at most 1,600 samples however many there are", 1e8),
     "evaluation/bound.py": ("the same", 1e7),
-    "rounds/exposure.py": ("closed forms of the egress check, in 64 bits", 2e6),
+    "rounds/exposure.py": ("closed forms of the egress check, in 64 bits", 1e7),
     "evaluation/privacy/signals.py": ("an audit's distances and closed forms, of few images", 1e5),
     "evaluation/privacy/similarity.py": ("the same, in 64 bits", 5e5),
     "methods/federated_factory/mixtures.py": ("centers as pixels, which the egress check and an audit look at", 1e5),
