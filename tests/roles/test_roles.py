@@ -28,7 +28,8 @@ ONE = Machine(workers=1)
 
 def make_plan(method: str = "ensemble", **more: object) -> Plan:
     task = Task("cells", ("basophil", "eosinophil", "monocyte"), (1, 8, 8))
-    return Plan(task, method, resolve_settings(load(method), "smoke"), CLIENTS, seed=3, **more)  # type: ignore[arg-type]
+    changes = {"readable": "send"} if method == "onesum" else {}  # sites of sixteen images
+    return Plan(task, method, resolve_settings(load(method), "smoke", changes), CLIENTS, seed=3, **more)  # type: ignore[arg-type]
 
 
 def make_sites(folder: Path, images: int = 8) -> Path:
