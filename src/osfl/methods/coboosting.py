@@ -86,6 +86,7 @@ SMOKE = {
 
 class CoBoosting(OneClassifier, ModelMethod):
     Settings = Settings
+    PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits"}  # noqa: RUF012
     PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "the random crop and mirror before the networks is one for the whole batch, not one an image",

@@ -88,6 +88,7 @@ SMOKE = {
 
 class Dafl(OneClassifier, ModelMethod):
     Settings = Settings
+    PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits"}  # noqa: RUF012
     PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = ("the teacher is an ensemble of clients; the activation term is the mean over them",)
 

@@ -54,6 +54,7 @@ class Settings(SitePrior, Training, Student, Pixels):
 
 class DeepInversion(OneClassifier, ModelMethod):
     Settings = Settings
+    PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits", "labels": "balanced"}  # noqa: RUF012
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # guided by validation images of bloodcells-28; see the method's card

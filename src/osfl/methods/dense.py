@@ -75,6 +75,7 @@ SMOKE = {
 
 class Dense(OneClassifier, ModelMethod):
     Settings = Settings
+    PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits"}  # noqa: RUF012
     PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (
         "the BN term covers all BN layers of all clients, with clients in evaluation mode, as in the paper (the public "

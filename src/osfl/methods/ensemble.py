@@ -29,6 +29,7 @@ class Settings(SitePrior, Training):
 
 class EnsembleOfClients(OneClassifier, ModelMethod):
     Settings = Settings
+    PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits"}  # noqa: RUF012
     TASKS = ("multiclass", "multilabel")
 
     def problems(self, clients: int) -> list[str]:

@@ -30,6 +30,7 @@ class Settings(SitePrior, Training):
 
 class FedAvg(OneClassifier, ModelMethod):
     Settings = Settings
+    PRIVATE = {**ModelMethod.PRIVATE, "personalize": "none"}  # noqa: RUF012
     TASKS = ("multiclass", "multilabel")
     COMMON = ("architecture",)
 

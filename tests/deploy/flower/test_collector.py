@@ -12,6 +12,7 @@ import pytest
 from osfl.core.errors import RoundError
 from osfl.deploy.flower import messages
 from osfl.deploy.flower.messages import MessageBody
+from osfl.roles.judgment import ask
 from osfl.wire.refusals import JOURNAL
 from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey
@@ -55,6 +56,43 @@ def test_killed_at_many_steps(tmp_path: Path) -> None:
     found = net.killed_at_every_step(tmp_path, every=5)  # all of them in `make bench`
     assert found["points"] >= 20 and not found.get("not_killed")
     assert not any(found.get(key) for key in ("lost", "missing", "pieces_left", "not_finished")), found
+
+
+def undecided(folder: Path, key: SigningKey, *, progress: object) -> None:
+    ask([{"client": CLIENTS[0], "rule": "contradiction", "text": "calls classes otherwise"}], [], folder)
+
+
+def test_a_suspected_site_lets_the_release_wait_for_the_coordinator(tmp_path: Path) -> None:
+    """Whoever decides with `osfl server` makes the release; the same run then brings it to all sites."""
+    scenario, clock, tries, lines = Scenario(tmp_path), Clock(), [0], list[str]()
+
+    def make_release(folder: Path, key: SigningKey, *, progress: object) -> None:
+        tries[0] += 1
+        undecided(folder, key, progress=progress)
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        release = tmp_path / "round" / "release.safetensors"
+        if clock() > 100 and not release.exists():  # the coordinator has decided elsewhere
+            release.write_bytes(net.RELEASE)
+
+    with scenario.role(make_release=make_release):
+        program = scenario.collector(scenario.network(clock, Faults()), replace(QUICK, wait=1000.0, linger=100.0), sleep)
+        program.log = lines.append
+        assert program.run()
+    assert judge(scenario) == CLEAN and set(scenario.receipts) == set(scenario.clients)
+    assert tries == [1] and sum("waits for a decision" in line and "--exclude" in line for line in lines) == 1
+
+
+def test_without_a_decision_a_run_ends_and_says_why(tmp_path: Path) -> None:
+    scenario, clock, lines = Scenario(tmp_path), Clock(), list[str]()
+    with scenario.role(make_release=undecided):
+        program = scenario.collector(scenario.network(clock, Faults()), replace(QUICK, wait=200.0))
+        program.log = lines.append
+        assert not program.run()
+    assert "nothing is lost" in lines[-1] and f"--keep {CLIENTS[0]}" in lines[-1]
+    assert not (tmp_path / "round" / "release.safetensors").exists() and set(scenario.receipts) == set(scenario.clients)
+    assert scenario.log()  # started again, with the decision made
 
 
 def test_all_sites_at_once(tmp_path: Path) -> None:

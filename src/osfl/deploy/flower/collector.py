@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from osfl.core.errors import Rejected
+from osfl.core.errors import Rejected, RoundError
 from osfl.core.types import ClientId
 from osfl.deploy.flower import messages
 from osfl.deploy.flower.chunks import Damaged, FileInfo, Partial, announce, read_chunk
 from osfl.deploy.flower.messages import MessageBody, Reply
 from osfl.roles import coordinator
+from osfl.roles.judgment import UNDECIDED
 from osfl.rounds.state import read_json, read_policy
 from osfl.runtime.atomic import make_folder, replace_atomically
 from osfl.wire.inbox import Inbox
@@ -98,6 +99,8 @@ class Collector:
         self.refused: set[str] = set()  # hashes of uploads that the gate rejected
         self.unknown_nodes: set[int] = set()
         self.looked: float | None = None  # when the round was last found not to be ready
+        self.judged: dict[ClientId, int] = {}  # the uploads of the last attempt at a release
+        self.undecided = ""  # why that waits for a decision of the coordinator
         self.release: tuple[int, ...] = ()  # the file that is being brought
         self.forgotten: set[ClientId] = set()
         self.repairs_due: set[ClientId] = set()  # who has to send a repair of a secure sum
@@ -106,7 +109,7 @@ class Collector:
         """True when every client has the release."""
         self._gather()
         if not self._released():
-            self.log("time is up; start again to go on waiting, nothing is lost")
+            self.log(f"time is up; start again to go on waiting, nothing is lost{'. ' * bool(self.undecided)}{self.undecided}")
             return False
         until = self.clock() + self.collector_config.linger
         self._look_at_round()
@@ -125,16 +128,30 @@ class Collector:
         while not self._released() and self.clock() < until:
             self._step()
             if self._may_begin():
-                self.log("the server phase begins")
-                key = SigningKey.load(self.server_key)
-                coordinator.make_release(self.folder, key, progress=lambda what, done, all_: self.log(f"{what} {done}/{all_}"))
-                self.log("the release is published")
+                self._make_release()
+
+    def _make_release(self) -> None:
+        """The server phase. Where uploads are suspected it waits for the coordinator, who decides with `osfl server`; the
+        release that this makes is brought to the sites like any other."""
+        self.log("the server phase begins")
+        self.judged = self.inbox.delivered()
+        key = SigningKey.load(self.server_key)
+        try:
+            coordinator.make_release(self.folder, key, progress=lambda what, done, all_: self.log(f"{what} {done}/{all_}"))
+            self.log("the release is published")
+        except RoundError as error:
+            if error.field != UNDECIDED:
+                raise
+            self.undecided = str(error)
+            self.log(f"{self.undecided} Then the sites get the release; this program waits for it.")
 
     def _may_begin(self) -> bool:
         """Asked when an upload has come, and from time to time because of the deadline."""
         if self.looked is not None and self.clock() < self.looked + LOOK:
             return False
         self.looked = self.clock()
+        if self.undecided and self.inbox.delivered() == self.judged:
+            return False  # nothing has come that could be judged otherwise
         found = coordinator.status(self.folder)
         if found.asks:
             request = coordinator.request_repairs(self.folder, SigningKey.load(self.server_key))

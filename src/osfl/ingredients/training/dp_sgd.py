@@ -121,9 +121,10 @@ def clipped_sum(
 
 
 def private_training_problems(
-    model: Callable[[str], nn.Module], plan: Plan, architectures: Sequence[str], counts: bool
+    model: Callable[[str], nn.Module], plan: Plan, architectures: Sequence[str], instead_of_counts: Sequence[str]
 ) -> list[str]:
-    """Why training with these settings would not keep the plan's epsilon, a sentence each."""
+    """Why training with these settings would not keep the plan's epsilon, a sentence each. `instead_of_counts`: where class
+    counts are sent, what to choose so that they are not."""
     assert plan.privacy is not None
     found = []
     for name in architectures:
@@ -136,8 +137,11 @@ def private_training_problems(
         found.append("setting 'clip': with [privacy] the gradient of each image is shortened to it; expected a positive number")
     if plan.settings.augment != "none":
         found.append("setting 'augment': with [privacy] images are not augmented; set augment=none")
-    if counts:
-        found.append("privacy: with these settings class counts are sent, to which no noise is added; choose others")
+    if instead_of_counts:
+        found.append(
+            "privacy: the server needs each site's class counts, to which no noise is added; choose "
+            f"{' and '.join(instead_of_counts)}"
+        )
     if plan.secure_sum:
         found.append(
             "privacy: a masked model does not say how it was trained, so nobody could compute epsilon; set secure_sum = false"

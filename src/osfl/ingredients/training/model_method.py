@@ -37,6 +37,9 @@ from osfl.runtime.payloads import payload_digest
 Combine = Literal["logits", "probabilities", "size", "class_count", "odds"]
 
 
+COUNTING = ("ensemble", "labels", "balance", "personalize")  # settings for some of whose values sites send class counts
+
+
 class ModelMethod(Method):
     """A client trains (`local_model`) and uploads its weights with BN statistics; the paper's own steps begin at the server.
 
@@ -83,7 +86,11 @@ class ModelMethod(Method):
         def built(name: str) -> nn.Module:
             return build_model(name, self.task)
 
-        return private_training_problems(built, plan, self.architectures(), self.needs_counts())
+        without = [
+            f"{name}={value}" for name, value in self.PRIVATE.items() if name in COUNTING and _differs(self, name, value)
+        ]
+        counts = (without or ["another method"]) if self.needs_counts() else []
+        return private_training_problems(built, plan, self.architectures(), counts)
 
     def check_upload(self, upload: Upload, ctx: Context) -> None:
         if ctx.plan.privacy is not None:
@@ -113,6 +120,10 @@ class ModelMethod(Method):
 
     def build(self, payload: Payload) -> nn.Module:
         return classifier(payload, self.task)
+
+
+def _differs(method: ModelMethod, name: str, value: Json) -> bool:
+    return bool(getattr(method.settings, name, value) != value)
 
 
 @dataclass(frozen=True)

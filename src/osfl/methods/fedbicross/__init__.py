@@ -90,6 +90,7 @@ class Settings(Training, Student, Pixels, Following):
 
 class FedBiCross(ModelMethod):
     Settings = Settings
+    PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits", "labels": "balanced"}  # noqa: RUF012
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {  # chosen on validation images of bloodcells-28 and skinlesions-28; see the method's card
