@@ -1,6 +1,6 @@
 """Is the audit able to see, and what does differential privacy leave of what it finds?
 
-    python -m benchmarks.audit canaries     ten mislabeled images in overfitted rounds: how many are found, how often falsely
+    python -m benchmarks.audit canaries     mislabeled images in ten overfitted rounds: how many are found, how often falsely
     python -m benchmarks.audit epsilon      accuracy over epsilon beside the best attack, on a medical cell
     python -m benchmarks.audit epsilon fedavg   one method; what the record has is not made again
 
@@ -27,10 +27,10 @@ from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
 
 RECORD = Path(__file__).parent / "records" / "audit.json"
-SEEDS, DELTA, EPSILONS = (0, 1, 2), 1e-4, (1.0, 8.0, None)
-OVERFITTED = Simulation(
-    "fedavg", "digits", 5, "dirichlet:0.5", "cpu", changes={"epochs": 60, "weight_decay": 0.0, "schedule": "constant"}
-)
+SEEDS, DELTA, EPSILONS = range(10), 1e-4, (1.0, 8.0, None)
+LEARNED_BY_HEART = {"architecture": "cnn-w16", "epochs": 40, "weight_decay": 0.0, "schedule": "constant"}
+OVERFITTED = Simulation("fedavg", "digits", 2, "iid", "smoke", changes=LEARNED_BY_HEART, samples=400, image_size=8)
+LOOKING = Attempt(shadows=2, canaries=10, images=20, inversion=1)  # for canaries: the other attacks as small as they go
 TRAINED = {"architecture": "cnn-w8-g4", "epochs": 8, "batch_size": 128, "clip": 1.0, "weight_decay": 0.0, "lr": 0.1}
 CELL = Simulation("fedavg", "bloodcells-28", 5, "dirichlet:0.5", "cpu", samples=3000)
 METHODS: Mapping[str, Mapping[str, Any]] = {"fedavg": TRAINED, "ensemble": TRAINED, "onesum": {"dimensions": 256}}
@@ -44,9 +44,21 @@ def one(simulation: Simulation, attempt: Attempt) -> Result:
 
 
 def canaries(seed: int) -> dict[str, Any]:
-    start, result = time.perf_counter(), one(replace(OVERFITTED, seed=seed), Attempt())
-    found = result["audit"]
-    return {"seconds": round(time.perf_counter() - start), "canaries": found["canaries"], "best": best(found)}
+    start, result = time.perf_counter(), one(replace(OVERFITTED, seed=seed), LOOKING)
+    return {"seconds": round(time.perf_counter() - start), "canaries": result["audit"]["canaries"]}
+
+
+def counted(rounds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Over all rounds: planted and found, and how many of the same canaries were found before they were planted."""
+    rows = [row for one in rounds.values() for row in one["canaries"]]
+    totals = {key: sum(row[key] for row in rows) for key in ("planted", "found", "found_unplanted")}
+    rates = [row["false_alarms"]["value"] for row in rows]
+    return {
+        "rounds": len(rows),
+        **totals,
+        "least_found": min(row["found"] for row in rows),
+        "false_alarms": sum(rates) / len(rates),
+    }
 
 
 def accuracy(method: str, epsilon: float | None) -> dict[str, Any]:
@@ -90,6 +102,7 @@ def main(arguments: Sequence[str]) -> None:
         for seed in SEEDS:
             if str(seed) not in record.setdefault("canaries", {}):
                 record["canaries"][str(seed)] = canaries(seed)
+                record["canaries_in_all"] = counted(record["canaries"])
                 write_json(RECORD, record)
     for method in [name for name in METHODS if what == "epsilon" and name in only]:
         for epsilon in EPSILONS:

@@ -74,6 +74,16 @@ def test_a_whole_audit(name: str, signals: set[str], made: str, tmp_path: Path) 
     assert "Membership inference by server, uploads" in card and "No privacy audit" not in card
 
 
+def test_canaries_are_found_in_an_overfitted_round_and_not_before_they_are_planted(tmp_path: Path) -> None:
+    overfitted = {"architecture": "cnn-w16", "epochs": 40, "weight_decay": 0.0, "schedule": "constant"}
+    simulation = Simulation("fedavg", "digits", 2, "iid", "smoke", changes=overfitted, samples=400, image_size=8)
+    run(simulation, tmp_path)
+    attempt = Attempt(shadows=2, canaries=10, images=20, inversion=1)
+    (found,) = audit(tmp_path, prepare(simulation), attempt=attempt)["audit"]["canaries"]
+    assert found["planted"] == 10 and found["found"] >= 9
+    assert found["false_alarms"]["value"] <= 0.01 and found["found_unplanted"] == 0
+
+
 def test_an_interrupted_audit_goes_on_where_it_was(tmp_path: Path) -> None:
     simulation = Simulation("fedavg", "digits", 2, "iid", "smoke", samples=120, image_size=8)
     run(simulation, tmp_path / "a")
