@@ -27,18 +27,18 @@ PICTURES = os.environ.get("OSFL_PICTURES")  # a folder, to look at the pages
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     with Browser(tmp_path / "profile") as opened:
-        opened.resize(1100)
+        opened.resize(1280)
         yield opened
 
 
 def look(browser: Browser, name: str) -> None:
-    """No page scrolls sideways, on a dashboardtop or on a phone; pictures for whoever wants to see them."""
-    for width in (1100, 360):
-        browser.resize(width, dark=width == 360)
+    """No page scrolls sideways, on a desktop or on a phone; pictures for whoever wants to see them."""
+    for width in (1280, 420):
+        browser.resize(width, dark=width == 420)
         assert browser.run("document.documentElement.scrollWidth") <= width, f"{name} at {width}"
         if PICTURES:
             browser.picture(Path(PICTURES) / f"{name}-{width}.png")
-    browser.resize(1100)
+    browser.resize(1280)
 
 
 def site_is(client: str, state: str) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 import shutil
 import subprocess
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from osfl.cli.main import answer
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import gains_over, with_gains
 from osfl.reports.comparison import write_comparison
@@ -19,7 +22,7 @@ from osfl.reports.page import write_report
 from tests.reports.conftest import Runs, Sampler, sample_encounters
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-WIDTHS = (1280, 760, 375, 360)
+WIDTHS = (1280, 760, 420, 360)
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -59,17 +62,41 @@ function outside(doc) {
     }).map(t => t.textContent);
   });
 }
+// Tables that have to be scrolled sideways to see their last column.
+function cut(doc) {
+  return [...doc.querySelectorAll('.scroll:has(> table)')].filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.getAttribute('aria-label') + ': ' + e.scrollWidth + ' of ' + e.clientWidth);
+}
 window.onload = () => {
   for (const frame of document.querySelectorAll('iframe')) {
     const doc = frame.contentDocument, shown = [...doc.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().width);
     report[frame.title] = {
       scroll: doc.documentElement.scrollWidth, window: doc.documentElement.clientWidth,
-      overlaps: overlaps(doc), outside: outside(doc), shown: shown.length,
+      overlaps: overlaps(doc), outside: outside(doc), shown: shown.length, cut: cut(doc),
     };
   }
   document.getElementById('out').textContent = JSON.stringify(report);
 };
 """
+
+# The other kinds of pages, as the commands write them.
+COMMANDS = (
+    "run --method fedavg --clients 3 --partition iid --smoke --out run",
+    "audit run --shadows 0",
+    "evaluate run --data digits --out measured",
+    "inspect run/inbox/client-01.safetensors --html inspected.html",
+    "run --method local_only --set architecture=cnn-w8 --clients 2 --image-size 8 --samples 100 --smoke --out sites",
+    "fuse sites/models/client-01.safetensors sites/models/client-02.safetensors --method ensemble --architecture cnn-w8"
+    " --image-size 8 --channels 1 --classes classes.txt --smoke --out fused",
+)
+MADE = {
+    "audited run": "run/report/index.html",
+    "evaluation": "measured/report/index.html",
+    "inspection": "inspected.html",
+    "fusion": "fused/report/index.html",
+}
+WITHOUT_DRAWINGS = ("fusion",)
+WHOLE_TABLES = (1280, 420, 360)  # on half a screen wide tables scroll, with a shadow at the edge
 
 Measured = dict[str, dict[str, Any]]  # by page and width
 
@@ -91,6 +118,11 @@ def pages(sample: Sampler, demo_runs: Runs, tmp_path_factory: pytest.TempPathFac
         results = with_gains(demo_runs(methods, seeds=2))
         name = f"comparison of {methods}"
         written[name] = write_comparison(summarize(results, command="osfl compare"), results, folder / name)
+    (folder / "classes.txt").write_text("".join(f"{number}\n" for number in range(10)))
+    with chdir(folder):
+        for command in COMMANDS:
+            assert answer(shlex.split(command)) == 0, command
+    written |= {name: folder / page for name, page in MADE.items()}
     return {name: path.read_text(encoding="utf-8") for name, path in written.items()}
 
 
@@ -121,9 +153,11 @@ def _dump(page: Path, folder: Path) -> str:
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt install chromium)")
 def test_pages_fit_their_window_and_no_text_covers_another(measured: Measured) -> None:
-    assert len(measured) == 7 * len(WIDTHS)
+    assert len(measured) == (7 + len(MADE)) * len(WIDTHS)
     for name, found in measured.items():
+        page, width = name.rsplit(" at ", 1)
         assert found["scroll"] <= found["window"], f"{name}: wider than its window"
         assert found["overlaps"] == [], f"{name}: texts overlap"
         assert found["outside"] == [], f"{name}: texts leave their drawing"
-        assert found["shown"] >= 2, f"{name}: drawings are hidden"
+        assert found["cut"] == [] or int(width) not in WHOLE_TABLES, f"{name}: columns of a table are cut"
+        assert found["shown"] >= (page not in WITHOUT_DRAWINGS), f"{name}: drawings are hidden"

@@ -87,6 +87,18 @@ def test_a_log_axis_upwards_keeps_a_place_for_zero() -> None:
     assert dots == sorted(dots, reverse=True) and dots[0] - dots[1] > 20
 
 
+@pytest.mark.parametrize("shares", [[0.5, 1.0], [1.0, 1.0], [0.97, 0.99], [0.0, 0.0]])
+def test_axes_of_shares_end_at_100_percent(shares: list[float]) -> None:
+    points = [Point("", index, share) for index, share in enumerate(shares)]
+    drawn = scatter(points, what="w", share_y=True, y_format=lambda share: f"{100 * share:.1f} %")
+    marks = [float(text[:-2]) for text in texts(drawn) if text.endswith(" %")]
+    assert marks and min(marks) >= 0.0 and max(marks) <= 100.0
+    percent = {"a": [100 * share for share in shares]}
+    drawn = lines([1, 1000], percent, what="w", x_label="round", y_label="accuracy, %")
+    marks = [float(text) for text in texts(drawn) if text.replace(".", "").isdecimal() and float(text) not in (1, 1000)]
+    assert not [mark for mark in marks if 100 < mark < 200]
+
+
 def test_clouds_show_every_point_and_number_groups_that_share_a_color() -> None:
     groups = {f"class {index}": {"real": [(index, 0)], "synthetic": [(index, 1), (index, 2)]} for index in range(14)}
     svg = cloud(groups, what="w")

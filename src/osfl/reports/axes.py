@@ -44,10 +44,10 @@ def linear(values: Sequence[float], count: int = 5) -> Axis:
     return Axis(marks[0], marks[-1], marks)
 
 
-def within_shares(axis: Axis) -> Axis:
-    """An axis of shares ends at 0 % and at 100 %: there is nothing beyond."""
-    marks = tuple(mark for mark in axis.marks if -1e-9 <= mark <= 1 + 1e-9)
-    return Axis(max(0.0, axis.low), min(1.0, axis.high), marks)
+def within_shares(axis: Axis, whole: float = 1.0) -> Axis:
+    """An axis of shares ends at 0 % and at 100 %, which is `whole`: there is nothing beyond."""
+    marks = tuple(mark for mark in axis.marks if -1e-9 <= mark <= whole * (1 + 1e-9))
+    return Axis(max(0.0, axis.low), min(whole, axis.high), marks)
 
 
 def logarithmic(values: Sequence[float]) -> Axis:

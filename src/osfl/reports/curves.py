@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from osfl.reports.axes import Frame, draw_axes, linear, mark_names, room_for
+from osfl.reports.axes import Frame, draw_axes, linear, mark_names, room_for, within_shares
 from osfl.reports.svg import Attribute, canvas, color, legend, number, tag, title
 
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines differ by dash as well as by color
@@ -59,6 +59,7 @@ def _framed(
 ) -> tuple[Frame, list[str]]:
     head, top = legend(names, 0, 14, width)
     across, up = linear(x, 8 if width > 500 else 4), linear(y)
+    up = within_shares(up, 100.0) if y_label.endswith("%") else up
     y_names = mark_names(up)
     left = room_for(y_names)
     frame = Frame(left, top + 26, width - left - 20, _HEIGHT, across, up)

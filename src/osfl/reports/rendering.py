@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -19,12 +20,25 @@ WIDTHS = {"wide": 890.0, "medium": 570.0, "narrow": 300.0}
 def render(template: str, **values: Any) -> str:
     environment = Environment(loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = _breakable
+    environment.filters["labeled"] = _labeled
     return environment.get_template(template).render(version=_version(), **values)
 
 
 def _breakable(method: str) -> Markup:
     """A variant's name may go on in the next line where a setting begins."""
     return Markup("<wbr>@").join(method.split("@"))
+
+
+def _labeled(table: Markup) -> Markup:
+    """A table whose cells have the name of their column: on a phone each row is a block of lines (style.css)."""
+    head, end, rows = str(table).partition("</thead>")
+    columns = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', head)
+
+    def label(row: re.Match[str]) -> str:
+        names = iter(columns[1:])
+        return re.sub(r"<td(?=[ >])", lambda _: f'<td data-label="{next(names, "")}"', row[0])
+
+    return Markup(head + end + re.sub(r"<tr>.*?</tr>", label, rows, flags=re.DOTALL))  # escaped by the template already
 
 
 def _source(name: str) -> str:
