@@ -51,20 +51,21 @@ PARTS = (
 
 
 def main(parts: list[str]) -> None:
-    for name in parts or PARTS:
+    for part in parts or PARTS:
+        name, _, size = part.partition("=")  # large_data=8000: a smaller one
         if name not in PARTS:
             raise SystemExit(f"there is no part {name!r}; parts: {', '.join(PARTS)}")
         start = time.perf_counter()
         print(f"== {name}", flush=True)
-        figures = importlib.import_module(f"benchmarks.{name}").run()
-        write_record(name, figures, time.perf_counter() - start)
+        figures = importlib.import_module(f"benchmarks.{name}").run(*([int(size)] if size else []))
+        write_record(name, figures, time.perf_counter() - start, size)
         print(json.dumps(figures, indent=1), flush=True)
 
 
-def write_record(name: str, figures: Any, seconds: float) -> None:
+def write_record(name: str, figures: Any, seconds: float, size: str = "") -> None:
     """Figures with what produced them; a part that takes long writes what it has, too, before it ends."""
     record = {
-        "command": f"python -m benchmarks.bench {name}",
+        "command": f"python -m benchmarks.bench {name}{f'={size}' if size else ''}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seconds": round(seconds, 1),
         "environment": describe_environment(Machine(), default_workers()),

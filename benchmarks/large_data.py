@@ -1,7 +1,8 @@
 """Opening 20,000 JPEG files of 224 pixels: seconds and memory of the first start and of the second.
 
-    python -m benchmarks.large_data               20,000 files, each start in a process of its own
-    python -m benchmarks.large_data 2000          fewer
+    python -m benchmarks.bench large_data         20,000 files, each start in a process of its own; writes the record
+    python -m benchmarks.bench large_data=8000    fewer
+    python -m benchmarks.large_data 2000          fewer, printed only
 
 A hundred images are drawn at 28 pixels and enlarged; each file holds one of them and a comment of its own, so that no two are
 equal. `own_mb` is what the process needs for itself (RssAnon of Linux), at most; mapped files are the system's cache, which it
