@@ -41,6 +41,7 @@ PARTS = (
     "onesum_speed",
     "onesum_memory",
     "server_memory",
+    "thousand_sites",
     "lying_sites",
     "honest_rounds",
     "large_data",

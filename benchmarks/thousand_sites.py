@@ -1,0 +1,109 @@
+"""Processor time of whole simulated rounds with 100 and 1,000 sites, each site with images of its own, at smoke size.
+
+    python -m benchmarks.bench thousand_sites          every method that the budget allows; the rest is named
+    python -m benchmarks.thousand_sites onesum 100     one round, in a process of its own
+
+Each site draws 24 handwritten digits of each of two classes, and 6 for validation, so that a site's work does not depend on how
+many sites there are. FOL's clients have 5 random neighbors: with all others its work, which reads each client's own images
+for each neighbor, is quadratic by its definition. `times_linear` is the time of 1,000 sites over ten times that of 100.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from osfl.core.seeds import torch_generator
+from osfl.core.topology import parse_topology
+from osfl.core.types import Shard
+from osfl.runtime.machine import Machine
+from osfl.runtime.meter import peak_memory
+from osfl.simulate.run import run_federation
+from osfl.simulate.simulation import Federation, Simulation, prepare
+
+SITES = (100, 1000)
+IMAGES = 24  # of each of a site's two classes
+BUDGET = 1200.0  # seconds of processor time for all; a round that would exceed it is not begun
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "onesum": {},
+    "federated_factory": {"least": 20},
+    "falcon": {},
+    "fol": {},
+    "fedbicross": {},
+    "fedmitr": {},
+}
+
+
+def run() -> dict[str, Any]:
+    spent, rows = 0.0, dict[str, Any]()
+    for method in METHODS:
+        few = in_own_process(method, SITES[0])
+        spent += few["cpu_seconds"]
+        expected = few["cpu_seconds"] * SITES[1] / SITES[0]
+        rows[method] = {str(SITES[0]): few}
+        if spent + expected > BUDGET:
+            rows[method]["not_run"] = f"{SITES[1]} sites: {expected:.0f} s if linear, beyond what is left of {BUDGET:.0f} s"
+            continue
+        many = in_own_process(method, SITES[1])
+        spent += many["cpu_seconds"]
+        rows[method][str(SITES[1])] = many
+        rows[method]["times_linear"] = round(many["cpu_seconds"] / expected, 3)
+        print(method, rows[method]["times_linear"], flush=True)
+    return {"images_a_site": 2 * IMAGES, "methods": rows}
+
+
+def in_own_process(method: str, sites: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.thousand_sites", method, str(sites)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def measure(method: str, sites: int) -> dict[str, float]:
+    """A whole round; seconds of processor time, without what starting costs, and megabytes."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["OSFL_CACHE"] = f"{place}/cache"
+        simulation = Simulation(method, "digits", 2, "iid", "smoke", changes=METHODS[method], test_samples=50)
+        prepared, machine = prepare(simulation), Machine(workers=1)
+        about = {"preset": "smoke", "command": ""}
+        run_federation(with_sites(prepared, 3), Path(place) / "first", about, machine=machine)  # imports, and what is kept
+        start = time.process_time()
+        result = run_federation(with_sites(prepared, sites), Path(place) / "run", about, machine=machine)
+        seconds = time.process_time() - start
+    phases = {name: phase["seconds"] for name, phase in result["costs"]["phases"].items()}
+    return {
+        "cpu_seconds": round(seconds, 2),
+        "peak_mb": round(peak_memory() / 1e6, 1),
+        **{f"{k}_wall": v for k, v in phases.items()},
+    }
+
+
+def with_sites(prepared: Federation, sites: int) -> Federation:
+    """The same data at so many sites."""
+    clients = tuple(f"site-{number:04}" for number in range(sites))
+    whole, classes = prepared.shards[0].train, len(prepared.plan.task.classes)
+    shards, counts = [], {}
+    for number, client in enumerate(clients):
+        rng = torch_generator(0, "thousand sites", client)
+        own = [(whole.labels == (number + step) % classes).nonzero().flatten() for step in (0, 1)]
+        mixed = [of[torch.randperm(len(of), generator=rng)] for of in own]
+        train, val = (torch.cat([one[part] for one in mixed]) for part in (slice(IMAGES), slice(IMAGES, IMAGES + 3)))
+        shards.append(Shard(client, whole.subset(train), whole.subset(val), digest=client))
+        counts[client] = [(IMAGES + 3) * (c in (number % classes, (number + 1) % classes)) for c in range(classes)]
+    topology = parse_topology("random:2" if sites == 3 else "random:5") if prepared.plan.method == "fol" else None
+    return replace(prepared, plan=replace(prepared.plan, clients=clients, topology=topology), shards=shards, counts=counts)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
