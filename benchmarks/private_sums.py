@@ -295,7 +295,7 @@ def picture(cells: Mapping[str, Any]) -> str:
         ]
         parts += [label(right + 42, place + 12, f"without noise {clean:.1f} %", size=11)]
     where = max(ends) + 46
-    parts += [label(right + 20, where, "thick: noise = share, a trusted server", size=11)]
+    parts += [label(right + 20, where, "thick: noise = share, a trusted server or a secure sum", size=11)]
     parts += [label(right + 20, where + 16, "dashed: noise = site, against the server, too", size=11)]
     parts += [label(right + 20, where + 32, "dotted: OneSum without privacy", size=11)]
     return alone(WIDTH, height, *parts)
