@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -17,6 +18,8 @@ from osfl.dashboard.connection import TimedReads
 from osfl.dashboard.guard import HEADER
 from osfl.dashboard.handler import GETS, POSTS
 from osfl.dashboard.server import MOST_CONNECTIONS
+from osfl.roles import coordinator
+from osfl.rounds.state import JUDGMENT
 from tests.dashboard.conftest import OpenDashboard, Visitor, World
 from tests.roles.test_roles import CLIENTS
 
@@ -68,6 +71,23 @@ def test_refusals_are_shown_with_their_reason(open_dashboard: OpenDashboard, wor
     assert dashboard.post("/bundles", b"GIF89a" + bytes(200)).status == 422
     assert dashboard.post("/bundles", b"").status == 422
     assert dashboard.state()["refusals"] == 3 and spool(dashboard) == []
+
+
+def test_suspected_sites_are_shown_with_the_reason_and_what_to_do(open_dashboard: OpenDashboard, world: World) -> None:
+    dashboard = open_dashboard()
+    assert dashboard.post("/bundles", world.bundles["north"].read_bytes()).status == 200
+    assert "Suspected" not in dashboard.get("/board").body.decode()
+    folder = dashboard.server.controller.round
+    digests = coordinator.status(folder).digests
+    found = {"client": "north", "upload": digests["north"], "rule": "contradiction", "text": "calls classes <b>otherwise</b>"}
+    (folder / JUDGMENT).write_text(json.dumps({"judged": digests, "suspicions": [{**found, "value": -0.1, "bound": 0.1}]}))
+    shown = dashboard.get("/board").body.decode()
+    assert "Suspected (1)" in shown and "calls classes &lt;b&gt;otherwise&lt;/b&gt; (contradiction)" in shown
+    assert "--exclude SITE" in shown and "--keep SITE" in shown
+    (row,) = dashboard.state()["suspicions"]
+    assert row["client"] == "north" and row["rule"] == "contradiction"
+    (folder / JUDGMENT).write_text(json.dumps({"judged": {}, "suspicions": [{**found, "upload": "another"}]}))
+    assert "Suspected" not in dashboard.get("/board").body.decode()  # it is about an upload that is no longer this one
 
 
 def test_what_strangers_write_stays_text(open_dashboard: OpenDashboard) -> None:

@@ -1,7 +1,7 @@
 """The rules: each names sites for one reason, with the number that it found and its bound. All are about what others sent, too.
 
-Bounds were set on rounds that no other figure uses; false alarms of honest rounds are counted in
-benchmarks/records/honest_rounds.json, and attacks in benchmarks/records/lying_sites.json.
+Bounds were set on rounds that no other figure uses; benchmarks/honest_rounds.py counts false alarms of honest rounds, and
+benchmarks/lying_sites.py attacks.
 """
 
 from __future__ import annotations
