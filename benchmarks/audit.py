@@ -97,7 +97,8 @@ def main(arguments: Sequence[str]) -> None:
     what, only = (arguments[0] if arguments else "canaries"), set(arguments[1:]) or set(METHODS)
     record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     record |= {"environment": describe_environment(Machine(), 2), "cell": CELL.command("DIR"), "delta": DELTA}
-    record["overfitted"] = OVERFITTED.command("DIR")
+    record |= {"overfitted": OVERFITTED.command("DIR"), "command": f"python -m benchmarks.audit {what}"}
+    write_json(RECORD, record)
     if what == "canaries":
         for seed in SEEDS:
             if str(seed) not in record.setdefault("canaries", {}):
