@@ -129,6 +129,14 @@ def test_all_mistakes_of_a_comparison_before_it_starts(osfl: Osfl) -> None:
     assert not Path("runs/c/fedavg").exists()
 
 
+def test_a_plan_of_open_sums_says_what_protects_small_sites(osfl: Osfl) -> None:
+    real = "new --classes a,b --clients 2 --image-size 8 --out plan.toml --force"
+    assert "--secure-sum" in osfl(f"{real} --method onesum").out
+    for closed in ("--method onesum --secure-sum", "--method onesum --epsilon 8 --delta 1e-5", "--method fedavg"):
+        done = osfl(f"{real} {closed}")
+        assert done.code == 0 and "--secure-sum" not in done.out
+
+
 def test_all_mistakes_of_a_plan(osfl: Osfl) -> None:
     assert osfl("new --method fedavg --classes a,b --clients 2").code == 0
     plan = Path("plan.toml")

@@ -98,6 +98,12 @@ Quorum = Annotated[
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
 
 
+OPEN_SUMS = (
+    "Sums are sent openly: a site where they show a single image stops and sends nothing. `--secure-sum` shows the server only "
+    "the total, `--epsilon 8` adds noise: choose one for a real round with small sites."
+)
+
+
 def _refuse_own(method: str | None) -> None:
     """A plan is for several machines, and a file of one of them is not there on the others."""
     from osfl.core.registry import is_own
@@ -202,6 +208,13 @@ def new(
         echo(f"Look at its clients with `osfl check {out}{at}`, run it with `osfl run --plan {out}{at}`.")
     else:
         echo(f"{_still_open(classes, image_size, clients)} with `osfl check {out}`.")
+        if _has_open_sums(plan):
+            echo(OPEN_SUMS)
+
+
+def _has_open_sums(plan: Plan) -> bool:
+    """Sites of this plan send sums that a reader may open, and stop where single images would be shown."""
+    return getattr(plan.settings, "readable", "") == "stop" and not plan.secure_sum and plan.privacy is None
 
 
 def _still_open(classes: str | None, image_size: int | None, clients: str | None) -> str:
