@@ -95,6 +95,12 @@ def test_the_share_is_of_what_was_killed_at_first_and_changes_what_is_computed(m
     assert reported["harmless_ones"] == {mutants[2].name: "the same"}
 
 
+def test_a_change_elsewhere_leaves_the_order_of_the_others() -> None:
+    before = mutants_of(SOURCE, "file.py", "loss")
+    after = [*mutants_of(SOURCE, "file.py", "other"), *before]
+    assert [mutant for mutant in shuffled(after) if mutant in before] == shuffled(before)
+
+
 def test_the_sample_has_mutants_of_every_file() -> None:
     picked = sampled(shuffled(everything()))
     counts = Counter(mutant.file for mutant in picked)
