@@ -60,6 +60,7 @@ HARMLESS: dict[str, str] = {
     "methods/falcon/__init__.py::Falcon._wanted: 1 -> 2 (3)": "equal weights of all classes have the same shares",
     "methods/fedbicross/__init__.py::FedBiCross._follow: w > 0 -> w >= 0": "asked in vain: its gradient has the weight zero",
     "ingredients/ensembles/ensemble.py::_shares: 1.0 -> 2.0": "zero over any number is zero",
+    "ingredients/statistics/averaging.py::geometric_weights: 0 -> 1": "all members have tensors of the same names",
     "methods/fedprox.py::FedProx.adjust.pull: parameter.detach() -> parameter": "the same numbers",
     "ingredients/generators/synthesis.py::Workshop.grow: 1 -> 2": "without `pool_batches` no image is too many",
     "methods/federated_factory/diffusion.py::Diffusion.fit: step % shown == 0 -> step % shown != 0": "when progress is shown",

@@ -32,6 +32,8 @@ def test_images_first_then_as_many_lessons_as_asked_for(asked: int, lessons: int
         (Settings("images_first", -1), "expected zero or more, got -1"),
         (Settings("interleaved", 3), "set order=images_first"),
         (Settings("images_first", 3), ""),
+        (Settings("images_first", 0), ""),
+        (Settings("interleaved", 0), ""),
     ],
 )
 def test_lessons_after_all_images_need_that_order(settings: Settings, said: str) -> None:

@@ -88,6 +88,13 @@ def test_weights_move_towards_sources_that_help() -> None:
     assert torch.allclose(raw, torch.tensor([1 / 3 + 0.1, 1 / 3, 1 / 3 - 0.1], dtype=torch.float64))
 
 
+def test_the_largest_component_counts_whatever_its_sign() -> None:
+    """-2 is the largest of (-2, 0, 1): weights change by (0.05, 0, -0.025), less a third of their sum on the simplex."""
+    start = torch.full((3,), 1 / 3, dtype=torch.float64)
+    moved = learn(start, torch.tensor([-2.0, 0.0, 1.0], dtype=torch.float64), 0.05)
+    assert (moved - start).tolist() == pytest.approx([0.05 - 0.025 / 3, -0.025 / 3, -0.025 - 0.025 / 3])
+
+
 def test_one_cluster_keeps_weight_one_and_equal_sources_stay_equal() -> None:
     one = torch.ones(1, dtype=torch.float64)
     assert torch.equal(learn(one, torch.tensor([-3.0], dtype=torch.float64), 0.05), one)
