@@ -74,7 +74,7 @@ def test_a_table_that_says_something_else_is_refused(table: dict[str, Any], text
             "setting 'clip': with .privacy. the gradient of each",
         ),
         (make_plan(Privacy(8.0, 1e-5), "fedavg", settings={"augment": "flip"}), "setting 'augment'"),
-        (make_plan(Privacy(8.0, 1e-5), "ensemble", settings={"ensemble": "odds"}), "privacy: with these settings class counts"),
+        (make_plan(Privacy(8.0, 1e-5), "ensemble", settings={"ensemble": "odds"}), "the server needs each site.s class counts"),
         (make_plan(Privacy(8.0, 1e-5, "share"), "fedavg"), "privacy.noise: each site trains with all of the noise"),
         (make_plan(Privacy(8.0, 1e-5), "fedcgs", settings={"dimensions": 0}), "setting 'dimensions': .privacy. needs sums"),
         (make_plan(Privacy(8.0, 1e-5), "fedcgs", settings={"covariance": "total"}), "set covariance=within"),
