@@ -64,13 +64,12 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "plan is a folder": ("run --plan data", 2, ("data cannot be read", "Is a directory", "plan.toml")),
     "checked plan is a folder": ("check data", 1, ("data cannot be read", "Is a directory")),
     "plan and words": (
-        "run --plan plan.toml -n 3 --seed 1 --dataset digits --smoke --samples 9 --test-samples 9 -p iid --evaluate-on test",
+        "run --plan plan.toml -n 3 --seed 1 --smoke --samples 9 --test-samples 9 -p iid --evaluate-on test",
         2,
         (
             "contradict",
             "--clients",
             "--seed",
-            "--dataset",
             "--smoke",
             "--samples",
             "--test-samples",

@@ -69,6 +69,17 @@ def test_a_class_of_few_images_is_not_sent(images: int, sent: bool) -> None:
         assert float(payload.tensors[f"class-{label}/spread"].min()) > 0  # not rounded to zero
 
 
+def test_a_class_of_many_copies_of_few_images_is_not_sent() -> None:
+    federation = small_federation("fedpft")
+    shard, one = federation.shards[0], method(federation, least=3)
+    few = torch.cat(
+        [(shard.train.labels == 0).nonzero().flatten()[:2].repeat(8), (shard.train.labels == 1).nonzero().flatten()]
+    )
+    payload = one.client_phase(replace(shard, train=shard.train.subset(few)), ctx(federation))
+    assert "class-0/means" not in payload.tensors and "class-1/means" in payload.tensors
+    assert payload.facts["class_counts"][0] == 0
+
+
 def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:
     federation = small_federation("fedpft")
     one = method(federation)

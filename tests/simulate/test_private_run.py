@@ -12,7 +12,8 @@ from osfl.core.registry import load
 from osfl.core.result import Result
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Privacy
-from osfl.roles import site
+from osfl.roles import coordinator, site
+from osfl.rounds.folder import simulated_key
 from osfl.rounds.forgetting import forget, verify
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run
@@ -85,3 +86,16 @@ def test_a_private_secure_sum_states_that_the_server_saw_the_sum_alone(method: s
         assert text in page and text in card
     with pytest.raises(RoundError, match="nobody knows what it added"):
         forget(tmp_path, clients=["client-01"], machine=ONE)
+
+
+def test_a_withdrawn_release_with_shared_noise_gets_no_second_one(tmp_path: Path) -> None:
+    """Both together would show the sums of the site that left with a share of the noise alone."""
+    shared = replace(SMALL, privacy=Privacy(50.0, 1e-5, "share"), quorum=2, changes={"filters": 4, "dimensions": 8})
+    folder = tmp_path / "round"
+    run(shared, folder, machine=ONE)
+    forget(folder, clients=[list(coordinator.status(folder).delivered)[-1]], withdraw=True, machine=ONE)
+    assert "open a new round" in coordinator.status(folder).waits_for and not coordinator.status(folder).ready
+    with pytest.raises(RoundError, match="withdrawn"):
+        coordinator.make_release(folder, simulated_key(0, "server"), machine=ONE)
+    with pytest.raises(RoundError, match="withdrawn"):
+        run(shared, folder, machine=ONE)

@@ -106,18 +106,17 @@ def _packages() -> Iterator[Finding]:
     for wanted in requires("osfl") or []:
         if "extra ==" in wanted:  # optional
             continue
-        name, _, least = wanted.partition(">=")
+        name = re.match(r"[\w.-]+", wanted)[0]  # type: ignore[index]  # "typer<1,>=0.20" as well as "torch>=2.6"
+        bounds = dict(re.findall(r"(>=|<)\s*([\d.]+)", wanted))
+        least, below = bounds.get(">=", "0"), bounds.get("<", "")
         try:
             found = version(name)
         except PackageNotFoundError:
-            yield Finding(name, "FAIL", "not installed", f"pip install '{name}>={least}'")
+            yield Finding(name, "FAIL", "not installed", f"pip install '{wanted}'")
             continue
-        yield Finding(
-            name,
-            _verdict(_numbers(found) >= _numbers(least)),
-            f"{found} (at least {least})",
-            f"pip install --upgrade '{name}>={least}'",
-        )
+        fits = _numbers(found) >= _numbers(least) and (not below or _numbers(found) < _numbers(below))
+        range_of = f"at least {least}" + (f", below {below}" if below else "")
+        yield Finding(name, _verdict(fits), f"{found} ({range_of})", f"pip install --upgrade '{wanted}'")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -316,7 +316,7 @@ class Shares(TypedDict):
     """Attribute inference: a client's share of each class. Distances are total variation: 0 is exact, 1 as wrong as can be."""
 
     of: str
-    how: str  # sent in the clear, answers, batch norm statistics
+    how: str  # sent in the clear or with noise, answers, batch norm statistics
     distance: float
     blind: float  # of the guess that all classes are alike
 

@@ -140,17 +140,20 @@ def picked_pixels(images: Pixels, index: Indices, name: str = "") -> Pixels:
         return images[first:last]
     shape = (len(index), *images.shape[1:])
     size = int(np.prod(shape))
-    rows = (images[index[start : start + AT_ONCE]] for start in range(0, len(index), AT_ONCE))
+
+    def rows() -> Iterator[Pixels]:
+        return (images[index[start : start + AT_ONCE]] for start in range(0, len(index), AT_ONCE))
+
     if name and size < cache_limit():
         kept = cache_folder() / "decoded" / f"{digest_of([name, hashlib.sha256(index.tobytes()).hexdigest()])}{PIXELS}"
         with suppress(OSError):  # a cache that cannot be written is no reason to stop
             if not kept.exists() or kept.stat().st_size != size:
-                replaced(kept, lambda out: written(rows, out))
+                replaced(kept, lambda out: written(rows(), out))
                 trim()
             used(kept)
             return mapped(kept, shape)
     with scratch() as file:
-        written(rows, file)
+        written(rows(), file)
         return mapped(file, shape)
 
 

@@ -123,16 +123,21 @@ class FedPFT(OneClassifier, TokenMethod):
         s, shard = self.settings, with_enough(shard, self.settings.least)
         x, y = pooled(self.encoded(shard.train, shard, ctx), s.tokens).to(exact(ctx.device)), shard.train.labels
 
+        parts = [x[y == c] for c in range(len(self.task.classes))]
+        different = [part[without_near_copies(part).to(part.device)] for part in parts]  # near-copies count as one image
+        shard = with_enough(shard, s.least, torch.tensor([len(part) for part in different]))
+
         def fitted(c: int) -> dict[str, torch.Tensor]:
-            mine = x[y == c]
-            mine = mine[without_near_copies(mine).to(mine.device)]  # they count as one image
+            mine = different[c]
             k, rng = components_for(len(mine), s.components), ctx.generator("mixture", shard.client, c)
             em: dict[str, Any] = {"least": s.least, "tolerance": s.tolerance, "iterations": s.iterations}
             found = fit_supported(mine, k, rng, **em) if s.shape == "full" else fit_mixture(mine, k, s.shape, rng, **em)
             spread = packed(found.spread) if s.shape == "full" else found.spread
             return {f"class-{c}/weights": found.weights, f"class-{c}/means": found.means, f"class-{c}/spread": spread}
 
-        tensors = {name: value.half().cpu() for c in sorted(set(y.tolist())) for name, value in fitted(c).items()}
+        tensors = {
+            name: value.half().cpu() for c in sorted(set(shard.train.labels.tolist())) for name, value in fitted(c).items()
+        }
         return Payload(tensors, self.facts(shard))
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:

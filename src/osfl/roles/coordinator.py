@@ -19,7 +19,16 @@ from osfl.core.errors import UNUSABLE, OsflError, Rejected, RoundError, UsageErr
 from osfl.core.method import Method
 from osfl.core.types import ClientId, Json, Plan, Progress, Upload
 from osfl.roles.judgment import UNDECIDED, ask, judged, refuse_unusable, rules, suspicions
-from osfl.rounds.state import KEPT, LEFT_OUT, check_key, existing_request, pending_removal, read_json, read_policy
+from osfl.rounds.state import (
+    KEPT,
+    LEFT_OUT,
+    check_key,
+    existing_request,
+    no_more_releases,
+    pending_removal,
+    read_json,
+    read_policy,
+)
 from osfl.runtime.atomic import locked, replace_atomically
 from osfl.wire.gate import read_manifest
 from osfl.wire.inbox import Inbox, Receipt
@@ -193,6 +202,7 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
         why = f"{len(repaired)} of the {len(request.delivered)} repairs that are needed have arrived" if repairs_due else ""
     if policy.keys and policy.gone:
         why = f"{', '.join(policy.gone)} was forgotten, and its masks stay in the sum: open a new round"
+    why = no_more_releases(folder, policy.server, (plan.get("privacy") or {}).get("noise", "")) or why
     half = pending_removal(folder) is not None
     why = "a forgetting has begun and not ended: repeat that command" if half else why
     release = None if half else _release(folder)

@@ -208,8 +208,8 @@ def describe_at_site(
     if images and images.held_out and plan.task.several:
         found = _choose_thresholds(model, images.held_out, machine)
         write_json(folder / THRESHOLDS, found)
-        if images.which == "test":  # on the images that chose them they would look too good
-            model = replace(model, thresholds=found)
+        # on the images that chose them they would look too good, also where an earlier call kept them
+        model = replace(model, thresholds=found if images.which == "test" else {})
     evaluation = evaluate_model(model, images, command=command, machine=machine) if images else None
     if evaluation:
         evaluation["model"].pop("path")  # the card lies beside the model

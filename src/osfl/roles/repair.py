@@ -71,7 +71,11 @@ def all_keys(plan: Plan, client: ClientId, key: SigningKey, keys: Mapping[Client
 
 
 def _check_known(asked: RepairRequest, client: ClientId, folder: Path, server: str, plan: Plan) -> None:
-    """What a site can know: its own upload, and what it was asked before."""
+    """What a site can know: the plan's quorum, its own upload, and what it was asked before."""
+    least = plan.quorum or len(plan.clients)
+    if len(asked.delivered) < least:
+        reason = "with so few uploads the plan allows no release, so nobody needs repairs"
+        raise _no("delivered", reason, f"at least {least} uploads", str(len(asked.delivered)), "Answer no such request.")
     if client in asked.missing:
         raise _no("missing", "the server says that this site has not delivered", "this site's upload", "missing", _ITSELF)
     upload = folder / "upload.safetensors"

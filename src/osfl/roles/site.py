@@ -94,7 +94,7 @@ def make_upload(
             policy = replace(policy, keys=keys_digest(enrolled))
             check_not_missing(folder, client)
         if path.exists():
-            upload = _check_kept(path, policy, client)
+            upload = _check_kept(path, policy, client, once=plan.secure_sum or plan.privacy is not None)
         else:
             shard = open_shard(plan, client, data, progress, notice)
             with computing(plan, machine, progress, folder / "scratch") as ctx:
@@ -111,7 +111,8 @@ def make_upload(
     return path
 
 
-def _check_kept(path: Path, policy: AcceptancePolicy, client: ClientId) -> Bundle:
+def _check_kept(path: Path, policy: AcceptancePolicy, client: ClientId, once: bool) -> Bundle:
+    """`once`: another upload would reuse its masks, or draw other noise, and both together would show too much."""
     try:
         return accept(path, policy)
     except Rejected as no:
@@ -121,7 +122,9 @@ def _check_kept(path: Path, policy: AcceptancePolicy, client: ClientId) -> Bundl
             field=no.field,
             expected=no.expected,
             got=no.got,
-            fix="Use the key it was signed with, or delete that file to train again.",
+            fix="Use the keys that it was made with, or take part in another round: a second upload would show too much."
+            if once
+            else "Use the key it was signed with, or delete that file to train again.",
         ) from None
 
 

@@ -111,14 +111,15 @@ def accepted(ratios: Sequence[Ratio], classes: Sequence[str]) -> str:
 
 def spanned(ratios: Sequence[Ratio]) -> str:
     """What second moments of fewer images than features show, in a sentence or two; empty where they show nothing."""
-    found = [ratio.residuals for ratio in ratios if ratio.residuals is not None and ratio.ratio < 1]
+    shown = [ratio for ratio in ratios if ratio.residuals is not None and ratio.ratio < 1]
+    found = [ratio.residuals for ratio in shown if ratio.residuals is not None]
     if not found:
         return ""
     inside, outside = max(one[0] for one in found), min(one[1] for one in found)
-    held_out = sum(ratio.held_out for ratio in ratios if ratio.residuals is not None)
+    held_out = sum(ratio.held_out for ratio in shown)
     other = f"of {held_out:,} held-out images at least {outside:.2g}" if held_out else "no image was held out to compare with"
     return (
-        f"The sums have the span of your images' features: of the features of a training image at most {inside:.1g} of their "
+        f"The sums have the span of your images' features: of the features of a training image about {inside:.1g} of their "
         f"length is off it, {other}. Who has an image can tell by that whether it was used (a membership test). This test "
         "shows no image."
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from osfl.core.errors import UploadBlocked
+from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
 from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Progress, Release, Shard
 from osfl.models.architectures import architecture_for
@@ -25,6 +25,7 @@ from osfl.rounds.egress import check_exposure, check_numbers, check_open_sums, c
 from osfl.rounds.exposure import accepted, compared, spanned, would_stop
 from osfl.rounds.folder import Round, contracts_of
 from osfl.rounds.secure_sum import masked
+from osfl.rounds.state import no_more_releases
 from osfl.rounds.total import keep_total, total_of
 from osfl.runtime.atomic import create_once
 from osfl.runtime.devices import on_device
@@ -191,13 +192,17 @@ def run_server_phase(method: Method, fl_round: Round, ctx: Context, among: Colle
 
     With a secure sum the method gets one upload, the sum of all.
     """
+    privacy = fl_round.plan.privacy
+    why = no_more_releases(fl_round.folder, fl_round.policy.server, privacy.noise) if privacy else ""
+    if why:
+        raise RoundError(why, field="privacy.noise", expected="one release", got="a second one", fix="Open a new round.")
     uploads, made_from = fl_round.uploads(among)
     reset_peak_memory()
     ctx.progress("server", 0, 1)
     with measure() as meter:
         kept = None
         # additive methods check as they add, and the server of a secure sum checks the total
-        if fl_round.plan.privacy is not None and not method.additive() and not fl_round.plan.secure_sum:
+        if privacy is not None and not method.additive() and not fl_round.plan.secure_sum:
             for upload in uploads:
                 method.check_upload(upload, ctx)
         if fl_round.plan.secure_sum:

@@ -86,6 +86,14 @@ def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
     return read_certificates(sorted((folder / CERTIFICATES).glob("*.json")), server)
 
 
+def no_more_releases(folder: Path, server: str, noise: str) -> str:
+    """Why a round gets no other release after one was withdrawn, or "": with noise that sites share, two releases together
+    would show the sums of who is only in one of them with a share of the noise alone."""
+    if noise != "share" or not any(entry["release"]["before"] for entry in certificates(folder, server)):
+        return ""
+    return "a release with shares of noise was withdrawn, and beside another one it would show too much: open a new round"
+
+
 def _first_encounter(folder: Path, server: str) -> list[dict[str, Any]]:
     """Where clients exchange several times, what was forgotten in the first encounter is forgotten in all."""
     return certificates(folder / "encounters" / "1", server)

@@ -40,7 +40,7 @@ from osfl.rounds.folder import Round, existing_round
 from osfl.rounds.phases import computing
 from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import payload_digest
-from osfl.simulate.shadows import Pool, client_phase, pools, shadow_rounds, with_images
+from osfl.simulate.shadows import Pool, all_as_training, client_phase, pools, shadow_rounds, with_images
 from osfl.simulate.simulation import Federation
 
 SERVER, PEERS, OUTSIDER, ALL = "server", "peers", "outsider", "all"
@@ -124,6 +124,8 @@ def _scene(method: Method, federation: Federation, fl_round: Round, ctx: Context
     hidden = is_reference(method) or fl_round.plan.secure_sum  # nothing that a server could look at
     uploads = [] if hidden else [upload for upload in fl_round.uploads()[0] if upload.payload.tensors]
     shards = {shard.client: shard for shard in federation.shards if shard.client in fl_round.present}
+    if fl_round.plan.privacy is not None and hasattr(fl_round.plan.settings, "dimensions"):  # noised sums are of all images
+        shards = {client: all_as_training(shard) for client, shard in shards.items()}
     asked = pools([shards[client] for client in sorted(shards)], federation.test, attempt.images, ctx.plan.seed)
     if (ctx.plan.topology and ctx.plan.topology.encounter > 1) or hidden:  # nothing that a shadow could repeat
         attempt = replace(attempt, shadows=0)
@@ -335,7 +337,8 @@ def _shares(scene: Scene) -> list[Shares]:
         guesses: dict[str, Floats | None] = {}
         if "class_counts" in upload.payload.facts or "counts" in upload.payload.tensors:
             sent = upload.payload.facts.get("class_counts") or upload.payload.tensors["counts"].tolist()
-            guesses["sent in the clear"] = np.asarray(sent, float).clip(0) / max(1.0, float(np.clip(sent, 0, None).sum()))
+            how = "sent with noise" if scene.ctx.plan.privacy is not None else "sent in the clear"
+            guesses[how] = np.asarray(sent, float).clip(0) / max(1.0, float(np.clip(sent, 0, None).sum()))
         elif (model := scene.method.upload_model(upload, scene.ctx)) is not None:
             guesses["answers"] = answered_shares(model, probes, scene.classes, scene.ctx.device)
             guesses["batch norm statistics"] = shares_from_batch_norm(model, probes, scene.classes, scene.ctx.device)

@@ -84,7 +84,12 @@ def shadow_shard(pool: Pool, seen: Mask, shard: Shard) -> Shard:
     """The site with the images that a shadow saw in the place of its own."""
     chosen = torch.from_numpy(seen)
     train, val = together([pool.rest, pool.data.subset(chosen)]), pool.data.subset(~chosen)
-    return with_images(shard, train, val if len(val) else shard.val)
+    return with_images(shard, train, val if len(val) and len(shard.val) else shard.val)
+
+
+def all_as_training(shard: Shard) -> Shard:
+    """The site as its private sums have it: with its held-out images among those that it adds up."""
+    return with_images(shard, together([shard.train, shard.val]), shard.val.subset(torch.arange(0)))
 
 
 def with_images(shard: Shard, train: Dataset, val: Dataset | None = None) -> Shard:

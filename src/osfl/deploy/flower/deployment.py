@@ -135,7 +135,9 @@ def _no_wheel(wheel: Path | None) -> list[str]:
 def _copy_package(folders: Sequence[Path], wheel: Path | None) -> str:
     """Put the package into each folder; the name of its file."""
     for folder in folders:
-        path = write_wheel(folder) if wheel is None else Path(shutil.copyfile(wheel, folder / wheel.name))
+        path = write_wheel(folder) if wheel is None else folder / wheel.name
+        if wheel is not None and path.resolve() != wheel.resolve():
+            shutil.copyfile(wheel, path)
     return path.name
 
 

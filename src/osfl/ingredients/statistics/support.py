@@ -10,6 +10,7 @@ import torch
 
 from osfl.core.types import Plan
 from osfl.runtime.meter import spend
+from osfl.runtime.near_copies import near_copies
 
 LEAST = 3.0  # images that a feature rests on, below which its row of second moments is tried
 
@@ -43,12 +44,18 @@ def rows_that_show(gram: torch.Tensor, rows: torch.Tensor, least: float = LEAST)
     """What second moments G = sum z z^T of rows z (n, d) show of single ones: candidates (m, d), and which row each shows.
 
     Row j of G is the sum of z_j z. Where one image almost alone has feature j, G_j / sqrt(G_jj) is that image's features.
-    Whoever receives G does not know which features these are, and has to try all; the site knows.
+    Whoever receives G does not know which features these are, and has to try all; the site knows. m near-copies of an image
+    count as one: together they show it sqrt(m) times as large.
     """
-    shares = rows.square()
+    group = near_copies(rows)
+    alone = rows.square()
+    shares = torch.zeros_like(alone).index_add_(0, group.to(alone.device), alone)
     few = (shares.sum(0).square() < least * shares.square().sum(0)) & (gram.diagonal() > 0)
-    read = gram[few] / gram.diagonal()[few, None].sqrt()
-    return read, shares[:, few].argmax(0)
+    shown = shares[:, few].argmax(0)
+    within = alone[:, few] * (group.to(alone.device)[:, None] == shown[None])
+    copies = within.sum(0).square() / within.square().sum(0).clamp_min(1e-300)
+    read = gram[few] / (gram.diagonal()[few] * copies).sqrt()[:, None]
+    return read, shown
 
 
 def shown_by_class(gram: torch.Tensor, rows: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -240,13 +240,15 @@ class TokenMethod(Method):
         return of_class
 
 
-def with_enough(shard: Shard, least: int) -> Shard:
-    """The shard without classes that have fewer than `least` training images: a sum over few shows each of them."""
+def with_enough(shard: Shard, least: int, counts: torch.Tensor | None = None) -> Shard:
+    """The shard without classes that have fewer than `least` training images: a sum over few shows each of them. `counts`:
+    how many there are of each class, where not every image counts."""
     if shard.train.labels.ndim == 2:
         enough, most = len(shard.train) >= least, len(shard.train)
         kept, held_out = Dataset(shard.train.images, hidden_few(shard.train.labels, least)), shard.val
     else:
-        counts = shard.train.class_counts(int(torch.cat([shard.train.labels, shard.val.labels]).max()) + 1)
+        if counts is None:
+            counts = shard.train.class_counts(int(torch.cat([shard.train.labels, shard.val.labels]).max()) + 1)
         kept, held_out = (part.subset(counts[part.labels] >= least) for part in (shard.train, shard.val))
         enough, most = len(kept) > 0, int(counts.max())
     if not enough:
