@@ -72,12 +72,12 @@ def test_a_class_of_few_images_is_not_sent(images: int, sent: bool) -> None:
 def test_a_class_of_many_copies_of_few_images_is_not_sent() -> None:
     federation = small_federation("fedpft")
     shard, one = federation.shards[0], method(federation, least=3)
-    few = torch.cat(
-        [(shard.train.labels == 0).nonzero().flatten()[:2].repeat(8), (shard.train.labels == 1).nonzero().flatten()]
-    )
+    label = int(shard.train.labels[0])
+    some, rest = ((shard.train.labels == label) == wanted for wanted in (True, False))
+    few = torch.cat([some.nonzero().flatten()[:2].repeat(8), rest.nonzero().flatten()])
     payload = one.client_phase(replace(shard, train=shard.train.subset(few)), ctx(federation))
-    assert "class-0/means" not in payload.tensors and "class-1/means" in payload.tensors
-    assert payload.facts["class_counts"][0] == 0
+    assert f"class-{label}/means" not in payload.tensors and len(payload.tensors) > 0
+    assert payload.facts["class_counts"][label] == 0
 
 
 def test_a_class_is_forgotten_as_if_it_had_never_been() -> None:
