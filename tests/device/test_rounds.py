@@ -75,7 +75,7 @@ TRANSFERS: Mapping[str, int] = {
     "fedisca": 330,
     "fedlmg": 650,
     "fedmitr": 1050,
-    "fedpft": 170,
+    "fedpft": 190,
     "fedprox": 360,
     "fol": 600,
     "local_only": 150,
