@@ -18,7 +18,7 @@ from osfl.deploy.flower.site_node import SiteNode
 from osfl.inspection.known import Known
 from osfl.inspection.look import look
 from osfl.roles import coordinator, peer, site
-from osfl.roles.repair import _check_known, make_repair
+from osfl.roles.repair import make_repair
 from osfl.rounds.forgetting import forget
 from osfl.rounds.state import read_policy
 from osfl.runtime.machine import Machine
@@ -26,7 +26,7 @@ from osfl.runtime.payloads import from_raw, payload_digest
 from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation
 from osfl.wire.gate import verify_release
-from osfl.wire.repair import REQUEST, RequestRejected, read_request, sign_request
+from osfl.wire.repair import REQUEST, RepairRequest, RequestRejected, sign_request
 from osfl.wire.signing import SigningKey
 from tests.faults.machines import CLASSES, make_plan, make_sites
 from tests.faults.network import QUICK, Clock, Faults, Network
@@ -188,17 +188,16 @@ def test_a_site_answers_one_request_that_fits_what_it_knows(made: Path, tmp_path
     assert not (tmp_path / "east" / "repair.safetensors").exists()
 
 
-def test_a_site_answers_no_request_below_the_quorum(made: Path, tmp_path: Path) -> None:
+def test_a_site_answers_no_request_below_the_quorum(tmp_path: Path) -> None:
     """A server that says so few have delivered could take all masks out of this site's upload but one colluder's."""
-    fl_round = opened(tmp_path / "round", PLAN, made, ["east", "north"])
-    coordinator.request_repairs(fl_round, KEYS["server"])
-    request, folder = (fl_round / REQUEST).read_bytes(), tmp_path / "east"
-    folder.mkdir()
-    (folder / "upload.safetensors").write_bytes(uploaded(made, "east").read_bytes())
+    delivered = dict.fromkeys(("east", "north"), "ab" * 32)
     for quorum in (0, 3):  # 0: all are needed, so nobody may be missing
+        strict = replace(PLAN, quorum=quorum)
+        request = sign_request(RepairRequest(strict.digest, delivered, ("south", "up", "west")), KEYS["server"])
+        folder = tmp_path / str(quorum)
         with pytest.raises(RequestRejected, match="the plan allows no release"):
-            strict = replace(PLAN, quorum=quorum)
-            _check_known(read_request(request, SERVER, PLAN.digest, PLAN.clients), "east", folder, SERVER, strict)
+            make_repair(strict, "east", request, KEYS["east"], PUBLIC, SERVER, folder)
+        assert not (folder / "repair.safetensors").exists() and len(list(folder.glob("refused-*.json"))) == 1
 
 
 def test_who_was_stated_to_be_missing_uploads_nothing(made: Path, tmp_path: Path) -> None:

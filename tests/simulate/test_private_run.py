@@ -17,7 +17,8 @@ from osfl.rounds.folder import simulated_key
 from osfl.rounds.forgetting import forget, verify
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run
-from osfl.simulate.simulation import Simulation
+from osfl.simulate.shadows import all_as_training, pools, seen_by, shadow_shard
+from osfl.simulate.simulation import Simulation, prepare
 from tests.roles.test_roles import keys, make_plan, make_sites
 
 ONE = Machine(workers=1)
@@ -99,3 +100,19 @@ def test_a_withdrawn_release_with_shared_noise_gets_no_second_one(tmp_path: Path
         coordinator.make_release(folder, simulated_key(0, "server"), machine=ONE)
     with pytest.raises(RoundError, match="withdrawn"):
         run(shared, folder, machine=ONE)
+
+
+def test_an_audit_of_noised_sums_takes_held_out_images_for_members(tmp_path: Path) -> None:
+    """The sums are of all images of a site; elsewhere held-out images are what was not used."""
+    private, open_ = (replace(SMALL, privacy=privacy) for privacy in (SMALL.privacy, None))
+    for simulation, added in ((private, True), (open_, False)):
+        federation = prepare(simulation)
+        method = load("onesum")(federation.plan.task, federation.plan.settings)
+        assert method.adds_held_out(federation.plan) is added
+    shard = federation.shards[0]
+    whole = all_as_training(shard)
+    assert len(shard.val) > 0 == len(whole.val) and len(whole.train) == len(shard.train) + len(shard.val)
+    assert whole.digest != shard.digest  # features of both are kept by it
+    (pool,) = pools([whole], federation.test, 100, 0)
+    shadow = shadow_shard(pool, seen_by(pool, 2, 0)[0], whole)
+    assert len(shadow.val) == 0  # or a shadow's sums would be of the images that it did not see, too

@@ -244,6 +244,11 @@ class Method:
         """Why this method cannot keep the plan's `[privacy]` with these settings, a sentence each. Default: it has no noise."""
         return (f"privacy: what sites of {plan.method} send is not a sum that noise is added to",)
 
+    def adds_held_out(self, plan: Plan) -> bool:
+        """Whether an upload is made of the site's held-out images, too, so that an audit may not take them for images that were
+        not used. Default: no."""
+        return False
+
     def privacy_statement(self, release: Release, uploads: Sequence[Upload], plan: Plan) -> Json:
         """What differential privacy holds for a release of these uploads (`DifferentialPrivacy` in osfl.core.result). Default:
         what the release says itself."""

@@ -87,9 +87,9 @@ def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
     from osfl.rounds.exposure import BOUND, accepted, compared, spanned, worst
 
     classes, most = plan.task.classes, worst(ratios)
-    told = ((_CHECK, accepted(ratios, classes)), (_SPAN, spanned(ratios)))
+    texts = ((_CHECK, accepted(ratios, classes)), (_SPAN, spanned(ratios)))
     decide = "Decide before you send it, with whoever made the plan."
-    span = [Finding("caution", check, text, decide) for check, text in told if text]
+    span = [Finding("caution", check, text, decide) for check, text in texts if text]
     if most is None:
         return span
     if most.ratio < BOUND:

@@ -379,6 +379,10 @@ class FedCGS(OneClassifier, TokenMethod):
             term = Statistics(tensors["sums"].double(), tensors["gram"].double(), self._counts(upload))
             check_bounds(term, 1, noise, self.task)
 
+    def adds_held_out(self, plan: Plan) -> bool:
+        """With noise: which images are held out depends on all others."""
+        return plan.privacy is not None
+
     def summands(self, plan: Plan) -> dict[str, Summand]:
         """The contract's tensors, and the counts that are facts of an open upload."""
         if self.settings.dimensions:

@@ -124,7 +124,7 @@ def _scene(method: Method, federation: Federation, fl_round: Round, ctx: Context
     hidden = is_reference(method) or fl_round.plan.secure_sum  # nothing that a server could look at
     uploads = [] if hidden else [upload for upload in fl_round.uploads()[0] if upload.payload.tensors]
     shards = {shard.client: shard for shard in federation.shards if shard.client in fl_round.present}
-    if fl_round.plan.privacy is not None and hasattr(fl_round.plan.settings, "dimensions"):  # noised sums are of all images
+    if method.adds_held_out(fl_round.plan):
         shards = {client: all_as_training(shard) for client, shard in shards.items()}
     asked = pools([shards[client] for client in sorted(shards)], federation.test, attempt.images, ctx.plan.seed)
     if (ctx.plan.topology and ctx.plan.topology.encounter > 1) or hidden:  # nothing that a shadow could repeat

@@ -396,6 +396,10 @@ class OneSum(TokenMethod):
     def additive(self) -> bool:
         return True
 
+    def adds_held_out(self, plan: Plan) -> bool:
+        """With noise: which images are held out depends on all others."""
+        return plan.privacy is not None
+
     def summands(self, plan: Plan) -> dict[str, Summand]:
         """The contract's tensors, all whole numbers; a site's images, what each adds at most, and noise bound them."""
         if self.settings.send == "smaller":
