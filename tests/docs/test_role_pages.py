@@ -99,10 +99,11 @@ def test_a_round_from_the_plan_to_a_measured_model(places: dict[str, Path]) -> N
         (coordinator / "usb").mkdir(exist_ok=True)
         shutil.copy(at / "measured" / "summary.json", coordinator / "usb" / f"{site}.json")
     follow("coordinator", "osfl results round usb/", coordinator)
+    verify_as_an_auditor(coordinator)
+    forget_a_site(coordinator)
 
 
-def test_then_an_auditor_verifies_it(places: dict[str, Path]) -> None:
-    at = places["coordinator"]
+def verify_as_an_auditor(at: Path) -> None:
     carry(at, "server.pub", to=at / "keys")
     carry(at / "inbox", "north.safetensors", to=at)
     carry(at / "round", "release.safetensors", to=at)
@@ -117,8 +118,7 @@ def test_then_an_auditor_verifies_it(places: dict[str, Path]) -> None:
     follow("anybody", "osfl server again --key mine/server.key", at)
 
 
-def test_then_the_coordinator_forgets_a_site(places: dict[str, Path]) -> None:
-    at = places["coordinator"]
+def forget_a_site(at: Path) -> None:
     follow("forgetting", "osfl forget ROUND --client north --key server.key", at, ROUND="round")
     follow("forgetting", "osfl forget ROUND --verify", at, ROUND="round")
 
