@@ -154,12 +154,12 @@ def test_a_real_site_is_stopped_and_told_where_a_simulation_goes_on() -> None:
     plan, shard = federation.plan, federation.shards[0]
     method, ctx = load("onesum")(plan.task, plan.settings), Context(plan, torch.device("cpu"))
     arguments = (method, shard, plan, contracts_of(method, plan), simulated_key(plan.seed, shard.client), ctx)
-    _, meter = run_client_phase(*arguments)
+    _, meter = run_client_phase(*arguments, real=False)
     assert len(meter.remarks) == 1 and meter.remarks[0].startswith("a real site would not send this")
     with pytest.raises(UploadBlocked) as caught:
-        run_client_phase(*arguments, real=True)
+        run_client_phase(*arguments)
     assert caught.value.field == "readable" and caught.value.client == shard.client
     accepting = replace(plan, settings=replace(plan.settings, readable="send"))
     method, ctx = load("onesum")(plan.task, accepting.settings), Context(accepting, torch.device("cpu"))
-    _, meter = run_client_phase(method, shard, accepting, *arguments[3:5], ctx, notice=lines.append, real=True)
+    _, meter = run_client_phase(method, shard, accepting, *arguments[3:5], ctx, notice=lines.append)
     assert not meter.remarks and "distance ratio of" in lines[0] and "membership test" in lines[-1]

@@ -45,9 +45,9 @@ def find_file(sheet: Sheet, name: str) -> Path | None:
 
 
 def find_folder(sheet: Sheet) -> Path | None:
-    """The folder of images that a user unpacked, or zipped, under one of its usual names; also where the command is given."""
+    """The folder of images that a user unpacked, or zipped, under one of its usual names."""
     names = [f"{name}{suffix}" for name in sheet.folders for suffix in ("", ".zip")]
-    return next((base / name for base in (*bases(), Path()) for name in names if (base / name).exists()), None)
+    return next((base / name for base in bases() for name in names if (base / name).exists()), None)
 
 
 def obtain_folder(sheet: Sheet) -> Path:
@@ -57,7 +57,8 @@ def obtain_folder(sheet: Sheet) -> Path:
             f"the images of dataset '{sheet.name}' are not on this machine, and they are not offered for download",
             field="dataset",
             fix=f"Download them from their publisher ({sheet.source}) into a folder '{sheet.folders[0]}', and set OSFL_DATA "
-            f"to the folder that holds it. {sheet.notes} Searched: {', '.join(map(str, bases()))}.",
+            f"to the folder that holds it. {sheet.notes} Searched: {', '.join(map(str, bases()))}. "
+            f"For images of your own in a folder of that name, give ./{sheet.name}.",
         )
     return path
 

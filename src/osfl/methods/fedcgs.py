@@ -298,6 +298,7 @@ class FedCGS(OneClassifier, TokenMethod):
         """The classifier of noisy sums. No site's term is scaled down: its part of the noise would go with it."""
         total, sites = dict[str, torch.Tensor](), 0
         for upload in uploads:
+            same_encoders({upload.client: upload.payload.facts}, self.settings)
             self.check_upload(upload, ctx)
             sites += sites_in(upload)
             tensors = upload.payload.tensors

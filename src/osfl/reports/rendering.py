@@ -36,7 +36,7 @@ def _labeled(table: Markup) -> Markup:
 
     def label(row: re.Match[str]) -> str:
         names = iter(columns[1:])
-        return re.sub(r"<td(?=[ >])", lambda _: f'<td data-label="{next(names, "")}"', row[0])
+        return re.sub(r"<td(?=[ >])(?! colspan)", lambda _: f'<td data-label="{next(names, "")}"', row[0])
 
     return Markup(head + end + re.sub(r"<tr>.*?</tr>", label, rows, flags=re.DOTALL))  # escaped by the template already
 

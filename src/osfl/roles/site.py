@@ -99,7 +99,7 @@ def make_upload(
             shard = open_shard(plan, client, data, progress, notice)
             with computing(plan, machine, progress, folder / "scratch") as ctx:
                 own = with_secret(replace(ctx, previous=previous_model(plan, client, work)), client, folder)
-                bundle, meter = run_client_phase(method, shard, plan, contracts, key, own, enrolled, notice, real=True)
+                bundle, meter = run_client_phase(method, shard, plan, contracts, key, own, enrolled, notice)
             upload = accept(bundle, policy)  # what the coordinator will ask of it, asked here first
             spent = {"phase": "client", "data": shard.digest, **meter.as_json()}
             append_line(folder / "journal.jsonl", json.dumps(spent).encode())

@@ -103,13 +103,13 @@ def run_client_phase(
     keys: Mapping[ClientId, str] = MappingProxyType({}),
     notice: Callable[[str], None] = lambda line: None,
     *,
-    real: bool = False,
+    real: bool = True,
 ) -> tuple[bytes, Meter]:
     """Run the client phase: the upload, checked by the egress check and signed, and what it cost.
 
     `keys`: the public keys of all clients, which a secure sum needs. The checks see what is then masked. `notice` gets the
-    figures of the egress check, a line each. `real`: of a real site, whose upload leaves it; else nothing leaves, and what
-    would stop a real site alone is a remark in the results.
+    figures of the egress check, a line each. `real`: of a real site, whose upload leaves it; in a simulation nothing leaves,
+    and what would stop a real site alone is a remark in the results.
     """
     ctx = ctx if ctx.secret else with_secret(ctx, shard.client)
     check_claim(plan, shard)  # both before it trains in vain
@@ -128,9 +128,8 @@ def run_client_phase(
     elif not real and (would_stop(ratios) or (method.too_few(payload, plan) and not plan.secure_sum)):
         meter.remarks.append("a real site would not send this: the features of single images can be read out of its sums")
     classes = plan.task.classes
-    for line in filter(
-        None, (compared(ratios, classes), accepted(ratios, classes), "" if plan.secure_sum else spanned(ratios))
-    ):
+    lines = [compared(ratios, classes), accepted(ratios, classes), *([] if plan.secure_sum else [spanned(ratios)])]
+    for line in filter(None, lines):
         notice(line)
     if plan.secure_sum:
         payload = masked(method, payload, shard.client, plan, keys, key)

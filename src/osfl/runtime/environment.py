@@ -24,8 +24,8 @@ def devices_named(names: str) -> tuple[torch.device, ...]:
     """One device, or several of a kind: `cuda:0,cuda:1`, or all with `cuda:all`."""
     kind, colon, number = names.partition(":")
     if colon and number == "all":
-        count = _count(_one(kind).type)
-        return tuple(torch.device(kind, place) for place in range(count))
+        kind = _one(kind).type
+        return tuple(torch.device(kind, place) for place in range(_count(kind)))
     found = tuple(_one(name.strip()) for name in names.split(","))
     if len({device.type for device in found}) > 1 or len({device.index or 0 for device in found}) < len(found):
         raise UsageError(

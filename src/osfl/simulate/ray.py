@@ -87,6 +87,6 @@ def _run_client_phase(
         keys = {c: simulated_key(round_plan.seed, c).public_hex for c in round_plan.clients}
         shard = Shard(client, train, val, digest)
         bundle, meter = run_client_phase(
-            method, shard, round_plan, contracts_of(method, round_plan), key, ctx.for_client(client), keys
+            method, shard, round_plan, contracts_of(method, round_plan), key, ctx.for_client(client), keys, real=False
         )
     return client, bundle, meter.as_json()

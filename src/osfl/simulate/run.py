@@ -232,7 +232,7 @@ def _client_phases(
         policy = fl_round.policy
         hand_over(
             shard.client,
-            *run_client_phase(method, shard, fl_round.plan, policy.contracts, key, own, policy.enrolled),
+            *run_client_phase(method, shard, fl_round.plan, policy.contracts, key, own, policy.enrolled, real=False),
         )
 
     ctx.progress("clients", done, len(shards))

@@ -299,6 +299,11 @@ def test_a_real_site_of_few_images_is_stopped_unless_the_plan_says_otherwise() -
         assert one.too_few(small, closed) is None
     assert method(federation, readable="send").too_few(small, plan) is None
     assert one.too_few(one.client_phase(only(pooled_shard(), {0: 2}), ctx(federation)), plan) is None  # it sends zeros
+    apart = method(federation, by_class=True)  # sums of one class each: the smallest counts
+    assert apart.too_few(apart.client_phase(only(pooled_shard(), dict.fromkeys(range(4), 10)), ctx(federation)), plan) == (
+        10,
+        40,
+    )
 
 
 def kinds(one: OneSum, federation: Federation, shard: Shard) -> set[str]:

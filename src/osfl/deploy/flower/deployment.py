@@ -23,7 +23,7 @@ from string import Template
 from osfl.core.errors import UsageError
 from osfl.core.plan import write_plan
 from osfl.core.types import ClientId, Plan
-from osfl.deploy.flower.package import write_wheel
+from osfl.deploy.flower.package import packed_here
 from osfl.deploy.flower.services import write_coordinator, write_site
 from osfl.deploy.flower.tls import (
     days_left,
@@ -74,6 +74,7 @@ def deploy(
     problems += _wrong_authority(authority, coordinator / "tls")
     if problems:
         raise UsageError(problems, field="deploy")
+    name_of_package, package = (wheel.name, wheel.read_bytes()) if wheel else packed_here()
     handed = [client for client in plan.clients if (coordinator / "nodes" / f"{client}.pub").exists()]
     (coordinator / "keys").mkdir(parents=True, exist_ok=True)
     _write_tls(coordinator / "tls", host, authority)
@@ -88,12 +89,13 @@ def deploy(
         if plan.secure_sum:
             _write_others(folder / "keys", client, enrolled)
         _write_site(folder, client, server, coordinator / "tls" / "ca.crt", name, plan, host, port)
-    package = _copy_package((coordinator, *sites.values()), wheel)
-    install = f"pip install './{package}[flower]'"
+    for folder in (coordinator, *sites.values()):
+        (folder / name_of_package).write_bytes(package)
+    install = f"pip install './{name_of_package}[flower]'"
     if services:
-        write_coordinator(coordinator, name, port, package)
+        write_coordinator(coordinator, name, port, name_of_package)
         for client, folder in sites.items():
-            write_site(folder, client, package)
+            write_site(folder, client, name_of_package)
     deployment = Deployment(out, name, _commands(sites, host, name, handed, install))
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
     return deployment
@@ -130,15 +132,6 @@ def _wrong(host: str, port: int, settings: Mapping[str, float]) -> list[str]:
 def _no_wheel(wheel: Path | None) -> list[str]:
     good = wheel is None or (wheel.name.startswith("osfl-") and wheel.suffix == ".whl" and zipfile.is_zipfile(wheel))
     return [] if good else [f"--wheel: expected a file osfl-*.whl, or leave it out for the package that runs here; got {wheel}"]
-
-
-def _copy_package(folders: Sequence[Path], wheel: Path | None) -> str:
-    """Put the package into each folder; the name of its file."""
-    for folder in folders:
-        path = write_wheel(folder) if wheel is None else folder / wheel.name
-        if wheel is not None and path.resolve() != wheel.resolve():
-            shutil.copyfile(wheel, path)
-    return path.name
 
 
 # --- keys and certificates ---------------------------------------------------------------------------------------------

@@ -6,45 +6,42 @@ import base64
 import hashlib
 import io
 import zipfile
-from functools import cache
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+
+from osfl.core.errors import UsageError
 
 PACKAGE = Path(__file__).parents[2]
 METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE")  # not what pip noted about this installation
+_WITHOUT = "Name the package: `pip wheel --no-deps .` in the checkout makes it, --wheel FILE takes it."
 _DATE = (2020, 1, 1, 0, 0, 0)  # the same files are the same wheel
 
 
-def write_wheel(folder: Path) -> Path:
-    """Write the installed package, also one installed with `--editable`, to osfl-VERSION-py3-none-any.whl."""
-    found = distribution("osfl")
-    path = folder / f"osfl-{found.version}-py3-none-any.whl"
-    path.write_bytes(_packed(found.version))
-    return path
-
-
-@cache
-def _packed(version: str) -> bytes:
-    info = f"osfl-{version}.dist-info"
+def packed_here() -> tuple[str, bytes]:
+    """The installed package as a wheel: name and content. Of an installation with `--editable` these are the files as they
+    are now, with the metadata of its last `pip install`."""
+    try:
+        found = distribution("osfl")
+    except PackageNotFoundError:
+        raise UsageError("osfl is not installed here, so there is no package to copy", field="wheel", fix=_WITHOUT) from None
+    info = f"osfl-{found.version}.dist-info"
     files = {f"osfl/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in _sources()}
-    files |= {f"{info}/{name}": _metadata(distribution("osfl"), name) for name in METADATA}
+    for name in METADATA:
+        text = found.read_text(name)
+        if text is None:
+            raise UsageError(f"this installation of osfl lacks {name}", field="wheel", fix=_WITHOUT)
+        files[f"{info}/{name}"] = text.encode()
     record = "".join(f"{name},{_digest(content)},{len(content)}\n" for name, content in sorted(files.items()))
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
-    return stream.getvalue()
+    return f"osfl-{found.version}-py3-none-any.whl", stream.getvalue()
 
 
 def _sources() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-
-
-def _metadata(found: Distribution, name: str) -> bytes:
-    content = found.read_text(name)
-    assert content is not None, f"the installation of osfl lacks {name}"
-    return content.encode()
 
 
 def _digest(content: bytes) -> str:

@@ -332,7 +332,7 @@ class OneSum(TokenMethod):
 
     def too_few(self, payload: Payload, plan: Plan) -> tuple[int, int] | None:
         """Lattice reduction computes the features of every image of a small site (benchmarks/exact_sums.py)."""
-        images = self._images(payload)
+        images = self._fewest(payload)
         closed = plan.privacy is not None or plan.secure_sum or self.settings.readable == "send"
         return (images, FEWEST) if not closed and 0 < images < FEWEST else None
 
@@ -341,9 +341,7 @@ class OneSum(TokenMethod):
         (benchmarks/exact_sums.py computes them)."""
         if plan.privacy is not None or plan.secure_sum:
             return ()
-        by_class = self.settings.by_class
-        summed = payload.tensors["counts"][: len(self.task.classes)].tolist() if by_class else [self._images(payload)]
-        few, of = min(filter(None, summed), default=0), " of a class" if by_class else ""
+        few, of = self._fewest(payload), " of a class" if self.settings.by_class else ""
         if not 0 < few * self.settings.vectors() < self.width():
             return ()
         return (
@@ -351,6 +349,11 @@ class OneSum(TokenMethod):
             "whoever has the features of an image can tell whether it is among them, and whoever reads this upload may compute "
             "the features of single images from its sums. A plan with secure_sum = true or with [privacy] keeps them from it.",
         )
+
+    def _fewest(self, payload: Payload) -> int:
+        """Images behind the smallest of the second moments that are sent; 0 without any."""
+        classes = payload.tensors["counts"][: len(self.task.classes)].tolist()
+        return min(filter(None, classes if self.settings.by_class else [self._images(payload)]), default=0)
 
     def _images(self, payload: Payload) -> int:
         """How many images stand behind an upload."""
