@@ -1,6 +1,6 @@
 """What `osfl advise` knows: the records as one table in the package, and how often its advice would have been right.
 
-    python -m benchmarks.advice              src/osfl/advice/known.json, of the records
+    python -m benchmarks.advice              src/osfl/evaluation/advice/known.json, of the records
     python -m benchmarks.advice --majority   benchmarks/records/majority.json, of the test images; needs the datasets
     python -m benchmarks.advice --judge      the table, then benchmarks/records/advice.json: every cell left out once
 
@@ -23,15 +23,15 @@ from typing import Any
 from benchmarks.grid import CELLS, RECORDS
 from benchmarks.private_sums import CELLS as CURVES
 from benchmarks.private_sums import RECORD as PRIVATE
-from osfl.advice.known import FILE, Cell, cell_of, class_share
-from osfl.advice.needs import Wants, abilities
-from osfl.advice.ranking import advise, method_of
 from osfl.core.registry import load
 from osfl.core.result import write_json
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Task
 from osfl.data import open_dataset
 from osfl.data.catalog import sheets
+from osfl.evaluation.advice.known import FILE, Cell, cell_of, class_share
+from osfl.evaluation.advice.needs import Wants, abilities
+from osfl.evaluation.advice.ranking import advise, method_of
 from osfl.simulate.simulation import Simulation
 
 GLOBAL, OWN = "scores.global.accuracy", "scores.clients.own.mean"

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.bench import kept_figures, write_record
 from benchmarks.lying_sites import federation, sent_by_all
 from osfl.core.types import Upload
-from osfl.judging.judge import judge
+from osfl.rounds.judging.judge import judge
 from osfl.runtime.workers import compute_threads
 
 HONEST = ("OneSum", "FederatedFactory", "OneSum", "FedAvg", "FederatedFactory", "ensemble by class counts")

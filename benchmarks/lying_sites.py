@@ -25,7 +25,7 @@ from osfl.core.method import Context, Method
 from osfl.core.registry import load
 from osfl.core.types import ClientId, Dataset, Payload, Shard, Upload
 from osfl.evaluation.scores import metrics, probabilities
-from osfl.judging.judge import judge
+from osfl.rounds.judging.judge import judge
 from osfl.runtime.workers import Workers, compute_threads
 from osfl.simulate.simulation import Federation, Simulation, prepare
 

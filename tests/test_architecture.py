@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import ALLOWED, PAGE, SOURCE, imported, page, room_of, rooms_imported
+from tests.architecture import ALLOWED, NARROWER, PAGE, SOURCE, imported, page, room_of, rooms_imported
 
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -19,6 +19,18 @@ def test_imports_point_the_allowed_way(path: Path) -> None:
     assert room in ALLOWED, f"{room} is a new room: say in tests/architecture.py whom it may import"
     extra = rooms_imported(path) - ALLOWED[room] - {room}
     assert not extra, f"{path.name} ({room}) must not import {sorted(extra)}"
+
+
+@pytest.mark.parametrize("folder", NARROWER)
+def test_a_part_of_a_room_imports_less_than_the_room(folder: str) -> None:
+    room = folder.split("/")[0]
+    assert NARROWER[folder] < ALLOWED[room]
+    paths = sorted((SOURCE / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
+        inside = {name for name in imported(path) if f"{name}.".startswith(f"osfl.{folder.replace('/', '.')}.")}
+        extra = {name for name in imported(path) - inside if name.split(".")[1] not in NARROWER[folder]}
+        assert not extra, f"{path.name} ({folder}) must not import {sorted(extra)}"
 
 
 def test_the_table_has_no_cycle_and_no_idle_permission() -> None:
@@ -144,7 +156,8 @@ LIGHT = (
     "osfl.rounds.state",
     "osfl.cli.main",
     "osfl.dashboard.server",
-    "osfl.inspection.look",
+    "osfl.roles.inspection.look",
+    "osfl.evaluation.advice.ranking",
 )
 
 

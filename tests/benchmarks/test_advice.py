@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks.advice import judge, table
-from osfl.advice.known import FILE, known_cells
+from osfl.evaluation.advice.known import FILE, known_cells
 
 
 def test_the_package_knows_exactly_what_the_records_say() -> None:

@@ -22,7 +22,7 @@ from osfl.runtime.workers import compute_threads
 from osfl.simulate.checks import small_federation
 from osfl.wire.bundle import pack
 from osfl.wire.gate import verify_release
-from tests.judging.uploads import lying, sent
+from tests.rounds.judging.uploads import lying, sent
 
 ONE, LIAR = Machine(workers=1), "client-01"
 

@@ -15,9 +15,9 @@ from osfl.deploy.flower import messages
 from osfl.deploy.flower.collector import Collector
 from osfl.deploy.flower.messages import MessageBody
 from osfl.deploy.flower.site_node import SiteNode
-from osfl.inspection.known import Known
-from osfl.inspection.look import look
 from osfl.roles import coordinator, peer, site
+from osfl.roles.inspection.known import Known
+from osfl.roles.inspection.look import look
 from osfl.roles.repair import make_repair
 from osfl.rounds.forgetting import forget
 from osfl.rounds.state import read_policy

@@ -17,9 +17,9 @@ from osfl.cli.terminal import echo, escape, output, put_json
 from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.advice.known import Case
-    from osfl.advice.needs import Wants
-    from osfl.advice.ranking import Advice, Ranked
+    from osfl.evaluation.advice.known import Case
+    from osfl.evaluation.advice.needs import Wants
+    from osfl.evaluation.advice.ranking import Advice, Ranked
 
 EXAMPLES = (
     "osfl advise --sites 5 --images 4000 --classes 8 --classes-per-site 2 --image-size 28 --channels 3 --kind medical",
@@ -98,9 +98,9 @@ def advise(
     doubling counts 1: of sites, images, classes, the share of classes a site has, or the image's side. Methods that need what
     is not allowed are left out, with the reason. Where no cell is near, there is no ranking.
     """
-    from osfl.advice.known import Case, known_cells
-    from osfl.advice.needs import Wants
-    from osfl.advice.ranking import advise as ranking
+    from osfl.evaluation.advice.known import Case, known_cells
+    from osfl.evaluation.advice.needs import Wants
+    from osfl.evaluation.advice.ranking import advise as ranking
 
     mistakes, case, constant = Mistakes(), Case(sites, images, classes, None, image_size, channels, kind), None
     with mistakes.noted():
@@ -174,8 +174,8 @@ def _looked_up(case: Case, folders: Path | None, plan: Path | None) -> tuple[Cas
     if folders is None:
         return case, None
 
-    from osfl.advice.known import Case, counted_share
     from osfl.data.image_counts import count_images
+    from osfl.evaluation.advice.known import Case, counted_share
 
     counts = count_images(folders)
     total = sum(counts.values(), Counter[str]())
@@ -186,8 +186,8 @@ def _looked_up(case: Case, folders: Path | None, plan: Path | None) -> tuple[Cas
 
 
 def _of_plan(path: Path) -> Case:
-    from osfl.advice.known import Case
     from osfl.core.plan import read_plan
+    from osfl.evaluation.advice.known import Case
 
     round_plan = read_plan(path)
     channels, height, width = round_plan.task.image
@@ -226,7 +226,7 @@ def _as_json(case: Case, wants: Wants, found: Advice, constant: float | None) ->
 
 
 def _show(case: Case, wants: Wants, found: Advice, constant: float | None) -> None:
-    from osfl.advice.ranking import NEAR, REACH
+    from osfl.evaluation.advice.ranking import NEAR, REACH
     from osfl.reports.text import percent
 
     names = {
@@ -317,7 +317,7 @@ def _against_the_server(variants: Sequence[Ranked]) -> None:
 
 def _command(one: Ranked, case: Case, wants: Wants) -> str:
     """How to try it on images of one's own."""
-    from osfl.advice.needs import OF_THE_ROUND, settings_in
+    from osfl.evaluation.advice.needs import OF_THE_ROUND, settings_in
 
     changes = settings_in(one.label)
     of_the_round = [f"--{key} {changes.pop(key)}" for key in OF_THE_ROUND if key in changes]

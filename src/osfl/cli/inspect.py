@@ -12,7 +12,7 @@ from osfl.cli.terminal import echo, escape, put_json
 from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from osfl.inspection.look import Look
+    from osfl.roles.inspection.look import Look
 
 EXAMPLES = (
     "osfl run --method ensemble --smoke --out runs/seen",
@@ -77,8 +77,8 @@ def inspect(
 
     The file is read as untrusted input, whoever made it. Exit code 1 if it is no bundle or a finding is serious.
     """
-    from osfl.inspection.known import gather
-    from osfl.inspection.look import look, worst
+    from osfl.roles.inspection.known import gather
+    from osfl.roles.inspection.look import look, worst
 
     known = gather(bundle, plan, fl_round, key)
     if data is not None and known.plan is None:

@@ -210,8 +210,8 @@ class Method:
         Default: nothing is refused."""
 
     def probed(self, upload: Upload, ctx: Context) -> Probed:
-        """What of an upload can be compared with others', before the server phase (osfl.judging). Default: the counts that it
-        claims; then it is judged by its size, its numbers and copies alone."""
+        """What of an upload can be compared with others', before the server phase (osfl.rounds.judging). Default: the counts
+        that it claims; then it is judged by its size, its numbers and copies alone."""
         return Probed(tuple(upload.payload.facts.get("class_counts", ())))
 
     def robust(self) -> Sequence[str]:

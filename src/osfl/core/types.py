@@ -325,7 +325,7 @@ class Exposed:
 
 @dataclass(frozen=True)
 class Probed:
-    """What of an upload can be compared with what other sites sent (osfl.judging). No image of any site is needed for it."""
+    """What of an upload can be compared with what other sites sent (osfl.rounds.judging). No image of any site is needed."""
 
     counts: Sequence[float] = ()  # images of each class that it claims; empty: it does not say
     classifier: torch.nn.Module | None = None  # answers the points of all sites; where there are none, public images

@@ -48,9 +48,9 @@ class Controller:
 
     def look(self, path: Path) -> str:
         """The inspect page of a bundle; one at a time, because a bundle may be large."""
-        from osfl.inspection.known import from_round
-        from osfl.inspection.look import look
         from osfl.reports.inspection import inspection_page
+        from osfl.roles.inspection.known import from_round
+        from osfl.roles.inspection.look import look
 
         with self.drawing:
             return inspection_page(look(path, replace(from_round(self.round), where=""), name=path.name))

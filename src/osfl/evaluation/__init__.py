@@ -1,1 +1,1 @@
-"""Numbers about finished things. No training, no drawing."""
+"""Numbers about finished things, and which method they speak for (`advice`). No training, no drawing."""

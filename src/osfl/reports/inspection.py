@@ -1,4 +1,4 @@
-"""The inspection page of a bundle, from what `osfl.inspection.look` found."""
+"""The inspection page of a bundle, from what `osfl.roles.inspection.look` found."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What each party of a round does, whoever carries the bytes: site, coordinator, peer, and fusion of plain checkpoints."""
+"""What each party of a round does, whoever carries the bytes: site, coordinator, peer, fusion of checkpoints, inspection."""

@@ -299,7 +299,8 @@ def make_release(
     """Run the server phase, if it may begin, and publish the release; its digest. A release that is there stands, unless
     the plan lets sites join late and some have: then the next release takes its place.
 
-    Before it, uploads are compared with each other (osfl.judging), and where one is suspected the plan may ask for a decision.
+    Before it, uploads are compared with each other (osfl.rounds.judging), and where one is suspected the plan may ask for a
+    decision.
 
     `without`: leave the uploads of these clients out, which stay in the inbox; the release names them as left out. `keep`: use
     these although they are suspected.

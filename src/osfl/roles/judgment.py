@@ -27,7 +27,7 @@ UNDECIDED = "judgment"  # field of the error
 
 def judged(fl_round: Round, method: Method, among: Collection[ClientId], ctx: Context) -> list[Mapping[str, Json]]:
     """Every suspicion about these uploads; what was found before is not computed again, and stays for who is left out."""
-    from osfl.judging.judge import judge
+    from osfl.rounds.judging.judge import judge
 
     uploads, digests = fl_round.uploads(among)
     known = _kept(fl_round.folder)

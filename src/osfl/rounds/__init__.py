@@ -1,1 +1,1 @@
-"""The round folder: its state and lock, phases, storage, egress check, provenance and forgetting. Carries no bytes."""
+"""The round folder: its state and lock, phases, storage, egress check, judging, provenance and forgetting. Carries no bytes."""

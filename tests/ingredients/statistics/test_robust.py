@@ -13,7 +13,7 @@ from osfl.core.types import Judging, Upload
 from osfl.ingredients.statistics.averaging import ROBUST, Combine, geometric_weights, robust_average
 from osfl.runtime.workers import compute_threads
 from osfl.simulate.checks import small_federation
-from tests.judging.uploads import sent
+from tests.rounds.judging.uploads import sent
 
 
 def members(*values: float) -> list[dict[str, torch.Tensor]]:

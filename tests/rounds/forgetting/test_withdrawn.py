@@ -15,9 +15,9 @@ from osfl.cli.main import answer
 from osfl.core.errors import Rejected, RoundError
 from osfl.core.plan import write_plan
 from osfl.core.types import Topology, canonical
-from osfl.inspection.known import gather
-from osfl.inspection.look import look, worst
 from osfl.roles import coordinator
+from osfl.roles.inspection.known import gather
+from osfl.roles.inspection.look import look, worst
 from osfl.rounds.finished import load_model
 from osfl.rounds.folder import simulated_key
 from osfl.rounds.forgetting import forget

@@ -12,11 +12,11 @@ from benchmarks import lying_sites
 from osfl.core.method import Context
 from osfl.core.registry import is_reference, load, names
 from osfl.core.types import Payload, Probed, Upload
-from osfl.judging import rules
-from osfl.judging.judge import judge
+from osfl.rounds.judging import rules
+from osfl.rounds.judging.judge import judge
 from osfl.runtime.workers import compute_threads
 from osfl.simulate.checks import small_federation
-from tests.judging.uploads import lying, sent
+from tests.rounds.judging.uploads import lying, sent
 
 NOTHING = ("local_only",)  # its sites send nothing
 PROBED = {name for name in names() if not is_reference(load(name)) and name not in NOTHING}
@@ -100,7 +100,7 @@ def test_three_uploads_are_not_compared() -> None:
 
 
 def test_of_many_sites_a_panel_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osfl.judging.probes.PANEL", 4)
+    monkeypatch.setattr("osfl.rounds.judging.probes.PANEL", 4)
     federation = small_federation("onesum", "iid", 6, samples=800)
     with compute_threads(1):
         instance, ctx, honest = sent(federation)

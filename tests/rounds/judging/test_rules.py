@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from osfl.core.types import Payload, Probed, Upload
-from osfl.judging import rules
-from osfl.judging.probes import Comparison, public_noise
+from osfl.rounds.judging import rules
+from osfl.rounds.judging.probes import Comparison, public_noise
 
 NAMES = ("a", "b", "c", "d", "e")
 RNG = torch.Generator().manual_seed(0)

@@ -10,8 +10,8 @@ import numpy as np
 from osfl.core.method import Context
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Json, Payload
-from osfl.inspection.findings import Finding, Material
-from osfl.inspection.numbers import chunks, histogram
+from osfl.roles.inspection.findings import Finding, Material
+from osfl.roles.inspection.numbers import chunks, histogram
 from osfl.wire.bundle import Bundle
 from osfl.wire.values import FLOATS
 

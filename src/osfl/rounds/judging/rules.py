@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 from osfl.core.types import ClientId, Probed, Upload
-from osfl.judging.probes import PANEL, Comparison, variance_of, within
+from osfl.rounds.judging.probes import PANEL, Comparison, variance_of, within
 
 CLAIM = 10.0  # times as many images as all others together
 COPY = 0.02  # of the usual distance between two uploads; where few can be compared, `EXACT`

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from osfl.advice.known import Case, Cell, Row, distance
-from osfl.advice.needs import Wants, excluded
+from osfl.evaluation.advice.known import Case, Cell, Row, distance
+from osfl.evaluation.advice.needs import Wants, excluded
 
 REACH = 6.0  # cells farther away are not used: six doublings
 NEAR = 3.0  # beyond it, say that the cells are far

@@ -11,10 +11,10 @@ from torch import nn
 from osfl.core.errors import OsflError
 from osfl.core.method import Context, Method
 from osfl.core.types import ClientId, Probed, Upload
-from osfl.judging import rules
-from osfl.judging.probes import by_prototypes, compare, summary
-from osfl.judging.rules import Numbers, Suspicion, numbers_of
 from osfl.models.folding import freeze
+from osfl.rounds.judging import rules
+from osfl.rounds.judging.probes import by_prototypes, compare, summary
+from osfl.rounds.judging.rules import Numbers, Suspicion, numbers_of
 from osfl.runtime.workers import return_freed_memory
 
 LEAST = 4  # uploads: among three, one that lies and one that is unlike the others look the same

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from osfl.advice.known import Case, Cell, Row, class_share, counted_share, distance, known_cells
-from osfl.advice.needs import Wants, excluded
-from osfl.advice.ranking import NEAR, REACH, UNKNOWN, advise, quantile
+from osfl.evaluation.advice.known import Case, Cell, Row, class_share, counted_share, distance, known_cells
+from osfl.evaluation.advice.needs import Wants, excluded
+from osfl.evaluation.advice.ranking import NEAR, REACH, UNKNOWN, advise, quantile
 
 HERE = Case(sites=5, images=4000, classes=8, share=0.25, side=28, channels=3, kind="medical")
 

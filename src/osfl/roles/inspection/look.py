@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TypedDict
 
 from osfl.core.types import Json
-from osfl.inspection.findings import SEVERITIES, Finding, Material, findings, not_checked
-from osfl.inspection.known import Known
-from osfl.inspection.numbers import numbers_of
-from osfl.inspection.own_images import compare, ratio_chart
-from osfl.inspection.pictures import cautions, galleries, histograms, previews
-from osfl.inspection.tensor_descriptions import describe_masked, describe_tensor, owner_of
+from osfl.roles.inspection.findings import SEVERITIES, Finding, Material, findings, not_checked
+from osfl.roles.inspection.known import Known
+from osfl.roles.inspection.numbers import numbers_of
+from osfl.roles.inspection.own_images import compare, ratio_chart
+from osfl.roles.inspection.pictures import cautions, galleries, histograms, previews
+from osfl.roles.inspection.tensor_descriptions import describe_masked, describe_tensor, owner_of
 from osfl.wire.bundle import Bundle
 from osfl.wire.masks import COMMITMENTS
 from osfl.wire.source import BytesLike

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 from osfl.core.errors import Rejected
 from osfl.core.names import shown
 from osfl.core.types import Json, Limits
-from osfl.inspection.known import Known
-from osfl.inspection.numbers import Numbers
-from osfl.inspection.tensor_descriptions import Description
+from osfl.roles.inspection.known import Known
+from osfl.roles.inspection.numbers import Numbers
+from osfl.roles.inspection.tensor_descriptions import Description
 from osfl.wire.bundle import TensorEntry
 from osfl.wire.contract import check_contract
 from osfl.wire.facts import architecture_of, check_well_known

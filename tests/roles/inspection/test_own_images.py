@@ -11,11 +11,11 @@ import torch
 from osfl.core.method import Context
 from osfl.core.registry import load
 from osfl.core.types import Payload, Shard
-from osfl.inspection.known import Known
-from osfl.inspection.look import Look, look
-from osfl.inspection.own_images import ratio_chart
 from osfl.methods.federated_factory import FederatedFactory
 from osfl.reports.figures import figure_views
+from osfl.roles.inspection.known import Known
+from osfl.roles.inspection.look import Look, look
+from osfl.roles.inspection.own_images import ratio_chart
 from osfl.rounds.exposure import BOUND, attack
 from osfl.runtime.payloads import to_raw
 from osfl.simulate.checks import small_federation

@@ -15,12 +15,12 @@ from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
 from osfl.core.tensors import RawTensor
 from osfl.core.types import Contract, Field, Plan, Task
-from osfl.inspection.known import Known, gather
-from osfl.inspection.look import Look, look, worst
-from osfl.inspection.numbers import histogram, numbers_of
-from osfl.inspection.tensor_descriptions import describe_tensor, owner_of
 from osfl.reports.figures import figure_views
 from osfl.reports.inspection import inspection_page
+from osfl.roles.inspection.known import Known, gather
+from osfl.roles.inspection.look import Look, look, worst
+from osfl.roles.inspection.numbers import histogram, numbers_of
+from osfl.roles.inspection.tensor_descriptions import describe_tensor, owner_of
 from osfl.wire.bundle import pack
 from osfl.wire.signing import SigningKey
 

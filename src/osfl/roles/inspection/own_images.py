@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from osfl.core.errors import OsflError, UploadBlocked
 from osfl.core.types import Json, Plan, Shard
-from osfl.inspection.findings import Finding
-from osfl.inspection.pictures import payload_of
+from osfl.roles.inspection.findings import Finding
+from osfl.roles.inspection.pictures import payload_of
 from osfl.wire.bundle import Bundle
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from osfl.advice.known import Row
 from osfl.core.errors import UsageError
 from osfl.core.method import Method
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Plan, Task
+from osfl.evaluation.advice.known import Row
 
 OF_THE_ROUND = ("topology", "encounters", "epsilon", "delta", "noise", "colluders")  # parts of a label, no settings
 TASK = Task("advice", ("a", "b"), (3, 32, 32))  # what a method can do does not depend on it
