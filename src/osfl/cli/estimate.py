@@ -11,6 +11,7 @@ import typer
 from osfl.cli import options
 from osfl.cli.arguments import DEFAULT_METHOD, RunOptions, machine_for, names, parse_options, with_smoke
 from osfl.cli.terminal import echo, errors, escape, output, put_json
+from osfl.core.errors import OsflError
 from osfl.data.reading import Reading
 
 if TYPE_CHECKING:
@@ -105,15 +106,24 @@ def estimate(
     from osfl.simulate.estimate import estimate as measured
     from osfl.simulate.simulation import for_methods
 
-    found, machine = [], machine_for(device, precision, memory, workers=workers)
+    found: dict[str, Estimate] = {}
+    failed: dict[str, OsflError] = {}
+    machine = machine_for(device, precision, memory, workers=workers)
     for label, variant in zip(wanted, for_methods(simulation, wanted), strict=True):
         errors().print(f"rehearsing {escape(label)} …", style="dim")
-        found.append(measured(variant, machine, sealed=sealed))
+        try:
+            found[label] = measured(variant, machine, sealed=sealed)
+        except OsflError as error:
+            failed[label] = error
+    if not found:
+        raise failed[wanted[0]]
     if output_format == "json":
-        values = [one.as_json() for one in found]
+        values = [found[name].as_json() if name in found else {"method": name, **failed[name].as_json()} for name in wanted]
         put_json(values[0] if len(values) == 1 else values)
     else:
-        _show(wanted, found)
+        _show(list(found), list(found.values()))
+        for label, error in failed.items():
+            echo(f"[red]{escape(label)}[/]: {escape(str(error))}")
 
 
 def _plan_ahead(path: Path, sealed: bool, output_format: str) -> None:

@@ -158,7 +158,8 @@ def _contracts(plan: Plan) -> dict[str, Contract]:
 def rehearse(federation: Federation, images: int) -> Result:
     """A whole run with so many images a client and the smoke preset's short training; structure stays as it is."""
     plan = replace(federation.plan, settings=_short(federation.plan), topology=_wide(federation.plan.topology))
-    shards = [replace(shard, train=_first(shard.train, images), val=_first(shard.val, 1)) for shard in federation.shards]
+    least = int(getattr(plan.settings, "least", 0))
+    shards = [replace(shard, train=few_of(shard.train, images, least), val=_first(shard.val, 1)) for shard in federation.shards]
     small = replace(federation, plan=plan, shards=shards, test=_first(federation.test, 32), domains=None)
     with tempfile.TemporaryDirectory(prefix="osfl-estimate-") as folder:
         return run_federation(small, Path(folder), {"preset": "smoke", "command": ""})
@@ -173,6 +174,16 @@ def _wide(topology: Topology | None) -> Topology | None:
 
 def _first(data: Dataset, count: int) -> Dataset:
     return data.subset(torch.arange(min(count, len(data))))
+
+
+def few_of(data: Dataset, count: int, least: int) -> Dataset:
+    """So many images from the start; and of each class as many as it needs to count with a method, where there are so many."""
+    kept = torch.zeros(len(data), dtype=torch.bool)
+    kept[:count] = True
+    classes = int(data.labels.max()) + 1 if data.labels.ndim == 1 else data.labels.shape[1]
+    for label in range(classes if least else 0):
+        kept[data.shows(label).nonzero()[:least, 0]] = True
+    return data.subset(kept.nonzero()[:, 0])
 
 
 def _short(plan: Plan) -> Any:
