@@ -122,8 +122,8 @@ def estimate(
         put_json(values[0] if len(values) == 1 else values)
     else:
         _show(list(found), list(found.values()))
-        for label, error in failed.items():
-            echo(f"[red]{escape(label)}[/]: {escape(str(error))}")
+        for label, why in failed.items():
+            echo(f"[red]{escape(label)}[/]: {escape(str(why))}")
 
 
 def _plan_ahead(path: Path, sealed: bool, output_format: str) -> None:
