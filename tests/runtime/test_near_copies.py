@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from osfl.core.seeds import torch_generator
+from osfl.runtime.meter import peak_memory, reset_peak_memory
 from osfl.runtime.near_copies import near_copies, without_near_copies
 
 
@@ -49,3 +50,36 @@ def test_too_few_to_compare() -> None:
     one = images(1)
     assert near_copies(torch.cat([one, one])).tolist() == [0, 0] and near_copies(one.repeat(5, 1, 1, 1)).tolist() == [0] * 5
     assert near_copies(torch.cat([one, one + 0.001])).tolist() == [0, 1]  # nothing else to measure by
+
+
+def test_many_are_compared_in_blocks_with_the_same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Films whose frames lie in different blocks, and single images, in any order; against a table of all distances."""
+    step = 0.1 * images(40, 3)
+    films = torch.cat([images(40)[i] + step[i] * torch.arange(4).reshape(-1, 1, 1, 1) for i in range(40)])
+    rows = torch.cat([films, images(60, 4)])[torch.randperm(220, generator=torch_generator(5, "order"))]
+    whole = near_copies(rows)
+    assert len(whole.unique()) == 100
+    for at_once in (1, 220 * 7, 220 * 64):
+        monkeypatch.setattr("osfl.runtime.near_copies._AT_ONCE", at_once)
+        assert torch.equal(near_copies(rows), whole)
+    links = torch.cdist(rows.flatten(1), rows.flatten(1)) < 0.2 * torch.pdist(rows.flatten(1)).median()
+    expected = [min(reached(links, start)) for start in range(220)]
+    assert whole.tolist() == expected
+
+
+def reached(links: torch.Tensor, start: int) -> set[int]:
+    found, waiting = {start}, [start]
+    while waiting:
+        fresh = set(links[waiting.pop()].nonzero().flatten().tolist()) - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def test_memory_is_bounded_where_all_are_near_copies() -> None:
+    """A table of all distances of 10,000 rows takes 400 MB, and its links 100 MB more."""
+    rows = torch.cat([noisy(image, 1000, 0.05).flatten(1)[:, :16] for image in images(10)])
+    reset_peak_memory()
+    before = peak_memory()
+    assert near_copies(rows).tolist() == [1000 * (i // 1000) for i in range(10_000)]
+    assert peak_memory() - before < 200e6

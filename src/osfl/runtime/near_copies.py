@@ -7,18 +7,25 @@ near-copies are near-copies.
 
 What is not found: turned, shifted or brighter copies, which are farther apart; and copies of one image that are more than
 seven of ten images of a class, because then little else is there to measure by.
+
+Memory: the rows three times (centered, sorted, and as given) and at most `_AT_ONCE` distances with what is made of them, below
+200 MB however many rows there are.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from osfl.runtime.meter import spend
 
 SHARE = 1 / 4  # of the typical distance
 _APART = 1 / 3  # of the median distance of any two
 _SOME = 512  # rows of which all distances are looked at for the median
-_TOGETHER = 1024  # rows whose distances are in memory at once
+_TOGETHER = 1024  # rows whose distances are in memory at once, of more than 4,096 rows fewer
+_AT_ONCE = 2**22  # distances in memory at once
 
 
 def near_copies(rows: torch.Tensor, share: float = SHARE) -> torch.Tensor:
@@ -39,8 +46,7 @@ def _groups(x: torch.Tensor, share: float) -> torch.Tensor:
     nearest, typical = _distances(x)
     near = (nearest < share * typical).nonzero().flatten()
     if len(near):
-        linked = torch.cdist(x[near], x[near]) < share * typical
-        group[near] = near[_connected(linked | linked.T)]
+        group[near] = near[_connected(x[near], share * typical)]
     return group
 
 
@@ -54,7 +60,7 @@ def _distances(x: torch.Tensor) -> tuple[torch.Tensor, float]:
     n = len(x)
     apart = _APART * float(torch.pdist(x[torch.linspace(0, n - 1, min(n, _SOME)).long()]).median())
     nearest, farther = torch.empty(n), torch.empty(n)
-    for part in torch.split(torch.arange(n), _TOGETHER):
+    for part in _blocks(n):
         away = torch.cdist(x[part], x)
         away[torch.arange(len(part)), part] = torch.inf
         nearest[part] = away.amin(1)
@@ -64,13 +70,25 @@ def _distances(x: torch.Tensor) -> tuple[torch.Tensor, float]:
     return nearest, float(found.median()) if len(found) else 0.0
 
 
-def _connected(linked: torch.Tensor) -> torch.Tensor:
-    """The first row of each row's connected part, (m,), of a symmetric table of links (m, m)."""
-    m = len(linked)
+def _connected(x: torch.Tensor, limit: float) -> torch.Tensor:
+    """The first row of each row's connected part, (m,); rows (m, d) are linked that are less than `limit` apart.
+
+    Parts grow block by block, and only links between different parts are looked at: a table of all would be m x m.
+    """
+    m = len(x)
     first = torch.arange(m)
-    while True:
-        seen = torch.where(linked, first[None], m).amin(1).minimum(first)
-        seen = seen[seen]
-        if torch.equal(seen, first):
-            return first
-        first = seen
+    for part in _blocks(m):
+        linked = (torch.cdist(x[part], x) < limit) & (first[part, None] != first)
+        row, column = linked.nonzero(as_tuple=True)
+        ends = torch.stack([torch.cat([part[row], torch.arange(m)]), torch.cat([column, first])]).numpy()
+        _, number = connected_components(
+            coo_array((np.ones(ends.shape[1], np.int8), tuple(ends)), shape=(m, m)), directed=False
+        )
+        number = torch.from_numpy(number).long()
+        first = torch.full((m,), m).scatter_reduce(0, number, torch.arange(m), "amin")[number]
+    return first
+
+
+def _blocks(n: int) -> tuple[torch.Tensor, ...]:
+    """Places of rows whose distances to all n are in memory at once."""
+    return torch.split(torch.arange(n), max(1, min(_TOGETHER, _AT_ONCE // n)))
