@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from osfl.core.headline import constant_labels
 from osfl.core.types import Dataset, Shard
+from osfl.data.source import Part
 from osfl.evaluation.multilabel import HALF, metrics, own_accuracy, score_labels, thresholds
+from osfl.evaluation.scores_with_intervals import constant_share, score_probabilities
+from osfl.reports.evaluation import below_constant, write_evaluation_report
 
 P = np.array([[0.9, 0.2], [0.6, 0.4], [0.4, 0.1], [0.1, 0.3]])
 Y = np.array([[1, 0], [0, 1], [1, 0], [0, 0]])
@@ -32,6 +39,29 @@ def test_a_class_without_images_has_no_score_and_spoils_none() -> None:
     assert found["auroc"] == pytest.approx(3 / 4) and found["ap"] == pytest.approx((1 + 2 / 3) / 2)
     none = metrics(P, np.zeros((4, 2), dtype=np.int64), np.array([0.5, 0.5]))
     assert none["auroc"] is None and none["ap"] is None and none["auroc_micro"] is None
+
+
+@pytest.mark.parametrize(("metric", "answer"), [("accuracy", 0), ("f1", 1), ("balanced_accuracy", 1), ("auroc", 0)])
+def test_a_constant_answer_reaches_what_is_stated(metric: str, answer: int) -> None:
+    """Findings of 1, 3 and 0 of ten images: never yes has the best accuracy, always yes the best F1."""
+    truth = np.array([[place < 1, place < 3, False] for place in range(10)]).astype(np.int64)
+    found = metrics(np.full((10, 3), float(answer)), truth, np.full(3, HALF))
+    floor = constant_labels(metric, constant_share(truth), truth.sum(0).tolist(), len(truth))
+    assert found[metric] == pytest.approx(floor) and (metric != "f1" or floor == pytest.approx((2 / 11 + 6 / 13) / 2))  # type: ignore[literal-required]
+
+
+def test_an_evaluation_that_is_no_better_than_always_yes_says_so(tmp_path: Path) -> None:
+    truth = np.array([[1, 0], [0, 1], [1, 0], [0, 0]])
+    part = Part(Dataset(torch.zeros((4, 2, 2, 1), dtype=torch.uint8), torch.from_numpy(truth)))
+    for probability, below in ((np.ones((4, 2)), True), (truth.astype(float), False)):
+        scored = score_probabilities(probability, part, ("a", "b"), metric="f1", resamples=20, cuts=np.full(2, HALF))
+        about = {"schema": 1, "model": {}, "cautions": [], "command": "osfl evaluate", "environment": {}}
+        data = {"name": "findings", "part": "test", "images": 4}
+        evaluation: Any = {**about, "task": {"classes": ["a", "b"], "kind": "multilabel"}, "data": data, **scored}
+        page = write_evaluation_report(evaluation, tmp_path).read_text()
+        sentence = "no better than answering each class with yes, or with no, whatever the image: macro F1 0.533."
+        assert (sentence in page) == below == (below_constant(evaluation) != "")
+        assert "macro F1, always yes" in page
 
 
 def test_thresholds_are_where_f1_is_highest() -> None:

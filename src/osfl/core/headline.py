@@ -49,6 +49,14 @@ def constant_answer(metric: str, counts: Sequence[float]) -> float:
     }[metric]
 
 
+def constant_labels(metric: str, majority: float, counts: Sequence[float], images: float) -> float:
+    """The same where an image may have several classes. Accuracy (`majority`): each class always gets its more frequent answer;
+    F1: always yes, over the classes that some of the images have."""
+    always_yes = [2 * count / (images + count) for count in counts if count > 0]
+    f1 = sum(always_yes) / len(always_yes) if always_yes else 0.0
+    return {"accuracy": majority, "f1": f1}.get(metric, 0.5)
+
+
 # --- of finished runs -------------------------------------------------------------------------------------------------
 
 SMOKE = "Smoke run: a trial of everything in seconds. Its figures say nothing about a method."
@@ -68,10 +76,11 @@ def is_multilabel(result: Result) -> bool:
 
 
 def constant_answer_of(result: Result, metric: str) -> float:
-    """The same for a finished run; multi-label, always the more frequent answer, yes or no, of each class."""
+    """The same for a finished run."""
     if not is_multilabel(result):
         return constant_answer(metric, judged_counts(result))
-    return {"accuracy": result["scores"]["majority"], "f1": 0.0}.get(metric, 0.5)
+    counts = [row["images"] for row in result["scores"]["labels"].values()]
+    return constant_labels(metric, result["scores"]["majority"], counts, result["data"]["test_images"])
 
 
 def is_smoke(result: Result) -> bool:

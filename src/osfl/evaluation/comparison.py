@@ -100,7 +100,8 @@ def _headline(groups: Mapping[str, Sequence[Result]], chosen: str) -> dict[str, 
     means = {name: over_seeds(f"scores.global.{metric}", group)["mean"] for name, group in groups.items()}
     below = [name for name, mean in means.items() if mean is not None and mean <= floors[name] + 1e-9]
     floor = next(iter(floors.values())) if len({round(value, 12) for value in floors.values()}) == 1 else None
-    return {"headline": {"metric": metric, "why": why, "floor": floor}, "below": below}
+    constant = {"constant": "always the same yes and no"} if several else {}
+    return {"headline": {"metric": metric, "why": why, "floor": floor, **constant}, "below": below}
 
 
 def _floor(metric: str, group: Sequence[Result]) -> float:

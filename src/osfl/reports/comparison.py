@@ -161,12 +161,13 @@ def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
 def _constant_line(comparison: Mapping[str, Any]) -> tuple[str, float] | None:
     """What a constant answer reaches, where it is the same for all methods."""
     methods: Methods = comparison["methods"]
+    text = comparison.get("headline", {}).get("constant", "always the most frequent class")
     if "headline" in comparison:
         value = comparison["headline"]["floor"]
     else:
         values = {mean(methods, name, "scores.majority") for name in methods}
         value = values.pop() if len(values) == 1 else None
-    return None if value is None else ("always the most frequent class", value)
+    return None if value is None else (text, value)
 
 
 def _bars(comparison: Mapping[str, Any], judged: str) -> Markup:

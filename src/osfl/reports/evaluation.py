@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from osfl.core.evaluated import Estimate, Evaluation
-from osfl.core.headline import NAMES, SMOKE, constant_answer
+from osfl.core.headline import NAMES, SMOKE, constant_answer, constant_labels
 from osfl.core.result import finding_line
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.plots import confusion
@@ -108,15 +108,21 @@ def below_constant(evaluation: Evaluation) -> str:
     """A sentence where the model is no better than always answering the same; else nothing."""
     metric = evaluation["headline"]
     value = evaluation["metrics"][metric]["value"]
-    floor = constant_answer(metric, [scored["images"] for scored in evaluation["per_class"].values()])
-    if is_multilabel(evaluation):
-        floor = {"accuracy": evaluation["majority"], "f1": 0.0}.get(metric, 0.5)
+    floor = constant_of(evaluation)
     if value is None or value > floor:
         return ""
-    if is_multilabel(evaluation):
-        return "This model is no better than answering each class with yes, or with no, whatever the image."
     constant = f"{NAMES[metric]} {_text(metric, floor)}"
+    if is_multilabel(evaluation):
+        return f"This model is no better than answering each class with yes, or with no, whatever the image: {constant}."
     return f"This model is no better than always answering the most frequent class, which has {constant}."
+
+
+def constant_of(evaluation: Evaluation) -> float:
+    """What an answer that never looks at the image reaches at the headline metric."""
+    metric, counts = evaluation["headline"], [scored["images"] for scored in evaluation["per_class"].values()]
+    if is_multilabel(evaluation):
+        return constant_labels(metric, evaluation["majority"], counts, evaluation["data"]["images"])
+    return constant_answer(metric, counts)
 
 
 def interval_sentence(evaluation: Evaluation) -> str:
@@ -135,8 +141,12 @@ def _chips(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("classes", str(len(evaluation["task"]["classes"]))),
     ]
     chips += [("people", count(data["people"]))] if data.get("people") is not None else []
-    constant = "always the same yes and no" if is_multilabel(evaluation) else "most frequent class"
-    return [*chips, (constant, percent(evaluation["majority"]))]
+    if not is_multilabel(evaluation):
+        return [*chips, ("most frequent class", percent(evaluation["majority"]))]
+    chips.append(("accuracy, always the same yes and no", percent(evaluation["majority"])))
+    if evaluation["headline"] == "f1":
+        chips.append(("macro F1, always yes", _text("f1", constant_of(evaluation))))
+    return chips
 
 
 def _text(name: str, value: float | None) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import ipaddress
 import json
 import shutil
 import ssl
 import stat
 import subprocess
+import tomllib
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from packaging.requirements import Requirement
 
 import osfl
 from osfl.core.errors import UsageError
@@ -24,6 +28,7 @@ from osfl.core.plan import read_plan, write_plan
 from osfl.deploy.flower import deployment
 from osfl.deploy.flower.app import accepted_plan, collector_config, open_site
 from osfl.deploy.flower.deployment import SETTINGS, deploy
+from osfl.deploy.flower.package import from_source, packed_here
 from osfl.deploy.flower.tls import days_left, names_of
 from osfl.roles.coordinator import status
 from osfl.wire.signing import SigningKey, save_public
@@ -262,6 +267,32 @@ def test_without_a_file_the_package_that_runs_here_goes_into_each_folder(tmp_pat
         name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode() for name, data in content.items()
     }
     assert recorded == {name: f"sha256={value}" for name, value in hashes.items()}
+
+
+def test_the_metadata_of_a_source_tree_are_those_of_its_pyproject(tmp_path: Path) -> None:
+    """What pip noted at the last `pip install --editable` may lack an extra that was added since."""
+    root = Path(osfl.__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    name, wheel = packed_here()
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        found = message_from_bytes(archive.read(f"osfl-{project['version']}.dist-info/METADATA"))
+    assert name == f"osfl-{project['version']}-py3-none-any.whl" and found["Version"] == project["version"]
+    assert found["Requires-Python"] == project["requires-python"]
+    assert found.get_payload(decode=True) == (root / "README.md").read_bytes()
+    assert set(found.get_all("Provides-Extra") or ()) == project["optional-dependencies"].keys()
+    by_extra: dict[str, set[str]] = {}
+    for requirement in map(Requirement, found.get_all("Requires-Dist") or ()):
+        extra = "" if requirement.marker is None else str(requirement.marker).split('"')[1]
+        by_extra.setdefault(extra, set()).add(f"{requirement.name}{requirement.specifier}")
+    wanted = {"": project["dependencies"], **project["optional-dependencies"]}
+    parsed = {extra: {f"{r.name}{r.specifier}" for r in map(Requirement, lines)} for extra, lines in wanted.items()}
+    assert by_extra == parsed
+
+
+def test_a_folder_that_is_no_source_tree_of_ours_has_no_metadata(tmp_path: Path) -> None:
+    assert from_source(tmp_path) is None
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\nversion = "1"\n')
+    assert from_source(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["other-1.0-py3-none-any.whl", "osfl-0.1.0.tar.gz", "osfl-0.1.0-py3-none-any.whl"])
