@@ -10,11 +10,9 @@ the site never joined.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -37,9 +35,7 @@ from osfl.core.types import (
     Summand,
     Total,
     Upload,
-    digest_of,
 )
-from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, probed_means, summed, unpacked
@@ -59,29 +55,19 @@ from osfl.ingredients.statistics.private_sums import (
     statement,
     with_room,
 )
-from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
-from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
+from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.ingredients.statistics.support import rows_that_show, shown_by_class, stops_for
-from osfl.ingredients.tokens.encoding import (
-    OnTokens,
-    Pooled,
-    TokenMethod,
-    pooled,
-    tokens_digest,
-)
-from osfl.ingredients.training.local import (
-    SMOKE_TRAINING,
-    classifier,
-    local_model,
-    not_positive,
-    too_low,
-    training_problems,
-)
-from osfl.methods.onesum.features import Mirrored, OnGrid, RandomConvolutions, draw_filters, mirrored, on_grid
+from osfl.ingredients.training.local import SMOKE_TRAINING, classifier
+from osfl.methods.onesum.feature_map import FeatureMap
 from osfl.methods.onesum.figures import preview_figures, server_figures
 from osfl.methods.onesum.head import Classifier, Head, Moments, head_of, lda, moments, qda, ridge
-from osfl.methods.onesum.personal import NETWORK, Blended, Choice, choose, default_choice, heads_for_sites, is_blend, offered
-from osfl.methods.onesum.settings import Settings, is_shrinkage
+from osfl.methods.onesum.personal import (
+    NETWORK,
+    Blended,
+    answer_of_site,
+    heads_for_sites,
+)
+from osfl.methods.onesum.settings import Settings, settings_problems
 from osfl.methods.onesum.terms import (
     check_features,
     checked_term,
@@ -92,17 +78,13 @@ from osfl.methods.onesum.terms import (
     sums_of,
     to_whole,
 )
-from osfl.models.flops import forward_flops
-from osfl.models.inputs import to_input
-from osfl.runtime.devices import exact
-from osfl.runtime.meter import spend
 
 FEWEST = 40  # images of a real site with open sums: of 13 and fewer plain lattice reduction computed all
 _TOGETHER = 1024  # images whose features are in memory at once
 _EXACT, _WHOLE = 2**53, 2**63  # whole numbers below are exact in float64, in which a site adds; and in int64, as all do
 
 
-class OneSum(TokenMethod):
+class OneSum(FeatureMap):
     Settings = Settings
     TASKS = ("multiclass", "multilabel")
     STRUCTURE = ("filters",)
@@ -114,46 +96,6 @@ class OneSum(TokenMethod):
         "classes with fewer than `least` images are in no sum",
     )
 
-    def problems(self, clients: int) -> list[str]:
-        s = self.settings
-        found = super().problems(clients) if s.features == "encoder" else []
-        found += too_low(s, {"filters": 1, "scales": 1, "side": 8, "thumbnail": 0, "least": 1, "bound": 0, "dimensions": 0})
-        found += not_positive(s, "temperature", "norm")
-        if not 0 <= s.mean_color <= 1:
-            found.append(f"setting 'mean_color': expected a share from 0 to 1, got {s.mean_color}")
-        if not is_shrinkage(s.shrinkage):
-            found.append(f"setting 'shrinkage': expected gcv or a number of at least 0, got {s.shrinkage!r}")
-        if s.head == "qda" and not s.by_class:
-            found.append("setting 'head': qda needs the second moments of each class; set by_class=true")
-        if s.head == "ridge" and s.prior == "site":
-            found.append("setting 'prior': the scores of head=ridge are no likelihoods; set prior=global or head=lda")
-        if not is_blend(s.blend):
-            found.append(f"setting 'blend': expected auto or a number from 0 to 1, got {s.blend!r}")
-        elif self._has_network():
-            found += training_problems(s, self.task)
-        if s.by_class and s.send == "smaller":
-            found.append("setting 'send': by_class=true sends triangles; set send=triangle")
-        if s.symmetry == "square" and self.task.image[1] != self.task.image[2]:
-            found.append(
-                f"setting 'symmetry': square needs images of equal sides, got {self.task.image[1:]}; set symmetry=flip"
-            )
-        if self.task.several:
-            wanted = {"head": "lda", "prior": "global", "by_class": False}
-            found += [
-                f"setting {name!r}: multi-label data, with several classes an image, needs {name}={str(value).lower()}"
-                for name, value in wanted.items()
-                if getattr(s, name) != value
-            ]
-        return found
-
-    def width(self) -> int:
-        """d of what is summed."""
-        return min(self.settings.dimensions, self._base_width()) or self._base_width()
-
-    def _base_width(self) -> int:
-        s = self.settings
-        return int(s.width_for(self.task.image[0]) if s.features == "random" else s.width(s.tokens))
-
     def contract(self, architecture: str) -> Contract:
         d, classes = self.width(), rows_of(self.task)
         triangle, by_class, smaller = (d * (d + 1) // 2,), self.settings.by_class, self.settings.send == "smaller"
@@ -163,6 +105,11 @@ class OneSum(TokenMethod):
         factor = {"factor": Field("F64", ("rows", d), required=False, choice="gram")} if smaller else {}
         counts = Field("I64", (classes,), below=None if self.settings.dimensions else 1 << 40)  # noise may make them negative
         return {"counts": counts, "sums": Field("I64", (classes, d)), **gram, **factor}
+
+    def problems(self, clients: int) -> list[str]:
+        s = self.settings
+        found = super().problems(clients) if s.features == "encoder" else []
+        return [*found, *settings_problems(s, self.task)]
 
     # --- a site --------------------------------------------------------------------------------------------------------------
 
@@ -236,58 +183,6 @@ class OneSum(TokenMethod):
             return folded_statistics(features, self._targets(some), classes)
 
         return summed(ctx.map(sums, parts)) if len(data) else no_images(classes, self.width())
-
-    def _features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
-        """Features of images and then of their mirrors, (vectors * n, d) on the grid."""
-        if not self.settings.dimensions:
-            return self._base_features(data, shard, ctx)
-        projected: torch.Tensor = Projected(*self._projection(ctx), self.settings.norm)(self._mean_features(data, shard, ctx))
-        return projected
-
-    def _mean_features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
-        """The mean over an image and its mirrors, (n, d)."""
-        return self._base_features(data, shard, ctx).reshape(self.settings.copies(), len(data), -1).mean(0)
-
-    def _base_features(self, data: Dataset, shard: Shard, ctx: Context) -> torch.Tensor:
-        images = torch.cat(list(mirrored(data.images, self.settings.symmetry)))
-        if self.settings.features == "encoder":
-            tokens = self.encoded(Dataset(images, data.labels), shard, ctx)
-            return self._checked(on_grid(pooled(tokens, self.settings.tokens), self.settings.reach()), shard)
-        network = self._random_map(self._filters(ctx))
-        spend(forward_flops(network, self.task.image) * len(images))
-        device = exact(ctx.device)
-        with torch.inference_mode():
-            features: torch.Tensor = network.to(device)(to_input(images, device))
-            return features.cpu()
-
-    def _checked(self, features: torch.Tensor, shard: Shard) -> torch.Tensor:
-        """Finite features, most within the bound: clipping is for outliers, and beyond it features would lose what they say."""
-        reach = self.settings.reach()
-        if not bool(features.isfinite().all()):
-            raise TrainingError(
-                "the encoder gives features that are not numbers",
-                client=shard.client,
-                field="encoder",
-                expected="finite features",
-                got=f"{int((~features.isfinite()).any(1).sum())} of {len(features)} images with NaN",
-                fix="Look at these images and the encoder's file; `osfl ls encoders` lists others.",
-            )
-        beyond = float((features.abs() >= reach).double().mean())
-        if beyond > 0.001:
-            raise TrainingError(
-                "the encoder's features are beyond the bound that the plan agrees on",
-                client=shard.client,
-                field="bound",
-                expected=f"within {reach:g}",
-                got=f"{beyond:.1%} beyond it",
-                fix=f"Agree on a larger bound in the plan (`--set bound={4 * reach:g}`).",
-            )
-        return features
-
-    def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
-        """Features of any images, the mean over their mirrors, (n, d)."""
-        shard = Shard("", Dataset(images, torch.zeros(len(images), dtype=torch.int64)), Dataset(images[:0], torch.zeros(0)))
-        return self._features(shard.train, shard, ctx).reshape(self.settings.vectors(), len(images), -1).mean(0)
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
         """The mean features of each class, the thumbnail among them, rows of G and its span, beside those of the images."""
@@ -386,15 +281,6 @@ class OneSum(TokenMethod):
     def _in_features(self, gram: torch.Tensor) -> torch.Tensor:
         """Folded second moments in steps of the grid, in units of the features."""
         return unpacked(gram.double()) * self._step() ** 2
-
-    def _pixels(self) -> int:
-        """How many of the features are a thumbnail; they come last."""
-        plain = self.settings.features == "random" and not self.settings.dimensions
-        return self.settings.thumbnail**2 * self.task.image[0] if plain else 0
-
-    def _thumbnails(self, means: torch.Tensor) -> torch.Tensor | None:
-        side, pixels = self.settings.thumbnail, self._pixels()
-        return means[:, -pixels:].reshape(-1, self.task.image[0], side, side) if pixels else None
 
     def additive(self) -> bool:
         return True
@@ -501,11 +387,6 @@ class OneSum(TokenMethod):
         more = heads_for_sites(found, shrinkage) if s.head == "lda" and s.prior == "site" and s.blend == "auto" else {}
         return Payload({**self._map_tensors(ctx), **head.tensors(), **more}, {"shrinkage": shrinkage})
 
-    def _maps(self) -> int:
-        """How many features come from filters."""
-        plain = self.settings.features == "random" and not self.settings.dimensions
-        return self.width() - self._pixels() if plain else 0
-
     def _believed(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
         """The sums in units of the features, and G of each class where it was sent. Mirrored images are images.
 
@@ -551,62 +432,10 @@ class OneSum(TokenMethod):
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         """The scores of all sites' images, weighed by how often the site has each class (`methods/onesum/personal.py`)."""
+        shared = release.shared
         if ctx.plan.topology is not None:
-            return self._with_prior(self._with_neighbors(release.for_client(shard.client), shard, ctx), shard, ctx)
-        return self._with_prior(release.shared, shard, ctx)
-
-    def _with_prior(self, shared: Payload, shard: Shard, ctx: Context) -> Payload:
-        """tau l_c + ln(n_kc + 0.01), and beside it the site's own network."""
-        if self.settings.prior == "global":
-            return shared
-        head = head_of(shared.tensors)
-        prior = corrected_prior(site_log_prior(shard.train.labels, len(self.task.classes)), head.prior)
-        network = self._network(shard, ctx)
-        heads = offered(shared.tensors, head)
-        choice = self._chosen(heads, prior, network, float(shared.facts["shrinkage"]), shard, ctx)
-        softness = torch.tensor([choice.softness * self.settings.temperature], dtype=torch.float64)
-        own = replace(heads[choice.factor], prior=prior, temperature=softness)
-        kept = {name: value for name, value in shared.tensors.items() if not name.startswith("sites/")}
-        facts = {**shared.facts, "site": asdict(choice)}
-        if network is None or not choice.blend:
-            return Payload({**kept, **own.tensors()}, facts)
-        weights = {NETWORK + name: value for name, value in network.tensors.items()}
-        return Payload({**kept, **own.tensors(), **weights}, {**facts, "network": dict(network.facts)})
-
-    def _has_network(self) -> bool:
-        s = self.settings
-        return bool(s.prior == "site" and (s.features == "random" if s.blend == "auto" else float(s.blend) > 0))
-
-    def _network(self, shard: Shard, ctx: Context) -> Payload | None:
-        """The site's own network; none where the site has one class, of which a network learns nothing."""
-        if not self._has_network() or len(set(shard.train.labels.tolist())) < 2:
-            return None
-        return local_model(shard, self.task, self.settings, ctx)
-
-    def _chosen(
-        self,
-        heads: Mapping[float, Head],
-        prior: torch.Tensor,
-        network: Payload | None,
-        shrinkage: float,
-        shard: Shard,
-        ctx: Context,
-    ) -> Choice:
-        """By the site's held-out images where it has any and the plan leaves it to them."""
-        if self.settings.blend != "auto":
-            return Choice(1.0, 1.0, float(self.settings.blend) if network is not None else 0.0)
-        if not len(shard.val) or ctx.plan.privacy is not None:  # in a private round they are in the sums
-            start = default_choice(network is not None, shrinkage)
-            return start if start.factor in heads else replace(start, factor=1.0)
-        features, tau = self.encode(shard.val.images, ctx), self.settings.temperature
-        plain = {f: replace(h, prior=torch.zeros_like(prior), temperature=torch.ones(1)) for f, h in heads.items()}
-        scores = {f: tau * Classifier(one)(features).double() for f, one in plain.items()}
-        of_network = None
-        if network is not None:
-            of_network = (
-                fast_logits([classifier(network, self.task)], shard.val.images, run_map=_one_by_one)[0].double().log_softmax(1)
-            )
-        return choose({0: prior, **scores}, of_network, shard.val.labels, shrinkage)
+            shared = self._with_neighbors(release.for_client(shard.client), shard, ctx)
+        return shared if self.settings.prior == "global" else answer_of_site(self, shared, shard, ctx)
 
     def learned_prior(self, payload: Payload) -> tuple[torch.Tensor, float] | None:
         """For what `prior=site` with `blend=0` would reach, where all sites answer with the release."""
@@ -620,15 +449,7 @@ class OneSum(TokenMethod):
 
     def build(self, payload: Payload) -> nn.Module:
         answers = Classifier(head_of(payload.tensors))
-        if self.settings.features == "random":
-            features: nn.Module = self._random_map(payload.tensors["map/filters"])
-        else:
-            features = OnTokens(self.tokenizer(), Pooled(OnGrid(self.settings.reach()), self.settings.tokens))
-        steps: list[nn.Module] = [Mirrored(features, self.settings.symmetry), answers]
-        if self.settings.dimensions:
-            public = Projected(payload.tensors["map/mean"], payload.tensors["map/basis"], self.settings.norm)
-            steps.insert(1, public)
-        summed = nn.Sequential(*steps)
+        summed = nn.Sequential(*self._feature_network(payload.tensors), answers)
         if "network" not in payload.facts:
             return summed.eval()
         weights = {name.removeprefix(NETWORK): value for name, value in payload.tensors.items() if name.startswith(NETWORK)}
@@ -693,48 +514,3 @@ class OneSum(TokenMethod):
         """What has seen a class and stays when it is forgotten."""
         text = "sites go on weighing classes by how many images of them they have"
         return text if self.settings.prior == "site" else ""
-
-    # --- the feature map -----------------------------------------------------------------------------------------------------
-
-    def _step(self) -> float:
-        s = self.settings
-        return float((s.norm if s.dimensions else s.reach()) / LEVELS)
-
-    def _projection(self, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and basis of public images' features, the same at every site."""
-
-        def features(images: torch.Tensor) -> torch.Tensor:
-            nobody = nobodys(images)
-            return self._mean_features(nobody.train, nobody, ctx)
-
-        rng = ctx.generator("onesum", "public images")
-        make = partial(public_map, self.width(), self.task.image, rng, features)
-        made = ctx.get_or_compute(["osfl onesum projection", 1, self._digest(ctx), ctx.device.type], make)
-        return made.tensors["mean"], made.tensors["basis"]
-
-    def _filters(self, ctx: Context) -> torch.Tensor:
-        s = self.settings
-        return draw_filters(s.filters * s.scales, self.task.image[0], ctx.generator("onesum", "filters"), s.mean_color)
-
-    def _random_map(self, filters: torch.Tensor) -> RandomConvolutions:
-        return RandomConvolutions(filters, self.settings, self.settings.reach())
-
-    def _map_tensors(self, ctx: Context) -> dict[str, torch.Tensor]:
-        filters = {"map/filters": self._filters(ctx)} if self.settings.features == "random" else {}
-        if not self.settings.dimensions:
-            return filters
-        mean, basis = self._projection(ctx)
-        return {**filters, "map/mean": mean, "map/basis": basis}
-
-    def _digest(self, ctx: Context) -> str:
-        """Names everything that features depend on besides the images."""
-        s = self.settings
-        more = [self.width(), s.norm, ctx.plan.seed] if s.dimensions else []
-        if s.features == "encoder":
-            return digest_of(["osfl onesum", tokens_digest(s), s.tokens, s.reach(), s.symmetry, *more])
-        filters = hashlib.sha256(self._filters(ctx).numpy().tobytes()).hexdigest()
-        return digest_of(["osfl onesum", s.described(self.task.image), filters, s.reach(), s.symmetry, *more])
-
-
-def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    return [work(item) for item in items]

@@ -8,14 +8,22 @@ of them. A site with few held-out images keeps the default; accuracy would jump 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
 
-from osfl.methods.onesum.head import Head, Moments, lda
+from osfl.core.method import Context
+from osfl.core.types import Payload, Shard, Task
+from osfl.ingredients.ensembles.ensemble import fast_logits
+from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
+from osfl.ingredients.training.local import classifier, local_model
+from osfl.methods.onesum.feature_map import FeatureMap
+from osfl.methods.onesum.head import Classifier, Head, Moments, head_of, lda
+from osfl.methods.onesum.settings import Settings, has_network
 
 FACTORS = (1.0, 3.0, 10.0, 30.0)  # on the release's lambda: a site of few classes wants more shrinkage than all sites together
 SOFTNESS = (0.5, 1.0, 2.0)  # on the setting `temperature`
@@ -33,6 +41,60 @@ class Choice:
     factor: float  # on the release's lambda
     softness: float  # on `temperature`
     blend: float  # beta
+
+
+def answer_of_site(method: FeatureMap, shared: Payload, shard: Shard, ctx: Context) -> Payload:
+    """tau l_c + ln(n_kc + 0.01), and beside it the site's own network."""
+    head = head_of(shared.tensors)
+    prior = corrected_prior(site_log_prior(shard.train.labels, len(method.task.classes)), head.prior)
+    network = _network(shard, method.task, method.settings, ctx)
+    heads = offered(shared.tensors, head)
+    choice = _chosen(method, heads, prior, network, float(shared.facts["shrinkage"]), shard, ctx)
+    softness = torch.tensor([choice.softness * method.settings.temperature], dtype=torch.float64)
+    own = replace(heads[choice.factor], prior=prior, temperature=softness)
+    kept = {name: value for name, value in shared.tensors.items() if not name.startswith("sites/")}
+    facts = {**shared.facts, "site": asdict(choice)}
+    if network is None or not choice.blend:
+        return Payload({**kept, **own.tensors()}, facts)
+    weights = {NETWORK + name: value for name, value in network.tensors.items()}
+    return Payload({**kept, **own.tensors(), **weights}, {**facts, "network": dict(network.facts)})
+
+
+def _network(shard: Shard, task: Task, settings: Settings, ctx: Context) -> Payload | None:
+    """The site's own network; none where the site has one class, of which a network learns nothing."""
+    if not has_network(settings) or len(set(shard.train.labels.tolist())) < 2:
+        return None
+    return local_model(shard, task, settings, ctx)
+
+
+def _chosen(
+    method: FeatureMap,
+    heads: Mapping[float, Head],
+    prior: torch.Tensor,
+    network: Payload | None,
+    shrinkage: float,
+    shard: Shard,
+    ctx: Context,
+) -> Choice:
+    """By the site's held-out images where it has any and the plan leaves it to them."""
+    if method.settings.blend != "auto":
+        return Choice(1.0, 1.0, float(method.settings.blend) if network is not None else 0.0)
+    if not len(shard.val) or ctx.plan.privacy is not None:  # in a private round they are in the sums
+        start = default_choice(network is not None, shrinkage)
+        return start if start.factor in heads else replace(start, factor=1.0)
+    features, tau = method.encode(shard.val.images, ctx), method.settings.temperature
+    plain = {f: replace(h, prior=torch.zeros_like(prior), temperature=torch.ones(1)) for f, h in heads.items()}
+    scores = {f: tau * Classifier(one)(features).double() for f, one in plain.items()}
+    of_network = None
+    if network is not None:
+        of_network = (
+            fast_logits([classifier(network, method.task)], shard.val.images, run_map=_one_by_one)[0].double().log_softmax(1)
+        )
+    return choose({0: prior, **scores}, of_network, shard.val.labels, shrinkage)
+
+
+def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]
 
 
 def default_choice(network: bool, shrinkage: float) -> Choice:
@@ -105,11 +167,3 @@ class Blended(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return mixed(self.summed(x).log_softmax(-1), self.network(x).log_softmax(-1), self.blend)
-
-
-def is_blend(text: str) -> bool:
-    """Whether a setting says `auto` or a share."""
-    try:
-        return text == "auto" or 0 <= float(text) <= 1
-    except ValueError:
-        return False

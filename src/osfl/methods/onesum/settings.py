@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from osfl.core.types import ADDED
+from osfl.core.types import ADDED, Task
 from osfl.ingredients.tokens.encoding import Encoding, Pooling
-from osfl.ingredients.training.local import Training
+from osfl.ingredients.training.local import Training, not_positive, too_low, training_problems
 from osfl.methods.onesum.features import RandomMap
 
 
@@ -61,3 +61,46 @@ def is_shrinkage(text: str) -> bool:
         return 0 <= float(text) < 1e30
     except ValueError:
         return False
+
+
+def is_blend(text: str) -> bool:
+    """Whether a setting says `auto` or a share."""
+    try:
+        return text == "auto" or 0 <= float(text) <= 1
+    except ValueError:
+        return False
+
+
+def has_network(s: Settings) -> bool:
+    """Whether sites answer with networks of their own, too."""
+    return s.prior == "site" and (s.features == "random" if s.blend == "auto" else float(s.blend) > 0)
+
+
+def settings_problems(s: Settings, task: Task) -> list[str]:
+    """What is wrong with the settings, for the images of the plan; the encoder's are checked where it is used."""
+    found = too_low(s, {"filters": 1, "scales": 1, "side": 8, "thumbnail": 0, "least": 1, "bound": 0, "dimensions": 0})
+    found += not_positive(s, "temperature", "norm")
+    if not 0 <= s.mean_color <= 1:
+        found.append(f"setting 'mean_color': expected a share from 0 to 1, got {s.mean_color}")
+    if not is_shrinkage(s.shrinkage):
+        found.append(f"setting 'shrinkage': expected gcv or a number of at least 0, got {s.shrinkage!r}")
+    if s.head == "qda" and not s.by_class:
+        found.append("setting 'head': qda needs the second moments of each class; set by_class=true")
+    if s.head == "ridge" and s.prior == "site":
+        found.append("setting 'prior': the scores of head=ridge are no likelihoods; set prior=global or head=lda")
+    if not is_blend(s.blend):
+        found.append(f"setting 'blend': expected auto or a number from 0 to 1, got {s.blend!r}")
+    elif has_network(s):
+        found += training_problems(s, task)
+    if s.by_class and s.send == "smaller":
+        found.append("setting 'send': by_class=true sends triangles; set send=triangle")
+    if s.symmetry == "square" and task.image[1] != task.image[2]:
+        found.append(f"setting 'symmetry': square needs images of equal sides, got {task.image[1:]}; set symmetry=flip")
+    if task.several:
+        wanted = {"head": "lda", "prior": "global", "by_class": False}
+        found += [
+            f"setting {name!r}: multi-label data, with several classes an image, needs {name}={str(value).lower()}"
+            for name, value in wanted.items()
+            if getattr(s, name) != value
+        ]
+    return found
