@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from osfl.core.errors import RoundError
+from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context
 from osfl.core.plan import check_plan
 from osfl.core.settings import resolve_settings
@@ -18,6 +18,7 @@ from osfl.ingredients.statistics.gaussians import unpacked
 from osfl.ingredients.statistics.private_sums import site_noise
 from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.methods.fedcgs import FedCGS
+from osfl.rounds.egress import check_open_sums
 from osfl.rounds.secure_sum import masked, total_of
 from osfl.runtime.payloads import payload_digest
 from osfl.simulate.checks import small_federation
@@ -151,3 +152,18 @@ def test_what_whole_numbers_cannot_do_is_refused() -> None:
     found = method(by_class=True, personalize="prior").problems(3)
     assert any("'by_class': with dimensions" in line for line in found)
     assert any("'personalize': with dimensions" in line for line in found)
+
+
+def test_exact_sums_of_few_images_stop_a_real_site_and_noise_or_a_secure_sum_do_not() -> None:
+    """Whole numbers without noise are as open to lattice reduction as OneSum's."""
+    one, plan = method(), context(method(), None).plan
+    few, enough = (one.client_phase(shard("a", count), context(one, None)) for count in (43, 44))  # four are held out
+    assert one.too_few(few, plan) == (39, 40) and one.too_few(enough, plan) is None
+    with pytest.raises(UploadBlocked, match="so few") as caught:
+        check_open_sums(one, few, "north", plan)
+    assert (caught.value.client, caught.value.field, caught.value.got) == ("north", "readable", 39)
+    assert one.too_few(few, replace(plan, secure_sum=True)) is None and method(readable="send").too_few(few, plan) is None
+    noisy = context(one, CLOSE)
+    assert one.too_few(one.client_phase(shard("a", 43), noisy), noisy.plan) is None
+    rounded = method(dimensions=0)  # sums in float64: what is known of them is their span
+    assert rounded.too_few(rounded.client_phase(shard("a", 43), context(rounded, None)), plan) is None

@@ -309,7 +309,7 @@ class Exposed:
     The egress check compares them (osfl.rounds.exposure).
     """
 
-    label: int
+    label: int  # the number after the last class: of all images, among them those of no class (multi-label)
     candidates: Mapping[str, torch.Tensor]  # by kind, (m, d): each row might be one image
     train: torch.Tensor  # (n, d): what it was computed from
     held_out: torch.Tensor  # (m, d): images of the class that were not used

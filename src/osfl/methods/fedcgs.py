@@ -74,7 +74,14 @@ from osfl.ingredients.statistics.private_sums import (
 from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
 from osfl.ingredients.statistics.shrinkage import gcv_ridge
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
-from osfl.ingredients.statistics.support import rows_that_show, shown_by_class, stops_for
+from osfl.ingredients.statistics.support import (
+    exposed_beyond_classes,
+    of_no_class,
+    rows_that_show,
+    shown_by_class,
+    stops_for,
+    too_few_in_open_sums,
+)
 from osfl.ingredients.tokens.encoding import (
     Encoding,
     OnTokens,
@@ -238,14 +245,25 @@ class FedCGS(OneClassifier, TokenMethod):
         }
         counts = term.counts[: len(self.task.classes)].tolist()
         parts = {c: features(c) for c, count in enumerate(counts) if count}
-        whole = moments.get("gram")
-        shown = {} if whole is None else shown_by_class(whole(), {c: train for c, (train, _) in parts.items()})
+        whole, every, seen = moments.get("gram"), features(None), {c: train for c, (train, _) in parts.items()}
+        if self.task.several:
+            seen[len(counts)] = every[0][of_no_class(shard.train, parts)]
+        shown = {} if whole is None else shown_by_class(whole(), seen)
         for c, (train, held_out) in parts.items():
             gram = whole or moments[f"class-{c}/gram"]
             summed = int(images_in(term.counts, self.task) if whole else counts[c])
             yield Exposed(c, {"mean": means[c : c + 1].float()}, train, held_out, moments=gram, summed=summed)
             rows = shown[c] if whole else rows_that_show(gram(), train.double())[0].float()
             yield Exposed(c, {"row of second moments": rows}, train, held_out, stops=stops)
+        if self.task.several:
+            yield exposed_beyond_classes(term.sums, term.counts, shown[len(counts)], *every, stops)
+
+    def too_few(self, payload: Payload, plan: Plan) -> tuple[int, int] | None:
+        """With `dimensions` sums are exact and in whole numbers."""
+        if not self.settings.dimensions or plan.privacy is not None:
+            return None
+        images = int(self._counts(Upload("", "", payload)).sum())
+        return too_few_in_open_sums(images, self.settings.readable, plan)
 
     def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
         """Sums over fewer images than features have the span of their features."""

@@ -13,7 +13,7 @@ import torch
 from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context, Method
 from osfl.core.types import ClientId, Contract, Field, Limits, Payload, Plan, Shard, Task, Upload, canonical
-from osfl.rounds.exposure import BOUND, Ratio, attack, worst
+from osfl.rounds.exposure import BOUND, Ratio, attack, of_which, worst
 from osfl.runtime.payloads import to_raw
 
 _OPEN = (
@@ -58,7 +58,7 @@ def check_exposure(
     if least.stops == "real":
         setting, fix = "readable", _OPEN
     raise UploadBlocked(
-        f"class {task.classes[least.label]!r}: a {least.what} in the upload is much nearer to one of your training images "
+        f"{of_which(least.label, task.classes)}: a {least.what} in the upload is much nearer to one of your training images "
         "than to images that were not used",
         client=shard.client,
         field=setting,

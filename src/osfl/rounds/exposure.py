@@ -83,16 +83,21 @@ def worst(ratios: Sequence[Ratio], stops: Collection[str] = ("all", "real")) -> 
     return min((found for found in ratios if found.stops in stops), key=lambda found: found.ratio, default=None)
 
 
+def of_which(label: int, classes: Sequence[str]) -> str:
+    """Which images a candidate was compared with: those of a class, or with the number after the last class all."""
+    return f"class {classes[label]!r}" if label < len(classes) else "all images"
+
+
 def compared(ratios: Sequence[Ratio], classes: Sequence[str]) -> str:
     """What was tried that would have stopped the upload, in a sentence or two; empty where there was nothing to try."""
     most = worst(ratios)
     if most is None:
         return ""
     tried = sum(ratio.tried for ratio in ratios if ratio.stops != "none")
-    of = len({ratio.label for ratio in ratios if ratio.stops != "none"})
+    of = len({ratio.label for ratio in ratios if ratio.stops != "none" and ratio.label < len(classes)})
     return (
-        f"{tried:,} candidates of {of} classes were compared with your images. The most suspicious, a {most.what} of class "
-        f"{classes[most.label]!r}, has a distance ratio of {most.ratio:.2f} "
+        f"{tried:,} candidates of {of} classes were compared with your images. The most suspicious, a {most.what} of "
+        f"{of_which(most.label, classes)}, has a distance ratio of {most.ratio:.2f} "
         f"(0 is a copy, 1 is as near as to images that were not used, below {BOUND} nothing is sent)."
     )
 
@@ -100,7 +105,7 @@ def compared(ratios: Sequence[Ratio], classes: Sequence[str]) -> str:
 def accepted(ratios: Sequence[Ratio], classes: Sequence[str]) -> str:
     """What shows an image and does not stop the upload, because the plan accepts it, in a sentence; empty: nothing."""
     found = [ratio for ratio in ratios if ratio.stops == "none" and ratio.residuals is None and ratio.ratio < BOUND]
-    names = ", ".join(sorted({repr(classes[ratio.label]) for ratio in found}))
+    names = ", ".join(sorted({of_which(ratio.label, classes) for ratio in found}))
     return (
         f"SINGLE IMAGES CAN BE READ OUT: a {found[0].what} is much nearer to one of your training images than to images that "
         f"were not used, in {names}. The plan accepts it."

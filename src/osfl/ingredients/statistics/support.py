@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from osfl.core.types import Plan
+from osfl.core.types import Dataset, Exposed, Plan
 from osfl.runtime.meter import spend
 from osfl.runtime.near_copies import near_copies
 
 LEAST = 3.0  # images that a feature rests on, below which its row of second moments is tried
+FEWEST = 40  # images of a real site with open sums in whole numbers: of 13 and fewer plain lattice reduction computed all
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,41 @@ def shown_by_class(gram: torch.Tensor, rows: Mapping[int, torch.Tensor]) -> dict
 def stops_for(readable: str, plan: Plan) -> Literal["all", "real", "none"]:
     """What rows of second moments that show an image stop: nothing where the plan accepts it or nobody sees the sums."""
     return "none" if readable == "send" or plan.secure_sum else "real"
+
+
+def of_no_class(data: Dataset, counted: Collection[int]) -> torch.Tensor:
+    """(n,) which images are of none of these classes: in second moments they are all the same."""
+    found = torch.ones(len(data), dtype=torch.bool)
+    for c in counted:
+        found &= ~data.shows(c)
+    return found
+
+
+def exposed_beyond_classes(
+    sums: torch.Tensor,
+    counts: torch.Tensor,
+    rows: torch.Tensor,
+    train: torch.Tensor,
+    held_out: torch.Tensor,
+    stops: Literal["all", "real", "none"],
+) -> Exposed:
+    """What multi-label sums show of images of no class, beside all of a site's images (n, d); its label follows the classes.
+
+    `sums` and `counts` have a row a class and a last one of all images, `rows` are second moments that show images of no class.
+    All images less those of each class: where every image but one has one class, that is the features of the one.
+    """
+    left = float(counts[-1] - counts[:-1].sum())
+    rest = (sums[-1] - sums[:-1].sum(0))[None] / left if left else sums[:0]
+    candidates = {"row of second moments": rows.float(), "sum of all images less the classes": rest.float()}
+    return Exposed(len(counts) - 1, candidates, train, held_out, stops=stops)
+
+
+def too_few_in_open_sums(images: int, readable: str, plan: Plan) -> tuple[int, int] | None:
+    """Images in exact sums of whole numbers, and how many a real site needs, where it has fewer: lattice reduction computes
+    the features of every image of a small site (benchmarks/exact_sums.py). None where nobody sees exact sums of one site, or
+    the plan accepts it."""
+    closed = plan.privacy is not None or plan.secure_sum or readable == "send"
+    return (images, FEWEST) if not closed and 0 < images < FEWEST else None
 
 
 def supported_directions(off: torch.Tensor, most: int, least: int, images: int) -> torch.Tensor:

@@ -228,13 +228,16 @@ class TokenMethod(Method):
         counts = shard.train.class_counts(len(self.task.classes)).tolist()
         return {"encoder": self.tokenizer().digest, "class_counts": counts, "samples": len(shard.train)}
 
-    def features_of(self, shard: Shard, ctx: Context) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-        """Rows of features of one class: of the site's training images, and of those that it held out."""
+    def features_of(self, shard: Shard, ctx: Context) -> Callable[[int | None], tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of features of one class, None: of all: of the site's training images, and of those that it held out."""
         parts = [(self.encode(part.images, ctx).flatten(1) if len(part) else None, part) for part in (shard.train, shard.val)]
 
-        def of_class(label: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def of_class(label: int | None) -> tuple[torch.Tensor, torch.Tensor]:
             width = next(rows.shape[1] for rows, _ in parts if rows is not None)
-            train, held_out = (torch.zeros(0, width) if rows is None else rows[part.shows(label)] for rows, part in parts)
+            train, held_out = (
+                torch.zeros(0, width) if rows is None else rows if label is None else rows[part.shows(label)]
+                for rows, part in parts
+            )
             return train, held_out
 
         return of_class

@@ -56,7 +56,14 @@ from osfl.ingredients.statistics.private_sums import (
     with_room,
 )
 from osfl.ingredients.statistics.public_map import LEVELS
-from osfl.ingredients.statistics.support import rows_that_show, shown_by_class, stops_for
+from osfl.ingredients.statistics.support import (
+    exposed_beyond_classes,
+    of_no_class,
+    rows_that_show,
+    shown_by_class,
+    stops_for,
+    too_few_in_open_sums,
+)
 from osfl.ingredients.training.local import SMOKE_TRAINING, classifier
 from osfl.methods.onesum.feature_map import FeatureMap
 from osfl.methods.onesum.figures import preview_figures, server_figures
@@ -79,7 +86,6 @@ from osfl.methods.onesum.terms import (
     to_whole,
 )
 
-FEWEST = 40  # images of a real site with open sums: of 13 and fewer plain lattice reduction computed all
 _TOGETHER = 1024  # images whose features are in memory at once
 _EXACT, _WHOLE = 2**53, 2**63  # whole numbers below are exact in float64, in which a site adds; and in int64, as all do
 
@@ -192,8 +198,13 @@ class OneSum(FeatureMap):
         counts = payload.tensors["counts"][: len(self.task.classes)].tolist()
         grams = {c: partial(self._in_features, gram) for c, gram in grams_of(payload).items()}
         whole = partial(self._second_moments, payload)
-        parts = {c: found for c, found in self._by_class(shard, ctx).items() if counts[c]}
-        shown = {} if grams else shown_by_class(whole(), {c: train.flatten(0, 1) for c, (train, _) in parts.items()})
+        every, stops = self._rows(shard, ctx), stops_for(self.settings.readable, ctx.plan)
+        held = [c for c, count in enumerate(counts) if count]
+        parts = {c: (every[0][:, shard.train.shows(c)], every[1][:, shard.val.shows(c)]) for c in held}
+        seen = {c: train.flatten(0, 1) for c, (train, _) in parts.items()}
+        if self.task.several:
+            seen[len(counts)] = every[0][:, of_no_class(shard.train, held)].flatten(0, 1)
+        shown = {} if grams else shown_by_class(whole(), seen)
         for c, rows in parts.items():
             train, held_out = (part.mean(0) for part in rows)  # of an image and its mirrors
             yield Exposed(
@@ -212,24 +223,24 @@ class OneSum(FeatureMap):
                 {"row of second moments": rows_that_show(grams[c](), each.double())[0].float() if grams else shown[c]},
                 each,
                 others,
-                stops=stops_for(self.settings.readable, ctx.plan),
+                stops=stops,
             )
+        if self.task.several:
+            sums, copies = payload.tensors["sums"].double() * self._step(), self.settings.vectors()
+            of_all = (torch.cat([part.flatten(0, 1), *([part.mean(0)] if copies > 1 else [])]) for part in every)
+            yield exposed_beyond_classes(sums, payload.tensors["counts"] * copies, shown[len(counts)], *of_all, stops)
 
-    def _by_class(self, shard: Shard, ctx: Context) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Features of the training and held-out images of each class, (vectors, n, d): an image's mirrors side by side."""
+    def _rows(self, shard: Shard, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features of the training and held-out images, (vectors, n, d): an image's mirrors side by side."""
         v, d = self.settings.vectors(), self.width()
-        parts = [
+        train, held_out = (
             (self._features(part, shard, ctx).float() if len(part) else torch.zeros(0, d)).reshape(v, len(part), d)
             for part in (shard.train, shard.val)
-        ]
-        train, val = shard.train, shard.val
-        return {c: (parts[0][:, train.shows(c)], parts[1][:, val.shows(c)]) for c in range(len(self.task.classes))}
+        )
+        return train, held_out
 
     def too_few(self, payload: Payload, plan: Plan) -> tuple[int, int] | None:
-        """Lattice reduction computes the features of every image of a small site (benchmarks/exact_sums.py)."""
-        images = self._fewest(payload)
-        closed = plan.privacy is not None or plan.secure_sum or self.settings.readable == "send"
-        return (images, FEWEST) if not closed and 0 < images < FEWEST else None
+        return too_few_in_open_sums(self._fewest(payload), self.settings.readable, plan)
 
     def cautions(self, payload: Payload, plan: Plan) -> Sequence[str]:
         """Exact sums over fewer images than features have the span of their features; of very few, the features of each

@@ -84,7 +84,7 @@ def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
 
 def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
     """The least ratio as a finding, and what second moments show; nothing where nothing was tried."""
-    from osfl.rounds.exposure import BOUND, accepted, compared, spanned, worst
+    from osfl.rounds.exposure import BOUND, accepted, compared, of_which, spanned, worst
 
     classes, most = plan.task.classes, worst(ratios)
     texts = ((_CHECK, accepted(ratios, classes)), (_SPAN, spanned(ratios)))
@@ -97,7 +97,7 @@ def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
             Finding(
                 "serious",
                 _CHECK,
-                f"ONE OF YOUR IMAGES CAN BE READ OUT: a {most.what} of class {classes[most.label]!r} is much nearer to a "
+                f"ONE OF YOUR IMAGES CAN BE READ OUT: a {most.what} of {of_which(most.label, classes)} is much nearer to a "
                 f"training image than to images that were not used (distance ratio {most.ratio:.2f}, bound {BOUND}).",
                 "Do not send it. Agree on a larger `least` in the plan; for sums, on `secure_sum = true` or `[privacy]`.",
             ),
@@ -109,7 +109,7 @@ def _judged(ratios: Sequence[Ratio], plan: Plan) -> list[Finding]:
 def ratio_chart(ratios: Sequence[Ratio], classes: Sequence[str]) -> dict[str, Json]:
     """The least ratio in each class, of the kinds of candidates that every class has."""
     found: dict[int, dict[str, float]] = {}
-    for ratio in filter(lambda ratio: ratio.stops != "none", ratios):
+    for ratio in filter(lambda ratio: ratio.stops != "none" and ratio.label < len(classes), ratios):
         found.setdefault(ratio.label, {})[ratio.what] = round(ratio.ratio, 2)
     kinds = sorted(set.intersection(*(set(row) for row in found.values()))) if found else []
     if not kinds:
