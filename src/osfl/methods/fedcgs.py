@@ -256,7 +256,7 @@ class FedCGS(OneClassifier, TokenMethod):
             rows = shown[c] if whole else rows_that_show(gram(), train.double())[0].float()
             yield Exposed(c, {"row of second moments": rows}, train, held_out, stops=stops)
         if self.task.several:
-            yield exposed_beyond_classes(term.sums, term.counts, shown[len(counts)], *every, stops)
+            yield exposed_beyond_classes(term.sums, term.counts, shown[len(counts)], every[0], every[1], stops)
 
     def too_few(self, payload: Payload, plan: Plan) -> tuple[int, int] | None:
         """With `dimensions` sums are exact and in whole numbers."""

@@ -227,8 +227,8 @@ class OneSum(FeatureMap):
             )
         if self.task.several:
             sums, copies = payload.tensors["sums"].double() * self._step(), self.settings.vectors()
-            of_all = (torch.cat([part.flatten(0, 1), *([part.mean(0)] if copies > 1 else [])]) for part in every)
-            yield exposed_beyond_classes(sums, payload.tensors["counts"] * copies, shown[len(counts)], *of_all, stops)
+            train, held_out = (torch.cat([part.flatten(0, 1), *([part.mean(0)] if copies > 1 else [])]) for part in every)
+            yield exposed_beyond_classes(sums, payload.tensors["counts"] * copies, shown[len(counts)], train, held_out, stops)
 
     def _rows(self, shard: Shard, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Features of the training and held-out images, (vectors, n, d): an image's mirrors side by side."""
