@@ -171,29 +171,39 @@ def copied() -> Path:
 
 
 def suite(folder: Path) -> Suite:
-    """Measured once for these sources, a test file at a time."""
-    kept_at = STATE / f"suite-{digest_of('src')}.json"
+    """Which tests run a line. A test file is measured again when it, or a source file that its tests ran, has changed."""
+    kept_at, now = STATE / "suite.json", _digests("src", "tests")
     kept: dict[str, Any] = json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.exists() else {}
-    files = {str(path.relative_to(ROOT)): path for room in ROOMS for path in sorted((ROOT / room).rglob("test_*.py"))}
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if name not in WITHOUT}
-    stale = [name for name, digest in digests.items() if kept.get(name, {}).get("digest") != digest]
+    names = [str(path.relative_to(ROOT)) for room in ROOMS for path in sorted((ROOT / room).rglob("test_*.py"))]
+    names = [name for name in names if name not in WITHOUT]
+    stale = [name for name in names if not _still_true(kept.get(name), now)]
     for number, name in enumerate(stale, 1):
         print(f"which lines its tests run: {name} ({number}/{len(stale)})", flush=True)
-        kept[name] = {"digest": digests[name], **_measured(folder, name)}
+        found = _measured(folder, name)
+        kept[name] = {**found, "ran": {file: now[file] for file in (name, *found["ran"])}}
         _written(kept_at, kept)  # each on its own: a run that ends early goes on there
-    parts = [kept[name] for name in digests]
+    parts = [kept[name] for name in names]
     every = {test: took for part in parts for test, took in part["seconds"].items()}
     return Suite(_joined([part["lines"] for part in parts]), every)
 
 
+def _still_true(measured: dict[str, Any] | None, now: dict[str, str]) -> bool:
+    return measured is not None and all(now.get(file) == digest for file, digest in measured["ran"].items())
+
+
+def _digests(*folders: str) -> dict[str, str]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths}
+
+
 def _measured(folder: Path, name: str) -> dict[str, Any]:
-    """How long the tests of a file take, and which of them run a line."""
+    """How long the tests of a file take, which of them run a line, and which source files they ran."""
     (STATE / "coverage").unlink(missing_ok=True)
     found = in_child(folder, [name, "--cov=osfl", "--cov-context=test", "--cov-report="], 1800.0)
     if found["code"] not in (0, NONE_COLLECTED):
         raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
     seconds = {test: took for test, took in found["seconds"].items() if test.startswith(f"{name}::")}
-    return {"seconds": seconds, "lines": _of_tests(_lines(folder), seconds) if seconds else {}}
+    return {"seconds": seconds, "lines": _of_tests(_lines(folder), seconds) if seconds else {}, "ran": _ran(folder)}
 
 
 def _of_tests(lines: Lines, tests: Iterable[str]) -> Lines:
@@ -218,11 +228,22 @@ def _written(path: Path, what: Any) -> None:
     fresh.replace(path)
 
 
-def _lines(folder: Path) -> Lines:
+def _ran(folder: Path) -> list[str]:
+    """The source files of which some line was run, be it while they were imported."""
+    files = [Path(file) for file in _coverage().measured_files()]
+    return sorted(str(file.relative_to(folder)) for file in files if file.is_relative_to(folder / "src"))
+
+
+def _coverage() -> Any:
     from coverage import CoverageData
 
     data = CoverageData(str(STATE / "coverage"))
     data.read()
+    return data
+
+
+def _lines(folder: Path) -> Lines:
+    data = _coverage()
     found: Lines = {}
     for file in TARGETS:
         by_line = data.contexts_by_lineno(str(folder / "src" / "osfl" / file))

@@ -119,3 +119,31 @@ def test_what_a_mutant_was_at_first_is_kept_when_it_is_tried_again(monkeypatch: 
         monkeypatch.setattr(mutation, "digest_of", lambda folder, tests=tests: tests)
         (found,) = results([mutant], lambda line: None).values()
         assert found["killed"] is now and found["at_first"] is False
+
+
+def test_a_test_file_is_measured_again_when_it_or_a_source_that_it_ran_has_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("src/osfl/one.py", "src/osfl/two.py", "tests/methods/test_one.py", "tests/methods/test_two.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n", encoding="utf-8")
+    asked: list[str] = []
+
+    def measure(folder: Path, name: str) -> dict[str, object]:
+        asked.append(Path(name).stem)
+        word = Path(name).stem.removeprefix("test_")
+        lines = {f"{word}.py": {"1": [f"{name}::it"]}}
+        return {"seconds": {f"{name}::it": 1.0}, "lines": lines, "ran": [f"src/osfl/{word}.py"]}
+
+    monkeypatch.setattr(mutation, "ROOT", tmp_path)
+    monkeypatch.setattr(mutation, "STATE", tmp_path)
+    monkeypatch.setattr(mutation, "_measured", measure)
+    mutation.suite(tmp_path)
+    assert asked == ["test_one", "test_two"]
+    (tmp_path / "src/osfl/two.py").write_text("x = 2\n", encoding="utf-8")
+    suite = mutation.suite(tmp_path)
+    assert asked == ["test_one", "test_two", "test_two"]
+    assert suite.lines == {f"{word}.py": {"1": [f"tests/methods/test_{word}.py::it"]} for word in ("one", "two")}
+    (tmp_path / "tests/methods/test_one.py").write_text("x = 2\n", encoding="utf-8")
+    mutation.suite(tmp_path)
+    assert asked == ["test_one", "test_two", "test_two", "test_one"]
