@@ -1,5 +1,6 @@
 """FedISCA's own parts: the inversion, its variants, and what is refused."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -125,7 +126,7 @@ def test_the_ascent_equals_torch_s_sgd_from_noise_to_image_as_often_as_stated(pa
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    FedISCA(TASK, settings)._train_along(Learner(learner, 4.0), [one], 0)
+    FedISCA(TASK, settings)._train_along(Learner(learner, 4.0), [one], passes, 1.0)
     trained = named(learner, "model")
     assert all(torch.allclose(trained[name], tensor, atol=1e-4) for name, tensor in named(twin, "model").items())
 
@@ -141,6 +142,43 @@ def test_every_repetition_walks_forwards_as_often_as_stated(monkeypatch: pytest.
     monkeypatch.setattr(Learner, "gradient", noted)
     FedISCA(TASK, settings).server_phase(uploads(settings), context(settings, "ab"))
     assert places == [0.5, 1.0] * 3 * 2
+
+
+def test_with_images_first_the_student_learns_behind_the_last_image_along_one_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two repetitions, three passes, two kept steps: each pass goes along both, and the rate falls over all six turns."""
+    settings = replace(SMOKE, repetitions=2, passes=3, every=2, order="images_first", student_schedule="cosine", student_lr=0.5)
+    done: list[Any] = []
+    gradient, step, make = Learner.gradient, Learner.step, Lessons._make
+
+    def made(self: Lessons, task: tuple[int, Teacher]) -> Lesson:
+        done.append(f"images {task[0]}")
+        return make(self, task)
+
+    def noted(self: Learner, lessons: Sequence[Lesson], place: int) -> torch.Tensor:
+        done.append((id(lessons[0]), lessons[0].trajectory.times[place]))
+        return gradient(self, lessons, place)
+
+    def rated(self: Learner, direction: torch.Tensor, lr: float, *options: float) -> None:
+        done[-1] = (*done[-1], lr)
+        step(self, torch.zeros_like(direction), 0.0)
+
+    monkeypatch.setattr(Lessons, "_make", made)
+    monkeypatch.setattr(Learner, "gradient", noted)
+    monkeypatch.setattr(Learner, "step", rated)
+    FedISCA(TASK, settings).server_phase(uploads(settings), context(settings, "ab"))
+    assert done[:2] == ["images 0", "images 1"]
+    lessons, times, rates = zip(*done[2:], strict=True)
+    assert times == (0.5, 1.0) * 6
+    assert lessons == (*[lessons[0]] * 2, *[lessons[2]] * 2) * 3 and lessons[0] != lessons[2]
+    expected = [0.25 * (1 + math.cos(math.pi * turn / 6)) for turn in range(6) for _ in range(2)]
+    assert rates == pytest.approx(expected)
+
+
+def test_trajectories_that_are_too_large_to_hold_are_refused_before_the_round() -> None:
+    held = replace(SMOKE, order="images_first", images=2**20, steps=500, repetitions=100)
+    (problem,) = FedISCA(TASK, held).problems(3)
+    assert "'order'" in problem and "at most 4 GiB" in problem
+    assert FedISCA(TASK, replace(held, order="interleaved")).problems(3) == []
 
 
 def test_lessons_made_ahead_are_the_same_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import torch
 
 from osfl.core.method import Context
-from osfl.core.types import Payload, Release, Upload
+from osfl.core.types import ADDED, Payload, Release, Upload
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.generators.synthesis import student_problems
@@ -37,6 +37,8 @@ from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Traini
 from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, digests_of, start_student, teachers
 from osfl.models.naming import load_named, named
 
+HELD_BYTES = 4 << 30  # trajectories of all repetitions, with order=images_first
+
 
 @dataclass(frozen=True)
 class Settings(SitePrior, Training, Student, Pixels, Following):
@@ -44,6 +46,8 @@ class Settings(SitePrior, Training, Student, Pixels, Following):
     invert: Literal["ensemble", "clients"] = "ensemble"  # what dreams up images: all clients as one, or each its share of them
     guides: Literal["everyone", "makers"] = "everyone"  # who answers: all clients, or the one whose images they are
     passes: int = 1  # passes of the student along each trajectory; images cost far more than its steps
+    # images_first: only when all trajectories are there, along all of them in each pass
+    order: Literal["interleaved", "images_first"] = field(default="interleaved", metadata=ADDED)  # when the student learns
 
 
 class FedISCA(OneClassifier, ModelMethod):
@@ -84,7 +88,20 @@ class FedISCA(OneClassifier, ModelMethod):
     def problems(self, clients: int) -> list[str]:
         found = student_problems(self.settings, self.architectures())
         found += [f"setting 'passes': expected at least 1, got {self.settings.passes}"] * (self.settings.passes < 1)
+        found += self._too_large()
         return [*super().problems(clients), *pixel_problems(self.settings), *following_problems(self.settings), *found]
+
+    def _too_large(self) -> list[str]:
+        """All trajectories are held at once where the student learns behind the last of them."""
+        s = self.settings
+        needed = s.repetitions * (s.steps // max(1, s.every)) * s.images * math.prod(self.task.image) * 2
+        if s.order == "interleaved" or needed <= HELD_BYTES:
+            return []
+        wanted, most = needed / 2**30, HELD_BYTES / 2**30
+        return [
+            f"setting 'order': images_first holds all trajectories, {wanted:.1f} GiB, and at most {most:.0f} GiB are allowed; "
+            "raise `every`, or lower `repetitions` or `images`"
+        ]
 
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
@@ -106,7 +123,7 @@ class FedISCA(OneClassifier, ModelMethod):
         guides = everyone if self.settings.guides == "everyone" else None
         # a share each, so that time grows with the clients as it does for the ensemble, not with their square
         made = Lessons(makers, uploads, self, ctx, guides, images=math.ceil(self.settings.images / len(makers)))
-        for part in made.parts:
+        for part in made.parts if self.settings.order == "interleaved" else [range(self.settings.repetitions)]:
 
             def work(part: range = part) -> Payload:
                 lessons = made.take(part)
@@ -131,14 +148,20 @@ class FedISCA(OneClassifier, ModelMethod):
         return [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)], everyone
 
     def _passes(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
-        for repetition, mine in zip(part, lessons, strict=True):
-            self._train_along(learner, mine, repetition)
+        s = self.settings
+        if s.order == "interleaved":
+            for repetition, mine in zip(part, lessons, strict=True):
+                self._train_along(learner, mine, s.passes, decay(s.student_schedule, repetition, s.repetitions))
+            return
+        for turn in range(s.passes * len(lessons)):
+            self._train_along(
+                learner, lessons[turn % len(lessons)], 1, decay(s.student_schedule, turn, s.passes * len(lessons))
+            )
 
-    def _train_along(self, learner: Learner, lessons: Sequence[Lesson], repetition: int) -> None:
+    def _train_along(self, learner: Learner, lessons: Sequence[Lesson], passes: int, rate: float) -> None:
         """One student step for each kept step, forwards, `passes` times: the running statistics end at the finished images."""
-        settings = self.settings
-        lr = settings.student_lr * decay(settings.student_schedule, repetition, settings.repetitions)
-        for place in [*range(len(lessons[0].trajectory))] * settings.passes:
+        settings, lr = self.settings, self.settings.student_lr * rate
+        for place in [*range(len(lessons[0].trajectory))] * passes:
             gradient = learner.gradient(lessons, place)
             learner.step(gradient, lr, settings.student_momentum, settings.student_decay, settings.student_clip)
         learner.check_finite(lr)
