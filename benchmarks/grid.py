@@ -148,6 +148,9 @@ CONTROLS = (  # in FOL's first cell of each dataset: students of models that wer
     "local_only@epochs=250@augment=flip+crop",
     "fol@encounters=1@rate_steps=50",
 )
+# one encounter of aligned models from where the paper's student begins; and at a strength that prunes filters, which
+# validation images allow (5; more of it cost accuracy, see FOL's card), with both theorems measured
+PRUNING = ("fol@encounters=1@start=own", "fol@encounters=1@start=own@sparsity=5@rate_steps=50")
 # how images are found decides what FedMITR is: as published, and at the rate of Sparse Model Inversion
 PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_lr=0.25@scales=1@start=1")
 # fusion has models alone, no class counts; and where the student ended, which methods with generators release
@@ -513,6 +516,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)
     tokens += ("falcon@wire=float32",) if cell == "brain-a0.1" else ()
     tokens += (OWN_TEACHER, FALCON_NEAR, FALCON_PAPER) if cell == "brain-a0.1" or cell.startswith("blood360") else ()
+    tokens += (FALCON_PAPER,) if cell in ("xray-a0.1", "xray-a0.3") else ()
     vits: tuple[str, ...] = (*VITS, *ROUNDS) if cell == "blood-vit-n10-a0.1" else VITS
     vits += BARE if cell in ("blood-vit-n10-c3", "cifar-vit-n10-c3", "digits-vit-n5-a0.1") else ()
     vits += (*SWEEP, *AS_PUBLISHED) if cell == "digits-vit-n5-a0.1" else ()
@@ -523,6 +527,7 @@ def methods_of(cell: str) -> tuple[str, ...]:
     exchanges = tuple(label.replace("rounds=E", f"rounds={times}") for label in MEETINGS)  # as often as neighbors meet
     exchanges += CONTROLS if cell == "cifar-meet-n30-a0.3" else CONTROLS[:1] if cell.endswith("a0.3") else ()
     exchanges += ("dense", "coboosting") if cell == "cifar-meet-n30-a0.1" else ()
+    exchanges += PRUNING if cell == "skin-meet-n30-a0.1" else ()
     factory: tuple[str, ...] = (
         FACTORY if CELLS[cell].partition == "silos" else (*FACTORY, "federated_factory@mode=peer@fill=balance")
     )
