@@ -146,7 +146,7 @@ class Fol(ModelMethod):
     }
     DEVIATIONS = (
         "gates are folded into the weights; both penalties of the pruning stage are proximal steps after each optimizer step",
-        "the ensemble's weights are fitted by projected descent from the best member; the paper does not say how",
+        "the ensemble's weights sum to 1 and are fitted by projected descent from the best member; the paper does not say how",
         "λ ‖θ - θ_before‖² is a proximal step, too: any λ is stable",
         "a tenth of a client's images is held out (the paper: 15 %); without any, candidates are scored on training images",
         "E encounters exchange students, also where the ensemble answers",
