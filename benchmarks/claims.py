@@ -66,7 +66,7 @@ class Claim:
     its way, and a number is what to be above. Of what is sent, less is more: the difference is the share that is spared.
     """
 
-    says: str
+    text: str
     left: str
     right: str | float
     cells: Callable[[str], bool]
@@ -331,8 +331,8 @@ class Judged:
     figures: Mapping[str, str] | None = None  # of cells that are not above
 
     @property
-    def words(self) -> tuple[str, str]:
-        """Figures for table and picture: on which images, and in how many cells."""
+    def scope(self) -> tuple[str, str]:
+        """On which images the figure is, and in how many cells it is above zero; for table and picture."""
         return WORDS[self.claim.metric], f"{self.cells - len(self.below) - len(self.open)} of {self.cells}"
 
 
@@ -390,7 +390,7 @@ def _center(gaps: Sequence[float]) -> tuple[float, float]:
 
 def judge(records: Sequence[Record]) -> list[Judged]:
     """All claims that some record has rows for."""
-    asked = [(method, claim, differences(claim, records)) for method, said in PAPERS.items() for claim in said]
+    asked = [(method, claim, differences(claim, records)) for method, claims in PAPERS.items() for claim in claims]
     found = [(judged(method, claim, gaps), gaps) for method, claim, gaps in asked if gaps]
     sure = holm([one.chance for one, _ in found])
     return [
@@ -443,10 +443,10 @@ def table(claims: Sequence[Judged]) -> list[str]:
     """docs/results/claims.md: a line a claim."""
     lines = [HEAD]
     for one in claims:
-        where, held = one.words
+        where, held = one.scope
         cells = [
             f"[{one.method}](../methods/{one.method}.md)",
-            one.claim.says,
+            one.claim.text,
             one.claim.recipe,
             f"{_difference(one)} {where}",
             held,
@@ -491,7 +491,7 @@ def condensed(claims: Sequence[Judged]) -> list[str]:
         counts = [str(sum(one.holds == verdict for one in of_it)) for verdict in ("yes", "inconclusive", "no")]
         counts.append(str(sum(one.holds == "yes" and one.together for one in of_it)))
         first = of_it[0]
-        found = f"{first.claim.says}: {_difference(first)} {first.words[0]}, {first.words[1]} cells"
+        found = f"{first.claim.text}: {_difference(first)} {first.scope[0]}, {first.scope[1]} cells"
         lines.append(f"| {' | '.join([f'[{method}](methods/{method}.md)', *counts, found])} |")
     return [*lines, ""]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.claims import Judged
 from osfl.reports.svg import Attribute, label, tag
 
-WIDTH, TEXT, RIGHT, ROW, TOP = 960, 400, 228, 22, 64  # TEXT and RIGHT are the room for words beside the dots
+WIDTH, TEXT, RIGHT, ROW, TOP = 960, 400, 228, 22, 64  # TEXT and RIGHT are the room for text beside the dots
 TICKS = (-50, -20, -5, -1, 0, 1, 5, 20, 50)
 INKS = {"yes": "#228833", "no": "#cc3311", "inconclusive": "#777777"}
 STYLE: dict[str, Attribute] = {
@@ -59,12 +59,12 @@ def picture(judged: Sequence[Judged]) -> str:
 
 
 def _row(one: Judged, y: float, first: bool, x: Callable[[float], float]) -> list[str]:
-    """Method, claim, dot and bar, and the figures in words; a hair line where a method begins."""
-    ink, told = INKS[one.holds], f"{one.above:+.1f} {' · '.join(one.words)} · {one.holds}"
+    """Method, claim, dot and bar, and the figures as text; a hair line where a method begins."""
+    ink, text = INKS[one.holds], f"{one.above:+.1f} {' · '.join(one.scope)} · {one.holds}"
     bar = one.reach if math.isfinite(one.reach) else 0.0
     parts = [
-        label(130, y, one.claim.says, size=11, room=TEXT - 140),
-        label(WIDTH - RIGHT + 14, y, told, size=11),
+        label(130, y, one.claim.text, size=11, room=TEXT - 140),
+        label(WIDTH - RIGHT + 14, y, text, size=11),
         tag("line", x1=x(one.above - bar), y1=y - 4, x2=x(one.above + bar), y2=y - 4, stroke=ink, stroke_width=2),
         tag("circle", cx=x(one.above), cy=y - 4, r=4, fill=ink),
     ]

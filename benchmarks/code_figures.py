@@ -4,7 +4,7 @@ python -m benchmarks.code_figures            # prints the rows of the table; ten
 
 The run is FedAvg on digits: 2 clients, 40 images of 8 px, preset smoke, 2 workers. Files and functions are those of src/osfl
 that `sys.setprofile` and `threading.setprofile` see in the second run of a process, so that imports do not count; lambdas,
-comprehensions and generated functions do not count either. Words are counted as `grep -ow` does, in docstrings, too.
+comprehensions and generated functions do not count either. Matches are counted as `grep -ow` does, in docstrings, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def called_directly() -> int:
         return len(entered_directly(Machine(workers=2), Path(folder) / "run")) - 1
 
 
-def words(pattern: str, *folders: str) -> int:
+def count(pattern: str, *folders: str) -> int:
     return sum(
         len(re.findall(pattern, path.read_text(encoding="utf-8")))
         for folder in folders
@@ -61,10 +61,10 @@ def rows() -> Iterator[tuple[str, object]]:
     yield "packages in `src/osfl`", sum((path / "__init__.py").exists() for path in SOURCE.iterdir())
     yield "rows of the import table", len(ALLOWED)
     yield "permissions in it", sum(map(len, ALLOWED.values()))
-    yield "`method: Any` in `src`", words(r"\bmethod: Any\b", "src")
-    yield "`Any` in `src`", words(r"\bAny\b", "src")
-    yield "`# fmt: skip` in `src` and `tests`", words(r"# fmt: skip", "src", "tests")
-    yield "`# type: ignore` in `src` and `tests`", words(r"# type: ignore", "src", "tests")
+    yield "`method: Any` in `src`", count(r"\bmethod: Any\b", "src")
+    yield "`Any` in `src`", count(r"\bAny\b", "src")
+    yield "`# fmt: skip` in `src` and `tests`", count(r"# fmt: skip", "src", "tests")
+    yield "`# type: ignore` in `src` and `tests`", count(r"# type: ignore", "src", "tests")
     settings = {name: set(load(name).Settings.__dataclass_fields__) for name in method_names()}
     yield "distinct settings over all methods", len(set[str]().union(*settings.values()))
     longest = max(settings, key=lambda name: len(settings[name]))

@@ -3,6 +3,7 @@
 python -m benchmarks.digests                   # compare with the record; exit code 1 if one differs
 python -m benchmarks.digests fedavg onesum     # the same of these methods
 python -m benchmarks.digests --write           # write benchmarks/records/digests.json
+python -m benchmarks.digests --write onesum    # write these rows of it again; the others stay
 
 `release` is the digest of the signed release: of its tensors, its facts and the plan. `tensors` is of names and bytes of all
 tensors alone, shared and personal, and stays where only a setting was renamed. Last bits depend on what `numerics` lists: on
@@ -52,20 +53,31 @@ def digests_of(name: str) -> dict[str, str]:
 
 
 def write(names: Sequence[str]) -> None:
+    """All rows; of some methods their rows alone, where the others can be compared with them."""
+    kept: dict[str, Any] = {}
+    if set(names) != set(method_names()):
+        before = json.loads(RECORD.read_text(encoding="utf-8"))
+        _check_comparable(before)
+        kept = before["digests"]
+    made = {**kept, **{name: digests_of(name) for name in names}}
     record = {
         "command": "python -m benchmarks.digests --write",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "numerics": numerics(),
-        "digests": {name: digests_of(name) for name in names},
+        "digests": {name: made[name] for name in method_names() if name in made},
     }
     write_json(RECORD, record)
 
 
-def changed(record: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """What differs from the record, one line a method; refused where the last bits need not agree."""
+def _check_comparable(record: dict[str, Any]) -> None:
     different = {key: value for key, value in numerics().items() if record["numerics"].get(key) != value}
     if different:
         raise SystemExit(f"not comparable: the record is of {record['numerics']}, here {different}")
+
+
+def changed(record: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """What differs from the record, one line a method; refused where the last bits need not agree."""
+    _check_comparable(record)
     lines = []
     for name in names:
         before, now = record["digests"].get(name), digests_of(name)

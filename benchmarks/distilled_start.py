@@ -43,7 +43,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Lessons:
-    """Crops as the student sees them, and what the teacher said of each."""
+    """Crops as the student sees them, and the teacher's outputs for each."""
 
     images: torch.Tensor  # (crops, 3, side, side) uint8
     places: torch.Tensor  # (crops, channels, grid, grid) half precision

@@ -164,8 +164,8 @@ def _rounds(net: Machines, first: Plan) -> Iterator[tuple[Path, Plan]]:
 
 
 def _judge(net: Machines, fl_round: Path, plan: Plan, folder: Path) -> dict[str, int]:
-    """Counted as failures: what a site was told is in the inbox and is not; what is missing, made twice, or not the release
-    that one process with all images comes to."""
+    """Counted as failures: an upload that a site has a receipt for and the inbox lacks; what is missing, made twice, or not
+    the release that one process with all images comes to."""
     stored = {receipt.client: receipt.digest for receipt in Inbox(fl_round / "inbox", read_policy(fl_round)).uploads()}
     work = {client: _work(net, client, plan) for client in CLIENTS}
     noted = {c: json.loads((path / "receipt.json").read_text()) for c, path in work.items() if (path / "receipt.json").exists()}
@@ -328,12 +328,12 @@ class WideScenario(network.Scenario):
         answers = super().answer(client)
 
         def answer(kind: str, body: MessageBody) -> MessageBody:
-            said = answers(kind, body)
+            reply = answers(kind, body)
             if client in self.receipts:
                 self.kept(client).write_bytes(b"")
                 for sealed in self.kept(client).parent.glob("*.sealed"):
                     sealed.unlink()
-            return said
+            return reply
 
         return answer
 

@@ -155,8 +155,8 @@ PRUNING = ("fol@encounters=1@start=own", "fol@encounters=1@start=own@sparsity=5@
 PIXELS = ("fedmitr@pixel_lr=0.001@clamp=false@scales=1@start=1", "fedmitr@pixel_lr=0.25@scales=1@start=1")
 # fusion has models alone, no class counts; and where the student ended, which methods with generators release
 BARE = tuple(
-    f"{name}{words}"
-    for words in ("@ensemble=logits@labels=uniform@balance=0", "@student_share=1")
+    f"{name}{options}"
+    for options in ("@ensemble=logits@labels=uniform@balance=0", "@student_share=1")
     for name in ("fedmitr", "deepinversion_vit")
 )
 # what the share of dropped patches and the weights of L_TR do. Shares are ours, beside the preset's 0.3 (the paper tries 0.1 to

@@ -1,7 +1,7 @@
 """Mutants of losses, updates and samplers: one place is changed at a time, and a test that runs it must fail.
 
 python -m benchmarks.bench mutation        the sample: two mutants of each file, drawn at random
-python -m benchmarks.mutation --seconds=120 [WORD...]   others, those whose names hold one of these words; no record
+python -m benchmarks.mutation --seconds=120 [PART...]   others, those whose names hold one of these parts; no record
 
 Which lines and which changes: `benchmarks/mutation_sites.py`. All of them are in one random order, and the sample is the first
 `EACH` of each file, so that every file is asked, small ones, too. What is to be shown: of the mutants of the sample that change

@@ -1,7 +1,7 @@
 """Mistakes that two readings of the papers beside the code found no test for: each is made by hand, and a test must fail.
 
 python -m benchmarks.bench named_mutants         all of them; the record says which test noticed each
-python -m benchmarks.named_mutants WORD...       those whose names hold one of these words, no record
+python -m benchmarks.named_mutants PART...       those whose names hold one of these parts, no record
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EDM_TESTS = "tests/methods/federated_factory/test_diffusion.py"
 class Named:
     """One mistake: what stands in a file below src/osfl, and what is written instead."""
 
-    says: str
+    name: str
     file: str
     before: str
     after: str
@@ -182,7 +182,7 @@ def written(one: Named, before: str) -> str:
     """The file's text with the mistake in it."""
     if (times := before.count(one.before)) != 1:
         fix = f"Make its `before` in {Path(__file__).name} as long as it needs to be."
-        raise SystemExit(f"{one.says}: {one.file} has {one.before!r} {times} times, expected once. {fix}")
+        raise SystemExit(f"{one.name}: {one.file} has {one.before!r} {times} times, expected once. {fix}")
     return before.replace(one.before, one.after)
 
 
@@ -203,8 +203,8 @@ def results(named: Sequence[Named], say: Callable[[str], None] = print) -> dict[
     prepare()
     folder, found = copied(), dict[str, str]()
     for one in named:
-        found[one.says] = judged(one, folder)
-        say(f"{one.says}: {found[one.says] or 'SURVIVED'}")
+        found[one.name] = judged(one, folder)
+        say(f"{one.name}: {found[one.name] or 'SURVIVED'}")
     return found
 
 
@@ -213,8 +213,8 @@ def run() -> dict[str, Any]:
     return {"mutants": len(found), "killed": sum(map(bool, found.values())), "killed_by": found}
 
 
-def main(words: list[str]) -> None:
-    picked = [one for one in NAMED if not words or any(word in one.says for word in words)]
+def main(parts: list[str]) -> None:
+    picked = [one for one in NAMED if not parts or any(part in one.name for part in parts)]
     print(json.dumps(results(picked, lambda line: print(line, flush=True)), indent=1))
 
 

@@ -110,7 +110,7 @@ def by_labels(start: Start, recipe: Training = RECIPE, count: int = DRAWN) -> tu
 
 
 def by_teacher(start: Start, recipe: Distillation = Distillation()) -> tuple[nn.Module, dict[str, Any]]:
-    """Told by a network from ImageNet; and what the record says."""
+    """Weights that were distilled from a network of ImageNet, and what the record holds of it."""
     pool, _, details = pooled(start.pool, PICTURES)
     patch = parse(recipe.architecture)[1]["p"]
     model = distilled(lessons(pool.images, start.side, patch, recipe), recipe, _line)

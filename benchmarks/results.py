@@ -50,7 +50,7 @@ seeds, in percent.
 class Change:
     """Something that rows made before it lack."""
 
-    says: str
+    text: str
     concerns: Callable[[str, str], bool]  # cell, and the row's label
     older: Callable[[Mapping[str, Any]], bool]  # whether a row was made before it
 
@@ -110,7 +110,7 @@ def older_rows(records: Sequence[dict[str, Any]]) -> list[str]:
         old = sum(older for _, older in asked)
         if old:
             cells = len({cell for cell, older in asked if older})
-            lines.append(f"- {change.says}: {old} of {len(asked)} such rows, in {cells} cells.")
+            lines.append(f"- {change.text}: {old} of {len(asked)} such rows, in {cells} cells.")
     return [*lines, ""]
 
 
@@ -240,11 +240,11 @@ def table(record: dict[str, Any]) -> list[str]:
 
 def started_from(rows: Mapping[str, dict[str, Any]]) -> list[str]:
     """The weights that clients fine-tuned, and the first digits of a file's sha256: another processor makes other bytes."""
-    said = [row["settings"] for row in rows.values()]
+    settings = [row["settings"] for row in rows.values()]
     return sorted(
         {
             f"`{one['pretrained']}`" + (f" ({one['pretrained_sha256'][:12]}…)" if one.get("pretrained_sha256") else "")
-            for one in said
+            for one in settings
             if one.get("pretrained")
         }
     )
@@ -339,7 +339,7 @@ def _curve(cells: Mapping[int, dict[str, Any]], numbers: Sequence[int], labels: 
 
 
 def features(record: dict[str, Any]) -> list[str]:
-    """What is said of synthetic features, where a method makes some: discrepancy, price, and what attackers drew."""
+    """Synthetic features, where a method makes some: their discrepancy, their price, and what attackers drew."""
     rows = {label: row for label, row in record["methods"].items() if row.get("tokens.overall.mmd", {}).get("n")}
     if not rows:
         return []
@@ -355,10 +355,10 @@ def features(record: dict[str, Any]) -> list[str]:
 def _features(label: str, row: dict[str, Any]) -> str:
     mmd, floor = (row[f"tokens.overall.{key}"]["mean"] for key in ("mmd", "mmd_floor"))
     price = row.get("costs.flops_per_sample", {}).get("mean")
-    told = " | ".join(
+    attacks = " | ".join(
         _drawn(row, source) for source in ("real", "synthetic", "blind", "real_by_original", "synthetic_by_original")
     )
-    return f"| {label} | {mmd:.4f} ({floor:.4f}) | {'–' if price is None else f'{price / 1e9:.2g}'} | {told} |"
+    return f"| {label} | {mmd:.4f} ({floor:.4f}) | {'–' if price is None else f'{price / 1e9:.2g}'} | {attacks} |"
 
 
 def _drawn(row: dict[str, Any], source: str) -> str:

@@ -72,13 +72,13 @@ def _row(cell: str, label: str, test: Dataset) -> dict[str, Any] | None:
 
 
 def _points(folder: Path, test: Dataset) -> list[float]:
-    """What a run's student has there; what was released must score as the run said."""
+    """What a run's student has there; what was released must score as in the run's results."""
     result = read_result(folder)
     model, _ = load_model(folder)
     found = {at: _accuracy(model, weights, test) for at, weights in on_its_way(folder).items()}
     share, reported = float(result["settings"].get("student_share", 1.0)), result["scores"]["global"]["accuracy"]
     if abs(found[share] - reported) > 0.002:
-        raise SystemExit(f"{folder}: the release has {found[share]}, and the run said {reported}")
+        raise SystemExit(f"{folder}: the release has {found[share]}, and the run's results {reported}")
     return list(found.values())
 
 

@@ -1,4 +1,4 @@
-"""The smallest method that only passes things on, for tests of topologies: each client averages what it heard with its own."""
+"""The smallest method that only passes uploads on, for tests of topologies: each client averages them with its own."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Gossip(ModelMethod):
 
     def relay(self, client: ClientId, uploads: Sequence[Upload], ctx: Context) -> Payload:
         tensors = {f"{u.client}/{name}": tensor for u in uploads for name, tensor in u.payload.tensors.items()}
-        return Payload(tensors, {"heard": [u.client for u in uploads]})
+        return Payload(tensors, {"received": [u.client for u in uploads]})
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         part, own = release.for_client(shard.client), self._own(shard, ctx)
         models = [own.tensors]
-        for client in part.facts.get("heard", []):
+        for client in part.facts.get("received", []):
             models.append({name: part.tensors[f"{client}/{name}"] for name in own.tensors})
         return Payload(average(models, [1.0] * len(models)), own.facts)
 

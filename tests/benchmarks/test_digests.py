@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,3 +35,16 @@ def test_a_change_is_noticed_and_named() -> None:
 def test_other_last_bits_are_not_compared() -> None:
     with pytest.raises(SystemExit, match="not comparable"):
         digests.changed({"numerics": {**numerics(), "cpu": "another"}, "digests": {}}, ["fedavg"])
+
+
+def test_one_row_is_written_again_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "RECORD", tmp_path / "digests.json")
+    monkeypatch.setattr(digests, "digests_of", lambda name: {"release": name, "tensors": "new"})
+    old = {name: {"release": name, "tensors": "old"} for name in ("fedavg", "onesum")}
+    digests.RECORD.write_text(json.dumps({"numerics": numerics(), "digests": old}))
+    digests.main(["--write", "onesum"])
+    found = json.loads(digests.RECORD.read_text())["digests"]
+    assert {name: one["tensors"] for name, one in found.items()} == {"fedavg": "old", "onesum": "new"}
+    digests.RECORD.write_text(json.dumps({"numerics": {**numerics(), "cpu": "another"}, "digests": old}))
+    with pytest.raises(SystemExit, match="not comparable"):
+        digests.main(["--write", "onesum"])

@@ -86,7 +86,7 @@ def test_single_seeds_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, command:
     assert asked == [(seeds, ["local_only"])]
 
 
-def test_what_is_missing_is_told_of_records_without_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_listed_of_records_without_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid has more rows than when a record was made; nothing else of the record changes."""
     monkeypatch.setattr(grid, "RECORDS", tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from benchmarks.named_mutants import NAMED, Named, written
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("one", NAMED, ids=lambda one: one.says)
+@pytest.mark.parametrize("one", NAMED, ids=lambda one: one.name)
 def test_each_named_mistake_can_be_made_in_exactly_one_place(one: Named) -> None:
     before = (ROOT / "src" / "osfl" / one.file).read_text(encoding="utf-8")
     after = written(one, before)

@@ -1,4 +1,4 @@
-"""Points on a student's way, of finished runs: those that other runs were told to release."""
+"""Points on a student's way, of finished runs: those that other runs released by their settings."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_both_points_of_one_run_are_what_runs_release_that_are_reported_to(tmp_p
     reported = json.loads((tmp_path / "1.0" / "results.json").read_text())
     reported["scores"]["global"]["accuracy"] = 1.0
     (tmp_path / "1.0" / "results.json").write_text(json.dumps(reported))
-    with pytest.raises(SystemExit, match=r"the run said 1\.0"):
+    with pytest.raises(SystemExit, match=r"the run's results 1\.0"):
         _points(tmp_path / "1.0", test)

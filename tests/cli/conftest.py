@@ -54,7 +54,7 @@ def osfl(capfd: pytest.CaptureFixture[str]) -> Osfl:
 
 
 def new_plan(sites: Sequence[str]) -> str:
-    """The words that write a small plan and the folders of its sites."""
+    """The options that write a small plan and the folders of its sites."""
     data = f"--dataset digits --clients {','.join(sites)} --partition iid --samples {50 * len(sites)}"
     return f"new --method fedavg {data} --smoke --sites sites"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Osfl
 
-# name: (words, exit code, pieces of the message)
+# name: (command, exit code, pieces of the message)
 MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "unknown verb": ("rum", 2, ("No such command 'rum'", "Did you mean", "'run'", "See `osfl --help`")),
     "unknown option before the verb": ("--forma json run", 2, ("No such option", "--forma")),
@@ -63,7 +63,7 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "new plan is a folder": ("new --method fedavg --out data --force", 2, ("--out", "data is a folder", "data/plan.toml")),
     "plan is a folder": ("run --plan data", 2, ("data cannot be read", "Is a directory", "plan.toml")),
     "checked plan is a folder": ("check data", 1, ("data cannot be read", "Is a directory")),
-    "plan and words": (
+    "plan and options": (
         "run --plan plan.toml -n 3 --seed 1 --smoke --samples 9 --test-samples 9 -p iid --evaluate-on test",
         2,
         (
@@ -77,7 +77,7 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
             "--evaluate-on",
         ),
     ),
-    "checked plan and words": ("check plan.toml --clients 3", 2, ("contradict", "--clients")),
+    "checked plan and options": ("check plan.toml --clients 3", 2, ("contradict", "--clients")),
     "variant without value": (
         "compare --methods fedavg,ensemble@ensemble",
         2,
@@ -195,7 +195,7 @@ def test_other_errors_of_the_system_are_ours(osfl: Osfl, monkeypatch: pytest.Mon
         osfl("run --method fedavg --smoke")
 
 
-# architectures are checked before anything is trained: (words, pieces)
+# architectures are checked before anything is trained: (command, pieces)
 ARCHITECTURES = {
     "unknown": ("local_only --set architecture=nonsense", ("'nonsense'", "Known: cnn")),
     "unknown for one": ("ensemble --set 'architecture=client-01:cnn-w4,*:resnt18'", ("'resnt18'", "resnet18")),

@@ -129,8 +129,8 @@ def test_a_smoke_run_is_called_so_wherever_its_model_is_measured(osfl: Osfl, pre
     where = "--clients 2 --partition iid --samples 120 --image-size 8 --set architecture=cnn-w8"
     osfl(f"run --method fedavg {where} {preset} --out runs/a")
     trial = preset == "--smoke"
-    told = osfl("evaluate runs/a --data digits --resamples 20 --out m")
-    assert told.code == 0 and ("Smoke run" in told.out) == trial and "Card" in told.out
+    measured = osfl("evaluate runs/a --data digits --resamples 20 --out m")
+    assert measured.code == 0 and ("Smoke run" in measured.out) == trial and "Card" in measured.out
     osfl("audit runs/a --shadows 0 --canaries 0 --images 10")
     for name in ("m/report/index.html", "m/model_card.md", "runs/a/report/index.html", "runs/a/model_card.md"):
         assert ("Smoke run" in Path(name).read_text()) == trial, name

@@ -1,4 +1,4 @@
-"""`osfl inspect` in words, as JSON and as a page; its mistakes. `osfl dashboard` before it opens."""
+"""`osfl inspect` as text, as JSON and as a page; its mistakes. `osfl dashboard` before it opens."""
 
 from __future__ import annotations
 

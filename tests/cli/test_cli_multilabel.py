@@ -98,7 +98,7 @@ def test_a_site_chooses_thresholds_and_signs_a_summary(osfl: Osfl) -> None:
     )
 
 
-def test_without_thresholds_it_is_said(osfl: Osfl) -> None:
+def test_missing_thresholds_are_reported(osfl: Osfl) -> None:
     several_npz(Path("chest.npz"))
     osfl(f"{RUN} --out runs/a")
     Path("runs/a/results.json").unlink()

@@ -73,7 +73,7 @@ def test_fewer_images_may_judge_the_same_models(osfl: Osfl) -> None:
 def test_a_plan_runs_like_the_options_it_was_written_from(osfl: Osfl) -> None:
     command = "--method fedavg --clients 3 --partition iid --preset smoke --samples 150 --seed 2"
     assert osfl(f"new {command} --dataset digits --out plan.toml").code == 0
-    by_options = osfl(f"run {command} --out runs/words --format json").json
+    by_options = osfl(f"run {command} --out runs/options --format json").json
     by_plan = osfl("run --plan plan.toml --out runs/plan --format json").json
     assert by_plan["settings"] == by_options["settings"]
     assert by_plan["release_digest"] == by_options["release_digest"]

@@ -1,4 +1,4 @@
-"""Who names no method gets OneSum, and is told so; what `compare` and `demo` show first."""
+"""Who names no method gets OneSum and a line about it; what `compare` and `demo` show first."""
 
 from __future__ import annotations
 

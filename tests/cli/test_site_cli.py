@@ -1,4 +1,4 @@
-"""What a site and whoever verifies are told: sizes, places, releases; in the words of the one who asks."""
+"""Output of the site's commands and of `verify`: sizes, places, releases."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ BROKEN = {
 }
 
 
-# one line of a good plan, changed: (line, instead, what is said)
+# one line of a good plan, changed: (line, instead, message)
 EDITED = {
     "list for a number": ("lr = 0.001", "lr = [1]", r"'lr': expected float, got \[1\]"),
     "text for samples": ("samples = 9", 'samples = "x"', "'data.samples': expected a positive whole number, got 'x'"),

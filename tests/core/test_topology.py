@@ -102,12 +102,12 @@ class Counted(Sequence[Upload]):
         return found
 
 
-def test_a_relay_gives_to_each_who_spoke_what_its_neighbors_stated_and_opens_each_upload_once() -> None:
+def test_a_relay_gives_each_sender_what_its_neighbors_sent_and_opens_each_upload_once() -> None:
     plan = make_plan(Topology("ring"))
-    output = Counted([Upload(name, plan.digest, Payload({})) for name in ("west", "north", "east")])  # south said nothing
+    output = Counted([Upload(name, plan.digest, Payload({})) for name in ("west", "north", "east")])  # south sent nothing
     gossip = Gossip(plan.task, plan.settings)
     release = relayed(gossip, output, Context(plan, torch.device("cpu")))
-    assert {name: part.facts["heard"] for name, part in release.personal.items()} == {
+    assert {name: part.facts["received"] for name, part in release.personal.items()} == {
         "west": ["east"],
         "north": ["east"],
         "east": ["north", "west"],
@@ -115,7 +115,7 @@ def test_a_relay_gives_to_each_who_spoke_what_its_neighbors_stated_and_opens_eac
     assert output.opened == 3 and gossip.provides("relay")
 
 
-# --- words, plans and schedules -------------------------------------------------------------------------------------------
+# --- options, plans and schedules -------------------------------------------------------------------------------------------
 
 
 def test_a_plan_with_contacts_reads_back_to_the_same_digest(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_nobody_is_at_two_sites_nor_in_two_parts_over_100_seeds(source: Source) 
 
 
 def test_a_simulation_does_it_too(table: Table) -> None:
-    """From the command's words to shards, for each seed; without the column people are everywhere."""
+    """From the command's options to shards, for each seed; without the column people are everywhere."""
     path = str(table("Patient"))
     for seed in range(100):
         for evaluate_on in ("test", "val"):

@@ -1,4 +1,4 @@
-"""Files that are carried by hand: copied whole or not at all, picked up with care, refused with the right words."""
+"""Files that are carried by hand: copied whole or not at all, picked up with care, refused with the right message."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _CpuGenerator = torch.Generator
 
 
 class MixedDevices(RuntimeError):
-    """What a GPU would refuse, in torch's words where it has some."""
+    """What a GPU would refuse, with torch's message where it has one."""
 
 
 @dataclass

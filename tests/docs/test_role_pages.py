@@ -23,20 +23,20 @@ SITES = ("north", "south", "west")
 CLASSES = ("benign", "malignant")
 
 
-def words_of(page: str) -> str:
+def text_of(page: str) -> str:
     """The text of a page with single blanks, so that a command may go on in the next line."""
     return re.sub(r"\s+", " ", (DOCS / f"{page}.md").read_text(encoding="utf-8"))
 
 
 def follow(page: str, command: str, at: Path, /, more: str = "", **replaced: str) -> None:
     """Run a command of a page in a folder. `more` is what the page says may be added; `replaced` are names of one's own."""
-    assert command in words_of(page), f"docs/{page}.md no longer says: {command}"
+    assert command in text_of(page), f"docs/{page}.md no longer says: {command}"
     for old, new in replaced.items():
         command = re.sub(rf"\b{old}\b", new, command)
     with chdir(at):
-        words = shlex.split(f"{command} {more}", comments=True)
-        found = [name for word in words[1:] for name in (map(str, sorted(Path().glob(word))) if "*" in word else [word])]
-        assert words[0] == "osfl" and answer(found) == 0, f"docs/{page}.md: {command}"
+        arguments = shlex.split(f"{command} {more}", comments=True)
+        found = [name for word in arguments[1:] for name in (map(str, sorted(Path().glob(word))) if "*" in word else [word])]
+        assert arguments[0] == "osfl" and answer(found) == 0, f"docs/{page}.md: {command}"
 
 
 @pytest.fixture(scope="module")

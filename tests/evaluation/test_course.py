@@ -69,7 +69,7 @@ def test_curves_of_different_steps_exchange_on_one_axis() -> None:
     own = result("once", 0.6)
     own["course"] = {"unit": "server epoch", "at": [2, 4], "accuracy": [0.2, 0.6]}
     (figure,) = course_figures(own, [result("often", 0.8, 3, curve=[0.1, 0.2, 0.3])]).values()
-    assert figure["x"] == [1, 2, 3, 4]
+    assert figure["x"] == [1, 2, 3, 4] and figure["percent"]
     once, often = figure["series"].values()
     assert once == [None, pytest.approx(20), pytest.approx(40), pytest.approx(60)]  # per cent, as everywhere on the page
     assert often == [pytest.approx(10), pytest.approx(20), pytest.approx(30), None]

@@ -30,7 +30,7 @@ def left_running(play: Path) -> list[str]:
 
 def seen(folder: Path) -> frozenset[str]:
     state = ("play/*/node/work/**/*", "play/coordinator/deployed/coordinator/rounds/**/*", "play/rehearsal/**/*")
-    logs = [*folder.glob("said.txt"), *folder.glob("play/*.txt")]
+    logs = [*folder.glob("output.txt"), *folder.glob("play/*.txt")]
     return signs(logs, (path for place in state for path in folder.glob(place)))
 
 
@@ -38,7 +38,7 @@ def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(tmp_path / "flwr")}
     quiet |= {"OSFL_PATIENCE": "86400"}  # this test waits for as long as something happens
     found_there = {**os.environ, **quiet, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with (tmp_path / "said.txt").open("w+") as output:  # not a pipe: whatever is left behind must not keep us waiting
+    with (tmp_path / "output.txt").open("w+") as output:  # not a pipe: whatever is left behind must not keep us waiting
         done = subprocess.Popen(
             [FOLDER / "run.sh", tmp_path / "play"],
             stdout=output,
@@ -48,7 +48,7 @@ def test_it_ends_with_one_line_that_says_what_was_shown(tmp_path: Path) -> None:
             start_new_session=True,
         )
         try:
-            explain = (tmp_path / "said.txt").read_text
+            explain = (tmp_path / "output.txt").read_text
             wait_until("the end of run.sh", lambda: done.poll() is not None, lambda: seen(tmp_path), explain)
         finally:
             done.terminate()  # it stops what it started

@@ -257,7 +257,7 @@ def test_settings_that_cannot_work_are_named() -> None:
 
 
 def server_of(reported: Sequence[Sequence[int]] = (), **change: Any) -> PatchServer:
-    """`told`: class counts that the clients say they have."""
+    """`reported`: class counts that the clients claim."""
     settings = replace(SMOKE, steps=1, **change)
     method, given = FedMitr(TASK, settings), list(uploads(settings))
     for i, counts in enumerate(reported):

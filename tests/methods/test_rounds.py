@@ -49,6 +49,11 @@ def test_fedprox_without_pull_is_fedavg_bit_for_bit() -> None:
     assert same(states(FedProx, 3, mu=0.0), states(FedAvgRounds, 3))
 
 
+def test_fedprox_without_pull_reads_no_server_model() -> None:
+    unreadable: dict[str, Any] = {"model/w": None}
+    assert FedProx(TASK, FedProx.Settings(mu=0.0)).adjust(unreadable, "a", CPU) is None
+
+
 def test_fedprox_pull_matters_and_an_infinite_one_keeps_the_server_model() -> None:
     assert not same(states(FedProx, 1, mu=0.5), states(FedAvgRounds, 1))
     start = states(FedProx, 1, lr=1e-12, weight_decay=0.0)

@@ -94,7 +94,7 @@ def test_axes_of_shares_end_at_100_percent(shares: list[float]) -> None:
     marks = [float(text[:-2]) for text in texts(drawn) if text.endswith(" %")]
     assert marks and min(marks) >= 0.0 and max(marks) <= 100.0
     percent = {"a": [100 * share for share in shares]}
-    drawn = lines([1, 1000], percent, what="w", x_label="round", y_label="accuracy, %")
+    drawn = lines([1, 1000], percent, what="w", x_label="round", y_label="accuracy, %", percent=True)
     marks = [float(text) for text in texts(drawn) if text.replace(".", "").isdecimal() and float(text) not in (1, 1000)]
     assert not [mark for mark in marks if 100 < mark < 200]
 

@@ -39,7 +39,7 @@ def plain_models(path: Path, given: Tensors) -> Path:
 
 
 def three_models(tmp_path: Path) -> list[Path]:
-    """In timm's words, in transformers' words, and in half precision."""
+    """With timm's names, with transformers' names, and in half precision."""
     half = {name: value.half() for name, value in tensors(2).items()}
     return [
         plain_models(tmp_path / "north" / "model.safetensors", tensors(0)),

@@ -1,4 +1,4 @@
-"""What fits and may be wrong all the same: models without a common start, pixels that nobody told, configs beside a file."""
+"""What fits and may be wrong all the same: models without a common start, unknown pixel ranges, configs beside a file."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_server_may_begin_at_the_client_with_most_images() -> None:
         ({"id2label": {}, "labels": {"2": "owl", "0": "dog", "1": "cat"}}, "labels", "'cat' in row 0, got 'dog'"),
     ],
 )
-def test_a_config_beside_a_file_speaks_for_it(output: dict[str, Any], field: str, got: str, tmp_path: Path) -> None:
+def test_a_config_beside_a_file_is_read(output: dict[str, Any], field: str, got: str, tmp_path: Path) -> None:
     good = plain_models(tmp_path / "good.safetensors", tensors(1))
     bad = beside(
         plain_models(tmp_path / "bad" / "model.safetensors", in_transformers_naming(tensors(2))), "config.json", output
@@ -163,14 +163,14 @@ def reported(tmp_path: Path, name: str, output: dict[str, Any], **options: Any) 
     found = examine_checkpoints(
         request(
             [
-                beside(plain_models(tmp_path / "told" / "model.safetensors", tensors(1)), name, output),
+                beside(plain_models(tmp_path / "without_config" / "model.safetensors", tensors(1)), name, output),
                 plain_models(tmp_path / "plain.safetensors", tensors(2)),
             ],
             **options,
         )
     )
     accepted: list[tuple[str, Any]] = [(one.checkpoint.file, one) for one in found.accepted]
-    return next(one for file, one in [*accepted, *((one.file, one) for one in found.refused)] if "told" in str(file))
+    return next(one for file, one in [*accepted, *((one.file, one) for one in found.refused)] if "without_config" in str(file))
 
 
 MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -208,7 +208,7 @@ def test_a_user_who_says_pixels_counts_more_than_what_lies_beside(tmp_path: Path
     plain = tensors(1)["patch_embed.proj.weight"]
     assert torch.equal(against.payload.tensors["model/patch_embed.proj.weight"], plain)
     assert reported(tmp_path, "preprocessor_config.json", output, pixels="imagenet").pixels_by == "set by --pixels"
-    [caution] = examine_checkpoints(request([tmp_path / "told" / "model.safetensors"], pixels="symmetric")).cautions
+    [caution] = examine_checkpoints(request([tmp_path / "without_config" / "model.safetensors"], pixels="symmetric")).cautions
     assert "gives other pixels than --pixels symmetric" in caution
 
 

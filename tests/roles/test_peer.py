@@ -83,7 +83,7 @@ def test_two_encounters_without_a_server_give_the_bits_of_the_simulation(sites: 
     assert output["plan"] == second.digest and output["made_from"].keys() == {"upload/south", "upload/west", "previous"}
     before, file = site.work_folder(first, "north", tmp_path / "north"), model / "model.safetensors"
     kept = load_model_of(file)
-    shutil.copyfile(before / "upload.safetensors", before / file.name)  # as if nobody had been heard
+    shutil.copyfile(before / "upload.safetensors", before / file.name)  # as if nothing had been received
     again = load_model_of(receive_all(second, "north", sites, tmp_path))  # the model before is another one, so this one is, too
     assert kept and again and again[1] != kept[1]
     assert json.loads((model / "made_from.json").read_text())["made_from"]["previous"] != output["made_from"]["previous"]
@@ -188,7 +188,7 @@ def test_who_is_missing_is_stated_and_what_came_is_kept(sites: Path, tmp_path: P
 
 
 def test_nobody_exchanged_gives_the_local_model(sites: Path, tmp_path: Path) -> None:
-    """South has no contact; it makes its model all the same, and it is the one it would have said."""
+    """South has no contact; it makes its model all the same, and it is the one that it would have sent."""
     pass_by = Contact("north", "west", "2026-12-24T18:00:00Z", 60, 1e6)
     plan = exchange_plan(Topology("contacts", contacts=(pass_by,)))
     local = load_model_of(receive_all(plan, "south", sites, tmp_path))
@@ -202,7 +202,7 @@ def test_facts_are_read_as_if_they_had_traveled(sites: Path, tmp_path: Path, mon
 
     def with_tuple(self: Gossip, *body: Any) -> Payload:
         part = relay(self, *body)
-        return replace(part, facts={"heard": tuple(part.facts["heard"])})
+        return replace(part, facts={"received": tuple(part.facts["received"])})
 
     def watched(self: Gossip, release: Release, shard: Shard, ctx: Context) -> Payload:
         seen.append(release.for_client(shard.client).facts)
@@ -211,7 +211,7 @@ def test_facts_are_read_as_if_they_had_traveled(sites: Path, tmp_path: Path, mon
     monkeypatch.setattr(Gossip, "relay", with_tuple)
     monkeypatch.setattr(Gossip, "personalize", watched)
     receive_all(exchange_plan(Topology("mesh")), "north", sites, tmp_path)
-    assert seen == [{"heard": ["south", "west"]}]
+    assert seen == [{"received": ["south", "west"]}]
 
 
 def refused(plan: Plan, source: Path | bytes, work: Path) -> Rejected:
@@ -244,7 +244,7 @@ def test_what_is_refused(sites: Path, tmp_path: Path) -> None:
 
 
 def test_other_architectures_and_other_classes(sites: Path, tmp_path: Path) -> None:
-    """What the plan allows is heard; another architecture or another number of classes is refused by name."""
+    """What the plan allows is accepted; another architecture or another number of classes is refused by name."""
     plan = exchange_plan(Topology("mesh"))
     other = exchange_plan(Topology("mesh"), architecture="cnn-w4")
     larger = replace(plan, task=replace(plan.task, classes=(*plan.task.classes, "platelet")))

@@ -111,7 +111,7 @@ def test_who_has_the_release_alone_sees_what_it_was_computed_with(
     assert "of another release" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_upload_that_is_missing_is_said(finished: Path, tmp_path: Path) -> None:
+def test_an_upload_that_is_missing_is_reported(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "less")
     (tmp_path / "less" / "inbox" / "client-01.safetensors").unlink()
     check, difference = replay(tmp_path / "less")

@@ -147,7 +147,7 @@ def test_an_upload_with_an_image_in_a_component_does_not_leave() -> None:
     assert "0.2" in str(caught.value.expected) and "least" in str(caught.value.fix)
 
 
-def test_a_real_site_is_stopped_and_told_where_a_simulation_goes_on() -> None:
+def test_a_real_site_is_stopped_and_warned_where_a_simulation_goes_on() -> None:
     """Sums of some forty images: the simulation's results say what a real site would be stopped for."""
     federation = small_federation("onesum")
     lines: list[str] = []

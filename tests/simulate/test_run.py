@@ -263,7 +263,7 @@ def test_smoke_on_a_gpu_that_is_not_there_is_a_clear_error(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("cuda:2", r"no device 'cuda:2': it has 2 of kind cuda.*Use --device cuda:1 or a lower number"),
         ("cpu:1", "it has 1 of kind cpu"),
@@ -272,11 +272,11 @@ def test_smoke_on_a_gpu_that_is_not_there_is_a_clear_error(tmp_path: Path) -> No
         ("cuda:", "there is no device 'cuda:'"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_refused(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device_named("cuda:1") == torch.device("cuda:1") and device_named("cuda") == torch.device("cuda")
-    with pytest.raises(UsageError, match=f"(?s){said}"):
+    with pytest.raises(UsageError, match=f"(?s){message}"):
         device_named(name)
 
 

@@ -82,7 +82,7 @@ def test_packing_is_deterministic_and_order_free() -> None:
 
 
 def test_identity_is_the_manifest_not_the_key_that_signed() -> None:
-    """A client that signs the same words again says the same; another fact is another message."""
+    """A client that signs the same content again has the same digest; another fact is another upload."""
     first, second = accept(upload(), POLICY), accept(upload(facts_changed={"samples": 13}), POLICY)
     assert first.digest == accept(bytearray(upload()), POLICY).digest != second.digest
 

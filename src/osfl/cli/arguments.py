@@ -266,10 +266,10 @@ def needs_path(dataset: str) -> bool:
 def dataset_in(command: str) -> str:
     """What a run's command says of its images; nothing where they were given in Python."""
     try:
-        words = shlex.split(command)
+        arguments = shlex.split(command)
     except ValueError:
         return ""
-    return next((value for word, value in pairwise(words) if word == "--dataset"), "")
+    return next((value for word, value in pairwise(arguments) if word == "--dataset"), "")
 
 
 def simulated(plan: Plan, path: Path, dataset: str = "") -> Simulation:

@@ -1,1 +1,1 @@
-"""Numbers about finished things, and which method they speak for (`advice`). No training, no drawing."""
+"""Numbers about finished things, and a ranking of methods by them (`advice`). No training, no drawing."""

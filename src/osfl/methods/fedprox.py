@@ -30,6 +30,8 @@ class FedProx(MultiRound):
         return super().problems(clients) + [f"setting 'mu': expected at least 0, got {self.settings.mu}"] * wrong
 
     def adjust(self, state: State, client: str, device: torch.device) -> Adjust | None:
+        if not self.settings.mu:  # FedAvg, bit for bit
+            return None
         server = {name: value.to(device) for name, value in part(state, "model").items()}
 
         def pull(model: nn.Module) -> None:
@@ -37,7 +39,7 @@ class FedProx(MultiRound):
                 if parameter.grad is not None:
                     parameter.grad += self.settings.mu * (parameter.detach() - server[name])
 
-        return pull if self.settings.mu else None  # mu = 0 is FedAvg bit for bit
+        return pull
 
     def merge(self, state: State, clients: Mapping[str, State], samples: Mapping[str, int]) -> dict[str, torch.Tensor]:
         return mean_model(clients, samples)

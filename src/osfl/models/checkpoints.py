@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from osfl.models.naming import DTYPES, ModelError
+from osfl.models.naming import ModelError
+from osfl.runtime.payloads import DTYPES
 
 _WRAPPERS = ("vit.", "deit.", "dinov2.", "base_model.", "model.", "module.", "model/", "_orig_mod.", "backbone.")
 _UNUSED = ("embeddings.mask_token", "mask_token", "pooler.", "head_dist.", "distillation_classifier.")

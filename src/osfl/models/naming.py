@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,22 +10,10 @@ from torch import nn
 
 from osfl.core.errors import OsflError
 from osfl.core.types import Contract, Field
+from osfl.runtime.payloads import DTYPES
 
 if TYPE_CHECKING:
     from osfl.core.types import Tensors
-
-DTYPES: Mapping[torch.dtype, str] = {  # as safetensors names them
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class ModelError(OsflError):

@@ -7,15 +7,12 @@ tensors are then called `network.` and timm's own name.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 import torch
 from torch import nn
 
 from osfl.core.errors import UsageError
-
-PREFIX = "timm:"
 
 
 class TimmNetwork(nn.Module):

@@ -46,6 +46,7 @@ def _figure(courses: Mapping[str, Course], judged: str) -> dict[str, Any]:
             "series": series,
             "x_label": " or ".join(units),
             "y_label": f"accuracy on the {judged}, %",
+            "percent": True,
             "note": note,
         }
     }

@@ -20,10 +20,12 @@ def lines(
     width: float = 860,
     x_label: str = "",
     y_label: str = "",
+    percent: bool = False,
 ) -> str:
-    """One line a series; None leaves a gap. An isolated point is a dot, and so is each of a few."""
+    """One line a series; None leaves a gap. An isolated point is a dot, and so is each of a few. `percent`: the axis
+    ends at 0 and at 100."""
     values = [value for row in series.values() for value in row if value is not None]
-    frame, parts = _framed(list(x), values, list(series), width, x_label, y_label)
+    frame, parts = _framed(list(x), values, list(series), width, x_label, y_label, percent)
     for index, (name, row) in enumerate(series.items()):
         found = _pieces(x, row)
         dots = [place for piece in found if len(piece) == 1 or len(x) <= _FEW for place in piece]
@@ -55,11 +57,11 @@ def histogram(
 
 
 def _framed(
-    x: Sequence[float], y: Sequence[float], names: list[str], width: float, x_label: str, y_label: str
+    x: Sequence[float], y: Sequence[float], names: list[str], width: float, x_label: str, y_label: str, percent: bool = False
 ) -> tuple[Frame, list[str]]:
     head, top = legend(names, 0, 14, width)
     across, up = linear(x, 8 if width > 500 else 4), linear(y)
-    up = within_shares(up, 100.0) if y_label.endswith("%") else up
+    up = within_shares(up, 100.0) if percent else up
     y_names = mark_names(up)
     left = room_for(y_names)
     frame = Frame(left, top + 26, width - left - 20, _HEIGHT, across, up)

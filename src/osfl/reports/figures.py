@@ -2,7 +2,7 @@
 
     {"kind": "gallery", "images": [{"png": <base64>, "caption": "class 3"}, ...]}       optional: wide (pictures of pairs)
     {"kind": "heatmap", "rows": [...], "columns": [...], "values": [[...]]}      optional: row_title, column_title, unit
-    {"kind": "lines", "x": [...], "series": {name: [... or None]}}               optional: x_label, y_label
+    {"kind": "lines", "x": [...], "series": {name: [... or None]}}               optional: x_label, y_label, percent (0 to 100)
     {"kind": "histogram", "bins": [n + 1 edges], "series": {name: [n counts]}}   optional: x_label, y_label
     {"kind": "groups", "groups": {name: [client, ...]}, "classes": [...]}        optional: counts (client: images of each class)
     {"kind": "scatter", "series": {group: {kind: [[x, y], ...]}}}                 color by group, shape by kind (two of them)
@@ -85,8 +85,8 @@ def _groups(title: str, figure: Mapping[str, Any]) -> View:
 
 def _lines(title: str, figure: Mapping[str, Any]) -> View:
     x, series = figure["x"], _series(figure, len(figure["x"]))
-    texts = _chosen(figure, "x_label", "y_label")
-    return {"chart": responsive(lambda width: lines(x, series, what=title, width=width, **texts), title)}
+    texts, percent = _chosen(figure, "x_label", "y_label"), bool(figure.get("percent"))
+    return {"chart": responsive(lambda width: lines(x, series, what=title, width=width, percent=percent, **texts), title)}
 
 
 def _histogram(title: str, figure: Mapping[str, Any]) -> View:

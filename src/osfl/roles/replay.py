@@ -22,7 +22,7 @@ from osfl.roles.coordinator import open_new, read_round_plan, receive
 from osfl.rounds.folder import existing_round
 from osfl.rounds.head import read_head
 from osfl.rounds.phases import computing, run_server_phase
-from osfl.rounds.provenance import Check
+from osfl.rounds.provenance import CLOSE, DIFFERENT, Check
 from osfl.rounds.state import read_policy
 from osfl.rounds.storage import payload_of
 from osfl.runtime.environment import numerics
@@ -107,12 +107,12 @@ def _judged(pairs: Iterator[Pair], tolerance: float, server: Mapping[str, str]) 
     difference = f"{largest.share:.2g} of the largest number of {largest.tensor or 'no tensor'}"
     if largest.share <= tolerance:
         why = f"repeated here, other last bits: at most {difference}. {_where(server)}"
-        return Check(QUESTION, "within tolerance", why), largest.share
+        return Check(QUESTION, CLOSE, why), largest.share
     why = (
         f"repeated here, it differs by {difference}, more than {tolerance:g}. That is no proof of fraud: long training drifts "
         f"from one kind of machine to another. {_where(server)}"
     )
-    return Check(QUESTION, "different", why), largest.share
+    return Check(QUESTION, DIFFERENT, why), largest.share
 
 
 def _computed(folder: Path, server: str) -> Mapping[str, str]:

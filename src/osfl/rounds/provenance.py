@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from osfl.core.errors import Rejected
 from osfl.core.types import ClientId
@@ -30,8 +30,9 @@ from osfl.wire.withdrawn import Withdrawal, Withdrawn
 EXCLUDED = "excluded/"  # before a client's name, among what a release names: left out by the coordinator
 VALID = "not withdrawn by a certificate of forgetting"
 
-CLOSE, DIFFERENT = "within tolerance", "different"  # of a release that was repeated: other bits, which is no lie yet
 Answer: TypeAlias = Literal["yes", "no", "not checked", "within tolerance", "different"]
+CLOSE: Final = "within tolerance"  # of a release that was repeated: other bits, which is no lie yet
+DIFFERENT: Final = "different"
 
 
 @dataclass(frozen=True)

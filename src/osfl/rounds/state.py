@@ -26,6 +26,11 @@ JUDGMENT = "judgment.json"  # what uploads say about each other (osfl.roles.judg
 LEFT_OUT, KEPT = "left out", "kept"  # notes in journal.jsonl: what the coordinator decided about a site
 
 
+def upload_hash_path(folder: Path, client: ClientId) -> Path:
+    """The hash of the file in which an upload came over the network, so that the same file is known again."""
+    return folder / "partial" / f"{client}.sha256"
+
+
 def read_json(path: Path) -> Any:
     """A JSON file of the round, or a plain sentence about what is wrong with it."""
     try:

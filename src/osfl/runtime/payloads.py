@@ -19,7 +19,7 @@ from osfl.runtime.atomic import replace_atomically
 from osfl.runtime.meter import book, measure, spend_again
 from osfl.runtime.precision import current_precision
 
-_DTYPES = {
+DTYPES = {  # as safetensors names them
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -31,7 +31,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_TORCH = {name: dtype for dtype, name in _DTYPES.items()}
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def to_raw(tensors: Mapping[str, torch.Tensor]) -> dict[str, RawTensor]:
@@ -41,7 +41,7 @@ def to_raw(tensors: Mapping[str, torch.Tensor]) -> dict[str, RawTensor]:
 
 def _raw(tensor: torch.Tensor) -> RawTensor:
     data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
-    return RawTensor(_DTYPES[tensor.dtype], tuple(tensor.shape), data)
+    return RawTensor(DTYPES[tensor.dtype], tuple(tensor.shape), data)
 
 
 def from_raw(tensors: Mapping[str, RawTensor]) -> dict[str, torch.Tensor]:

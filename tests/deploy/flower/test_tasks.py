@@ -110,7 +110,7 @@ def test_a_task_that_is_over_gets_no_more(kept: Callable[[Link, float], None], o
     ],
 )
 def test_programs_are_started_as_flower_starts_them(monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]) -> None:
-    """The same words as Flower's own executor; this fails when a new version of Flower changes them."""
+    """The same command line as Flower's own executor; this fails when a new version of Flower changes them."""
     from flwr.supercore.superexec.executor import subprocess_executor
 
     calls: list[list[str]] = []

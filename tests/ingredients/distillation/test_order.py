@@ -27,7 +27,7 @@ def test_images_first_then_as_many_lessons_as_asked_for(asked: int, lessons: int
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "problem"),
     [
         (Settings("images_first", -1), "expected zero or more, got -1"),
         (Settings("interleaved", 3), "set order=images_first"),
@@ -36,6 +36,6 @@ def test_images_first_then_as_many_lessons_as_asked_for(asked: int, lessons: int
         (Settings("interleaved", 0), ""),
     ],
 )
-def test_lessons_after_all_images_need_that_order(settings: Settings, said: str) -> None:
+def test_lessons_after_all_images_need_that_order(settings: Settings, problem: str) -> None:
     found = order_problems(settings)
-    assert said in found[0] if said else not found
+    assert problem in found[0] if problem else not found

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from osfl.ingredients.statistics.gaussian_mechanism import delta_of, epsilon_for, multiplier_for
+from osfl.ingredients.statistics.gaussian_mechanism import delta_of, epsilon_for, multiplier_for, shown_epsilon
 
 # epsilon, delta, least noise by dp-accounting 0.6.0: pld.accountant.get_smallest_gaussian_noise(parameters, 1, 1.0)
 REFERENCE = (
@@ -59,3 +59,11 @@ def test_what_is_promised_is_kept_to_the_last_bit() -> None:
 def test_noise_that_hides_everything_or_nothing() -> None:
     assert epsilon_for(1e9, 1e-5) == 0.0
     assert epsilon_for(1e-5, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(0.0123412, 0.01235), (7.9996, 8.0), (8.0, 8.0), (123456.0, 123500.0), (0.0, 0.0), (math.inf, None)],
+)
+def test_a_statement_shows_four_digits_of_epsilon_rounded_up(epsilon: float, shown: float | None) -> None:
+    assert shown_epsilon(epsilon) == shown

@@ -109,7 +109,7 @@ def test_sparsity_prunes_and_tuning_keeps_it() -> None:
     assert 0 < share < 1
     silent = [(layer, (layer.weight.flatten(1) == 0).all(1)) for layer in prunable(tuned)]
     assert sum(int(mask.sum()) for _, mask in silent) / sum(mask.numel() for _, mask in silent) == pytest.approx(share)
-    assert all(bool((t[mask] == 0).all()) for layer, mask in silent for t in layer.speakers())
+    assert all(bool((t[mask] == 0).all()) for layer, mask in silent for t in layer.filter_tensors())
     tuned.train()
     assert bool(torch.isfinite(tuned(torch.zeros(2, *TASK.image))).all())
 

@@ -93,10 +93,10 @@ def test_held_filters_survive_an_optimizer() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model.train()(x), torch.arange(6) % 3).backward()
         optimizer.step()
-        moved = moved or any(bool((t[masks[x.name]] != 0).any()) for x in layers for t in x.speakers())
+        moved = moved or any(bool((t[masks[x.name]] != 0).any()) for x in layers for t in x.filter_tensors())
         hold(layers, masks)
     assert moved, "without `hold` nothing would have been lost: the test shows nothing"
-    assert all(bool((t[masks[x.name]] == 0).all()) for x in layers for t in x.speakers())
+    assert all(bool((t[masks[x.name]] == 0).all()) for x in layers for t in x.filter_tensors())
 
 
 def test_the_head_is_never_pruned() -> None:

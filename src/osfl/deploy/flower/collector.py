@@ -21,7 +21,7 @@ from osfl.deploy.flower.chunks import Damaged, FileInfo, Partial, announce, read
 from osfl.deploy.flower.messages import MessageBody, Reply
 from osfl.roles import coordinator
 from osfl.roles.judgment import UNDECIDED
-from osfl.rounds.state import read_json, read_policy
+from osfl.rounds.state import read_json, read_policy, upload_hash_path
 from osfl.runtime.atomic import make_folder, replace_atomically
 from osfl.wire.inbox import Inbox
 from osfl.wire.repair import REQUEST
@@ -365,13 +365,13 @@ class Collector:
             return
         self._deliver(session, path)
         if session.notice and "digest" in session.notice:
-            replace_atomically(upload_hash_path(self.partial, session.client), partial.info.sha256.encode())
+            replace_atomically(upload_hash_path(self.folder, session.client), partial.info.sha256.encode())
         partial.remove()
         session.partial = None
 
     def _upload_hash(self, client: ClientId) -> str:
         """The hash of the file that a client's upload came as: a sealed one has other bytes than what is in the inbox."""
-        path = upload_hash_path(self.partial, client)
+        path = upload_hash_path(self.folder, client)
         return path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
 
     def _deliver(self, session: NodeSession, path: Path) -> None:
@@ -433,10 +433,6 @@ class Collector:
         session.took = True
         self.took.add(session.client)
         self.log(f"{session.client}: has the release and made its model of it")
-
-
-def upload_hash_path(folder: Path, client: ClientId) -> Path:
-    return folder / f"{client}.sha256"
 
 
 def _mark(files: Mapping[str, Path] | None) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def abilities(label: str) -> Abilities:
 
 
 def _sum_problem(method: Method, label: str) -> str:
-    """Why a plan with these settings may not have a secure sum, in the method's words; empty: it may."""
+    """Why a plan with these settings may not have a secure sum, as the method states it; empty: it may."""
     try:
         method.summands(Plan(TASK, label.partition("@")[0], method.settings, ("north", "south")))
     except UsageError as error:

@@ -47,7 +47,7 @@ def _finite(values: torch.Tensor) -> Floats:
 
 
 def upload_signals(method: Method, upload: Upload, data: Dataset, ctx: Context) -> dict[str, Floats]:
-    """All signals of one upload, by name; the first one is the main one. Empty: nothing in it speaks of images."""
+    """All signals of one upload, by name; the first one is the main one. Empty: nothing in it depends on single images."""
     model = method.upload_model(upload, ctx)
     found = {} if model is None else model_signals(model, data, ctx.device)
     if method.provides("exposed"):

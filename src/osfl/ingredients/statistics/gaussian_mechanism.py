@@ -44,3 +44,13 @@ def _least(fits: Callable[[float], bool], low: float, high: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
+
+
+def shown_epsilon(epsilon: float) -> float | None:
+    """As a statement shows it: rounded up to four digits, never down; None: no finite epsilon."""
+    if not math.isfinite(epsilon):
+        return None
+    if epsilon == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return float(f"{math.ceil(epsilon / unit - 1e-6) * unit:.4g}")

@@ -24,7 +24,7 @@ import torch
 from osfl.core.errors import RoundError, TrainingError, go_on_without
 from osfl.core.sums import ALL_SITES
 from osfl.core.types import ClientId, Dataset, Json, Plan, Shard, Summand, Task, Upload
-from osfl.ingredients.statistics.gaussian_mechanism import epsilon_for, multiplier_for
+from osfl.ingredients.statistics.gaussian_mechanism import epsilon_for, multiplier_for, shown_epsilon
 from osfl.ingredients.statistics.gaussians import Statistics, unpacked
 from osfl.ingredients.statistics.one_vs_rest import images_in
 from osfl.ingredients.statistics.public_map import LEVELS
@@ -257,7 +257,7 @@ def statement(plan: Plan, sites: int) -> Json:
 
     def against(honest: int) -> float | None:
         """Epsilon against who sees the sum and knows the noise of all but so many sites."""
-        return _shown(epsilon_for(one * math.sqrt(honest), delta)) if honest > 0 else None
+        return shown_epsilon(epsilon_for(one * math.sqrt(honest), delta)) if honest > 0 else None
 
     everybody = privacy.noise == "site"
     return {
@@ -290,13 +290,3 @@ def _adversary(plan: Plan) -> str:
             "about who is missing"
         )
     return f"whoever gets the release, {others}; the server is trusted with the terms"
-
-
-def _shown(epsilon: float) -> float | None:
-    """Rounded up to four digits, never down; None: beyond reason."""
-    if not math.isfinite(epsilon):
-        return None
-    if epsilon == 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
-    return float(f"{math.ceil(epsilon / unit - 1e-6) * unit:.4g}")

@@ -20,6 +20,7 @@ from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, go_on_without
 from osfl.core.types import Dataset, Json, Plan, Privacy, Upload
+from osfl.ingredients.statistics.gaussian_mechanism import shown_epsilon
 from osfl.ingredients.statistics.secret_noise import gaussian, uniform
 from osfl.ingredients.training.accountant import epsilon_of, multiplier_for
 from osfl.ingredients.training.loss import classification_loss
@@ -173,7 +174,7 @@ def training_statement(plan: Plan, uploads: Sequence[Upload]) -> Json:
     assert plan.privacy is not None
     ran = [Mechanism(**upload.payload.facts["mechanism"]) for upload in uploads]
     epsilon = max((one.epsilon(plan.privacy.delta) for one in ran), default=0.0)
-    shown = math.ceil(epsilon * 1e4 - 1e-6) / 1e4
+    shown = shown_epsilon(epsilon)
     return {
         "epsilon": shown,
         "delta": plan.privacy.delta,

@@ -27,8 +27,8 @@ class Layer:
     def weight(self) -> torch.Tensor:  # (filters, ...)
         return self.module.weight
 
-    def speakers(self) -> list[torch.Tensor]:
-        """All tensors with an entry a filter that can make it say something: weights, bias, scale and shift."""
+    def filter_tensors(self) -> list[torch.Tensor]:
+        """All tensors with an entry for each filter, without which it has no output: weights, bias, scale and shift."""
         norm = [self.norm.weight, self.norm.bias] if self.norm is not None else []
         return [t for t in (self.module.weight, self.module.bias, *norm) if t is not None]
 
@@ -75,7 +75,7 @@ def hold(layers: Sequence[Layer], masks: Masks) -> None:
     """Keep pruned filters silent, whatever an optimizer has done to them. After each step, so it asks the device nothing."""
     for layer in layers:
         pruned = masks[layer.name]
-        for tensor in layer.speakers():
+        for tensor in layer.filter_tensors():
             tensor.masked_fill_(pruned.view(-1, *[1] * (tensor.ndim - 1)), 0)
 
 

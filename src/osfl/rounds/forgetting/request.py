@@ -20,7 +20,7 @@ from osfl.core.tensors import RawTensor
 from osfl.core.types import ClientId, Payload, Plan
 from osfl.rounds.folder import TOTAL, Round
 from osfl.rounds.forgetting.traces import sample
-from osfl.rounds.state import CERTIFICATES, INTENT, JUDGMENT, certificates
+from osfl.rounds.state import CERTIFICATES, INTENT, JUDGMENT, certificates, upload_hash_path
 from osfl.rounds.storage import payload_of
 from osfl.rounds.total import read_total
 from osfl.runtime.atomic import TEMPORARY
@@ -272,7 +272,7 @@ def doomed(folder: Path, uploads: Mapping[ClientId, Mapping[str, str]]) -> list[
     for client, upload in uploads.items():
         paths += inbox.glob(f".{client}.safetensors.*{TEMPORARY}")  # of writers that died
         paths += [p for p in (folder / "partial").glob("*.part") if p.name.rsplit(".", 2)[0] == client]  # half a transfer
-        paths += [folder / "partial" / f"{client}.sha256"]  # how a whole one came
+        paths += [upload_hash_path(folder, client)]
         paths += [folder / REPAIRS / f"{client}.safetensors"]
         paths += [inbox / f"{client}.safetensors"] if not upload["after"] else []
     return [path for path in paths if path.exists()]
