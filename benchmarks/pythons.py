@@ -2,9 +2,9 @@
 
     python -m benchmarks.pythons ENVIRONMENT/bin/python...      adds each version to benchmarks/records/pythons.json
 
-An environment is made by `.ci/pythons python3.13`, which runs all tests; this is the subset that a record is kept of. `versions`
-has, by version, what was installed, and for each part how many tests passed, were skipped and failed, with the names of those that
-failed. `methods` are smoke runs on 120 digits at two clients: `finished`, or the error.
+An environment is made by `.ci/pythons python3.13`, which runs all tests; a record is kept of this subset. `versions`
+has, by version, what was installed, and for each part how many tests passed, were skipped and failed, with the names of those
+that failed. `methods` are smoke runs on 120 digits at two clients: `finished`, or the error.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _tested(python: str, files: list[str]) -> dict[str, Any]:
 
 
 def _keep(installed: dict[str, str], parts: dict[str, Any], seconds: float) -> None:
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {"command": "python -m benchmarks.pythons", "versions": {}}
+    record: dict[str, Any] = {"command": "python -m benchmarks.pythons", "versions": {}}
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else record
     facts = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "seconds": round(seconds), "installed": installed}
     record["versions"][installed["python"]] = {**facts, "parts": parts}
     record["versions"] = dict(sorted(record["versions"].items()))

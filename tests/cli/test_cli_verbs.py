@@ -145,6 +145,15 @@ def test_report_draws_again_and_compares(osfl: Osfl) -> None:
     assert osfl("report runs/c/fedavg/seed0 --format json").json["method"] == "fedavg"
     assert set(osfl("report runs/c --format json").json["methods"]) == {"fedavg", "local_only"}
     assert osfl("report runs/c/fedavg/seed0 --out runs/one").code == 0 and Path("runs/one/index.html").exists()
+    output = osfl("report runs/c --figures figures --as csv,svg")
+    assert f"{len([*Path('figures').rglob('*.*')])} files in figures" in output.out
+    assert Path("figures/accuracy-by-method.svg").exists() and Path("figures/fedavg-seed1/confusion-matrix.csv").exists()
+    one = osfl("report runs/c/fedavg/seed0 --figures one --as csv --format json").json
+    assert "one/confusion-matrix.csv" in one["saved"] and all(Path(path).exists() for path in one["saved"])
+    rows = [[float(x) for x in row.split(",")[1:]] for row in Path("one/confusion-matrix.csv").read_text().splitlines()[1:]]
+    assert rows == one["scores"]["confusion"]
+    output = osfl("report runs/c --figures more --as gif")
+    assert output.code == 2 and "svg, png, csv; got gif" in output.err and not Path("more").exists()
 
 
 def test_predict_names_classes_and_what_it_could_not_read(osfl: Osfl, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def test_a_result_shows_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(repr(result)) < 200 and "fedavg" in repr(result) and "2 clients" in repr(result)
     assert "<table>" in result._repr_html_() and "Smoke run" in result._repr_html_()
     assert isinstance(result.model(), nn.Module)
+    saved = result.save_figures(tmp_path / "figures", ("svg", "png", "csv"))
+    assert {path.name for path in saved} >= {"accuracy.svg", "accuracy.png", "accuracy.csv", "confusion-matrix.csv"}
     real = builtins.__import__
 
     def without_pandas(name: str, *rest: Any, **more: Any) -> Any:
@@ -71,6 +73,7 @@ def test_a_class_of_ones_own_needs_no_package(tmp_path: Path) -> None:
     theirs = osfl.run("fedavg", tmp_path / "fedavg", **SMALL)
     assert mine["method"] == "mine" and mine["scores"] == theirs["scores"]
     both = osfl.compare([Mine, "fedavg"], tmp_path / "both", **SMALL)
+    assert "accuracy-by-method.svg" in {path.name for path in both.save_figures(tmp_path / "figures")}
     assert list(both["methods"]) == ["mine", "fedavg"] and "mine" in repr(both) and "<table>" in both._repr_html_()
 
 

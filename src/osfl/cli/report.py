@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osfl.cli import options
+from osfl.cli.arguments import names
 from osfl.cli.summary import show_comparison, show_run
 from osfl.cli.terminal import put_json
 from osfl.core.errors import RoundError
@@ -23,6 +24,7 @@ EXAMPLES = (
     "osfl compare --methods fedavg,ensemble --smoke --out runs/pair",
     "osfl report runs/pair",
     "osfl report 'runs/pair/*/seed0' --markdown",
+    "osfl report runs/pair --figures runs/figures --as svg,csv",
 )
 
 Folders = Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of runs or of a comparison; * is allowed.")]
@@ -38,6 +40,19 @@ Out = Annotated[
     ),
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as markdown.")]
+Figures = Annotated[
+    Path | None,
+    typer.Option(
+        "--figures",
+        metavar="DIR",
+        parser=options.new_folder,
+        show_default=False,
+        help="Save each figure of the pages there: those of several runs in a folder each, those of their comparison in DIR.",
+    ),
+]
+As = Annotated[
+    str, typer.Option("--as", metavar="svg,png,csv", help="Formats of --figures; CSV has the numbers behind a figure.")
+]
 
 
 @dataclass(frozen=True)
@@ -54,24 +69,63 @@ def report(
     out: Out = None,
     markdown: Markdown = False,
     metric: options.Metric = "",
+    figures: Figures = None,
+    as_: As = "svg",
     output_format: options.Format = "text",
 ) -> None:
     """Write report/index.html again for each run, and one page that compares them."""
     from osfl.reports.markdown import comparison_markdown
+    from osfl.reports.saved import checked
 
+    formats = checked(names(as_, "--as", "format"))
     runs = _with_gains(_labeled(_runs(folders)))
     where = _redraw(runs)
+    saved = [] if figures is None else _saved(runs, figures, formats)
     if len(runs) == 1 and not markdown and out is None:
-        put_json(runs[0].result) if output_format == "json" else show_run(runs[0].result, runs[0].folder)
+        shown: dict[str, Any] = {**runs[0].result, "saved": [str(path) for path in saved]} if saved else {**runs[0].result}
+        put_json(shown) if output_format == "json" else show_run(runs[0].result, runs[0].folder)
+        _say_saved(saved, figures, output_format)
         return
     target = out or _beside(runs) / "report"
     comparison = _compare(runs, target, f"osfl report {' '.join(folders)}", metric)
+    if figures is not None:
+        from osfl.reports.comparison import comparison_page
+        from osfl.reports.saved import save_figures
+
+        saved += save_figures(lambda: comparison_page(comparison, [run.result for run in runs]), figures, formats)
     if output_format == "json":
-        put_json({**comparison, "reports": [str(path) for path in where], "report": str(target / "index.html")})
+        paths = {"saved": [str(path) for path in saved]} if saved else {}
+        put_json({**comparison, "reports": [str(path) for path in where], "report": str(target / "index.html"), **paths})
     elif markdown:
         print(comparison_markdown(comparison), end="")
     else:
         show_comparison(comparison, target / "index.html")
+    _say_saved(saved, figures, "json" if markdown else output_format)
+
+
+def _saved(runs: Sequence[Finished], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """The figures of each run's page, beside the same other runs; several runs have a folder each."""
+    from osfl.reports.page import run_page
+    from osfl.reports.saved import save_figures
+
+    written = []
+    for run in runs:
+        place = folder / f"{run.label}-seed{run.result['seed']}" if len(runs) > 1 else folder
+        written += save_figures(lambda run=run: run_page(run.result, _beside_it(run, runs)), place, formats)  # type: ignore[misc]
+    return written
+
+
+def _say_saved(saved: Sequence[Path], folder: Path | None, output_format: str) -> None:
+    if saved and output_format == "text":
+        print(f"Figures: {len(saved)} files in {folder}")
+
+
+def _beside_it(run: Finished, runs: Sequence[Finished]) -> list[Result]:
+    """The other runs on the same shards, by their names."""
+    from osfl.evaluation.gains import same_shards
+
+    others = [other for other in runs if other is not run and same_shards(other.result, run.result)]
+    return [{**other.result, "method": other.label} for other in others]
 
 
 def _runs(patterns: Sequence[str]) -> list[Finished]:
@@ -137,18 +191,12 @@ def _with_gains(runs: Sequence[Finished]) -> list[Finished]:
 
 
 def _redraw(runs: Sequence[Finished]) -> list[Path]:
-    from osfl.evaluation.gains import same_shards
     from osfl.reports.model_card import write_model_card
     from osfl.reports.page import write_report
 
     written = []
     for run in runs:
-        others: list[Result] = [
-            {**other.result, "method": other.label}
-            for other in runs
-            if other is not run and same_shards(other.result, run.result)
-        ]
-        written.append(write_report(run.result, run.folder / "report", others))
+        written.append(write_report(run.result, run.folder / "report", _beside_it(run, runs)))
         write_model_card(run.result, run.folder)
     return written
 

@@ -16,6 +16,7 @@ from osfl.reports.gains import gains_views
 from osfl.reports.generators import bound_rows
 from osfl.reports.plots import Point, bars, heatmap, scatter
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
+from osfl.reports.tables import Table, bars_table, grid_table, rows_table
 from osfl.reports.text import flops_mark, judged_on, many, percent, size, size_mark
 
 OWN, UP = "scores.clients.own.mean", "costs.upload_bytes"
@@ -23,9 +24,13 @@ OWN, UP = "scores.clients.own.mean", "costs.upload_bytes"
 
 def write_comparison(comparison: dict[str, Any], results: Sequence[Result], folder: Path) -> Path:
     """Write `folder/index.html` from `summarize(results)`; the results themselves add the label map and the majority line."""
+    return write_text(folder / "index.html", comparison_page(comparison, results))
+
+
+def comparison_page(comparison: dict[str, Any], results: Sequence[Result]) -> str:
     methods: Methods = comparison["methods"]
     judged = judged_on(comparison.get("data", {}))
-    page = render(
+    return render(
         "comparison.html",
         heading=_heading(comparison),
         chips=_chips(comparison),
@@ -49,7 +54,6 @@ def write_comparison(comparison: dict[str, Any], results: Sequence[Result], fold
         gains=gains_views(comparison, results),
         **_labels(results),
     )
-    return write_text(folder / "index.html", page)
 
 
 def _heading(comparison: Mapping[str, Any]) -> str:
@@ -176,7 +180,9 @@ def _bars(comparison: Mapping[str, Any], judged: str) -> Markup:
     series = (f"{name}, {judged}", "accuracy on the own distribution, mean over clients")
     what = f"{name} of each method on the {judged}, and accuracy on the clients' own distributions"
     return responsive(
-        lambda width: bars(groups, series, what=what, width=width, reference=_constant_line(comparison)), f"{name} by method"
+        lambda width: bars(groups, series, what=what, width=width, reference=_constant_line(comparison)),
+        f"{name} by method",
+        bars_table(groups, series),
     )
 
 
@@ -205,7 +211,7 @@ def _scatter(comparison: Mapping[str, Any], judged: str) -> Markup:
             share_y=True,
         )
 
-    return responsive(draw, "Accuracy against bytes")
+    return responsive(draw, "Accuracy against bytes", _table(points, "uploaded bytes", called))
 
 
 def _compute(methods: Methods) -> Markup:
@@ -233,7 +239,7 @@ def _compute(methods: Methods) -> Markup:
             y_label="floating point operations (log scale)",
         )
 
-    return responsive(draw, "Operations against bytes")
+    return responsive(draw, "Operations against bytes", _table(points, "bytes sent up and down", "floating point operations"))
 
 
 def _samples(comparison: Mapping[str, Any], judged: str) -> Markup:
@@ -258,7 +264,11 @@ def _samples(comparison: Mapping[str, Any], judged: str) -> Markup:
             share_y=True,
         )
 
-    return responsive(draw, "Accuracy against the cost of a sample")
+    return responsive(draw, "Accuracy against the cost of a sample", _table(points, "operations of one sample", called))
+
+
+def _table(points: Sequence[Point], x: str, y: str) -> Table:
+    return rows_table(["method", x, y, f"{y}, standard deviation"], points, ("name", "x", "y", "error"))
 
 
 def _labels(results: Sequence[Result]) -> dict[str, Any]:
@@ -271,8 +281,9 @@ def _labels(results: Sequence[Result]) -> dict[str, Any]:
     names, counts = [client for client, _ in maps[0]], [row for _, row in maps[0]]
     classes = [str(name) for name in results[0]["task"]["classes"]]
     texts = {"row_title": "client", "column_title": "class", "unit": "images", "what": "Label counts by client and class"}
+    table = grid_table(names, classes, counts, "client")
 
     def draw(width: float) -> str:
         return heatmap(names, classes, counts, width=width, root=True, **texts)
 
-    return {"label_chart": responsive(draw, texts["what"]), "label_note": note}
+    return {"label_chart": responsive(draw, texts["what"], table), "label_note": note}

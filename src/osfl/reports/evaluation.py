@@ -14,6 +14,7 @@ from osfl.reports.markdown import code, safe, table
 from osfl.reports.plots import confusion
 from osfl.reports.reliability import reliability
 from osfl.reports.rendering import fact_rows, render, responsive, write_text
+from osfl.reports.tables import grid_table, rows_table
 from osfl.reports.text import NOTHING, PERCENT, count, decimal, many, percent
 
 LABELS = {
@@ -183,19 +184,23 @@ def _group_row(name: str, evaluation: Evaluation) -> dict[str, Any]:
     return {"name": name, "images": count(group["images"]), "people": people, "cells": cells}
 
 
+_BINS = ("low", "high", "images", "confidence", "accuracy")
+
+
 def _reliability(evaluation: Evaluation) -> Markup:
     bins = evaluation["calibration"]
     what = "How often answers are right against how sure the model is"
     if is_multilabel(evaluation):
         what = "How often an image has a class against the probability that the model gives it"
-    return responsive(lambda width: reliability(bins, what=what, width=width), "Calibration")
+    return responsive(lambda width: reliability(bins, what=what, width=width), "Calibration", rows_table(_BINS, bins, _BINS))
 
 
 def _confusion(names: list[str], evaluation: Evaluation) -> Markup:
     right = [evaluation["per_class"][name]["recall"]["value"] for name in names]
     what = f"Confusion matrix over {many(len(names), 'class', 'classes')}"
+    table = grid_table(names, names, evaluation["confusion"], "truth")
     return responsive(
-        lambda width: confusion(names, evaluation["confusion"], what=what, width=width, right=right), "Confusion matrix"
+        lambda width: confusion(names, evaluation["confusion"], what=what, width=width, right=right), "Confusion matrix", table
     )
 
 

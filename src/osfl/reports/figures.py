@@ -17,8 +17,10 @@ import binascii
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from osfl.reports.galleries import Picture, gallery
 from osfl.reports.plots import cloud, heatmap, histogram, lines
-from osfl.reports.rendering import responsive
+from osfl.reports.rendering import Drawing, is_drawn, responsive
+from osfl.reports.tables import cloud_table, curves_table, grid_table, histogram_table
 
 View = dict[str, Any]
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,8 +45,13 @@ def _view(title: str, figure: Any, counts: Mapping[str, Sequence[int]]) -> View:
 
 
 def _gallery(title: str, figure: Mapping[str, Any]) -> View:
-    images = [{"png": _checked_png(image["png"]), "caption": image.get("caption", "")} for image in figure["images"]]
-    return {"images": images, "wide": bool(figure.get("wide"))}
+    images: list[Picture] = [
+        {"png": _checked_png(image["png"]), "caption": str(image.get("caption", ""))} for image in figure["images"]
+    ]
+    wide = bool(figure.get("wide"))
+    if images:  # the page shows them as images of its own; in a file they are one drawing
+        is_drawn(Drawing(title, lambda width: gallery(images, what=title, width=width, wide=wide), ()))
+    return {"images": images, "wide": wide}
 
 
 def _checked_png(text: str) -> str:
@@ -63,7 +70,8 @@ def _heatmap(title: str, figure: Mapping[str, Any]) -> View:
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise ValueError(f"its values are not {len(rows)} rows of {len(columns)}")
     texts = _chosen(figure, "row_title", "column_title", "unit")
-    return {"chart": responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **texts), title)}
+    table = grid_table(rows, columns, values, texts.get("row_title", ""))
+    return {"chart": responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **texts), title, table)}
 
 
 def _groups(title: str, figure: Mapping[str, Any]) -> View:
@@ -79,20 +87,25 @@ def _groups(title: str, figure: Mapping[str, Any]) -> View:
     else:
         values, texts, columns = [[float(group == name) for name in names] for group, _ in members], {}, names
         note = "Who is in which group; how many images of each class the clients have is not known here."
-    chart = responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **texts), title)
+    table = grid_table(rows, columns, values, "client")
+    chart = responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **texts), title, table)
     return {"note": note, "chart": chart}
 
 
 def _lines(title: str, figure: Mapping[str, Any]) -> View:
     x, series = figure["x"], _series(figure, len(figure["x"]))
     texts, percent = _chosen(figure, "x_label", "y_label"), bool(figure.get("percent"))
-    return {"chart": responsive(lambda width: lines(x, series, what=title, width=width, percent=percent, **texts), title)}
+    table = curves_table(x, series, texts.get("x_label", ""))
+    return {
+        "chart": responsive(lambda width: lines(x, series, what=title, width=width, percent=percent, **texts), title, table)
+    }
 
 
 def _histogram(title: str, figure: Mapping[str, Any]) -> View:
     bins, series = figure["bins"], _series(figure, len(figure["bins"]) - 1)
     texts = _chosen(figure, "x_label", "y_label")
-    return {"chart": responsive(lambda width: histogram(bins, series, what=title, width=width, **texts), title)}
+    table = histogram_table(bins, series)
+    return {"chart": responsive(lambda width: histogram(bins, series, what=title, width=width, **texts), title, table)}
 
 
 def _scatter(title: str, figure: Mapping[str, Any]) -> View:
@@ -100,7 +113,7 @@ def _scatter(title: str, figure: Mapping[str, Any]) -> View:
         str(group): {str(kind): [(float(x), float(y)) for x, y in points] for kind, points in kinds.items()}
         for group, kinds in figure["series"].items()
     }
-    return {"chart": responsive(lambda width: cloud(series, what=title, width=width), title)}
+    return {"chart": responsive(lambda width: cloud(series, what=title, width=width), title, cloud_table(series))}
 
 
 def _series(figure: Mapping[str, Any], length: int) -> dict[str, Any]:

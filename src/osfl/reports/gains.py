@@ -10,6 +10,7 @@ from markupsafe import Markup
 from osfl.core.result import Encounter, Gains, Result
 from osfl.reports.plots import bars, differences, ranked
 from osfl.reports.rendering import responsive
+from osfl.reports.tables import bars_table, grid_table
 from osfl.reports.text import count, many, percent, signed
 
 _AXIS = "points over local training"
@@ -55,8 +56,9 @@ def _table(first: Mapping[str, Result]) -> Markup:
     if any(list(run["gains"]["values"]) != clients for run in first.values()):
         return Markup("")
     values = [[round(100 * run["gains"]["values"][client], 1) for client in clients] for run in first.values()]
+    table = grid_table(list(first), clients, values)
     texts = {"what": "Gain of each client over local training, by method", "unit": "points", "column_title": "client"}
-    return responsive(lambda width: differences(list(first), clients, values, width=width, **texts), texts["what"])
+    return responsive(lambda width: differences(list(first), clients, values, width=width, **texts), texts["what"], table)
 
 
 def encounters_section(result: Result) -> dict[str, Any]:
@@ -67,7 +69,8 @@ def encounters_section(result: Result) -> dict[str, Any]:
     series = ("own distribution, mean over clients", "own distribution, worst client", "all images, mean over clients")
     groups = {f"encounter {row['encounter']}": _three(row) for row in rows}
     what = "Accuracy after each encounter"
-    return {"encounters": responsive(lambda width: bars(groups, series, what=what, width=width), what)}
+    table = bars_table(groups, series)
+    return {"encounters": responsive(lambda width: bars(groups, series, what=what, width=width), what, table)}
 
 
 def _three(row: Encounter) -> list[tuple[float | None, float | None]]:
@@ -77,4 +80,5 @@ def _three(row: Encounter) -> list[tuple[float | None, float | None]]:
 
 def _chart(gains: Gains, method: str) -> Markup:
     what = f"Gain of each client by {method} over local training, sorted"
-    return responsive(lambda width: ranked(gains["values"], what=what, y_label=_AXIS, width=width), what)
+    table = [["client", "gain over local training"], *sorted(gains["values"].items(), key=lambda one: (-one[1], one[0]))]
+    return responsive(lambda width: ranked(gains["values"], what=what, y_label=_AXIS, width=width), what, table)

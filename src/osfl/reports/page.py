@@ -30,7 +30,11 @@ _PHASES = {
 
 def write_report(result: Result, folder: Path, references: Sequence[Result] = ()) -> Path:
     """Write `folder/index.html`; `references` are other runs on the same data to show beside this one."""
-    page = render(
+    return write_text(folder / "index.html", run_page(result, references))
+
+
+def run_page(result: Result, references: Sequence[Result] = ()) -> str:
+    return render(
         "run.html",
         **_head(result),
         **accuracy_section(result, references),
@@ -45,7 +49,6 @@ def write_report(result: Result, folder: Path, references: Sequence[Result] = ()
         **_record(result, references),
         privacy=privacy_sentences(result["privacy"]) if "privacy" in result else [],
     )
-    return write_text(folder / "index.html", page)
 
 
 # --- the head --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 from osfl.core.result import Metrics, Result, Scores
 from osfl.reports.plots import bars, confusion, heatmap
 from osfl.reports.rendering import responsive
+from osfl.reports.tables import bars_table, grid_table
 from osfl.reports.text import count, decimal, judged_on, percent, size
 
 # --- against references ----------------------------------------------------------------------------------------------
@@ -27,7 +28,8 @@ def accuracy_section(result: Result, references: Sequence[Result]) -> dict[str, 
     def draw(width: float) -> str:
         return bars(groups, series, what=what, width=width, reference=line, strong=next(iter(groups)))
 
-    return {"accuracy_chart": responsive(draw, "Accuracy"), "accuracy_hint": _accuracy_hint(runs), **_scores(result)}
+    chart = responsive(draw, "Accuracy", bars_table(groups, series))
+    return {"accuracy_chart": chart, "accuracy_hint": _accuracy_hint(runs), **_scores(result)}
 
 
 def _run_names(runs: Sequence[Result]) -> list[str]:
@@ -134,7 +136,7 @@ def clients_section(result: Result) -> dict[str, Any]:
         f"where clients are domains, on images of its domain) and on the {judged_on(result['data'])}."
     )
     return {
-        "label_chart": responsive(draw, "Labels over clients"),
+        "label_chart": responsive(draw, "Labels over clients", grid_table(names, classes, counts, "client")),
         "clients_hint": hint,
         "judged": judged_on(result["data"]),
         "clients": _client_rows(result),
@@ -183,4 +185,5 @@ def confusion_section(result: Result) -> dict[str, Any]:
     hint = "Rows are the truth, columns the answer; color is the share of the row, the diagonal is right."
     if scores["personalized"]:
         hint += " Counts are the mean over the clients' own models."
-    return {"label_rows": [], "confusion_chart": responsive(draw, "Confusion matrix"), "confusion_hint": hint}
+    chart = responsive(draw, "Confusion matrix", grid_table(names, names, scores["confusion"], "truth"))
+    return {"label_rows": [], "confusion_chart": chart, "confusion_hint": hint}

@@ -16,11 +16,16 @@ from osfl.core.errors import UsageError
 from osfl.core.headline import NAMES, headline_of
 from osfl.core.method import Method, quiet
 from osfl.core.registry import register, register_file
+from osfl.core.result import read_result
 from osfl.core.types import Progress
 from osfl.data.source import Source
 from osfl.data.torch_dataset import Items, from_torch
+from osfl.evaluation.gains import with_gains
 from osfl.models.architectures import register_model
 from osfl.reports.columns import shown_columns, table_rows
+from osfl.reports.comparison import comparison_page
+from osfl.reports.page import run_page
+from osfl.reports.saved import save_figures
 from osfl.reports.text import percent, size
 from osfl.rounds.finished import load_model
 from osfl.runtime.machine import Machine
@@ -75,6 +80,10 @@ class Result(dict[str, Any]):
     @property
     def report(self) -> Path:
         return self.folder / "report" / "index.html"
+
+    def save_figures(self, folder: Path | str, formats: Sequence[str] = ("svg",)) -> list[Path]:
+        """Each figure of the report as a file: svg, png, csv (the numbers behind it). What `osfl report --figures` does."""
+        return save_figures(lambda: run_page(cast("ResultDict", self)), Path(folder), formats)
 
     def model(self, client: str | None = None) -> nn.Module:
         """The finished model, ready to be asked; `client` where each has its own."""
@@ -131,6 +140,11 @@ class Comparison(dict[str, Any]):
         """One row a method, a column a metric: means over seeds."""
         means = {name: {key: one["mean"] for key, one in metrics.items()} for name, metrics in self["methods"].items()}
         return _pandas().DataFrame.from_dict(means, orient="index").dropna(axis="columns", how="all")
+
+    def save_figures(self, folder: Path | str, formats: Sequence[str] = ("svg",)) -> list[Path]:
+        """Each figure of the comparison's page as a file: svg, png, csv (the numbers behind it)."""
+        results = [read_result(self.folder / run["path"]) for run in self["runs"]]
+        return save_figures(lambda: comparison_page(self, with_gains(results)), Path(folder), formats)
 
     def __repr__(self) -> str:
         first = self["headline"]["metric"]
