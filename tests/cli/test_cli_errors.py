@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from osfl.core.plan import read_plan
 from tests.cli.conftest import Osfl
 
 # name: (command, exit code, pieces of the message)
@@ -134,6 +135,35 @@ def test_a_plan_of_open_sums_says_what_protects_small_sites(osfl: Osfl) -> None:
     for closed in ("--method onesum --secure-sum", "--method onesum --epsilon 8 --delta 1e-5", "--method fedavg"):
         done = osfl(f"{real} {closed}")
         assert done.code == 0 and "--secure-sum" not in done.out
+
+
+@pytest.mark.parametrize("method", ["onesum", "fedcgs"])
+def test_a_plan_for_three_real_sites_has_a_secure_sum_and_says_what_it_costs(osfl: Osfl, method: str) -> None:
+    real = f"new --method {method} --smoke --classes a,b --clients north,south,west --image-size 8 --out plan.toml --force"
+    for command, masked in (
+        (real, True),
+        (f"{real} --open-sum", False),
+        (f"{real} --set readable=send", False),
+        (f"{real} --quorum 1", False),  # what only one site added is that site's upload
+        (f"new --method {method} --smoke --dataset digits --clients 3 --out plan.toml --force", False),  # a simulation
+        (
+            f"new --method {method} --smoke --dataset digits --clients a,b,c --samples 90 --sites s --out plan.toml --force",
+            True,
+        ),
+    ):
+        done = osfl(command)
+        plan = read_plan(Path("plan.toml"))
+        text = Path("plan.toml").read_text()
+        assert done.code == 0 and plan.secure_sum is masked, command
+        assert (plan.limits.share == 1) is masked and ("# Why: whoever reads open sums" in text) is masked
+        assert ("secure_sum = true" in done.out) is masked
+
+
+def test_a_plan_that_cannot_have_a_secure_sum_keeps_open_ones(osfl: Osfl) -> None:
+    real = "new --method onesum --smoke --classes a,b --clients north,south,west --image-size 8 --out plan.toml --force"
+    for more in ("--topology mesh", "--set send=smaller", "--epsilon 8 --delta 1e-5"):
+        assert osfl(f"{real} {more}").code == 0 and not read_plan(Path("plan.toml")).secure_sum, more
+    assert osfl(f"{real} --secure-sum --set send=smaller").code == 2  # who asks for it is told why not
 
 
 def test_all_mistakes_of_a_plan(osfl: Osfl) -> None:

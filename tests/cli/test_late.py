@@ -22,6 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     client = "client plan.toml --client {0} --data sites/{0} --key keys/{0}.key --out usb/{0}.safetensors"
     new = (
         f"new --method onesum --dataset digits --clients {','.join(SITES)} --partition iid --samples 150 --smoke --sites sites"
+        " --open-sum"
     )
     with chdir(folder):
         assert answer(new.split()) == 0

@@ -25,6 +25,7 @@ EXAMPLES = (
     "osfl new --method ensemble --classes cat,dog --clients north,south,west --out pets.toml --force",
     "osfl new --method fedavg --dataset digits --clients north,south --smoke --sites sites --out real.toml --force",
 )
+FEWEST = 3  # sites of a plan that gets a secure sum without being asked
 PLACEHOLDERS = ("first-class", "second-class")
 
 Dataset = Annotated[
@@ -95,9 +96,24 @@ Quorum = Annotated[
         "--quorum", metavar="Q", min=0, help="So many uploads are needed for the server phase; 0: one of each client."
     ),
 ]
+SumKind = Annotated[
+    bool | None,
+    typer.Option(
+        "--secure-sum/--open-sum",
+        show_default=False,
+        rich_help_panel=options.WHAT,
+        help="Mask uploads: the server learns their sum only. For methods whose server only adds; sets limits.share = 1. "
+        "Without either, a plan for three or more real sites has it where open sums could show single images.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a plan that is there.")]
 
 
+MASKED = (
+    "Uploads are masked (secure_sum = true), because open sums can show single images: the server learns the sum only, and "
+    "each site needs the others' public keys (`osfl client --keys`). What it costs stands in the plan; `--open-sum` leaves it "
+    "out."
+)
 OPEN_SUMS = (
     "Sums are sent openly: a site where they show a single image stops and sends nothing. `--secure-sum` shows the server only "
     "the total, `--epsilon 8` adds noise: choose one for a real round with small sites."
@@ -139,7 +155,7 @@ def new(
     topology: options.Topology = None,
     encounters: options.Encounters = 1,
     contacts: options.Contacts = None,
-    secure_sum: options.SecureSum = False,
+    secure_sum: SumKind = None,
     private_randomness: options.PrivateRandomness = False,
     quorum: Quorum = 0,
     epsilon: options.Epsilon = None,
@@ -181,7 +197,7 @@ def new(
         encounters=encounters,
         contacts=contacts,
         reading=Reading(group, "", slices, window),
-        secure_sum=secure_sum,
+        secure_sum=bool(secure_sum),
         private_randomness=private_randomness,
         epsilon=epsilon,
         delta=delta,
@@ -198,6 +214,8 @@ def new(
         plan = prepare(simulation).plan if dataset else _template(simulation, classes, named, multilabel)
     plan = replace(plan, quorum=quorum)
     check_plan(plan)
+    chosen = secure_sum is None and (sites is not None or not dataset)
+    plan = _without_open_sums(plan) if chosen else plan
     _write(plan, out, output_format)
     if output_format == "json":
         return
@@ -208,13 +226,30 @@ def new(
         echo(f"Look at its clients with `osfl check {out}{at}`, run it with `osfl run --plan {out}{at}`.")
     else:
         echo(f"{_still_open(classes, image_size, clients)} with `osfl check {out}`.")
-        if _has_open_sums(plan):
-            echo(OPEN_SUMS)
+    if chosen and plan.secure_sum:
+        echo(MASKED)
+    elif not dataset and _has_open_sums(plan):
+        echo(OPEN_SUMS)
 
 
 def _has_open_sums(plan: Plan) -> bool:
     """Sites of this plan send sums that a reader may open, and stop where single images would be shown."""
     return getattr(plan.settings, "readable", "") == "stop" and not plan.secure_sum and plan.privacy is None
+
+
+def _without_open_sums(plan: Plan) -> Plan:
+    """With a secure sum, where real sites would else often stop and send nothing, and where the plan can have one: of two
+    sites each could compute the other's numbers, and peers, say, need uploads that can be read."""
+    from osfl.core.plan import check_plan
+
+    masked = replace(plan, secure_sum=True, limits=replace(plan.limits, share=1.0))
+    if len(plan.clients) < FEWEST or not _has_open_sums(plan):
+        return plan
+    try:
+        check_plan(masked)
+    except UsageError:
+        return plan
+    return masked
 
 
 def _still_open(classes: str | None, image_size: int | None, clients: str | None) -> str:

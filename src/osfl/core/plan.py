@@ -354,10 +354,7 @@ def write_plan(plan: Plan) -> str:
             f"late = {_toml(plan.late)}                     # true: an upload that comes after the release makes the next one"
         )
     if method.provides("summands"):
-        lines.append(
-            f"secure_sum = {_toml(plan.secure_sum)}               # true: the server learns the sum of all uploads only; needs "
-            "limits.share = 1, and each site the others' keys"
-        )
+        lines += _sum_lines(plan)
     lines.append(f"private_randomness = {_toml(plan.private_randomness)}       # true: only a site can repeat its training")
     lines += _judging_lines(plan, method)
     lines += _privacy_lines(plan.privacy) if plan.privacy else []
@@ -366,6 +363,19 @@ def write_plan(plan: Plan) -> str:
         lines += ["", "[data]                           # where simulated shards come from, and how files are read"]
         lines += [f"{key} = {_toml(value)}" for key, value in data["data"].items() if value is not None]
     return "\n".join(lines) + "\n"
+
+
+def _sum_lines(plan: Plan) -> list[str]:
+    line = (
+        f"secure_sum = {_toml(plan.secure_sum)}               # true: the server learns the sum of all uploads only; needs "
+        "limits.share = 1, and each site the others' keys"
+    )
+    why = [
+        "# Why: whoever reads open sums may read single images out of them, and sites stop where that succeeds. What it costs:",
+        "# forgetting a site ends the round, nobody joins after the release, the server can check the sum only, and for a site",
+        "# that stays away each other one sends a small file (`osfl repair`).",
+    ]
+    return [line, *(why if plan.secure_sum and getattr(plan.settings, "readable", "") == "stop" else [])]
 
 
 def _judging_lines(plan: Plan, method: Method) -> list[str]:
