@@ -1,4 +1,4 @@
-"""A round of OneSum with the plan that `osfl new` writes for real sites: masked uploads, its rehearsal's model, no forgetting."""
+"""A round of OneSum with the plan that `osfl new` writes for real sites: masked uploads, the rehearsal's model, and forgetting."""
 
 from __future__ import annotations
 
