@@ -1,4 +1,4 @@
-"""A round of OneSum with the plan that `osfl new` writes for real sites: masked uploads, the rehearsal's model, and forgetting."""
+"""A round of OneSum with the plan that `osfl new` writes for real sites: masked uploads, and what the rehearsal gives."""
 
 from __future__ import annotations
 
