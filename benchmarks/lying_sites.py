@@ -1,6 +1,6 @@
 """What one site that lies does to a round, and whether the judgment before the server phase names it.
 
-    python -m benchmarks.bench lying_sites       # about an hour on one core; interrupted, it goes on
+    python -m benchmarks.bench lying_sites       # half an hour on one core; interrupted, it goes on
 
 Digits and blood cells (28 pixels), 5 and 10 sites by a Dirichlet partition, the `cpu` preset with fewer epochs for methods that
 train networks. The first site, or of ten sites the first two, lies. Accuracy on the test images: of the round without
@@ -210,6 +210,7 @@ def _accuracy(
 ROUNDS = (  # data, sites, partition, seed; images of blood cells for two cores
     ("digits", 5, "dirichlet:0.5", 1),
     ("digits", 5, "dirichlet:0.3", 2),
+    ("digits", 5, "dirichlet:0.5", 6),
     ("digits", 10, "dirichlet:0.5", 3),
     ("bloodcells-28", 5, "dirichlet:0.5", 4),
     ("bloodcells-28", 10, "dirichlet:0.5", 5),

@@ -12,7 +12,6 @@ from benchmarks import lying_sites
 from osfl.core.method import Context
 from osfl.core.registry import is_reference, load, names
 from osfl.core.types import Payload, Probed, Upload
-from osfl.rounds.judging import rules
 from osfl.rounds.judging.judge import judge
 from osfl.runtime.workers import compute_threads
 from osfl.simulate.checks import small_federation
@@ -58,7 +57,7 @@ def test_moments_of_no_images_are_unusable() -> None:
 
 
 @pytest.mark.parametrize(("case", "seed"), [("FederatedFactory", 509), ("OneSum", 509)])
-def test_a_lie_that_lowers_an_honest_site_is_named(case: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lie_that_lowers_an_honest_site_is_named(case: str, seed: int) -> None:
     """The liar is one of few who know an honest site's classes, so that both are contradicted alike until one is left out."""
     made = lying_sites.federation(case, "digits", 5, "dirichlet:0.3", seed)
     with compute_threads(1):
@@ -66,8 +65,6 @@ def test_a_lie_that_lowers_an_honest_site_is_named(case: str, seed: int, monkeyp
         lies = {**honest, "client-01": lying(method, made, "client-01")}
         uploads, fine = ([Upload(c, "", p) for c, p in all_of.items()] for all_of in (lies, honest))
         assert {one.client for one in judge(method, uploads, ctx)} == {"client-01"} and not judge(method, fine, ctx)
-        monkeypatch.setattr(rules, "_without", lambda client, comparison, among, values: values)
-        assert not judge(method, uploads, ctx)
 
 
 def test_no_more_than_one_network_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

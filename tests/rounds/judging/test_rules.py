@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import pytest
 import torch
 
 from osfl.core.types import Payload, Probed, Upload
@@ -84,6 +85,43 @@ def test_one_class_that_two_others_call_otherwise_shows_little() -> None:
     assert named(rules.contradictions(knowing(wide, a={2}, **others))) == {"a"}
 
 
+def called(comparison: Comparison, names: Mapping[int, int], of: Collection[str] = NAMES) -> Comparison:
+    """The same, but all sites call points of these classes by other names, where they are of these sites."""
+    answers = {name: one.clone() for name, one in comparison.answers.items()}
+    for name in of:
+        for label, other in names.items():
+            answers[name][:, comparison.labels[name] == label] = torch.eye(4)[other]
+    return replace(comparison, answers=answers)
+
+
+def test_classes_that_nobody_recognizes_of_anybody_are_no_contradiction() -> None:
+    """With few images of a class at each site, networks mistake it everywhere."""
+    honest, others = compared(a=0, b=0, c=0, d=0, e=0), {name: {0, 1, 2, 3} for name in "bcde"}
+    everywhere = knowing(called(honest, {1: 2, 2: 1}), a={1, 2}, **others)
+    assert rules.agreement("a", everywhere, everywhere.panel) == pytest.approx(-1 / 3)
+    assert not rules.contradictions(everywhere)
+    only_here = knowing(called(honest, {1: 2, 2: 1}, "a"), a={1, 2}, **others)
+    assert named(rules.contradictions(only_here)) == {"a"}
+    assert rules.evidence_against("a", only_here, only_here.panel) == {1: 1.0, 2: 1.0}
+
+
+def test_images_that_a_classifier_was_asked_for_say_less_than_samples() -> None:
+    """One class, recognized of each other and not of this site, is enough for samples; of networks' images two are."""
+    samples = knowing(compared(a=1, b=0, c=0, d=0, e=0), a={2}, **{name: {1, 2} for name in "bcde"})
+    assert named(rules.contradictions(samples)) == {"a"}
+    assert not rules.contradictions(replace(samples, made=True))
+    two = knowing(compared(a=1, b=0, c=0, d=0, e=0), a={1, 2}, **{name: {0, 1, 2} for name in "bcde"})
+    assert named(rules.contradictions(replace(two, made=True))) == {"a"}
+
+
+def test_one_class_of_many_is_no_proof() -> None:
+    """Of four classes that the others call otherwise they recognize one of each other."""
+    others = called(compared(a=0, b=0, c=0, d=0, e=0), {1: 2, 2: 3, 3: 1}, "bcde")
+    unlike = called(others, {0: 1, 1: 2, 2: 3, 3: 0}, "a")
+    assert rules.evidence_against("a", unlike, NAMES) == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}
+    assert not rules.contradictions(unlike)
+
+
 def test_where_sites_hardly_agree_nobody_is_named() -> None:
     assert not rules.contradictions(compared(a=0, b=1, c=2, d=3))
 
@@ -109,6 +147,16 @@ def test_a_class_that_only_one_site_has_is_as_far_as_classes_are() -> None:
     assert not rules.distances({**probed, "e": unique})
     far = cloud(16.0, spread=0.1, classes=1)
     assert named(rules.distances({**probed, "e": Probed((0.0, 0.0, 50.0), None, far.points, own.labels + 2)})) == {"e"}
+
+
+def test_a_class_that_nobody_else_has_may_lie_apart_from_all_others() -> None:
+    """Twice as far as classes usually are from each other: too far for a class that others have, too, but not for one alone."""
+    probed = {name: cloud(0.0, spread=0.1, classes=2) for name in NAMES}
+    apart = cloud(12.0, spread=0.1, classes=1)
+    assert apart.labels is not None
+    alone, shared = (replace(apart, counts=(50.0,) * 3, labels=apart.labels + label) for label in (2, 1))
+    assert not rules.distances({**probed, "e": alone})
+    assert named(rules.distances({**probed, "e": shared})) == {"e"}
 
 
 def test_points_far_from_everybody_and_points_all_alike() -> None:

@@ -39,6 +39,7 @@ class Comparison:
     answers: Mapping[ClientId, torch.Tensor]  # (panel, n, classes): the higher, the more likely
     known: Mapping[ClientId, torch.Tensor]  # (classes,) whether a site claims to know the class
     given: Mapping[ClientId, torch.Tensor]  # (classes,) how often a site answers each class
+    made: bool = False  # whether the points are images that classifiers were asked for
 
 
 def summary(one: Probed, ctx: Context, client: ClientId, sites: int) -> Probed:
@@ -131,7 +132,8 @@ def compare(sites: Mapping[ClientId, Probed], load: Callable[[ClientId], nn.Modu
         if client in panel:
             rows[client] = answers
     parts = torch.stack([rows[client] for client in panel]).split([len(labels[client]) for client in names], 1)
-    return Comparison(tuple(panel), labels, dict(zip(names, parts, strict=True)), known, given)
+    made = any(one.pixels for one in sites.values())
+    return Comparison(tuple(panel), labels, dict(zip(names, parts, strict=True)), known, given, made)
 
 
 def _labels(one: Probed) -> torch.Tensor:

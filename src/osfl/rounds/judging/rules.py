@@ -21,12 +21,14 @@ CLAIM = 10.0  # times as many images as all others together
 COPY = 0.02  # of the usual distance between two uploads; where few can be compared, `EXACT`
 EXACT = 1e-6  # of their numbers
 LEAST_PAIRS = 3
-AGREE = 0.1  # agreement with all others together beyond chance (1: always), below which a site contradicts them
-LOW = 2.0  # robust deviations below the other sites' agreement, which it has to be beside
-TYPICAL = 0.25  # agreement of the others, below which nothing follows from a site's own
+AGREE = 0.2  # agreement with all others together beyond chance (1: always), below which a site may contradict them
+CLASSES = 0.9  # classes in all that the others recognize of each other and not of a site, for a contradiction
+PROBED_CLASSES = 1.5  # the same where its points are images that its classifier was asked for, which say less
+ON_AVERAGE = 0.4  # of each class that was asked
 FAR = 6.0  # robust deviations from the other sites
 FAR_CLASSES = 1.8  # times as far as different classes are from each other; honest sites have been seen at 1.3, noise at 2.4
 LARGER = 3.0  # times as large as the others' numbers, or as small
+FAR_ALONE = 2.2  # the same for a site none of whose classes anybody else has: one class may lie apart from all the others
 ALIKE = 0.02  # of the others' variance within classes
 ENOUGH = 30  # images of a class that vary for sure
 _SAMPLED = 2_000  # numbers of an upload that are compared with others
@@ -166,16 +168,15 @@ def _log_rms(tensor: torch.Tensor) -> float:
 
 
 def contradictions(comparison: Comparison) -> list[Suspicion]:
-    """Sites whose classes all others together call otherwise. The one whose absence lets the others agree most goes first, and
-    the rest are asked again without it: what a liar says about others names nobody."""
+    """Sites whose classes all others together call otherwise, though they recognize the same classes of each other. The one
+    whose absence lets the others agree most goes first, and the rest are asked again without it: what a liar says about others
+    names nobody."""
     left, found = set(comparison.labels), list[Suspicion]()
     while len(left) > 2:
         values, gains = agreements(comparison, left), dict[ClientId, float]()
         for client, value in values.items():
-            if value >= AGREE or not _asked_enough(client, comparison, left):
-                continue
-            without = _without(client, comparison, left, values)  # a lie lowers others, beside whom it is then not low
-            if value < max(_low(client, values), _low(client, without)):
+            if value < AGREE and proven(client, comparison, left):
+                without = agreements(comparison, left - {client}, _panel(comparison, left, client))
                 gains[client] = median(without.values() or [value]) - value
         if not gains:
             return found
@@ -186,60 +187,76 @@ def contradictions(comparison: Comparison) -> list[Suspicion]:
     return found
 
 
-def agreements(comparison: Comparison, among: Collection[ClientId]) -> dict[ClientId, float]:
-    """By site, where it can be asked."""
-    found = {client: agreement(client, comparison, among) for client in sorted(among)}
+def agreements(
+    comparison: Comparison, among: Collection[ClientId], some: Collection[ClientId] | None = None
+) -> dict[ClientId, float]:
+    """By site (all `among` them, or `some`), where it can be asked."""
+    found = {client: agreement(client, comparison, among) for client in sorted(among if some is None else some)}
     return {client: value for client, value in found.items() if value is not None}
 
 
-def _without(
-    client: ClientId, comparison: Comparison, among: Collection[ClientId], values: Mapping[ClientId, float]
-) -> dict[ClientId, float]:
-    """The others' agreement among themselves. Where not all sites are in the panel, that of its members stands for all."""
-    rest, panel = set(among) - {client}, set(comparison.panel)
-    if client not in panel:
-        return {other: value for other, value in values.items() if other != client}
-    found = {other: agreement(other, comparison, rest) for other in sorted(rest & panel)}
-    return {other: value for other, value in found.items() if value is not None}
+def _panel(comparison: Comparison, among: Collection[ClientId], client: ClientId) -> set[ClientId]:
+    """The others that stand for all others: of many sites those of the panel."""
+    return (set(among) & set(comparison.panel)) - {client}
 
 
-def _low(client: ClientId, values: Mapping[ClientId, float]) -> float:
-    """What is unusually low beside the other sites: where honest ones hardly agree, nobody is named."""
-    others = [value for other, value in values.items() if other != client]
-    if not others or (usual := median(others)) < TYPICAL:
-        return -math.inf
-    return usual - LOW * _SCALED * median([abs(value - usual) for value in others])
+def proven(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> bool:
+    """Whether the others call its classes otherwise, and not each other's.
+
+    For each class, how much more often the others recognize it of each other than of this site, of whom they know as much;
+    without that comparison sites that merely share few classes would be named. Summed over classes it has to be beyond what
+    honest sites show, and on average, too, so that many classes of a little each are no proof.
+    """
+    evidence = evidence_against(client, comparison, among)
+    if not evidence:
+        return False
+    whole = sum(evidence.values())
+    return whole >= (PROBED_CLASSES if comparison.made else CLASSES) and whole >= ON_AVERAGE * len(evidence)
 
 
-def _voters(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> tuple[list[int], torch.Tensor]:
-    """The other sites of the panel among these, by place, and which classes each knows, (voters, classes)."""
+def evidence_against(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> dict[int, float]:
+    """By class that it and two others know: the median of how often the others recognize it of each other, less how often they
+    do of this site; from -1 to 1."""
+    own, rest = recognized(client, comparison, among, 2), set(among) - {client}
+    others = [recognized(other, comparison, rest, 1) for other in sorted(_panel(comparison, among, client))]
+    found = {}
+    for label, share in own.items():
+        usual = [one[label] for one in others if label in one]
+        if len(usual) >= 2:
+            found[label] = median(usual) - share
+    return found
+
+
+def recognized(client: ClientId, comparison: Comparison, among: Collection[ClientId], least: int) -> dict[int, float]:
+    """By class that a site knows, and at least so many others (`among` these): how often those call its points by it."""
+    labels, (given, voters) = comparison.labels[client], _votes(client, comparison, among)
+    asked = [label for label in labels.unique().tolist() if comparison.known[client][label] and voters[label] >= least]
+    return {label: float((given[labels == label] == label).double().mean()) for label in asked}
+
+
+def _votes(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the others of the panel (`among` these) together call a site's points, (n,), by the median of those who know a
+    class; and how many know each class, (classes,)."""
     places = [place for place, other in enumerate(comparison.panel) if other != client and other in among]
-    rows = [comparison.known[comparison.panel[place]] for place in places]
-    return places, torch.stack(rows) if rows else torch.zeros(0, len(comparison.known[client]), dtype=torch.bool)
-
-
-def _asked_enough(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> bool:
-    """Two classes, or one that three others know: two who disagree with a third about one class show little."""
-    voters = _voters(client, comparison, among)[1].sum(0)
-    asked = comparison.known[client] & (voters >= 2)
-    return int(asked.sum()) >= 2 or bool((voters[asked] >= 3).any())
+    if not places:
+        nobody = torch.zeros(len(comparison.known[client]), dtype=torch.int64)
+        return torch.full((len(comparison.labels[client]),), -1), nobody
+    known = torch.stack([comparison.known[comparison.panel[place]] for place in places])
+    answers = comparison.answers[client][places].float()
+    votes = answers.masked_fill(~known[:, None], math.nan).nanquantile(0.5, 0)
+    return votes.masked_fill(~known.any(0), -math.inf).argmax(1), known.sum(0)
 
 
 def agreement(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> float | None:
     """How often all others together (`among` these) call a site's points by the classes that it says, beyond chance: 1
-    always, 0 as by chance. The median of those who know a class counts. Asked for classes that it and two others know; None
-    where there is none, or nothing to mistake it for."""
-    labels, (places, known) = comparison.labels[client], _voters(client, comparison, among)
-    voters = known.sum(0)
-    asked = (comparison.known[client] & (voters >= 2))[labels]
-    covered = voters > 0
-    if not bool(asked.any()) or int(covered.sum()) < 2:
+    always, 0 as by chance. Asked for classes that it and two others know; None where there is none, or nothing to mistake it
+    for."""
+    labels, (given, voters) = comparison.labels[client], _votes(client, comparison, among)
+    asked, covered = (comparison.known[client] & (voters >= 2))[labels], int((voters > 0).sum())
+    if not bool(asked.any()) or covered < 2:
         return None
-    answers = comparison.answers[client][places][:, asked].float()
-    votes = answers.masked_fill(~known[:, None], math.nan).nanquantile(0.5, 0)
-    given = votes.masked_fill(~covered, -math.inf).argmax(1)
-    chance = 1 / int(covered.sum())
-    return (float((given == labels[asked]).double().mean()) - chance) / (1 - chance)
+    chance = 1 / covered
+    return (float((given[asked] == labels[asked]).double().mean()) - chance) / (1 - chance)
 
 
 def constants(probed: Mapping[ClientId, Probed], comparison: Comparison) -> list[Suspicion]:
@@ -267,9 +284,11 @@ def distances(probed: Mapping[ClientId, Probed]) -> list[Suspicion]:
     for client, (to_any, _) in nearest.items():
         usual = [far for other, (_, rows) in nearest.items() if other != client for far in rows if math.isfinite(far)]
         value, typical = sum(to_any) / len(to_any), median(usual) if usual else math.inf
-        if value > FAR_CLASSES * typical:
+        shared = any(label in mine for other, mine in means.items() if other != client for label in means[client])
+        bound = (FAR_CLASSES if shared else FAR_ALONE) * typical
+        if value > bound:
             text = f"has classes {value / typical:.3g} times as far from the others' as different classes are from each other"
-            found.append(Suspicion(client, "distance", text, value, FAR_CLASSES * typical))
+            found.append(Suspicion(client, "distance", text, value, bound))
     return found
 
 
