@@ -211,10 +211,10 @@ def _server(method: Any, plain: Plain, **more: Any) -> dict[str, object]:
 class _PlainTeacher:
     """Clients as one, their images on the way from noise to class, and the networks adapted to them."""
 
-    def __init__(self, server: Any, uploads: Sequence[Upload], chosen: Sequence[int], members: Members, share: float) -> None:
+    def __init__(self, server: Any, uploads: Sequence[Upload], chosen: Sequence[int], members: Members, plan: Plan) -> None:
         mine = [uploads[i] for i in chosen]
         self.settings: Any = server.settings
-        self.clean = teacher_of(mine, [members[i] for i in chosen], self.settings.ensemble, len(TASK.classes), share)
+        self.clean = teacher_of(mine, [members[i] for i in chosen], self.settings.ensemble, len(TASK.classes), plan)
         self.seen = counts_of(mine, len(TASK.classes)).sum(0)
 
     def dream(self, guides: Teacher, ctx: Context, repetition: int, images: int) -> None:
@@ -240,9 +240,8 @@ class _PlainTeacher:
 def _plain_fedisca(server: Any, uploads: Sequence[Upload], ctx: Context) -> list[nn.Module]:
     """Each client's images; all clients guide, and are asked again on each of the passes of the student."""
     s, members = server.settings, [as_first_written(server.build(u.payload)) for u in uploads]
-    share = ctx.plan.limits.share
-    everyone = teacher_of(uploads, members, s.ensemble, len(TASK.classes), share)
-    makers = [_PlainTeacher(server, uploads, [i], members, share) for i in range(len(uploads))]
+    everyone = teacher_of(uploads, members, s.ensemble, len(TASK.classes), ctx.plan)
+    makers = [_PlainTeacher(server, uploads, [i], members, ctx.plan) for i in range(len(uploads))]
     student = as_first_written(start_student(uploads, server, ctx)[0]).train()
     optimizer = _sgd(student, s)
     for repetition in range(s.repetitions):
@@ -264,7 +263,7 @@ def _plain_fedbicross(server: Any, uploads: Sequence[Upload], ctx: Context) -> l
     """Every cluster's student asks every cluster's teachers again."""
     s, members = server.settings, [as_first_written(server.build(u.payload)) for u in uploads]
     groups, start = server._clusters([server.build(u.payload) for u in uploads], ctx)
-    makers = [_PlainTeacher(server, uploads, group, members, ctx.plan.limits.share) for group in groups]
+    makers = [_PlainTeacher(server, uploads, group, members, ctx.plan) for group in groups]
     students = [as_first_written(start_student([uploads[i] for i in g], server, ctx)[0]).train() for g in groups]
     optimizers, weights = [_sgd(student, s) for student in students], list(start)
     train, val = server._split(ctx)

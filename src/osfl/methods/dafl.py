@@ -88,6 +88,7 @@ SMOKE = {
 
 class Dafl(OneClassifier, ModelMethod):
     Settings = Settings
+    COMBINES = True
     PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits"}  # noqa: RUF012
     PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = ("the teacher is an ensemble of clients; the activation term is the mean over them",)
@@ -157,7 +158,8 @@ class Game(Pair):
         self.plain = teachers(uploads, method, ctx.device)
         self.members = [Featured(member, self.settings.bn > 0).to(ctx.device) for member in self.plain]
         weights = teacher_weights(uploads, self.settings.ensemble, len(method.task.classes))
-        self.rule = Combination(len(self.members), self.settings.ensemble, weights, ctx.plan.limits.share)
+        limits, how = ctx.plan.limits, ctx.plan.judging.combine
+        self.rule = Combination(len(self.members), self.settings.ensemble, weights, limits.share, how)
 
     def play(self, epoch: int) -> None:
         settings = self.settings

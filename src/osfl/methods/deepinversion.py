@@ -54,6 +54,7 @@ class Settings(SitePrior, Training, Student, Pixels):
 
 class DeepInversion(OneClassifier, ModelMethod):
     Settings = Settings
+    COMBINES = True
     PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits", "labels": "balanced"}  # noqa: RUF012
     PRESETS = {  # noqa: RUF012
         "paper": {},
@@ -106,7 +107,7 @@ class DeepInversion(OneClassifier, ModelMethod):
         uploads = sorted(uploads, key=lambda upload: upload.client)
         student, architecture = start_student(uploads, self, ctx)
         members = teachers(uploads, self, ctx.device)
-        everyone = teacher_of(uploads, members, self.settings.ensemble, len(self.task.classes), ctx.plan.limits.share)
+        everyone = teacher_of(uploads, members, self.settings.ensemble, len(self.task.classes), ctx.plan)
         key = {
             "what": "deepinversion",
             "settings": asdict(self.settings),
@@ -114,6 +115,7 @@ class DeepInversion(OneClassifier, ModelMethod):
             "seed": ctx.plan.seed,
             "task": asdict(self.task),
             "share": ctx.plan.limits.share,
+            "combine": ctx.plan.judging.combine,
         }
         pool: Pool | None = None
         for number in range(self.settings.rounds):
@@ -140,8 +142,8 @@ class DeepInversion(OneClassifier, ModelMethod):
     ) -> Pool:
         """New images of every maker, in parallel, each batch kept on its own; and what the guides say about them."""
         classes, mode, share = len(self.task.classes), self.settings.ensemble, ctx.plan.limits.share
-        everyone = teacher_of(uploads, members, mode, classes, share)
-        single = [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)]
+        everyone = teacher_of(uploads, members, mode, classes, ctx.plan)
+        single = [teacher_of([u], [m], mode, classes, ctx.plan) for u, m in zip(uploads, members, strict=True)]
         makers = [everyone] if self.settings.invert == "ensemble" else single
         claimed = capped_sites(counts_of(uploads, classes), share)
         counts = dict(zip([u.client for u in uploads], claimed, strict=True))

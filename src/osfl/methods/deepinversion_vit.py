@@ -29,6 +29,7 @@ from osfl.ingredients.training.uploaded_vits import (
 class DeepInversionVit(OneClassifier, ModelMethod):
     Settings = UploadedVits
     PRESETS: ClassVar[Presets] = {"paper": {}, "ours": {"pixel_lr": 0.1, "clamp": True}, "cpu": VIT_CPU, "smoke": VIT_SMOKE}
+    COMBINES = True
     PRIVATE = VIT_PRIVATE
     DEVIATIONS = (
         "as FedMITR's tables use it: client by client, against the server's model as it is, from the clients' average",

@@ -75,6 +75,7 @@ SMOKE = {
 
 class Dense(OneClassifier, ModelMethod):
     Settings = Settings
+    COMBINES = True
     PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits"}  # noqa: RUF012
     PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
     DEVIATIONS = (

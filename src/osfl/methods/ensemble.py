@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from osfl.core.method import Context
-from osfl.core.types import Limits, Payload, Release, Upload
+from osfl.core.types import Judging, Limits, Payload, Release, Upload
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.ensembles.gathering import gather, members
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, without_site_prior
@@ -31,6 +31,7 @@ class EnsembleOfClients(OneClassifier, ModelMethod):
     Settings = Settings
     PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits"}  # noqa: RUF012
     TASKS = ("multiclass", "multilabel")
+    COMBINES = True
 
     def problems(self, clients: int) -> list[str]:
         found = super().problems(clients)
@@ -43,8 +44,9 @@ class EnsembleOfClients(OneClassifier, ModelMethod):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         gathered, share = gather({upload.client: upload.payload for upload in uploads}), ctx.plan.limits.share
-        cap = {} if share == Limits().share else {"share": share}  # who builds the ensemble has no plan
-        return Release(Payload(gathered.tensors, {**gathered.facts, **cap}))
+        found = {"share": share, "combine": ctx.plan.judging.combine}  # who builds the ensemble has no plan
+        usual = {"share": Limits().share, "combine": Judging().combine}
+        return Release(Payload(gathered.tensors, {**gathered.facts, **{k: v for k, v in found.items() if v != usual[k]}}))
 
     def build(self, payload: Payload) -> nn.Module:
         return corrected(self._together(without_site_prior(payload)), payload)
@@ -53,4 +55,5 @@ class EnsembleOfClients(OneClassifier, ModelMethod):
         share = float(payload.facts.get("share", Limits().share))
         uploads = [Upload(client, "", part) for client, part in members(payload).items()]
         models = [super(EnsembleOfClients, self).build(upload.payload) for upload in uploads]
-        return teacher_ensemble(uploads, models, self.settings.ensemble, self.task, share)
+        how = payload.facts.get("combine", Judging().combine)
+        return teacher_ensemble(uploads, models, self.settings.ensemble, self.task, share, how)

@@ -13,7 +13,7 @@ from typing import Literal
 from osfl.core.errors import UsageError
 from osfl.core.method import Context
 from osfl.core.types import ADDED, Field, Payload, Plan, Release, Summand, Upload
-from osfl.ingredients.statistics.averaging import ROBUST, average, robust_average
+from osfl.ingredients.statistics.averaging import ROBUST, combined
 from osfl.ingredients.statistics.claimed_counts import sizes_of
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, site_prior_problems, with_class_shares
 from osfl.ingredients.training.local import Training, not_positive, training_problems
@@ -45,9 +45,9 @@ class FedAvg(OneClassifier, ModelMethod):
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uniform = self.settings.weighting == "uniform"
         weights = [1.0] * len(uploads) if uniform else sizes_of(uploads, ctx.plan.limits.share).tolist()
-        how, members = ctx.plan.judging.combine, (upload.payload.tensors for upload in uploads)  # read one after the other
-        mean = average(members, weights) if how == "mean" else robust_average(list(members), weights, how)
-        release = Release(Payload(mean, {"architecture": self.settings.architecture}))
+        members = (upload.payload.tensors for upload in uploads)  # read one after the other
+        found = combined(members, weights, ctx.plan.judging.combine)
+        release = Release(Payload(found, {"architecture": self.settings.architecture}))
         return with_class_shares(release, uploads, self.settings, ctx.plan.limits.share)
 
     def robust(self) -> Sequence[str]:

@@ -52,6 +52,7 @@ class Settings(SitePrior, Training, Student, Pixels, Following):
 
 class FedISCA(OneClassifier, ModelMethod):
     Settings = Settings
+    COMBINES = True
     PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits", "labels": "balanced"}  # noqa: RUF012
     PRESETS = {  # noqa: RUF012
         "paper": {},
@@ -119,6 +120,7 @@ class FedISCA(OneClassifier, ModelMethod):
             "seed": ctx.plan.seed,
             "task": asdict(self.task),
             "share": ctx.plan.limits.share,
+            "combine": ctx.plan.judging.combine,
         }
         guides = everyone if self.settings.guides == "everyone" else None
         # a share each, so that time grows with the clients as it does for the ensemble, not with their square
@@ -141,11 +143,10 @@ class FedISCA(OneClassifier, ModelMethod):
     def _teachers(self, uploads: Sequence[Upload], ctx: Context) -> tuple[list[Teacher], Teacher]:
         """Who makes images, and all clients as one."""
         members, classes, mode = teachers(uploads, self, ctx.device), len(self.task.classes), self.settings.ensemble
-        share = ctx.plan.limits.share
-        everyone = teacher_of(uploads, members, mode, classes, share)
+        everyone = teacher_of(uploads, members, mode, classes, ctx.plan)
         if self.settings.invert == "ensemble":
             return [everyone], everyone
-        return [teacher_of([u], [m], mode, classes, share) for u, m in zip(uploads, members, strict=True)], everyone
+        return [teacher_of([u], [m], mode, classes, ctx.plan) for u, m in zip(uploads, members, strict=True)], everyone
 
     def _passes(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
         s = self.settings

@@ -51,6 +51,7 @@ class FedMitr(OneClassifier, ModelMethod):
         "cpu": VIT_CPU,
         "smoke": {**VIT_SMOKE, "probe": 2},
     }
+    COMBINES = True
     PRIVATE = VIT_PRIVATE
     DEVIATIONS = (
         "when patches are stopped, how many server epochs there are and where the server starts was not published: one stop at "

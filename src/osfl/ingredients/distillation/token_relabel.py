@@ -288,8 +288,8 @@ class PatchServer:
         """What the answers are combined with, moved once: a copy at each step of an inversion would make a GPU wait."""
         if device not in self._rules:
             counts, votes = (part.to(wide(device)).to(device) for part in (self.counts, self.votes))
-            mode = self.settings.ensemble
-            plain = None if mode == "odds" else Combination(len(self.members), mode, self.votes)
+            mode, how = self.settings.ensemble, self.ctx.plan.judging.combine
+            plain = None if mode == "odds" else Combination(len(self.members), mode, self.votes, robust=how)
             self._rules[device] = counts, votes, plain
         return self._rules[device]
 

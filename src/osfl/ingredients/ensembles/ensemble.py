@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
 from osfl.ingredients.ensembles.odds import odds
+from osfl.ingredients.statistics.averaging import ROBUST, robust_values
+from osfl.ingredients.statistics.averaging import Combine as Robust
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
@@ -31,12 +33,19 @@ MODES: Mapping[str, str] = {
     "odds": "what fits best to the differences between classes that each member has seen",
 }
 COUNTED = ("class_count", "odds")  # need to know how many images of each class a member has seen
+_LEAST = 1e-12  # probability of a class beside a robust rule, which gives some none
 _FLOOR = -27.631  # log 1e-12: what a class gets that no member may vote for; finite, so that losses stay finite
 
 
 def check_mode(mode: str) -> None:
     if mode not in MODES:
         raise UsageError(f"unknown ensemble mode '{mode}'", field="mode", fix=f"Choose one of {', '.join(MODES)}.")
+
+
+def robust_rules(mode: str) -> Sequence[str]:
+    """The robust rules that an ensemble mode has: `odds` solves for all members at once, and where each class has weights of
+    its own no member has one for its whole answer, as the geometric median needs."""
+    return {"odds": (), "class_count": ROBUST[:2]}.get(mode, ROBUST)
 
 
 def weights_for(mode: str, counts: torch.Tensor) -> torch.Tensor:
@@ -53,7 +62,7 @@ class Ensemble(nn.Module):
 
     `weights` has one number a member, or one a member and class; only their proportions over the members matter. Those that
     come from claimed counts are capped: no member has more than `share`, in all or of a class. `several`: multi-label, where
-    each class has a probability of its own.
+    each class has a probability of its own. `robust`: what takes the place of the weighted mean.
     """
 
     weights: torch.Tensor
@@ -66,23 +75,25 @@ class Ensemble(nn.Module):
         weights: torch.Tensor | None = None,
         share: float = 1.0,
         several: bool = False,
+        robust: Robust = "mean",
     ) -> None:
         super().__init__()
-        check_mode(mode)
-        self.mode, self.share, self.several = mode, share, several
+        _check_rule(mode, robust)
+        self.mode, self.share, self.several, self.robust = mode, share, several, robust
         self.members = nn.ModuleList(members)  # a plain list would escape eval(), to() and modules()
         self.register_buffer("weights", _shares(mode, weights, len(members), share))
         # known beforehand, not asked of the weights in each pass: operations are counted without any values
         self.register_buffer("voted", _voted(self.weights), persistent=False)
 
     def extra_repr(self) -> str:
-        return self.mode  # two modes are two networks: they cost different operations
+        # two modes are two networks: they cost different operations
+        return self.mode if self.robust == "mean" else f"{self.mode}, {self.robust}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = torch.stack([member(x) for member in self.members])
         if self.several and self.mode != "logits":
-            return _mix_each(logits, self.weights.to(logits).view(len(logits), 1, -1))
-        return _combine(logits, self.mode, self.weights, self.voted, share=self.share)
+            return _mix_each(logits, self.weights.to(logits).view(len(logits), 1, -1), self.robust)
+        return _combine(logits, self.mode, self.weights, self.voted, share=self.share, robust=self.robust)
 
 
 class Combination:
@@ -91,9 +102,16 @@ class Combination:
     The answer has logits or log-probabilities, (batch, classes), finite. `share`: the cap of weights by claimed counts.
     """
 
-    def __init__(self, members: int, mode: str = "logits", weights: torch.Tensor | None = None, share: float = 1.0) -> None:
-        check_mode(mode)
-        self.mode, self.share = mode, share
+    def __init__(
+        self,
+        members: int,
+        mode: str = "logits",
+        weights: torch.Tensor | None = None,
+        share: float = 1.0,
+        robust: Robust = "mean",
+    ) -> None:
+        _check_rule(mode, robust)
+        self.mode, self.share, self.robust = mode, share, robust
         self.shares = _shares(mode, weights, members, share)
         self.voted = _voted(self.shares)
 
@@ -102,7 +120,7 @@ class Combination:
         if self.shares.device != logits.device:  # once: a copy at each step would make a GPU wait
             self.shares = self.shares.to(logits.device)
             self.voted = None if self.voted is None else self.voted.to(logits.device)
-        return _combine(logits, self.mode, self.shares, self.voted, member_weights, self.share)
+        return _combine(logits, self.mode, self.shares, self.voted, member_weights, self.share, self.robust)
 
 
 def combine(
@@ -111,9 +129,21 @@ def combine(
     weights: torch.Tensor | None = None,
     member_weights: torch.Tensor | None = None,
     share: float = 1.0,
+    robust: Robust = "mean",
 ) -> torch.Tensor:
     """The same, where it is asked for once."""
-    return Combination(len(logits), mode, weights, share)(logits, member_weights)
+    return Combination(len(logits), mode, weights, share, robust)(logits, member_weights)
+
+
+def _check_rule(mode: str, robust: Robust) -> None:
+    check_mode(mode)
+    if robust not in ("mean", *robust_rules(mode)):
+        known = ", ".join(("mean", *robust_rules(mode)))
+        raise UsageError(
+            f"the ensemble mode '{mode}' has no rule '{robust}'",
+            field="judging.combine",
+            fix=f"Choose one of {known}, or another ensemble mode.",
+        )
 
 
 def _combine(
@@ -123,6 +153,7 @@ def _combine(
     voted: torch.Tensor | None,
     member_weights: torch.Tensor | None = None,
     share: float = 1.0,
+    robust: Robust = "mean",
 ) -> torch.Tensor:
     voted = None if voted is None else voted.to(logits.device)
     if mode == "odds":
@@ -130,6 +161,8 @@ def _combine(
             odds(logits, shares.to(logits), None if member_weights is None else member_weights.to(logits), share), voted
         )
     shares = shares.to(logits).view(len(logits), 1, -1)  # (members, 1, 1 or classes)
+    if robust != "mean":
+        return _robust(logits, mode, shares, voted, robust)
     if mode == "logits":
         return (shares * logits).sum(0)
     return _mix(logits.log_softmax(-1), shares, voted)
@@ -172,8 +205,20 @@ def _mix(log_p: torch.Tensor, shares: torch.Tensor, voted: torch.Tensor | None) 
     return _placed(votes.logsumexp(0).log_softmax(-1), voted, log_p.shape[-1])
 
 
-def _mix_each(logits: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def _robust(logits: torch.Tensor, mode: str, shares: torch.Tensor, voted: torch.Tensor | None, how: Robust) -> torch.Tensor:
+    """Logits, or probabilities, by a robust rule; probabilities are renormalized over the classes that anyone has seen."""
+    if mode == "logits":
+        return robust_values(logits, shares, how)
+    scores = robust_values(logits.softmax(-1), shares, how).clamp_min(_LEAST).log()
+    some = scores if voted is None else scores.index_select(-1, voted)
+    return _placed(some.log_softmax(-1), voted, scores.shape[-1])
+
+
+def _mix_each(logits: torch.Tensor, shares: torch.Tensor, robust: Robust = "mean") -> torch.Tensor:
     """Log-odds of the weighted mean of each class's own probability; lowest for a class that nobody may vote for."""
+    if robust != "mean":
+        found = robust_values(logits.sigmoid(), shares, robust).clamp(_LEAST, 1 - 1e-7)
+        return torch.where(shares.sum(0) > 0, found.logit(), _FLOOR)
     yes, no = ((functional.logsigmoid(side) + shares.log()).logsumexp(0) for side in (logits, -logits))
     return torch.where(shares.sum(0) > 0, yes - no, _FLOOR)
 

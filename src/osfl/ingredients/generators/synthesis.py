@@ -25,6 +25,7 @@ from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import Combination
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.inversion.pixels import Watched
+from osfl.ingredients.statistics.averaging import Combine as Robust
 from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.training.local import batches, decay, step
 from osfl.ingredients.training.model_method import (
@@ -149,11 +150,19 @@ class Teacher:
     Not for two threads at once: a watched network keeps notes of its forward pass.
     """
 
-    def __init__(self, members: Sequence[nn.Module], mode: str, weights: torch.Tensor, watch: bool, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        members: Sequence[nn.Module],
+        mode: str,
+        weights: torch.Tensor,
+        watch: bool,
+        share: float = 1.0,
+        robust: Robust = "mean",
+    ) -> None:
         # weights that training changes later are capped here, by counts; odds are capped where votes are made of counts
-        self.mode, self.share, self.members = mode, share if mode == "odds" else 1.0, members
+        self.mode, self.share, self.members, self.robust = mode, share if mode == "odds" else 1.0, members, robust
         self.weights = weights if mode == "odds" else capped(weights, share)
-        self.rule = Combination(len(members), mode, self.weights, self.share)
+        self.rule = Combination(len(members), mode, self.weights, self.share, robust)
         self.member_weights: torch.Tensor | None = None  # odds: how much each client counts beside its class counts
         self.watched = [Watched(member) for member in members] if watch else []
         self.folded = [] if watch else [freeze(member) for member in members]
@@ -177,7 +186,7 @@ class Teacher:
             self.member_weights = weights
         else:
             self.weights = weights
-            self.rule = Combination(len(self.members), self.mode, weights, self.share)
+            self.rule = Combination(len(self.members), self.mode, weights, self.share, self.robust)
 
 
 def draw_labels(count: int, weights: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
@@ -321,6 +330,7 @@ def work_key(what: str, uploads: Sequence[Upload], method: ModelMethod, ctx: Con
         "seed": ctx.plan.seed,
         "task": asdict(method.task),
         "share": ctx.plan.limits.share,
+        "combine": ctx.plan.judging.combine,
     }
 
 
@@ -346,13 +356,13 @@ class Workshop:
         classes = len(method.task.classes)
         members = teachers(uploads, method, ctx.device)
         weights = teacher_weights(uploads, self.settings.ensemble, classes)
-        watch, share = self.settings.bn > 0, ctx.plan.limits.share
+        watch, share, how = self.settings.bn > 0, ctx.plan.limits.share, ctx.plan.judging.combine
         # one a thread, because a watched network keeps notes
         self.teachers = [
-            Teacher(members, self.settings.ensemble, weights, watch, share) for _ in range(self.settings.generators)
+            Teacher(members, self.settings.ensemble, weights, watch, share, how) for _ in range(self.settings.generators)
         ]
         # to predict, and for gradients to pixels
-        self.folded = Teacher(members, self.settings.ensemble, weights, watch=False, share=share)
+        self.folded = Teacher(members, self.settings.ensemble, weights, watch=False, share=share, robust=how)
         self.label_weights = (counts_of(uploads, classes).sum(0) > 0).double()  # every class that anyone has, as often
         self.student, self.architecture = start_student(uploads, method, ctx)
         self.student.to(ctx.device)

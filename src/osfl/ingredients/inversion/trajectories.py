@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -19,10 +19,11 @@ from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
-from osfl.core.types import Payload, Upload
+from osfl.core.types import Payload, Plan, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, Combination
 from osfl.ingredients.inversion.pixels import Inversion, Watched, invert, labels_for
+from osfl.ingredients.statistics.averaging import Combine as Robust
 from osfl.ingredients.statistics.claimed_counts import capped_sites
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.model_method import ModelMethod, counts_of, teacher_weights
@@ -73,6 +74,7 @@ class Teacher:
     mode: str = "logits"
     weights: torch.Tensor | None = None
     share: float = 1.0  # the cap of weights by claimed counts
+    robust: Robust = "mean"
 
     @property
     def name(self) -> str:
@@ -80,20 +82,21 @@ class Teacher:
 
     @functools.cached_property
     def combine(self) -> Combination:  # (members, batch, classes) -> (batch, classes)
-        return Combination(len(self.clients), self.mode, self.weights, self.share)
+        return Combination(len(self.clients), self.mode, self.weights, self.share, self.robust)
 
     def of(self, members: Sequence[nn.Module]) -> Teacher:
         """The same clients with other networks, as adapted or frozen copies are."""
-        return Teacher(self.clients, members, self.mode, self.weights, self.share)
+        return replace(self, members=members)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.combine(torch.stack([member(x) for member in self.members]))
 
 
-def teacher_of(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, share: float) -> Teacher:
-    """These clients as one teacher, in one of the ensemble modes; nobody has more than `share` of a weight by counts."""
+def teacher_of(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, classes: int, plan: Plan) -> Teacher:
+    """These clients as one teacher, in one of the ensemble modes, by the plan's cap of claimed counts and its robust rule."""
     weights = teacher_weights(uploads, mode, classes) if mode in ("size", *COUNTED) else None
-    return Teacher(tuple(upload.client for upload in uploads), members, mode, weights, share)
+    clients = tuple(upload.client for upload in uploads)
+    return Teacher(clients, members, mode, weights, plan.limits.share, plan.judging.combine)
 
 
 # --- trajectories ---------------------------------------------------------------------------------------------------------

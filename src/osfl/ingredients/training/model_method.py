@@ -12,8 +12,9 @@ from torch import nn
 from osfl.core.errors import TrainingError, UsageError, go_on_without
 from osfl.core.method import Context, Method
 from osfl.core.types import Contract, Json, Payload, Plan, Presets, Probed, Release, Shard, Task, Upload
-from osfl.ingredients.ensembles.ensemble import Ensemble, weights_for
-from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.ensembles.ensemble import Ensemble, robust_rules, weights_for
+from osfl.ingredients.statistics.averaging import Combine as Robust
+from osfl.ingredients.statistics.averaging import combined
 from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
 from osfl.ingredients.training.dp_sgd import check_mechanism, private_training_problems, training_statement
 from osfl.ingredients.training.local import (
@@ -99,6 +100,12 @@ class ModelMethod(Method):
     def privacy_statement(self, release: Release, uploads: Sequence[Upload], plan: Plan) -> Json:
         return training_statement(plan, uploads)
 
+    COMBINES: ClassVar[bool] = False  # whether the server combines clients' answers by the setting `ensemble`
+
+    def robust(self) -> Sequence[str]:
+        """The rules that the setting `ensemble` allows, where answers are combined."""
+        return robust_rules(self.settings.ensemble) if self.COMBINES else ()
+
     def device_bytes(self, images: int, memory: int, half: bool) -> int | None:
         return training_bytes(self.settings, self.task, images, memory, half)
 
@@ -172,10 +179,17 @@ def teacher_weights(uploads: Sequence[Upload], mode: str, classes: int) -> torch
     return weights_for(mode, counts_of(uploads, classes))
 
 
-def teacher_ensemble(uploads: Sequence[Upload], members: Sequence[nn.Module], mode: str, task: Task, share: float) -> Ensemble:
+def teacher_ensemble(
+    uploads: Sequence[Upload],
+    members: Sequence[nn.Module],
+    mode: str,
+    task: Task,
+    share: float,
+    robust: Robust = "mean",
+) -> Ensemble:
     """All teachers as one; nobody has more than `share` of a weight by counts."""
     weights = teacher_weights(uploads, mode, len(task.classes))
-    return Ensemble(members, mode, weights, share, several=task.several)
+    return Ensemble(members, mode, weights, share, task.several, robust)
 
 
 def start_student(uploads: Sequence[Upload], method: ModelMethod, ctx: Context) -> tuple[nn.Module, str]:
@@ -193,7 +207,7 @@ def start_student(uploads: Sequence[Upload], method: ModelMethod, ctx: Context) 
                 fix="Use --set init=random.",
             )
         weights = sizes_of(uploads, ctx.plan.limits.share).tolist()
-        load_named(model, average([upload.payload.tensors for upload in uploads], weights), "model")
+        load_named(model, combined((upload.payload.tensors for upload in uploads), weights, ctx.plan.judging.combine), "model")
     if method.settings.init == "client":
         alike = [upload for upload in uploads if upload.payload.facts["architecture"] == architecture]
         if not alike:

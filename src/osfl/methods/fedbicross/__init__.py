@@ -90,6 +90,7 @@ class Settings(Training, Student, Pixels, Following):
 
 class FedBiCross(ModelMethod):
     Settings = Settings
+    COMBINES = True
     PRIVATE = {**ModelMethod.PRIVATE, "ensemble": "logits", "labels": "balanced"}  # noqa: RUF012
     PRESETS = {  # noqa: RUF012
         "paper": {},
@@ -179,6 +180,7 @@ class FedBiCross(ModelMethod):
             "seed": ctx.plan.seed,
             "task": asdict(self.task),
             "share": ctx.plan.limits.share,
+            "combine": ctx.plan.judging.combine,
         }
         made = Lessons(makers, uploads, self, ctx)
         for part in made.parts:
@@ -214,9 +216,7 @@ class FedBiCross(ModelMethod):
     def _teacher(self, uploads: Sequence[Upload], members: Sequence[nn.Module], group: Sequence[int], ctx: Context) -> Teacher:
         """F_k: the cluster's clients as one teacher."""
         chosen = [uploads[i] for i in group]
-        return teacher_of(
-            chosen, [members[i] for i in group], self.settings.ensemble, len(self.task.classes), ctx.plan.limits.share
-        )
+        return teacher_of(chosen, [members[i] for i in group], self.settings.ensemble, len(self.task.classes), ctx.plan)
 
     def _learner(self, uploads: Sequence[Upload], group: Sequence[int], ctx: Context) -> Learner:
         """G_k: all clusters start from the same random weights, or from the average of their own clients."""
