@@ -163,7 +163,8 @@ def test_a_loud_member_decides_no_robust_ensemble() -> None:
         loud = replace(honest["client-01"], tensors={**honest["client-01"].tensors, **quiet})
         uploads = [Upload(client, "", payload) for client, payload in sorted({**honest, "client-01": loud}.items())]
         given = dict[str, float]()
-        for how in ("mean", *ROBUST):
+        rules: tuple[Combine, ...] = ("mean", *ROBUST)
+        for how in rules:
             plan = replace(ctx.plan, judging=Judging(combine=how))
             model = method.build(method.server_phase(uploads, replace(ctx, plan=plan)).shared)
             answers = probabilities(model, federation.test.images, ctx.device, ctx.map)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 Combine = Literal["mean", "median", "trimmed", "geometric"]
-ROBUST = ("median", "trimmed", "geometric")
+ROBUST: tuple[Combine, ...] = ("median", "trimmed", "geometric")
 TRIMMED = 0.25  # of the weight, at each end
 _STEPS, _NEAR = 50, 1e-9  # of Weiszfeld's iteration; no distance counts as less
 _TIE = 1e-6  # weights in single precision that halve exactly do so up to this
