@@ -1,11 +1,11 @@
 """FedBiCross — clients that answer alike form clusters; each cluster's student learns how much to learn from the others.
 
-Paper: Xia et al., "FedBiCross: A Bi-Level Optimization Framework to Tackle Non-IID Challenges in Data-Free One-Shot Federated
-Learning on Medical Data", https://arxiv.org/abs/2601.01901v1. Stage 1 clusters clients by their answers to noise (`kmeans`),
-inverts each cluster's teacher and keeps the trajectory (`lesson`). Stage 2 trains one student a cluster on all clusters' images
-with weights w_k on the simplex: an SGD step on Σ_j w_kj L_KD^(j), then a projected step of w_k on its own validation images,
-by the exact one-step hypergradient (`_bilevel_step`). Stage 3, at the client, fine-tunes the cluster's model on its own images
-(`_personal_loss`).
+Paper: Xia, Zhang, Liu, Dai, Xia, "FedBiCross: A Bi-Level Optimization Framework to Tackle Non-IID Challenges in Data-Free
+One-Shot Federated Learning on Medical Data", 2026, https://arxiv.org/abs/2601.01901v1. Stage 1 clusters clients by their
+answers to noise (`kmeans`), inverts each cluster's teacher and keeps the trajectory (`lesson`). Stage 2 trains one student a
+cluster on all clusters' images with weights w_k on the simplex: an SGD step on Σ_j w_kj L_KD^(j), then a projected step of w_k
+on its own validation images, by the exact one-step hypergradient (`_bilevel_step`). Stage 3, at the client, fine-tunes the
+cluster's model on its own images (`_personal_loss`).
 """
 
 from __future__ import annotations
