@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from osfl.cli import options
 from osfl.core.errors import UsageError
@@ -279,7 +279,7 @@ def simulated(plan: Plan, path: Path, dataset: str = "") -> Simulation:
 
     paper, data = load(plan.method).Settings(), plan.data
     settings = plan.as_json()["settings"]
-    changes: dict[str, Any] = {k: v for k, v in settings.items() if getattr(plan.settings, k) != getattr(paper, k)}
+    changes: dict[str, object] = {k: v for k, v in settings.items() if getattr(plan.settings, k) != getattr(paper, k)}
     fixed = str(data.get("partition", "")).startswith(("silos", "domains", "by:"))  # these name the clients themselves
     return Simulation(
         plan.method,
@@ -320,7 +320,7 @@ def same_plan(plan: Plan, found: Plan, path: Path) -> None:
         )
 
 
-def _given(data: Mapping[str, Any]) -> dict[str, Any]:
+def _given(data: Mapping[str, object]) -> dict[str, object]:
     """None for an empty value: TOML has no null."""
     return {key: value for key, value in data.items() if value is not None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, on_one_line, output, put_json
 from osfl.core.errors import OsflError, UsageError
 from osfl.core.result import finding_line
+from osfl.core.types import Json
 from osfl.data.reading import Reading, reading_of
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _findings(problems: Sequence[Problem], inputs: Inputs) -> list[Finding]:
     return grouped([*cautions, *problems], examples=None)
 
 
-def _facts(federation: Federation) -> dict[str, Any]:
+def _facts(federation: Federation) -> dict[str, Json]:
     from osfl.data.leakage import near_duplicates
     from osfl.models.input_facts import describe_inputs
 
@@ -225,7 +226,7 @@ def _images(federation: Federation) -> dict[str, int]:
     return {shard.client: len(shard.train) + len(shard.val) for shard in federation.shards}
 
 
-def _claims(counts: Mapping[str, Sequence[int]], images: Mapping[str, int], plan: Plan) -> dict[str, Any]:
+def _claims(counts: Mapping[str, Sequence[int]], images: Mapping[str, int], plan: Plan) -> dict[str, Json]:
     """The largest site, what the plan lets a site claim, and whose weight by counts the plan's cap lowers."""
     share = max(plan.limits.share, 1 / len(images))
     over = [client for client, n in images.items() if n > share * sum(images.values())]
@@ -270,7 +271,7 @@ def _lines(inputs: Inputs) -> None:
         echo()
 
 
-def _show_claims(facts: Mapping[str, Any]) -> None:
+def _show_claims(facts: Mapping[str, Json]) -> None:
     """How far the plan relies on what sites claim, against what is there."""
     claims = facts["claims"]
     found, allowed, closer = claims["found"], claims["allowed"], claims["closer"]

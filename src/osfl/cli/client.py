@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from osfl.cli.enroll import gather
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
 from osfl.core.errors import UsageError
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from osfl.core.types import Plan
@@ -139,7 +140,7 @@ def carry_out(bundle: Path, out: Path, addressee: str) -> None:
         carry(Path(aside) / "sealed", out)
 
 
-def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[str, Any]:
+def _facts(bundle: Path, out: Path | None, kept: bool, addressee: str) -> dict[str, Json]:
     from osfl.core.tensors import nbytes
     from osfl.wire.facts import KEYS
     from osfl.wire.window import look_at
@@ -173,7 +174,7 @@ def receivers(plan: Plan, client: str) -> list[str] | None:
     return [other for other in plan.clients if client in neighbors(plan, other)]
 
 
-def _show(facts: dict[str, Any]) -> None:
+def _show(facts: dict[str, Json]) -> None:
     numbers = sum(tensor["bytes"] for tensor in facts["tensors"].values())
     before = " [dim](finished before; nothing was computed again)[/]" if facts["finished_before"] else ""
     echo(f"[bold]What leaves {facts['client']}[/]: one file of {facts['bytes']:,} bytes{before}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from osfl.cli import options
 from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
 from osfl.cli.terminal import echo, output, put_json
+from osfl.core.types import Json
 
 EXAMPLES = (
     "osfl demo",
@@ -48,7 +49,7 @@ def demo(
     simulation = Simulation(METHODS[0], "digits", 5, "dirichlet:0.1", preset="smoke" if smoke else "cpu")
     uploaded = replace(simulation, changes=VITS if smoke else {**tuned_alike(), **VITS})
 
-    def compared(simulation: Simulation, methods: Sequence[str], out: Path) -> dict[str, Any]:
+    def compared(simulation: Simulation, methods: Sequence[str], out: Path) -> dict[str, Json]:
         with progress_display(output_format == "json") as progress:
             return compare(simulation, methods, [0], out, machine=Machine(workers=workers), progress=by_run(progress))
 
@@ -66,7 +67,7 @@ def demo(
     output().print("\n" + read_transformers(second["methods"]))
 
 
-def reading(methods: Mapping[str, Any]) -> str:
+def reading(methods: Mapping[str, Json]) -> str:
     """What the table shows, in numbers of the table."""
     from osfl.reports.text import percent
 
@@ -88,7 +89,7 @@ def reading(methods: Mapping[str, Any]) -> str:
     return f"{text}FederatedFactory, whose sites send generators instead, reaches [bold]{percent(value(FACTORY))}[/]."
 
 
-def read_transformers(methods: Mapping[str, Any]) -> str:
+def read_transformers(methods: Mapping[str, Json]) -> str:
     """What the second table shows, in numbers of the table."""
     from osfl.reports.text import percent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -91,7 +91,7 @@ def exchange(
     if absent:
         raise UsageError([f"there is no {path}" for path in absent], field="files", fix="Name files that are there, or --wait.")
     round_plan, own = read_plan(plan), SigningKey.load(key) if key else None
-    inbox, judged = own_inbox(round_plan, name, gather(keys, []), work), dict[Stamp, dict[str, Any] | None]()
+    inbox, judged = own_inbox(round_plan, name, gather(keys, []), work), dict[Stamp, dict[str, object] | None]()
     found = _receive_all(round_plan, name, inbox, own, files or [], output_format, judged)
     while wait and missing_neighbors(round_plan, name, inbox):
         errors().print(f"waiting for {', '.join(missing_neighbors(round_plan, name, inbox))}", soft_wrap=True)
@@ -152,8 +152,8 @@ def _receive_all(
     key: SigningKey | None,
     files: Sequence[Path],
     output_format: str,
-    judged: dict[Stamp, dict[str, Any] | None],
-) -> dict[str, Any]:
+    judged: dict[Stamp, dict[str, object] | None],
+) -> dict[str, object]:
     """Every file through the gate, once as long as it stays the same; a line for each refusal. The site's own bundle may lie
     among them."""
     from osfl.deploy.files import pick_up
@@ -176,7 +176,7 @@ def _receive_all(
 
 def _refusal(
     plan: Plan, client: str, inbox: Inbox, key: SigningKey | None, path: Path, output_format: str
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Print and return why a file was refused; None if it was accepted or is the site's own."""
     from osfl.core.errors import Rejected
     from osfl.roles.peer import receive_from_neighbor, sender

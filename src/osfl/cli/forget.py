@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from osfl.cli.arguments import machine_for
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
 from osfl.core.errors import UsageError
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from osfl.rounds.forgetting import Finding
@@ -107,7 +108,7 @@ def forget(
         _show(certificate, path, fl_round)
 
 
-def _show(certificate: Mapping[str, Any], path: Path, fl_round: Path) -> None:
+def _show(certificate: Mapping[str, Json], path: Path, fl_round: Path) -> None:
     for client, upload in certificate["uploads"].items():
         left = f"class {escape(certificate['asked']['class'])} is gone from its upload" if upload["after"] else "forgotten"
         echo(f"[bold]{client}[/]: {left}")

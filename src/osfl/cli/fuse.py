@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ from osfl.cli.arguments import machine_for, with_smoke
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, errors, escape, output, put_json
 from osfl.core.errors import UsageError
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from osfl.roles.fusion import AcceptedCheckpoint, FusionRequest, RefusedCheckpoint
@@ -230,7 +231,7 @@ def _show_accepted(accepted: Sequence[AcceptedCheckpoint]) -> None:
         echo("[dim]Where no file gives them, pixels in [-1, 1] are assumed (--pixels).[/]")
 
 
-def _show(record: Mapping[str, Any], out: Path, *, finished_before: bool) -> None:
+def _show(record: Mapping[str, Json], out: Path, *, finished_before: bool) -> None:
     from osfl.reports.text import many
 
     echo(
@@ -245,7 +246,7 @@ def _show(record: Mapping[str, Any], out: Path, *, finished_before: bool) -> Non
         echo("[dim]This was finished before; nothing was computed again.[/]")
 
 
-def _models(record: Mapping[str, Any]) -> Mapping[str, str]:
+def _models(record: Mapping[str, Json]) -> Mapping[str, str]:
     """By client, "" for everybody's; fusions of earlier versions did not say."""
     models: Mapping[str, str] = record.get("models", {"": "model.safetensors"})
     return models

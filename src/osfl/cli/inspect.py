@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -127,7 +127,7 @@ def _show(seen: Look, html: Path | None) -> None:
 
 def _ratios(seen: Look) -> None:
     """What the reconstruction attack found, a line a class."""
-    classes: dict[int, list[dict[str, Any]]] = {}
+    classes: dict[int, list[dict[str, object]]] = {}
     for row in seen["ratios"]:
         classes.setdefault(int(row["class"]), []).append(row)
     if classes:

@@ -9,10 +9,11 @@ import typer
 
 from osfl.cli import options
 from osfl.cli.terminal import echo, escape, output, put_json
+from osfl.core.types import Json
 
 EXAMPLES = ("osfl ls", "osfl ls methods", "osfl ls datasets --format json")
 What: TypeAlias = Literal["methods", "datasets", "architectures", "encoders", "weights", "partitions", "presets"]
-Rows: TypeAlias = list[dict[str, Any]]
+Rows: TypeAlias = list[dict[str, Json]]
 
 PARTITIONS = {
     "iid": "equal shares, shuffled",

@@ -6,7 +6,7 @@ import csv
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -14,6 +14,7 @@ from osfl.cli import options
 from osfl.cli.finished import OwnMethod
 from osfl.cli.terminal import errors, escape, output, put_json
 from osfl.core.errors import DataError
+from osfl.core.types import Json
 from osfl.data.reading import Reading, reading_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 
 def _answers(
     model: nn.Module, task: Task, files: Sequence[Path], reading: Reading, failed: dict[str, str], mirrored: bool
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     import torch
 
     from osfl.models.inputs import to_input
@@ -141,7 +142,7 @@ def _answers(
     ]
 
 
-def _first(row: torch.Tensor, task: Task) -> dict[str, Any]:
+def _first(row: torch.Tensor, task: Task) -> dict[str, Json]:
     """The class with the highest probability; multi-label none, since each class is a question of its own."""
     return {} if task.several else {"class": task.classes[int(row.argmax())], "probability": round(float(row.max()), 6)}
 
@@ -165,7 +166,7 @@ def _pixels(path: Path, task: Task, reading: Reading, failed: dict[str, str]) ->
     return (pixels * (255 / full_scale(float(pixels.max())))).round().to(torch.uint8)
 
 
-def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
+def _show(rows: Sequence[dict[str, Json]], classes: Sequence[str]) -> None:
     """The answer, and the runners-up that are worth a look."""
     from rich.table import Table
 
@@ -182,7 +183,7 @@ def _show(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
     output().print(table)
 
 
-def _write_csv(rows: Sequence[dict[str, Any]], classes: Sequence[str], file: TextIO) -> None:
+def _write_csv(rows: Sequence[dict[str, Json]], classes: Sequence[str], file: TextIO) -> None:
     out = csv.writer(file, lineterminator="\n")
     answer = [key for key in ("path", "class", "probability") if not rows or key in rows[0]]
     out.writerow([*answer, *(f"p({name})" for name in classes)])

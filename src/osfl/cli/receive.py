@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -45,8 +45,8 @@ def receive(fl_round: options.RoundFolder, files: Files, key: Key = None, output
 
     opens = SigningKey.load(key) if key else None
     taken, left = pick_up(files)
-    accepted: list[dict[str, Any]] = []
-    refused: list[dict[str, Any]] = []
+    accepted: list[dict[str, object]] = []
+    refused: list[dict[str, object]] = []
     for path in taken:
         try:
             receipt = through_the_gate(fl_round, path, opens)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from osfl.cli.arguments import names
 from osfl.cli.summary import show_comparison, show_run
 from osfl.cli.terminal import put_json
 from osfl.core.errors import RoundError
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from osfl.core.result import Result
@@ -82,7 +83,7 @@ def report(
     where = _redraw(runs)
     saved = [] if figures is None else _saved(runs, figures, formats)
     if len(runs) == 1 and not markdown and out is None:
-        shown: dict[str, Any] = {**runs[0].result, "saved": [str(path) for path in saved]} if saved else {**runs[0].result}
+        shown: dict[str, Json] = {**runs[0].result, "saved": [str(path) for path in saved]} if saved else {**runs[0].result}
         put_json(shown) if output_format == "json" else show_run(runs[0].result, runs[0].folder)
         _say_saved(saved, figures, output_format)
         return
@@ -201,7 +202,7 @@ def _redraw(runs: Sequence[Finished]) -> list[Path]:
     return written
 
 
-def _compare(runs: Sequence[Finished], target: Path, command: str, metric: str) -> dict[str, Any]:
+def _compare(runs: Sequence[Finished], target: Path, command: str, metric: str) -> dict[str, object]:
     from osfl.evaluation.comparison import summarize
     from osfl.reports.comparison import write_comparison
 

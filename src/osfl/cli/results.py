@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osfl.cli import options
 from osfl.cli.terminal import echo, errors, escape, output, put_json
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ def results(round_folder: options.RoundFolder, summaries: Summaries = None, outp
         raise typer.Exit(1)
 
 
-def _show(kept: Sequence[Mapping[str, Any]]) -> None:
+def _show(kept: Sequence[Mapping[str, Json]]) -> None:
     from rich.table import Table
 
     from osfl.reports.evaluation import cell

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from osfl.cli import options
 from osfl.cli.terminal import echo, escape, put_json
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from osfl.roles.coordinator import Status
@@ -35,7 +36,7 @@ def show(fl_round: options.RoundFolder, output_format: options.Format = "text") 
         _show(fl_round, found, now)
 
 
-def facts(found: Status, now: datetime) -> dict[str, Any]:
+def facts(found: Status, now: datetime) -> dict[str, Json]:
     return {
         "round": found.plan,
         "method": found.method,
@@ -128,18 +129,18 @@ def _show_refused(fl_round: Path, found: Status) -> None:
         echo(f"  {_refusal(entry)}")
 
 
-def _failure(note: Mapping[str, Any]) -> str:
+def _failure(note: Mapping[str, object]) -> str:
     """Why the last server phase failed, and how to go on."""
     who = f"{note['client']}: " if note.get("client") else ""
     return escape(f"{_stamp(note)}  {who}{note.get('reason', '')}. {note.get('fix', '')}".replace("\n", " "))
 
 
-def _stamp(entry: Mapping[str, Any]) -> str:
+def _stamp(entry: Mapping[str, object]) -> str:
     when = entry.get("time")
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if isinstance(when, (int, float)) else ""
 
 
-def _refusal(entry: Mapping[str, Any]) -> str:
+def _refusal(entry: Mapping[str, object]) -> str:
     """One line of rejected.jsonl; untrusted text in it is escaped."""
     against = f" (expected {entry['expected']}, got {entry.get('got', '')})" if "expected" in entry else ""
     texts = {key: entry.get(key, "") for key in ("client", "field", "reason", "fix")}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from osfl.cli.terminal import echo, escape, output
 from osfl.core.result import finding_line
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,7 +132,7 @@ def _encounters(result: Result) -> list[tuple[str, str, str]]:
     return rows
 
 
-def comparison_table(comparison: Mapping[str, Any], metrics: Sequence[str]) -> Table:
+def comparison_table(comparison: Mapping[str, object], metrics: Sequence[str]) -> Table:
     """Methods as rows; the best of a column is green (training in one place and constant answers do not compete)."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -158,11 +159,11 @@ def comparison_table(comparison: Mapping[str, Any], metrics: Sequence[str]) -> T
     return table
 
 
-def _widest(comparison: Mapping[str, Any]) -> int:
+def _widest(comparison: Mapping[str, Json]) -> int:
     return max(map(len, comparison["methods"]), default=0)
 
 
-def show_comparison(comparison: Mapping[str, Any], report: Path) -> None:
+def show_comparison(comparison: Mapping[str, Json], report: Path) -> None:
     from osfl.core.headline import NAMES, SMOKE
     from osfl.reports.columns import headline_metric
 

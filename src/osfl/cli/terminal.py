@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def echo(text: str = "") -> None:
     output().print(text, soft_wrap=True)
 
 
-def put_json(value: Any) -> None:
+def put_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")  # a file may be named in bytes that are no text
 

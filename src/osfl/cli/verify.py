@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from osfl.cli.enroll import gather
 from osfl.cli.progress import progress_display
 from osfl.cli.terminal import echo, escape, put_json
 from osfl.core.errors import Rejected, RoundError, UsageError
-from osfl.core.types import canonical
+from osfl.core.types import Json, canonical
 
 if TYPE_CHECKING:
     from osfl.rounds.provenance import Known, Verdict
@@ -241,7 +241,7 @@ def _with_certificates(known: Known, files: Sequence[Path], fl_round: Path | Non
     return replace(known, policy=policy, withdrawn=withdrawn_by(ordered))
 
 
-def _check_complete(place: Path, own: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]], plan: str) -> None:
+def _check_complete(place: Path, own: Sequence[Mapping[str, Json]], kept: Sequence[Mapping[str, Json]], plan: str) -> None:
     """A certificate of another round, or one that is gone. That the last ones are gone shows in copies only."""
     from osfl.wire.withdrawn import missing_numbers
 

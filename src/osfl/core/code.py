@@ -7,13 +7,12 @@ import hashlib
 import inspect
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 _PACKAGE = Path(__file__).parent.parent
 _ROOMS = ("methods", "ingredients", "models")  # where what a method computes is written; other rooms carry and judge it
 
 
-def code_digest(method: type[Any]) -> str:
+def code_digest(method: type[object]) -> str:
     """Equal as long as nothing changed that decides what the method computes; comments count as changes, too."""
     own = Path(inspect.getfile(method))
     seen: set[Path] = set()

@@ -5,7 +5,9 @@ The schema carries a version. Adding a key keeps it; renaming, removing or chang
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
+
+from osfl.core.types import Json
 
 SCHEMA = 1
 
@@ -50,11 +52,11 @@ class GroupScores(TypedDict):
 
 class Evaluation(TypedDict):
     schema: int
-    model: dict[str, Any]  # where it was found, method, round, client, release; a checkpoint's sha256 and architecture
-    task: dict[str, Any]  # name, classes, image; kind where it is multilabel
+    model: dict[str, Json]  # where it was found, method, round, client, release; a checkpoint's sha256 and architecture
+    task: dict[str, Json]  # name, classes, image; kind where it is multilabel
     thresholds: NotRequired[str]  # multi-label: where they come from, a sentence
-    data: dict[str, Any]  # name, digest, part (test, validation or all), images, people, column of the groups, findings
-    interval: dict[str, Any]  # level, resamples, what is resampled (images or people)
+    data: dict[str, Json]  # name, digest, part (test, validation or all), images, people, column of the groups, findings
+    interval: dict[str, Json]  # level, resamples, what is resampled (images or people)
     headline: str  # the metric to read first
     rule: str  # why that one, a sentence
     majority: float  # share of the most frequent class: what a constant answer reaches
@@ -65,4 +67,4 @@ class Evaluation(TypedDict):
     groups: dict[str, GroupScores]  # by value of the column; empty where none was named
     cautions: list[str]  # what a reader should know before any number
     command: str  # repeats it
-    environment: dict[str, Any]
+    environment: dict[str, Json]

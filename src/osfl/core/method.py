@@ -22,12 +22,14 @@ from osfl.core.types import (
     Probed,
     Progress,
     Release,
+    RunMap,
     Shard,
     Simulated,
     Summand,
     Task,
     Total,
     Upload,
+    one_by_one,
 )
 
 if TYPE_CHECKING:
@@ -37,10 +39,6 @@ if TYPE_CHECKING:
 
 def quiet(what: str, done: int, total: int) -> None:
     pass
-
-
-def _serial(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    return [work(item) for item in items]
 
 
 def _compute(key: Json, make: Callable[[], Payload]) -> Payload:
@@ -63,7 +61,7 @@ class Context:
     device: torch.device
     progress: Progress = quiet
     scratch: Path | None = None  # survives a crash; empty when the phase starts for the first time
-    map: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = _serial  # over clients or models, in parallel
+    map: RunMap = one_by_one  # over clients or models, in parallel
     get_or_compute: Callable[[Json, Callable[[], Payload]], Payload] = _compute  # reuse work that this key names completely
     show: Callable[[str, Json], None] = ignore_figure  # a picture for the report, as osfl.reports.figures describes
     # (done, total, make): an intermediate model of the server, as `build` takes it; only a simulation scores it
@@ -103,7 +101,7 @@ class Method:
 
     Settings: ClassVar[type[Any]]  # a frozen dataclass; its defaults are the paper's values
     PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": {}, "smoke": {}}  # what smaller budgets change
-    PRIVATE: ClassVar[Mapping[str, Any]] = {}  # settings that a round with differential privacy begins with
+    PRIVATE: ClassVar[Mapping[str, object]] = {}  # settings that a round with differential privacy begins with
     DEVIATIONS: ClassVar[Sequence[str]] = ()  # where we depart from the paper whatever the settings, a sentence each
     TASKS: ClassVar[Sequence[Kind]] = ("multiclass",)  # kinds of labels that it can learn
     NEEDS: ClassVar[Sequence[str]] = ()  # facts without which an upload cannot be used

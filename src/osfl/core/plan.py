@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import UsageError, nearest
 from osfl.core.method import Method
@@ -43,7 +42,7 @@ def read_plan(path: Path) -> Plan:
     return plan_from(table, str(path))
 
 
-def plan_from(table: Mapping[str, Any], where: str) -> Plan:
+def plan_from(table: Mapping[str, Json], where: str) -> Plan:
     """A parsed plan.toml or plan.json as a Plan."""
     problems, fixes = _misshapen(table), ["`osfl new` writes a plan with every key explained."]
     with contextlib.suppress(KeyError, TypeError):  # of another shape, which is reported already
@@ -76,7 +75,7 @@ def plan_from(table: Mapping[str, Any], where: str) -> Plan:
     return plan
 
 
-def _privacy(table: Mapping[str, Any]) -> Privacy:
+def _privacy(table: Mapping[str, Json]) -> Privacy:
     """8 and 8.0 are one plan."""
     return Privacy(float(table["epsilon"]), float(table["delta"]), table.get("noise", "site"), table.get("colluders", 0))
 
@@ -86,22 +85,22 @@ class _Kind:
     """What a key of a plan may hold, as text and as a test."""
 
     texts: str
-    fits: Callable[[Any], bool]
+    fits: Callable[[Json], bool]
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: Json) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: Json) -> bool:
     return _whole(value) and value > 0
 
 
-def _number(value: Any) -> bool:
+def _number(value: Json) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _moment(value: Any) -> bool:
+def _moment(value: Json) -> bool:
     """A time that means the same everywhere, or nothing."""
     try:
         return value == "" or datetime.fromisoformat(value).tzinfo is not None
@@ -109,7 +108,7 @@ def _moment(value: Any) -> bool:
         return False
 
 
-def _texts(value: Any) -> bool:
+def _texts(value: Json) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
@@ -191,7 +190,7 @@ _PARTS: Mapping[str, Mapping[str, _Kind]] = {
 _NEEDED = ("task", "method", "clients", "task.classes", "task.image", "privacy.epsilon", "privacy.delta")
 
 
-def _misshapen(table: Mapping[str, Any]) -> list[str]:
+def _misshapen(table: Mapping[str, Json]) -> list[str]:
     """Every key that is missing, unknown or of the wrong kind; `settings` are the method's own affair."""
     known, found = dict(_KEYS), dict(table)
     for part, kinds in _PARTS.items():

@@ -16,7 +16,6 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from osfl.core.errors import UsageError, nearest
 from osfl.core.method import Method
@@ -107,7 +106,7 @@ def _method_in(module: ModuleType) -> type[Method]:
     return _checked(own[0], module.__name__)
 
 
-def _checked(found: Any, where: str) -> type[Method]:
+def _checked(found: object, where: str) -> type[Method]:
     """A class that lacks a part of a method is refused by name, before a round starts."""
     if not inspect.isclass(found) or not issubclass(found, Method):
         raise UsageError(

@@ -10,9 +10,10 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from osfl.core.errors import RoundError
+from osfl.core.types import Json
 
 SCHEMA = 1
 
@@ -206,7 +207,7 @@ class Generators(TypedDict):
     clients: dict[str, float | None]  # estimated KL of the client's own images from the pool, mean over its classes
     bound: Bound
     warnings: list[str]  # a sentence each, for a reader who looks at nothing else
-    figures: dict[str, Any]  # pictures, by figure kind (see reports)
+    figures: dict[str, Json]  # pictures, by figure kind (see reports)
 
 
 class ClassOfTokens(TypedDict):
@@ -255,7 +256,7 @@ class Reconstruction(TypedDict):
     steps: int  # of each attacker's training
     decoder: NotRequired[int]  # version of our decoder; figures of an earlier one are weaker
     attackers: dict[str, Attacker]  # by what they have
-    figures: dict[str, Any]
+    figures: dict[str, Json]
 
 
 class Rate(TypedDict):
@@ -380,20 +381,22 @@ class Result(TypedDict):
     plan_digest: str  # the round's name
     release_digest: str  # of the release manifest: equal digests mean equal bytes
     models_digest: str  # of all final models, after personalization
-    task: dict[str, Any]  # name, classes, image
-    data: dict[str, Any]  # dataset, digest, partition, groups, samples, test_samples, evaluated_on, train_images, ...
+    task: dict[str, Json]  # name, classes, image
+    data: dict[str, Json]  # dataset, digest, partition, groups, samples, test_samples, evaluated_on, train_images, ...
     clients: list[ClientRow]
-    settings: dict[str, Any]  # every setting of the method, resolved
+    settings: dict[str, Json]  # every setting of the method, resolved
     deviations: list[str]  # where this run departs from the paper, a sentence each
     scores: Scores
     costs: Costs
-    environment: dict[str, Any]  # versions, device, precision, workers, threads, processor; notes: what went otherwise, and why
+    environment: dict[
+        str, Json
+    ]  # versions, device, precision, workers, threads, processor; notes: what went otherwise, and why
     inputs: NotRequired[Inputs]  # absent in results of earlier versions
-    figures: NotRequired[dict[str, Any]]  # what a method wants shown, by figure kind (see reports)
+    figures: NotRequired[dict[str, Json]]  # what a method wants shown, by figure kind (see reports)
     course: NotRequired[Course]  # only for methods whose server learns step by step, and for many rounds
     generators: NotRequired[Generators]  # only for methods that offer `samples`
     gains: NotRequired[Gains]  # only where a run of local_only on the same shards stands beside this one
-    topology: NotRequired[dict[str, Any]]  # topology and encounters, where the plan has them
+    topology: NotRequired[dict[str, Json]]  # topology and encounters, where the plan has them
     encounters: NotRequired[list[Encounter]]  # where clients exchange several times; `costs` are then those of all encounters
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     code: NotRequired[str]  # digest of the method's files and what they import; absent in results of earlier versions
@@ -402,7 +405,7 @@ class Result(TypedDict):
     audit: NotRequired[Audit]  # only where `osfl audit` attacked the run
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Json]) -> None:
     """Whole or not at all, and on disk when it returns: results.json marks a round as complete."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:

@@ -12,6 +12,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from osfl.core.errors import UsageError, nearest
+from osfl.core.types import Json
 
 if TYPE_CHECKING:
     from osfl.core.method import Method
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _LARGEST = 1e30  # single precision ends soon after, and torch stops there with an error that names no setting
 
 
-def resolve_settings(method: type[Method], preset: str, changes: Mapping[str, Any] | None = None) -> Any:
+def resolve_settings(method: type[Method], preset: str, changes: Mapping[str, Json] | None = None) -> Any:
     """The method's Settings: paper defaults, then the preset, then the user's changes (text or values).
 
     Settings with a method `resolved` choose there what follows from other settings, so that the plan names it.
@@ -33,7 +34,7 @@ def resolve_settings(method: type[Method], preset: str, changes: Mapping[str, An
     kinds = typing.get_type_hints(method.Settings)
     known = {f.name: kinds[f.name] for f in dataclasses.fields(method.Settings)}
     problems: list[str] = []
-    values: dict[str, Any] = {}
+    values: dict[str, Json] = {}
     for name, value in {**method.PRESETS[preset], **(changes or {})}.items():
         if name not in known:
             problems.append(f"{method.__name__} has no setting {name!r}.{nearest(name, list(known))}")
@@ -84,13 +85,13 @@ def _convert(value: Any, kind: Any) -> Any:
     return kind(value)
 
 
-def _one_of(value: Any, options: Sequence[Any]) -> Any:
+def _one_of(value: object, options: Sequence[object]) -> object:
     if value not in options:
         raise ValueError(f"one of {', '.join(map(str, options))}")
     return value
 
 
-def _spell(kind: Any) -> str:
+def _spell(kind: object) -> str:
     return "a choice" if typing.get_origin(kind) is typing.Literal else getattr(kind, "__name__", str(kind))
 
 

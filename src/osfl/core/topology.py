@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from osfl.core.errors import UsageError, nearest
-from osfl.core.types import ClientId, Contact, Plan, Topology
+from osfl.core.types import ClientId, Contact, Json, Plan, Topology
 
 KINDS = get_args(get_type_hints(Topology)["kind"])
 COLUMNS = ("a", "b", "start", "seconds", "bytes_per_second")
@@ -53,15 +53,15 @@ def topology_options(topology: Topology) -> list[str]:
     ]
 
 
-def topology_summary(topology: Topology) -> dict[str, Any]:
+def topology_summary(topology: Topology) -> dict[str, Json]:
     """Topology and number of encounters, for results and their pages."""
     kind = f"random:{topology.peers}" if topology.kind == "random" else topology.kind
     return {"topology": kind, "encounters": topology.encounters}
 
 
-def is_contact(value: Any) -> bool:
+def is_contact(value: Json) -> bool:
     """Whether a plan's table has the form of a contact; its values are checked later."""
-    kinds: dict[str, Any] = {
+    kinds: dict[str, Json] = {
         "a": str,
         "b": str,
         "start": str,
@@ -74,7 +74,7 @@ def is_contact(value: Any) -> bool:
     return all(isinstance(item, kinds[key]) and not isinstance(item, bool) for key, item in value.items())
 
 
-def topology_from(table: Mapping[str, Any]) -> Topology:
+def topology_from(table: Mapping[str, Json]) -> Topology:
     """The part [topology] of a plan, whose keys were checked."""
     contacts = tuple(Contact(**contact) for contact in table.get("contacts", ()))
     return Topology(**{**table, "contacts": contacts})
@@ -97,7 +97,7 @@ def read_contacts(path: Path) -> Topology:
     return Topology("contacts", contacts=tuple(ordered), encounters=max(contact.encounter for contact in ordered))
 
 
-def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+def _lines(path: Path) -> list[tuple[int, dict[str, Json]]]:
     """Every line after the first with its number, as texts by column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -130,7 +130,7 @@ def _check_header(header: Sequence[str], path: Path) -> None:
         )
 
 
-def _contact(row: Mapping[str, Any]) -> Contact:
+def _contact(row: Mapping[str, Json]) -> Contact:
     """One line; a ValueError names what is wrong with it."""
     texts = {name: (row.get(name) or "").strip() for name in (*COLUMNS, "encounter")}
     if "None" in row:  # how the reader calls values without a column

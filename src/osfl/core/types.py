@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,19 @@ Progress: TypeAlias = Callable[[str, int, int], None]  # (what, done, total)
 Presets: TypeAlias = Mapping[str, Mapping[str, Json]]  # of a method: settings that each of its presets changes
 Item = TypeVar("Item")
 Out = TypeVar("Out")
+
+
+class RunMap(Protocol):
+    """Work on each of some items, in parallel where there are workers; what comes out is in the order of the items."""
+
+    def __call__(self, work: Callable[[Item], Out], items: Iterable[Item], /) -> list[Out]: ...
+
+
+def one_by_one(work: Callable[[Item], Out], items: Iterable[Item], /) -> list[Out]:
+    """Without workers: clients that personalize run side by side already."""
+    return [work(item) for item in items]
+
+
 Kind: TypeAlias = Literal["multiclass", "multilabel"]  # one class an image; or several, or none
 
 

@@ -24,7 +24,7 @@ class Board:
 
     round: Path
     _guard: threading.Lock = field(default_factory=threading.Lock)
-    _kept: tuple[Any, dict[str, Json]] | None = None
+    _kept: tuple[object, dict[str, Json]] | None = None
 
     def state(self, phase: dict[str, Json], may_start: bool) -> dict[str, Json]:
         """Everything the page shows, as plain values."""
@@ -52,7 +52,7 @@ class Board:
             return self._kept[1]
 
 
-def _stamp(fl_round: Path) -> list[Any]:
+def _stamp(fl_round: Path) -> list[object]:
     """Changes whenever the state does; the minute is there for the deadline."""
     names = ("rejected.jsonl", "judgment.json", "release.safetensors", "forgetting.json", "forgotten")
     fixed = ("plan.json", "enrolled.json")

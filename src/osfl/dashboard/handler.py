@@ -280,7 +280,7 @@ class Handler(BaseHTTPRequestHandler):
     def version_string(self) -> str:
         return "osfl"
 
-    def log_message(self, output_format: str, *args: Any) -> None:
+    def log_message(self, output_format: str, *args: object) -> None:
         """Nothing is logged: addresses may hold what is nobody else's business."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
@@ -22,7 +21,7 @@ def source(name: str) -> str:
     return (files("osfl.dashboard") / "templates" / name).read_text(encoding="utf-8")
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     return _environment().get_template(template).render(**values)
 
 

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import OsflError, RoundError
 from osfl.core.types import Json
@@ -119,7 +118,7 @@ class ProgressFile:
     folder: Path
     begun: float = field(default_factory=time.time)
     written: float = 0.0
-    _steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _steps: dict[str, dict[str, Json]] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, what: str, done: int, total: int) -> None:

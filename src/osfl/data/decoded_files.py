@@ -117,7 +117,7 @@ class _Spooled:
     def max(self) -> float:
         return self.largest
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> npt.NDArray[Any]:
         self.file.seek(self.place)
         found = np.frombuffer(self.file.read(int(np.prod(self.shape)) * self.dtype.itemsize), dtype=self.dtype)
         return found.reshape(self.shape)

@@ -8,6 +8,7 @@ from typing import Any
 
 from osfl.core.headline import constant_answer_of, headline, is_multilabel, is_smoke, judged_counts
 from osfl.core.result import Result
+from osfl.core.types import Json
 from osfl.evaluation.course import equal_accuracy, mean_courses
 
 SCHEMA = 1
@@ -62,7 +63,7 @@ _WORK = ("client", "server", "personalize")  # phases that make the models; judg
 
 def summarize(
     results: Sequence[Result], *, labels: Sequence[str] = (), command: str = "", paths: Sequence[str] = (), metric: str = ""
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Group runs by method and take mean and sample standard deviation over seeds.
 
     Runs that differ in more than the seed (data, clients, preset, settings) are never averaged: each such group has a
@@ -91,7 +92,7 @@ def summarize(
     }
 
 
-def _headline(groups: Mapping[str, Sequence[Result]], chosen: str) -> dict[str, Any]:
+def _headline(groups: Mapping[str, Sequence[Result]], chosen: str) -> dict[str, Json]:
     """What to read first, why, and which methods are no better at it than always answering the most frequent class."""
     counts = [sum(column) for column in zip(*(judged_counts(r) for group in groups.values() for r in group), strict=False)]
     several = any(is_multilabel(result) for group in groups.values() for result in group)
@@ -108,12 +109,12 @@ def _floor(metric: str, group: Sequence[Result]) -> float:
     return statistics.fmean(constant_answer_of(result, metric) for result in group)
 
 
-def over_seeds(metric: str, group: Sequence[Result]) -> dict[str, Any]:
+def over_seeds(metric: str, group: Sequence[Result]) -> dict[str, Json]:
     """One metric over the runs of a group; a value that does not exist (None) is left out and not counted."""
     return over(_value(metric, result) for result in group)
 
 
-def over(found: Iterable[float | None]) -> dict[str, Any]:
+def over(found: Iterable[float | None]) -> dict[str, Json]:
     """Mean, sample standard deviation, how many, and the values themselves."""
     values = [float(value) for value in found if value is not None]
     mean = statistics.fmean(values) if values else None
@@ -121,7 +122,7 @@ def over(found: Iterable[float | None]) -> dict[str, Any]:
     return {"mean": mean, "std": std if values else None, "n": len(values), "values": values}
 
 
-def _gap(group: Sequence[Result], results: Sequence[Result]) -> dict[str, Any] | None:
+def _gap(group: Sequence[Result], results: Sequence[Result]) -> dict[str, Json] | None:
     """How much accuracy pooling all images would gain over methods with generators, seed by seed on the same shards."""
     pooled = [result for result in results if result["method"] == POOLED]
     gaps = [
@@ -134,7 +135,7 @@ def _gap(group: Sequence[Result], results: Sequence[Result]) -> dict[str, Any] |
     return over(gaps) if gaps else None
 
 
-def _value(metric: str, result: Mapping[str, Any]) -> float | None:
+def _value(metric: str, result: Mapping[str, Json]) -> float | None:
     """What results.json holds under this name, or what follows from it: all FLOPs of making, all bytes both ways."""
     costs = result["costs"]
     if metric == "costs.flops":
@@ -165,7 +166,7 @@ def group_names(results: Sequence[Result]) -> list[str]:
     return names
 
 
-def _data_facts(result: Result) -> dict[str, Any]:
+def _data_facts(result: Result) -> dict[str, Json]:
     data = result["data"]
     named = ("dataset", "partition", "samples", "test_samples", "evaluated_on")
     facts = {key: data[key] for key in named if data.get(key) is not None}
@@ -173,12 +174,12 @@ def _data_facts(result: Result) -> dict[str, Any]:
     return {**facts, "clients": f"{clients} client{'s' if clients != 1 else ''}"}
 
 
-def _differing(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing(facts: Sequence[Mapping[str, Json]]) -> list[str]:
     keys = {key: None for fact in facts for key in fact}  # a set that keeps the order
     return [key for key in keys if any(fact.get(key) != facts[0].get(key) for fact in facts)]
 
 
-def _common_data(results: Sequence[Result]) -> dict[str, Any]:
+def _common_data(results: Sequence[Result]) -> dict[str, Json]:
     """What all runs share; keys that differ are left out, so a reader never sees one run's value for all."""
     if not results:
         return {}

@@ -6,18 +6,17 @@ From these curves follows what the accuracy of a one-shot method would have cost
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from osfl.core.result import Course, Result
-from osfl.core.types import Dataset
+from osfl.core.types import Dataset, Json, RunMap
 from osfl.evaluation.gains import same_shards
-from osfl.evaluation.scores import Map, probabilities
+from osfl.evaluation.scores import probabilities
 
 
-def course_of(models: Mapping[int, nn.Module], unit: str, test: Dataset, *, device: torch.device, run_map: Map) -> Course:
+def course_of(models: Mapping[int, nn.Module], unit: str, test: Dataset, *, device: torch.device, run_map: RunMap) -> Course:
     """Accuracy of each model on the test images; multi-label, where it would say little, none."""
     labels = test.labels.numpy()
     if labels.ndim == 2:
@@ -39,7 +38,7 @@ def mean_courses(groups: Mapping[str, Sequence[Result]]) -> dict[str, Course]:
     return found
 
 
-def equal_accuracy(groups: Mapping[str, Sequence[Result]]) -> list[dict[str, Any]]:
+def equal_accuracy(groups: Mapping[str, Sequence[Result]]) -> list[dict[str, Json]]:
     """What each one-shot method's accuracy costs by many rounds: for each pair of methods, over the seeds that both have.
 
     A reference has reached it at the first round that was scored and is at least as good; nothing is interpolated.
@@ -59,7 +58,7 @@ def _messages(group: Sequence[Result]) -> int:
     return max(result["costs"]["messages_per_client"] for result in group)
 
 
-def _compared(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any]:
+def _compared(pairs: Sequence[tuple[Result, Result]]) -> dict[str, object]:
     """Means over seeds; rounds and bytes of the reference only where every seed reached the accuracy."""
     rounds = [_reached(one["scores"]["global"]["accuracy"], other["course"]) for one, other in pairs]
     needed = [value for value in rounds if value is not None]
@@ -85,7 +84,7 @@ def _reached(accuracy: float, course: Course) -> int | None:
     return next((at for at, value in zip(course["at"], course["accuracy"], strict=True) if value >= accuracy), None)
 
 
-def _network(result: Result) -> Any:
+def _network(result: Result) -> object:
     return result["settings"].get("architecture")
 
 

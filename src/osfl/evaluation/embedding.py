@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from osfl.core.types import Task
+from osfl.core.types import RunMap, Task
 from osfl.models.build import build_model
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
@@ -24,7 +22,6 @@ from osfl.models.pretrained import load_pretrained, read_weights, weights_path
 from osfl.models.random_features import RandomFeatures
 from osfl.runtime.meter import spend
 
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 _CHUNK = 64  # fixed, so that features do not depend on the number of workers
 INCEPTION = "OSFL_INCEPTION"  # where a user has the network that FID and KID are defined on, as a safetensors file
 _LITE = "efficientnet_lite0_imagenet"
@@ -40,7 +37,7 @@ class Space:
     frechet: str = "FD"  # FID and KID are the same distances on Inception, and only there are they called so
     kernel: str = "KD"
 
-    def embed(self, images: torch.Tensor, device: torch.device, run_map: Map) -> torch.Tensor:
+    def embed(self, images: torch.Tensor, device: torch.device, run_map: RunMap) -> torch.Tensor:
         """Features (images, dimensions) in float64; gray images count as color images of three equal channels."""
         network = self.network.to(device)
         spend(forward_flops(network, (3, self.side, self.side)) * len(images))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from osfl.core.types import Json
 from osfl.evaluation.distances import nearest
 from osfl.evaluation.embedding import Space
 from osfl.evaluation.generator_samples import ByKind, Draw
@@ -15,7 +16,7 @@ from osfl.evaluation.planes import each_of, plane
 from osfl.evaluation.privacy.memorization import Memorization, closest, views
 from osfl.models.pictures import png
 
-Figures = dict[str, Any]
+Figures = dict[str, Json]
 _STEPS = 60  # of a curve
 _BINS = 24
 _PICTURED = 12  # classes in the gallery
@@ -52,7 +53,7 @@ def figures_of(found: Mapping[str, ByKind], verdicts: Mapping[str, Memorization]
 # --- nearest neighbors -----------------------------------------------------------------------------------------------
 
 
-def _pairs(found: Mapping[str, ByKind], verdicts: Mapping[str, Memorization]) -> Any:
+def _pairs(found: Mapping[str, ByKind], verdicts: Mapping[str, Memorization]) -> object:
     """Of each class the pair that is closest and one in the middle; the classes nearest to copying first."""
     order = sorted(found, key=lambda name: (verdicts[name].ratio is None, verdicts[name].ratio or 0.0))
     images = []

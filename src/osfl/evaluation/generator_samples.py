@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from osfl.core.types import Dataset, Shard
-from osfl.evaluation.embedding import Map, Space
+from osfl.core.types import Dataset, RunMap, Shard
+from osfl.evaluation.embedding import Space
 
 Draw = Callable[..., torch.Generator]  # ctx.generator
 MOST = 200  # images of a kind and class that are looked at
@@ -51,7 +51,7 @@ def collect(
     *,
     draw: Draw,
     device: torch.device,
-    run_map: Map,
+    run_map: RunMap,
 ) -> dict[str, dict[str, Kind]]:
     """class -> kind -> images. Samples are drawn by class and kind, so that nobody's draw depends on another's images."""
     shards = sorted(shards, key=lambda shard: shard.client)

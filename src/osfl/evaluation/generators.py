@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from osfl.core.result import Bound, ClassOfImages, Generators
-from osfl.core.types import Dataset, Shard
+from osfl.core.types import Dataset, RunMap, Shard
 from osfl.evaluation.bound import DIMENSIONS, excess_risk_bound, generative_error, label_divergence, principal_axes
 from osfl.evaluation.distances import frechet, kernel_distance
-from osfl.evaluation.embedding import Map, Space, available_space
+from osfl.evaluation.embedding import Space, available_space
 from osfl.evaluation.generator_figures import figures_of
 from osfl.evaluation.generator_samples import KINDS, ByKind, Draw, collect
 from osfl.evaluation.privacy.memorization import COPIES, FEW, Memorization, verdict
@@ -30,7 +30,7 @@ def judge(
     *,
     draw: Draw,
     device: torch.device,
-    run_map: Map,
+    run_map: RunMap,
     space: Space | None = None,
 ) -> Generators:
     """All figures about the generators behind `pool`; `draw(*labels)` gives the random numbers for samples."""

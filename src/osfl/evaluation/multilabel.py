@@ -15,8 +15,8 @@ from sklearn.metrics import average_precision_score, precision_recall_curve, roc
 from torch import nn
 
 from osfl.core.result import LabelScores, Metrics, Scores
-from osfl.core.types import ClientId, Dataset, Shard
-from osfl.evaluation.scores import Floats, Map, mean_metrics, mean_of, probabilities, spread
+from osfl.core.types import ClientId, Dataset, RunMap, Shard
+from osfl.evaluation.scores import Floats, mean_metrics, mean_of, probabilities, spread
 
 Truth = NDArray[np.int64]  # (images, classes) of 0 and 1
 HALF = 0.5  # the threshold where nothing is known
@@ -107,7 +107,7 @@ def score_labels(
     shards: Sequence[Shard],
     *,
     device: torch.device,
-    run_map: Map,
+    run_map: RunMap,
     domains: Mapping[ClientId, NDArray[np.bool_]] | None = None,
     personalized: bool | None = None,
 ) -> Scores:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from osfl.core.types import Dataset
+from osfl.core.types import Dataset, Json, RunMap
 from osfl.evaluation.bound import principal_axes
 from osfl.evaluation.generator_samples import Draw
-from osfl.evaluation.scores import CHUNK, Map
+from osfl.evaluation.scores import CHUNK
 from osfl.models.inputs import to_input
 
 POINTS = 480  # over all classes and both kinds
@@ -49,8 +49,8 @@ def model_plane(
     *,
     draw: Draw,
     device: torch.device,
-    run_map: Map,
-) -> dict[str, Any]:
+    run_map: RunMap,
+) -> dict[str, Json]:
     """Where the finished model itself puts test images and the synthetic images it learned from (FedMITR, Fig. 1)."""
     if not hasattr(model, "features"):
         return {}  # an ensemble has no one space
@@ -72,7 +72,7 @@ def model_plane(
     return {BY_MODEL: plane(parts, seed, note)}
 
 
-def _features(model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map) -> torch.Tensor:
+def _features(model: nn.Module, images: torch.Tensor, device: torch.device, run_map: RunMap) -> torch.Tensor:
     def describe(chunk: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             found: torch.Tensor = model.features(to_input(chunk, device)).cpu().double()  # type: ignore[operator]

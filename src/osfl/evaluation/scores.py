@@ -6,7 +6,7 @@ with no resampling noise; where clients are domains, accuracy on the test images
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.result import Metrics, Scores, Spread
-from osfl.core.types import ClientId, Dataset, Kind
+from osfl.core.types import ClientId, Dataset, Kind, RunMap
 from osfl.models.flops import forward_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
@@ -26,12 +26,11 @@ from osfl.runtime.devices import place_for
 from osfl.runtime.meter import spend
 
 Floats = NDArray[np.float64]
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 CHUNK = 256  # fixed, so that the answers do not depend on the number of workers
 
 
 def probabilities(
-    model: nn.Module, images: torch.Tensor, device: torch.device, run_map: Map, kind: Kind = "multiclass"
+    model: nn.Module, images: torch.Tensor, device: torch.device, run_map: RunMap, kind: Kind = "multiclass"
 ) -> Floats:
     """Class probabilities (images, classes); chunks of images go to the workers."""
     device = place_for(model, device)
@@ -111,7 +110,7 @@ def score(
     counts: Mapping[ClientId, Sequence[int]],
     *,
     device: torch.device,
-    run_map: Map,
+    run_map: RunMap,
     domains: Mapping[ClientId, NDArray[np.bool_]] | None = None,
     personalized: bool | None = None,
     weighed: Callable[[ClientId, Floats], Floats] | None = None,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 
 from osfl.core.evaluated import Bin, ClassScores, GroupScores
 from osfl.core.headline import headline
-from osfl.core.types import Kind
+from osfl.core.types import Kind, one_by_one
 from osfl.data.source import Part
 from osfl.evaluation.intervals import BINS, LEVEL, RESAMPLES, Estimates, estimates
 from osfl.evaluation.scores import Floats, confusion, probabilities
@@ -20,14 +19,10 @@ from osfl.evaluation.scores import Floats, confusion, probabilities
 Probabilities: TypeAlias = Floats  # class probabilities (images, classes)
 
 
-def _in_order(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    return [function(item) for item in items]
-
-
 def probabilities_of(
     model: nn.Module, images: torch.Tensor, device: torch.device | str = "cpu", kind: Kind = "multiclass"
 ) -> Probabilities:
-    return probabilities(model, images, torch.device(device), _in_order, kind)
+    return probabilities(model, images, torch.device(device), one_by_one, kind)
 
 
 def score_probabilities(
@@ -38,7 +33,7 @@ def score_probabilities(
     metric: str = "",
     resamples: int = RESAMPLES,
     cuts: Floats | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The scores of an `Evaluation`; what model and which data it was is for the caller to add. `cuts`: multi-label, the
     thresholds of the classes."""
     if cuts is not None:
@@ -63,7 +58,7 @@ def score_probabilities(
 
 def _score_labels(
     answers: Probabilities, part: Part, classes: tuple[str, ...], metric: str, resamples: int, cuts: Floats
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The same where an image may have several classes; there is no matrix of confusions then."""
     truth, counts = part.labels, part.labels.sum(0)
     found = estimates(answers, truth, groups=part.groups, resamples=resamples, cuts=cuts)

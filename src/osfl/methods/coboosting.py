@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn import functional
@@ -225,7 +225,7 @@ class Voices:
             teacher.weigh(votes)
 
     def show(self, ctx: Context) -> None:
-        series: dict[str, Any] = {name: self.history[:, i].tolist() for i, name in enumerate(self.clients)}
+        series: dict[str, object] = {name: self.history[:, i].tolist() for i, name in enumerate(self.clients)}
         figure = {
             "kind": "lines",
             "x": list(range(len(self.history))),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -181,7 +181,7 @@ class Tuning(Pair):
         """-mean a_k mean_c |S - T_k| + cls a_k CE(T_k, y) + dis / N diversity (+ bn R_BN / N), for one client k."""
         settings, clients = self.settings, len(self.members)
         x = self.draw(z, labels)
-        answer: Any = member(x)
+        answer: object = member(x)
         logits, term = answer if isinstance(answer, tuple) else (answer, x.new_zeros(()))
         apart = (student(x) - logits).abs().mean(1)
         losses = settings.classify * functional.cross_entropy(logits, labels, reduction="none") - settings.disagree * apart

@@ -79,7 +79,7 @@ _OWN: dict[str, Architecture] = {}  # of this process: `osfl.register_model`
 BUILDERS: dict[str, Callable[[int, tuple[int, int, int]], Any]] = {}  # of own ones: (classes, image) -> nn.Module
 
 
-def register_model(name: str, build: Callable[[int, tuple[int, int, int]], Any]) -> str:
+def register_model(name: str, build: Callable[[int, tuple[int, int, int]], object]) -> str:
     """Make any network an architecture of this process: `build(classes, (channels, height, width))` gives an nn.Module.
 
     It takes images in [-1, 1] and gives logits. Methods that look inside a network need a `features(x)` of it, too.

@@ -27,7 +27,7 @@ class Companions:
 
     file: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    processor: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, object] = field(default_factory=dict)
 
 
 def read_companions(path: Path, file: str) -> Companions:
@@ -82,7 +82,7 @@ def _scaled(beside: Companions, name: str, mean: Sequence[float], deviation: Seq
     return found
 
 
-def _rgb(beside: Companions, name: str, given: Any) -> tuple[float, ...]:
+def _rgb(beside: Companions, name: str, given: object) -> tuple[float, ...]:
     """One number for each color; a single one is for all of them."""
     values = given if isinstance(given, list) else [given]
     if len(values) not in (1, 3):
@@ -96,7 +96,7 @@ def _number(beside: Companions, name: str, value: Any) -> float:
     return float(value)
 
 
-def _rows(names: Any) -> list[str]:
+def _rows(names: object) -> list[str]:
     """Class names in the order of the head's rows, listed or by row; none where they are not given."""
     if isinstance(names, Mapping) and all(str(key).isdecimal() and len(str(key)) < 10 for key in names):
         names = [names[key] for key in sorted(names, key=int)]

@@ -14,7 +14,7 @@ import torch
 _CONVOLUTION, _MEAN = torch.ops.aten.conv2d.default, torch.ops.aten.adaptive_avg_pool2d.default
 
 
-def in_products() -> dict[Any, Callable[..., Any]]:
+def in_products() -> dict[object, Callable[..., object]]:
     """For `ExportedProgram.run_decompositions`: these two where numbers have 64 bits; everything else stays as it is."""
     return {_CONVOLUTION: convolved, _MEAN: averaged}
 
@@ -23,9 +23,9 @@ def convolved(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: object = 1,
+    padding: object = 0,
+    dilation: object = 1,
     groups: int = 1,
 ) -> torch.Tensor:
     """The filters times the patches that they see; (batch, channels, height, width)."""
@@ -47,7 +47,7 @@ def _flat(rows: int, columns: int, width: int) -> torch.Tensor:
     return (torch.arange(rows)[:, None] * width + torch.arange(columns)).flatten()
 
 
-def averaged(x: torch.Tensor, output_size: Any) -> torch.Tensor:
+def averaged(x: torch.Tensor, output_size: object) -> torch.Tensor:
     """The mean over each cell, with the cells of adaptive pooling."""
     if x.dtype != torch.float64:
         return NotImplemented  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ def _cached(what: str, model: nn.Module, shape: tuple[int, ...], run: _Pass) -> 
 
 def on_meta(model: nn.Module) -> nn.Module:
     # a memo entry for each tensor makes deepcopy take the meta twin instead of copying the weights
-    twins: dict[int, Any] = {}
+    twins: dict[int, object] = {}
     for parameter in model.parameters():
         twin = torch.empty_like(parameter, device="meta")
         twins[id(parameter)] = nn.Parameter(twin, requires_grad=parameter.requires_grad)

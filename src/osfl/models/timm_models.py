@@ -7,6 +7,7 @@ tensors are then called `network.` and timm's own name.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def build_timm(name: str, classes: int, image: tuple[int, int, int]) -> TimmNetw
         return TimmNetwork(timm.create_model(name, **options))
 
 
-def _timm() -> Any:
+def _timm() -> ModuleType:
     try:
         return importlib.import_module("timm")
     except ImportError as error:  # or torchvision, which timm imports

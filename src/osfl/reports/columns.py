@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from osfl.core.types import Json
 from osfl.reports.text import NOTHING, PERCENT, POINTS, count, decimal, percent, seconds, signed, size
 
 POOLED = "centralized"  # trains on all images in one place: the bar to reach, so it never wins a column
@@ -61,7 +61,7 @@ class Row:
     runs: int
 
 
-Methods = Mapping[str, Mapping[str, Mapping[str, Any]]]  # comparison["methods"]
+Methods = Mapping[str, Mapping[str, Mapping[str, Json]]]  # comparison["methods"]
 
 
 def mean(methods: Methods, method: str, metric: str) -> float | None:
@@ -69,7 +69,7 @@ def mean(methods: Methods, method: str, metric: str) -> float | None:
     return None if value is None else float(value)
 
 
-def shown_columns(comparison: Mapping[str, Any]) -> list[Column]:
+def shown_columns(comparison: Mapping[str, Json]) -> list[Column]:
     """The headline metric, and then the columns that at least one method has a value for."""
     methods, first = comparison["methods"], headline_metric(comparison)
     ordered = sorted(COLUMNS, key=lambda column: column.metric != first)
@@ -77,12 +77,12 @@ def shown_columns(comparison: Mapping[str, Any]) -> list[Column]:
     return [column for column in wanted if any(mean(methods, name, column.metric) is not None for name in methods)]
 
 
-def headline_metric(comparison: Mapping[str, Any]) -> str:
+def headline_metric(comparison: Mapping[str, Json]) -> str:
     """Its place in results.json; comparisons of earlier versions have none and read accuracy first."""
     return f"scores.global.{comparison.get('headline', {}).get('metric', 'accuracy')}"
 
 
-def table_rows(comparison: Mapping[str, Any]) -> list[Row]:
+def table_rows(comparison: Mapping[str, Json]) -> list[Row]:
     """Who is no better than a constant answer wins no column."""
     methods, columns = comparison["methods"], shown_columns(comparison)
     rivals = [name for name in methods if not is_pooled(name) and name not in comparison.get("below", ())]
@@ -95,7 +95,7 @@ def table_rows(comparison: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _runs(metrics: Mapping[str, Mapping[str, Any]]) -> int:
+def _runs(metrics: Mapping[str, Mapping[str, Json]]) -> int:
     return max((int(entry.get("n") or 0) for entry in metrics.values()), default=0)
 
 

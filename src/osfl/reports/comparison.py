@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from osfl.core.headline import NAMES, SMOKE
 from osfl.core.result import Result
+from osfl.core.types import Json
 from osfl.reports.columns import Methods, headline_metric, is_pooled, mean, shown_columns, table_rows
 from osfl.reports.course import course_view, equal_rows
 from osfl.reports.gains import gains_views
@@ -56,7 +57,7 @@ def comparison_page(comparison: dict[str, Any], results: Sequence[Result]) -> st
     )
 
 
-def _heading(comparison: Mapping[str, Any]) -> str:
+def _heading(comparison: Mapping[str, Json]) -> str:
     dataset = comparison.get("data", {}).get("dataset")
     what = many(len(comparison["methods"]), "method").replace("\N{NO-BREAK SPACE}", " ")
     return f"{what} on {dataset}" if dataset else f"{what} compared"
@@ -70,7 +71,7 @@ def _lede(methods: Methods) -> str:
     return f"Means over {upto}{many(max(runs), 'seed')}; ± is the sample standard deviation over seeds."
 
 
-def _chips(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _chips(comparison: Mapping[str, Json]) -> list[tuple[str, str]]:
     data = comparison.get("data", {})
     keys = ("dataset", "partition", "clients", "samples", "test_samples", "evaluated_on", "train_images", "test_images")
     return [(key.replace("_", " "), str(data[key])) for key in keys if data.get(key) is not None]
@@ -79,7 +80,7 @@ def _chips(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
 # --- reading help ----------------------------------------------------------------------------------------------------
 
 
-def reading_help(comparison: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
+def reading_help(comparison: Mapping[str, Json], results: Sequence[Result]) -> list[str]:
     """Sentences about what the table shows; every number is one of the table's."""
     methods: Methods = comparison["methods"]
     judged = judged_on(comparison.get("data", {}))
@@ -103,11 +104,11 @@ def reading_help(comparison: Mapping[str, Any], results: Sequence[Result]) -> li
     return [sentence for sentence in sentences if sentence]
 
 
-def _metric_name(comparison: Mapping[str, Any]) -> str:
+def _metric_name(comparison: Mapping[str, object]) -> str:
     return NAMES[headline_metric(comparison).rsplit(".", 1)[1]]
 
 
-def _rule(comparison: Mapping[str, Any]) -> str:
+def _rule(comparison: Mapping[str, Json]) -> str:
     """Why another metric than accuracy is read first."""
     first = comparison.get("headline", {"metric": "accuracy"})
     if first["metric"] == "accuracy":
@@ -149,7 +150,7 @@ def _cheapest(methods: Methods, rivals: Mapping[str, float]) -> str:
     return f"{', '.join(cheap)} upload least, {least}; the best of them, {best}, reaches {percent(rivals[best])}."
 
 
-def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
+def _caution(comparison: Mapping[str, Json], results: Sequence[Result]) -> str:
     data = comparison.get("data", {})
     if comparison["methods"] and data and ("dataset" not in data or "partition" not in data):
         return "These runs were not made on the same data: compare only rows with the same text in brackets."
@@ -162,7 +163,7 @@ def _caution(comparison: Mapping[str, Any], results: Sequence[Result]) -> str:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def _constant_line(comparison: Mapping[str, Any]) -> tuple[str, float] | None:
+def _constant_line(comparison: Mapping[str, Json]) -> tuple[str, float] | None:
     """What a constant answer reaches, where it is the same for all methods."""
     methods: Methods = comparison["methods"]
     text = comparison.get("headline", {}).get("constant", "always the most frequent class")
@@ -174,7 +175,7 @@ def _constant_line(comparison: Mapping[str, Any]) -> tuple[str, float] | None:
     return None if value is None else (text, value)
 
 
-def _bars(comparison: Mapping[str, Any], judged: str) -> Markup:
+def _bars(comparison: Mapping[str, Json], judged: str) -> Markup:
     methods, metric, name = comparison["methods"], headline_metric(comparison), _metric_name(comparison)
     groups = {method: [_with_error(methods, method, one) for one in (metric, OWN)] for method in methods}
     series = (f"{name}, {judged}", "accuracy on the own distribution, mean over clients")
@@ -190,7 +191,7 @@ def _with_error(methods: Methods, name: str, metric: str) -> tuple[float | None,
     return mean(methods, name, metric), methods[name].get(metric, {}).get("std")
 
 
-def _scatter(comparison: Mapping[str, Any], judged: str) -> Markup:
+def _scatter(comparison: Mapping[str, Json], judged: str) -> Markup:
     methods, metric, called, points = comparison["methods"], headline_metric(comparison), _metric_name(comparison), []
     for name in methods:
         (value, error), cost = _with_error(methods, name, metric), mean(methods, name, UP)
@@ -242,7 +243,7 @@ def _compute(methods: Methods) -> Markup:
     return responsive(draw, "Operations against bytes", _table(points, "bytes sent up and down", "floating point operations"))
 
 
-def _samples(comparison: Mapping[str, Any], judged: str) -> Markup:
+def _samples(comparison: Mapping[str, Json], judged: str) -> Markup:
     """Accuracy against what one synthetic sample costs (FALCON, Fig. 5)."""
     methods, metric, called, points = comparison["methods"], headline_metric(comparison), _metric_name(comparison), []
     for name in methods:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osfl.core.result import Course, Result
+from osfl.core.types import Json
 from osfl.reports.figures import figure_views
 from osfl.reports.text import NOTHING, count, decimal, judged_on, percent, size
 
@@ -21,12 +22,12 @@ def course_figures(result: Result, references: Sequence[Result]) -> dict[str, An
     return _figure({**own, **many}, judged_on(result["data"]))
 
 
-def course_view(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
+def course_view(comparison: Mapping[str, Json]) -> list[dict[str, Any]]:
     """The mean curves of all methods that have one, as a picture."""
     return figure_views(_figure(comparison.get("courses", {}), judged_on(comparison.get("data", {}))))
 
 
-def _figure(courses: Mapping[str, Course], judged: str) -> dict[str, Any]:
+def _figure(courses: Mapping[str, Course], judged: str) -> dict[str, object]:
     """Curves of different steps on one axis: each is a straight line between the places where it was scored."""
     drawn = {name: course for name, course in courses.items() if len(course["at"]) > 1}
     if not drawn:
@@ -67,12 +68,12 @@ def _between(course: Course, at: int) -> float | None:
     return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def equal_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
+def equal_rows(comparison: Mapping[str, Json]) -> list[dict[str, str]]:
     """The table of communication at equal accuracy (FedMITR, Table V)."""
     return [_row(row) for row in comparison.get("equal_accuracy", [])]
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, str]:
+def _row(row: Mapping[str, Json]) -> dict[str, str]:
     reached = row["rounds"] is not None
     never = f"not in {count(row['of_rounds'])} (best {percent(row['best'])})"
     some = f"in {row['reached']} of {row['n']} seeds" if row["reached"] and not reached else never

@@ -74,7 +74,7 @@ def write_evaluation_report(evaluation: Evaluation, folder: Path) -> Path:
     return write_text(folder / "index.html", page)
 
 
-def banner(about: dict[str, Any]) -> str:
+def banner(about: dict[str, object]) -> str:
     """What stands above the figures of a smoke run's model; else nothing."""
     return SMOKE if about.get("preset") == "smoke" else ""
 
@@ -167,7 +167,7 @@ def cell(name: str, estimate: Estimate) -> dict[str, str]:
     return {"value": value, "interval": interval}
 
 
-def _class_row(name: str, evaluation: Evaluation) -> dict[str, Any]:
+def _class_row(name: str, evaluation: Evaluation) -> dict[str, object]:
     scored = evaluation["per_class"][name]
     columns = (*_CLASS, "ap") if "ap" in scored else _CLASS
     cells = [cell(key, scored[key]) for key in columns]  # type: ignore[literal-required]
@@ -175,7 +175,7 @@ def _class_row(name: str, evaluation: Evaluation) -> dict[str, Any]:
     return {"name": name, "images": count(scored["images"]), "cells": cells, **threshold}
 
 
-def _group_row(name: str, evaluation: Evaluation) -> dict[str, Any]:
+def _group_row(name: str, evaluation: Evaluation) -> dict[str, object]:
     group = evaluation["groups"][name]
     first = evaluation["headline"]
     columns = dict.fromkeys([first, "accuracy", "balanced_accuracy", "auroc"])

@@ -17,6 +17,7 @@ import binascii
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from osfl.core.types import Json
 from osfl.reports.galleries import Picture, gallery
 from osfl.reports.plots import cloud, heatmap, histogram, lines
 from osfl.reports.rendering import Drawing, is_drawn, responsive
@@ -26,7 +27,7 @@ View = dict[str, Any]
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def figure_views(figures: Mapping[str, Any], counts: Mapping[str, Sequence[int]] | None = None) -> list[View]:
+def figure_views(figures: Mapping[str, Json], counts: Mapping[str, Sequence[int]] | None = None) -> list[View]:
     """Each figure as what the template shows: a chart, a gallery, or the reason why there is none. `counts` are the clients'
     images of each class, which a simulation knows although no server does."""
     return [_view(title, figure, counts or {}) for title, figure in figures.items()]
@@ -44,7 +45,7 @@ def _view(title: str, figure: Any, counts: Mapping[str, Sequence[int]]) -> View:
         return {**view, "problem": reason}
 
 
-def _gallery(title: str, figure: Mapping[str, Any]) -> View:
+def _gallery(title: str, figure: Mapping[str, Json]) -> View:
     images: list[Picture] = [
         {"png": _checked_png(image["png"]), "caption": str(image.get("caption", ""))} for image in figure["images"]
     ]
@@ -64,7 +65,7 @@ def _checked_png(text: str) -> str:
     return text
 
 
-def _heatmap(title: str, figure: Mapping[str, Any]) -> View:
+def _heatmap(title: str, figure: Mapping[str, Json]) -> View:
     rows, columns = [str(name) for name in figure["rows"]], [str(name) for name in figure["columns"]]
     values = figure["values"]
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
@@ -74,7 +75,7 @@ def _heatmap(title: str, figure: Mapping[str, Any]) -> View:
     return {"chart": responsive(lambda width: heatmap(rows, columns, values, what=title, width=width, **texts), title, table)}
 
 
-def _groups(title: str, figure: Mapping[str, Any]) -> View:
+def _groups(title: str, figure: Mapping[str, Json]) -> View:
     """Clients, those of a group together, beside their label histograms where they are known."""
     members = [(str(group), str(client)) for group, clients in figure["groups"].items() for client in clients]
     rows = [f"{client} ({group})" for group, client in members]
@@ -92,7 +93,7 @@ def _groups(title: str, figure: Mapping[str, Any]) -> View:
     return {"note": note, "chart": chart}
 
 
-def _lines(title: str, figure: Mapping[str, Any]) -> View:
+def _lines(title: str, figure: Mapping[str, Json]) -> View:
     x, series = figure["x"], _series(figure, len(figure["x"]))
     texts, percent = _chosen(figure, "x_label", "y_label"), bool(figure.get("percent"))
     table = curves_table(x, series, texts.get("x_label", ""))
@@ -101,14 +102,14 @@ def _lines(title: str, figure: Mapping[str, Any]) -> View:
     }
 
 
-def _histogram(title: str, figure: Mapping[str, Any]) -> View:
+def _histogram(title: str, figure: Mapping[str, Json]) -> View:
     bins, series = figure["bins"], _series(figure, len(figure["bins"]) - 1)
     texts = _chosen(figure, "x_label", "y_label")
     table = histogram_table(bins, series)
     return {"chart": responsive(lambda width: histogram(bins, series, what=title, width=width, **texts), title, table)}
 
 
-def _scatter(title: str, figure: Mapping[str, Any]) -> View:
+def _scatter(title: str, figure: Mapping[str, Json]) -> View:
     series = {
         str(group): {str(kind): [(float(x), float(y)) for x, y in points] for kind, points in kinds.items()}
         for group, kinds in figure["series"].items()
@@ -116,7 +117,7 @@ def _scatter(title: str, figure: Mapping[str, Any]) -> View:
     return {"chart": responsive(lambda width: cloud(series, what=title, width=width), title, cloud_table(series))}
 
 
-def _series(figure: Mapping[str, Any], length: int) -> dict[str, Any]:
+def _series(figure: Mapping[str, Json], length: int) -> dict[str, Any]:
     series = {str(name): row for name, row in figure["series"].items()}
     wrong = [name for name, row in series.items() if len(row) != length]
     if wrong or length < 1:
@@ -124,11 +125,11 @@ def _series(figure: Mapping[str, Any], length: int) -> dict[str, Any]:
     return series
 
 
-def _chosen(figure: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def _chosen(figure: Mapping[str, Json], *keys: str) -> dict[str, Any]:
     return {key: str(figure[key]) for key in keys if key in figure}
 
 
-_KINDS: dict[str, Callable[[str, Mapping[str, Any]], View]] = {
+_KINDS: dict[str, Callable[[str, Mapping[str, Json]], View]] = {
     "gallery": _gallery,
     "heatmap": _heatmap,
     "lines": _lines,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from osfl.core.types import Json
 from osfl.reports.figures import figure_views
 from osfl.reports.markdown import code, safe, table
 from osfl.reports.rendering import fact_rows, render, write_text
 from osfl.reports.text import compact, count, flops, many, seconds, size
 
-Record = Mapping[str, Any]
+Record = Mapping[str, Json]
 
 
 def write_fusion_report(record: Record, folder: Path) -> Path:
@@ -63,7 +63,7 @@ def _personal(record: Record) -> bool:
     return "" not in record.get("models", {"": ""})
 
 
-def _row(one: Mapping[str, Any]) -> dict[str, str]:
+def _row(one: Mapping[str, Json]) -> dict[str, str]:
     return {
         "client": one["client"],
         "file": one["file"],

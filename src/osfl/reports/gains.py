@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from markupsafe import Markup
 
 from osfl.core.result import Encounter, Gains, Result
+from osfl.core.types import Json
 from osfl.reports.plots import bars, differences, ranked
 from osfl.reports.rendering import responsive
 from osfl.reports.tables import bars_table, grid_table
@@ -18,7 +18,7 @@ _LOCAL_ONLY = "local_only"
 _FEW = 3  # methods whose clients are drawn one chart each; more of them share a table
 
 
-def gains_section(result: Result) -> dict[str, Any]:
+def gains_section(result: Result) -> dict[str, object]:
     """Nothing, where there is no run of local training on the same shards."""
     gains = result.get("gains")
     if gains is None:
@@ -37,7 +37,7 @@ def gains_text(gains: Gains) -> str:
     )
 
 
-def gains_views(comparison: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+def gains_views(comparison: Mapping[str, Json], results: Sequence[Result]) -> dict[str, object]:
     """For a comparison: who gains by which method, with the first seed of each; many methods in one table, too."""
     first: dict[str, Result] = {}
     for name, result in zip((run["method"] for run in comparison.get("runs", [])), results, strict=False):
@@ -61,7 +61,7 @@ def _table(first: Mapping[str, Result]) -> Markup:
     return responsive(lambda width: differences(list(first), clients, values, width=width, **texts), texts["what"], table)
 
 
-def encounters_section(result: Result) -> dict[str, Any]:
+def encounters_section(result: Result) -> dict[str, object]:
     """How scores grew from one encounter to the next, where there was more than one."""
     rows: Sequence[Encounter] = result.get("encounters", [])
     if not rows:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osfl.core.result import ClassOfImages, Generators, Result
+from osfl.core.types import Json
 from osfl.reports.columns import is_pooled
 from osfl.reports.figures import figure_views
 from osfl.reports.text import NOTHING, PERCENT, POINTS, count, decimal, percent, points
@@ -119,7 +120,7 @@ def _value(found: Generators) -> str:
     )
 
 
-def bound_rows(comparison: Mapping[str, Any]) -> list[Row]:
+def bound_rows(comparison: Mapping[str, Json]) -> list[Row]:
     """Methods of a comparison that have generators, with the gap where pooled training took part."""
     rows = []
     for name, metrics in comparison["methods"].items():
@@ -138,7 +139,7 @@ def bound_rows(comparison: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _with_spread(entry: Mapping[str, Any]) -> str:
+def _with_spread(entry: Mapping[str, Json]) -> str:
     if entry.get("mean") is None:
         return NOTHING
     spread = f" ± {points(entry['std'])}" if entry["n"] > 1 else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from osfl.core.types import Json
 from osfl.reports.figures import figure_views
 from osfl.reports.rendering import render, write_text
 from osfl.reports.text import NOTHING, compact, count, many, size
@@ -19,7 +19,7 @@ _TITLES = {
 _LEVELS = {"serious": "Serious", "caution": "Caution", "note": "Note", "good": "Checked"}
 
 
-def inspection_page(look: Mapping[str, Any]) -> str:
+def inspection_page(look: Mapping[str, Json]) -> str:
     """The page as text; it holds everything it needs."""
     return render(
         "inspection.html",
@@ -41,16 +41,16 @@ def inspection_page(look: Mapping[str, Any]) -> str:
     )
 
 
-def write_inspection(look: Mapping[str, Any], path: Path) -> Path:
+def write_inspection(look: Mapping[str, object], path: Path) -> Path:
     return write_text(path, inspection_page(look))
 
 
-def _chips(look: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _chips(look: Mapping[str, Json]) -> list[tuple[str, str]]:
     method = [("method", f"{look['method']}: {look['description']}" if look["description"] else look["method"])]
     return [("from", look["sender"]), ("to", look["receiver"]), ("file", look["file"]), *(method if look["method"] else [])]
 
 
-def _tiles(look: Mapping[str, Any]) -> list[dict[str, str]]:
+def _tiles(look: Mapping[str, Json]) -> list[dict[str, str]]:
     serious, caution = (sum(f["severity"] == level for f in look["findings"]) for level in ("serious", "caution"))
     signature = next(f for f in look["findings"] if f["check"] == "Signature")
     state = {"good": "valid", "caution": "unknown", "serious": "WRONG"}[signature["severity"]]
@@ -68,7 +68,7 @@ def _tiles(look: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def _group(row: Mapping[str, Any]) -> dict[str, str]:
+def _group(row: Mapping[str, Json]) -> dict[str, str]:
     return {
         "what": row["what"][:1].upper() + row["what"][1:],
         "tensors": count(row["tensors"]),
@@ -77,7 +77,7 @@ def _group(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _tensor(row: Mapping[str, Any]) -> dict[str, str]:
+def _tensor(row: Mapping[str, Json]) -> dict[str, str]:
     shown = {key: NOTHING if row[key] is None else compact(row[key]) for key in ("least", "mean", "most")}
     return {
         "name": row["name"],
@@ -89,6 +89,6 @@ def _tensor(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _fact(row: Mapping[str, Any]) -> dict[str, str]:
+def _fact(row: Mapping[str, Json]) -> dict[str, str]:
     value = row["value"]
     return {**row, "value": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}

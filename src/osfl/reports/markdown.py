@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from osfl.core.headline import SMOKE
 from osfl.reports.columns import shown_columns, table_rows
 
 
-def comparison_markdown(comparison: Mapping[str, Any]) -> str:
+def comparison_markdown(comparison: Mapping[str, object]) -> str:
     """The table of the comparison page; the best value of a column is bold."""
     rows = []
     for row in table_rows(comparison):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from osfl.core.headline import NAMES, SMOKE, headline_of, is_smoke
 from osfl.core.result import Result, finding_line
@@ -155,7 +154,7 @@ def _privacy(result: Result) -> str:
         text += " " + " ".join(safe(sentence) for sentence in privacy_sentences(result["privacy"]))
     for warning in result["generators"]["warnings"] if "generators" in result else ():
         text += f" **{safe(warning)}**"
-    audits: Any = result.get("audits")
+    audits: object = result.get("audits")
     lines = [f"{safe(key)}: {safe(value)}" for key, value in fact_rows(audits)] if isinstance(audits, Mapping) else []
     if "audit" in result:
         lines += [safe(sentence) for sentence in audit_sentences(result["audit"])]

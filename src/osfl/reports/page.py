@@ -137,7 +137,7 @@ def _tile(name: str, figure: str, why: str) -> dict[str, str]:
 # --- costs and record ------------------------------------------------------------------------------------------------
 
 
-def _costs(result: Result) -> dict[str, Any]:
+def _costs(result: Result) -> dict[str, object]:
     costs = result["costs"]
     up, down = costs["upload_bytes_by_client"], costs["download_bytes_by_client"]
     names = [row["client"] for row in result["clients"]]
@@ -176,7 +176,7 @@ def _costs(result: Result) -> dict[str, Any]:
     }
 
 
-def _record(result: Result, references: Sequence[Result]) -> dict[str, Any]:
+def _record(result: Result, references: Sequence[Result]) -> dict[str, object]:
     facts = {key: value for key, value in result["data"].items() if value is not None and key != "findings"}
     if "inputs" in result:
         facts |= {"inputs": " ".join(result["inputs"]["lines"]) or "images as they are in the files"}

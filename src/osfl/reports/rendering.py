@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from osfl.core.types import Json
 from osfl.reports.tables import Table
 
 # The width inside a panel on a desktop, on half a screen or a tablet, and on a phone of 360 px; style.css picks one.
 WIDTHS = {"wide": 890.0, "medium": 570.0, "narrow": 300.0}
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     environment = Environment(
         loader=FunctionLoader(template_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -110,6 +110,6 @@ def responsive(draw: Callable[[float], str], name: str, table: Table) -> Markup:
     return Markup("").join(box.format(kind, name, Markup(draw(width))) for kind, width in WIDTHS.items())
 
 
-def fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def fact_rows(facts: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Settings and the like as (name, text); nested values as JSON."""
     return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for key, value in facts.items()]

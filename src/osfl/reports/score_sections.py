@@ -15,7 +15,7 @@ from osfl.reports.text import count, decimal, judged_on, percent, size
 # --- against references ----------------------------------------------------------------------------------------------
 
 
-def accuracy_section(result: Result, references: Sequence[Result]) -> dict[str, Any]:
+def accuracy_section(result: Result, references: Sequence[Result]) -> dict[str, object]:
     runs = [result, *(other for other in references if other != result)]
     groups = dict(zip(_run_names(runs), map(_bar_pair, runs), strict=True))
     always = (
@@ -53,7 +53,7 @@ def _accuracy_hint(runs: Sequence[Result]) -> str:
     return text if len(runs) > 1 else text + " No reference run was given."
 
 
-def _scores(result: Result) -> dict[str, Any]:
+def _scores(result: Result) -> dict[str, object]:
     metrics = result["scores"]["global"]
     whose = "mean over the clients' own models" if result["scores"]["personalized"] else "the released model"
     title = f"All scores on the {judged_on(result['data'])}: {whose}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+
+from osfl.core.types import Json
 
 _NBSP = "\N{NO-BREAK SPACE}"
 PERCENT = f"{_NBSP}%"
@@ -92,6 +93,6 @@ def many(number: int, one: str, more: str = "") -> str:
     return f"{count(number)}{_NBSP}{one if number == 1 else more or one + 's'}"
 
 
-def judged_on(data: Mapping[str, Any]) -> str:
+def judged_on(data: Mapping[str, Json]) -> str:
     """The images that all scores are about; where settings are chosen on validation images, this names them."""
     return "global validation set" if data.get("evaluated_on") == "val" else "global test set"

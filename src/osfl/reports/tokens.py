@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from osfl.core.result import ClassOfTokens, Reconstruction, Result
 from osfl.reports.figures import figure_views
 from osfl.reports.text import NOTHING, count, decimal
@@ -18,7 +16,7 @@ _SOURCES = {
 }
 
 
-def tokens_section(result: Result) -> dict[str, Any]:
+def tokens_section(result: Result) -> dict[str, object]:
     """What the template shows; nothing where the method showed no synthetic features."""
     found, attacked = result.get("tokens"), result.get("reconstruction")
     if found is None:
@@ -30,7 +28,7 @@ def tokens_section(result: Result) -> dict[str, Any]:
         "floor, the same between held-out and training features. 0 is the same distribution; it may be a little below."
     )
     rows = [_row(name, row) for name, row in found["classes"].items()]
-    view: dict[str, Any] = {"hint": hint, "rows": [*rows, _row("All classes", found["overall"])], "attack": None}
+    view: dict[str, object] = {"hint": hint, "rows": [*rows, _row("All classes", found["overall"])], "attack": None}
     if attacked is not None:
         view["attack"] = {
             "hint": _attack_hint(attacked),

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from osfl.core.errors import OsflError, TrainingError, UsageError
-from osfl.core.types import Kind, Task
+from osfl.core.types import Json, Kind, Task
 from osfl.models.double_precision import in_products
 from osfl.models.folding import freeze
 from osfl.models.outputs import to_probabilities
@@ -42,7 +42,7 @@ class WithPreprocessing(nn.Module):
 @dataclass(frozen=True)
 class Exported:
     path: Path
-    facts: dict[str, Any]
+    facts: dict[str, Json]
     difference: float  # largest, of any probability, between the model and the file
 
 
@@ -73,7 +73,7 @@ def export_model(model: FinishedModel, path: Path) -> Exported:
     return Exported(path, facts, difference)
 
 
-def facts_of(model: FinishedModel) -> dict[str, Any]:
+def facts_of(model: FinishedModel) -> dict[str, Json]:
     """What whoever uses the file has to know."""
     channels, height, width = model.task.image
     return {
@@ -130,11 +130,11 @@ def _program(whole: nn.Module, task: Task) -> torch.export.ExportedProgram:
         return torch.export.export(whole, (_noise(task, 2),), dynamic_shapes={"images": {0: batch}})
 
 
-def _write_program(whole: nn.Module, task: Task, facts: dict[str, Any], path: Path) -> None:
+def _write_program(whole: nn.Module, task: Task, facts: dict[str, Json], path: Path) -> None:
     torch.export.save(_program(whole, task), path, extra_files={FACTS: json.dumps(facts)})
 
 
-def open_program(path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, Any]]:
+def open_program(path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, Json]]:
     """A `.pt2` file of our own making. Only open files of people you trust: such a file is a program."""
     extra = {FACTS: ""}
     module = torch.export.load(path, extra_files=extra).module()
@@ -153,7 +153,7 @@ def _onnx() -> Any:
     return onnx, onnxruntime
 
 
-def _write_onnx(whole: nn.Module, task: Task, facts: dict[str, Any], path: Path) -> None:
+def _write_onnx(whole: nn.Module, task: Task, facts: dict[str, Json], path: Path) -> None:
     onnx, _ = _onnx()
     program = torch.onnx.export(
         _program(whole, task).run_decompositions(in_products()),

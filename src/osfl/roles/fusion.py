@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import RoundError, UsageError
 from osfl.core.method import Method, quiet
@@ -69,7 +68,7 @@ class FusionRequest:
     method: str = "fedmitr"
     preset: str = "cpu"
     seed: int = 0
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Json] = field(default_factory=dict)
     image_size: int | None = None  # None: as the positional embeddings say
     channels: int | None = None
     pixels: str | None = None  # what the models were trained on; None: as given by the files beside them, else [-1, 1]
@@ -112,7 +111,7 @@ def fuse(
     progress: Progress = quiet,
     key: SigningKey | None = None,
     examined: ExaminedCheckpoints | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Make one model of those that are offered, in `out`, or continue; the contents of fusion.json. `examined`: the request's
     files, if somebody has looked at them already."""
     started = time.perf_counter()
@@ -155,7 +154,7 @@ def fuse(
     return _drawn(record, out)
 
 
-def _drawn(record: dict[str, Any], out: Path) -> dict[str, Any]:
+def _drawn(record: dict[str, object], out: Path) -> dict[str, object]:
     """With its report and card, drawn again if they were lost."""
     if not (out / "report" / "index.html").exists():
         write_fusion_report(record, out / "report")
@@ -404,14 +403,16 @@ def _keep(fl_round: Round, release: Release, digest: str) -> dict[ClientId, str]
     return {client: f"models/{client}.safetensors" for client in sorted(release.personal)}
 
 
-def _finished(fl_round: Round) -> dict[str, Any] | None:
+def _finished(fl_round: Round) -> dict[str, Json] | None:
     """The record, if this very release was described already."""
     path, release = fl_round.folder / "fusion.json", fl_round.release()
     record = read_json(path) if path.exists() else None
     return record if record is not None and release is not None and record.get("release_digest") == release[1] else None
 
 
-def _with_refusals(record: dict[str, Any], refused: Sequence[RefusedCheckpoint], command: str, out: Path) -> dict[str, Any]:
+def _with_refusals(
+    record: dict[str, object], refused: Sequence[RefusedCheckpoint], command: str, out: Path
+) -> dict[str, object]:
     """The record, with the files that are refused now: they are no part of the round, and other ones may be offered."""
     listed = _listed(refused)
     if record["refused"] == listed:

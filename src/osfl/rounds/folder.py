@@ -203,9 +203,9 @@ class Round:
     def note(self, phase: str, facts: Mapping[str, Json], client: ClientId = "") -> None:
         append_line(self.folder / "journal.jsonl", canonical({"phase": phase, "client": client, **facts}))
 
-    def journal(self) -> dict[tuple[str, ClientId], dict[str, Any]]:
+    def journal(self) -> dict[tuple[str, ClientId], dict[str, Json]]:
         """The last note of each phase and client; a line torn by a crash is passed over."""
-        notes: dict[tuple[str, ClientId], dict[str, Any]] = {}
+        notes: dict[tuple[str, ClientId], dict[str, object]] = {}
         path = self.folder / "journal.jsonl"
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
@@ -347,7 +347,7 @@ def _same_plan(folder: Path, plan: Plan) -> None:
         )
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _differences(there: Mapping[str, Json], here: Mapping[str, Json], prefix: str = "") -> list[str]:
     found = []
     for key in sorted({*there, *here}):
         a, b = there.get(key), here.get(key)

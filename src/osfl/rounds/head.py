@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import RoundError
 from osfl.core.types import Json, canonical, digest_of
@@ -54,7 +53,7 @@ def _numerics() -> dict[str, str]:
     return numerics()
 
 
-def read_head(path: Path, server: str) -> Mapping[str, Any]:
+def read_head(path: Path, server: str) -> Mapping[str, Json]:
     """A head, refused unless the server signed it."""
     content, good = read_json(path), False
     with suppress(AttributeError, KeyError, TypeError, ValueError):
@@ -66,7 +65,7 @@ def read_head(path: Path, server: str) -> Mapping[str, Any]:
             expected=f"a signature by {server}",
             fix="It was edited or damaged: restore it from a copy, and ask who changed it.",
         )
-    head: Mapping[str, Any] = content["head"]
+    head: Mapping[str, Json] = content["head"]
     return head
 
 
@@ -105,7 +104,7 @@ def examine_head(folder: Path, plan: str, server: str, release: str, copy: Path 
         return Verdict(path, "head", checks=[Check(question, "no", str(error).replace("\n", " "))])
 
 
-def _compared(folder: Path, head: Mapping[str, Any], release: str, server: str) -> Iterator[Check]:
+def _compared(folder: Path, head: Mapping[str, Json], release: str, server: str) -> Iterator[Check]:
     yield _same("the release is the one that it names", head["release"], release, "an older copy, or a deleted file")
     certificates = _certificates(folder)
     yield _same("certificates of forgetting are those that it names", head["certificates"], certificates, "deleted or put back")
@@ -116,7 +115,7 @@ def _compared(folder: Path, head: Mapping[str, Any], release: str, server: str) 
         yield _same(f"{name} begins as it did", head["logs"][name], written, "lines were edited or deleted")
 
 
-def _against(head: Mapping[str, Any], copy: Path | None, server: str, plan: str) -> Iterator[Check]:
+def _against(head: Mapping[str, Json], copy: Path | None, server: str, plan: str) -> Iterator[Check]:
     question = "no newer state of this round is known"
     if copy is None:
         yield Check(question, "not checked", "no copy of head.json was given (--head)")

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context, Method, ignore_figure, ignore_milestone
@@ -49,8 +48,8 @@ def computing(
     scratch: Path,
     *,
     cache: Path | None = None,
-    show: Any = ignore_figure,
-    milestone: Any = ignore_milestone,
+    show: Callable[[str, Json], None] = ignore_figure,
+    milestone: Callable[[int, int, Callable[[], Payload]], None] = ignore_milestone,
 ) -> Iterator[Context]:
     """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
     device, *others = devices_named(machine.device)

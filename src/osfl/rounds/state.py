@@ -11,10 +11,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import RoundError, UsageError
-from osfl.core.types import ClientId, Contract, Field, Limits, canonical, digest_of
+from osfl.core.types import ClientId, Contract, Field, Json, Limits, canonical, digest_of
 from osfl.wire.gate import AcceptancePolicy
 from osfl.wire.masks import keys_digest
 from osfl.wire.repair import REQUEST, RepairRequest, read_request
@@ -31,7 +30,7 @@ def upload_hash_path(folder: Path, client: ClientId) -> Path:
     return folder / "partial" / f"{client}.sha256"
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> Json:
     """A JSON file of the round, or a plain sentence about what is wrong with it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -86,7 +85,7 @@ def check_key(server: str, key: SigningKey) -> None:
         )
 
 
-def certificates(folder: Path, server: str) -> list[dict[str, Any]]:
+def certificates(folder: Path, server: str) -> list[dict[str, Json]]:
     """What was forgotten in this round, oldest first; refused unless the server signed every one."""
     return read_certificates(sorted((folder / CERTIFICATES).glob("*.json")), server)
 
@@ -99,12 +98,12 @@ def no_more_releases(folder: Path, server: str, noise: str) -> str:
     return "a release with shares of noise was withdrawn, and beside another one it would show too much: open a new round"
 
 
-def _first_encounter(folder: Path, server: str) -> list[dict[str, Any]]:
+def _first_encounter(folder: Path, server: str) -> list[dict[str, object]]:
     """Where clients exchange several times, what was forgotten in the first encounter is forgotten in all."""
     return certificates(folder / "encounters" / "1", server)
 
 
-def certificates_at(place: Path, server: str, plan: str) -> list[dict[str, Any]]:
+def certificates_at(place: Path, server: str, plan: str) -> list[dict[str, Json]]:
     """Certificates of a round (the digest of its plan) in a file or a folder of copies, oldest first."""
     if not place.exists():
         raise UsageError(
@@ -123,7 +122,7 @@ def beside(bundle: Path) -> Path | None:
     return next((place / CERTIFICATES for place in places if (place / CERTIFICATES).is_dir()), None)
 
 
-def read_certificates(paths: Iterable[Path], server: str) -> list[dict[str, Any]]:
+def read_certificates(paths: Iterable[Path], server: str) -> list[dict[str, Json]]:
     """These certificates; refused unless the server signed every one."""
     found = []
     for path in paths:
@@ -143,11 +142,11 @@ def read_certificates(paths: Iterable[Path], server: str) -> list[dict[str, Any]
     return found
 
 
-def pending_removal(folder: Path) -> dict[str, Any] | None:
+def pending_removal(folder: Path) -> dict[str, object] | None:
     """The forgetting that has begun here and has not ended."""
     if not (folder / INTENT).exists():
         return None
-    intent: dict[str, Any] = read_json(folder / INTENT)
+    intent: dict[str, Json] = read_json(folder / INTENT)
     return intent
 
 
@@ -164,18 +163,18 @@ def check_whole(folder: Path) -> None:
         )
 
 
-def forget_options(entry: Mapping[str, Any]) -> str:
+def forget_options(entry: Mapping[str, Json]) -> str:
     """What a certificate or an intent was asked for, as options of `osfl forget`."""
     options = [option for client in entry["asked"]["clients"] for option in ("--client", client)]
     return shlex.join(options + (["--class", entry["asked"]["class"]] if entry["asked"]["class"] else []))
 
 
-def removed_uploads(entries: Iterable[Mapping[str, Any]]) -> dict[ClientId, str]:
+def removed_uploads(entries: Iterable[Mapping[str, Json]]) -> dict[ClientId, str]:
     """Of whom these certificates (or an intent) took something: the digest of what is left of the upload, or ""."""
     return {client: str(upload["after"]) for entry in entries for client, upload in entry["uploads"].items()}
 
 
-def _contract(lines: Any) -> Contract:
+def _contract(lines: Json) -> Contract:
     return {
         name: Field(**{**line, "shape": tuple(line["shape"]), "needs": tuple(line.get("needs", ()))})
         for name, line in lines.items()

@@ -29,7 +29,7 @@ def ahead(draws: Iterable[Sequence[Any]], device: torch.device) -> Iterator[Sequ
     if device.type == "cpu":
         yield from draws
         return
-    waiting: list[Sequence[Any]] = []
+    waiting: list[Sequence[object]] = []
     size = 0
     for drawn in draws:
         waiting.append(drawn)
@@ -40,7 +40,7 @@ def ahead(draws: Iterable[Sequence[Any]], device: torch.device) -> Iterator[Sequ
     yield from _moved(waiting, device)
 
 
-def _moved(steps: Sequence[Sequence[Any]], device: torch.device) -> Iterator[Sequence[Any]]:
+def _moved(steps: Sequence[Sequence[object]], device: torch.device) -> Iterator[Sequence[object]]:
     """Tensors of one place in all steps travel as one."""
     return zip(*(_together(parts, device) for parts in zip(*steps, strict=True)), strict=True)
 

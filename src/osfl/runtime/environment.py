@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
@@ -83,7 +82,7 @@ def numerics() -> dict[str, str]:
     }
 
 
-def describe_environment(machine: Machine, workers: int) -> dict[str, Any]:
+def describe_environment(machine: Machine, workers: int) -> dict[str, object]:
     return {
         "osfl": __version__,
         "python": platform.python_version(),

@@ -7,9 +7,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from osfl.core.errors import UsageError
+from osfl.core.types import Json
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -30,7 +31,7 @@ class Machine:
     precision: Precision = "fp32"  # of networks (osfl.runtime.precision); others change more than the last bits
     memory: int = 0  # bytes that training may use (osfl.runtime.memory); 0: what a GPU has free, and all of a CPU's
 
-    def bits(self) -> dict[str, Any]:
+    def bits(self) -> dict[str, Json]:
         """What a result depends on besides the plan, or its last bits do."""
         chosen = {"precision": self.precision} if self.precision != "fp32" else {}
         return {"device": self.device, "threads": self.threads, **chosen, **({"memory": self.memory} if self.memory else {})}

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from osfl.core.types import Json
 
 
 @dataclass
@@ -34,8 +35,8 @@ class Meter:
             self.made += made
             self.made_flops += made_flops
 
-    def as_json(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"made": self.made, "made_flops": int(self.made_flops)} if self.made else {}
+    def as_json(self) -> dict[str, Json]:
+        made: dict[str, object] = {"made": self.made, "made_flops": int(self.made_flops)} if self.made else {}
         made |= {"remarks": self.remarks} if self.remarks else {}
         return {"seconds": round(self.seconds, 4), "flops": int(self.flops), "peak_bytes": self.peak_bytes, **made}
 

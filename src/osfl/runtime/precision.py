@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar, cast, get_args
+from typing import ParamSpec, TypeVar, cast, get_args
 
 import torch
 
@@ -79,7 +79,7 @@ def mixed(work: Callable[P, Out]) -> Callable[P, Out]:
     return entered
 
 
-def _wide(found: Any) -> Any:
+def _wide(found: object) -> object:
     if isinstance(found, tuple):
         return tuple(_wide(one) for one in found)
     return found.float() if isinstance(found, torch.Tensor) and found.dtype in _HALF.values() else found
@@ -124,12 +124,12 @@ def _scaler(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.amp
     return cast(torch.amp.GradScaler, optimizer.osfl_scaler)  # type: ignore[attr-defined]
 
 
-def scaling(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def scaling(optimizer: torch.optim.Optimizer) -> dict[str, object]:
     """How far this optimizer's losses are scaled, to be kept beside its state; empty but in fp16."""
     return optimizer.osfl_scaler.state_dict() if hasattr(optimizer, "osfl_scaler") else {}
 
 
-def restore_scaling(optimizer: torch.optim.Optimizer, device: torch.device, kept: dict[str, Any]) -> None:
+def restore_scaling(optimizer: torch.optim.Optimizer, device: torch.device, kept: dict[str, object]) -> None:
     scaler = _scaler(optimizer, device)
     if scaler is not None and kept:
         scaler.load_state_dict(kept)

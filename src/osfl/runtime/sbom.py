@@ -11,7 +11,6 @@ import platform
 import re
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
-from typing import Any
 
 NAME = "sbom.cdx.json"
 _FIRST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -63,7 +62,7 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _component(name: str, one: Distribution) -> dict[str, Any]:
+def _component(name: str, one: Distribution) -> dict[str, object]:
     version = one.version
     stated = dict(one.metadata.items())  # type: ignore[attr-defined]
     license_name = stated.get("License-Expression") or stated.get("License") or ""

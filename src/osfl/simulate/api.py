@@ -17,7 +17,7 @@ from osfl.core.headline import NAMES, headline_of
 from osfl.core.method import Method, quiet
 from osfl.core.registry import register, register_file
 from osfl.core.result import read_result
-from osfl.core.types import Progress
+from osfl.core.types import Json, Progress
 from osfl.data.source import Source
 from osfl.data.torch_dataset import Items, from_torch
 from osfl.evaluation.gains import with_gains
@@ -42,16 +42,16 @@ Chosen: TypeAlias = str | Path | type[Method] | Simulation
 Images: TypeAlias = str | Path | Source | tuple[Items, Items]
 
 
-class Result(dict[str, Any]):
+class Result(dict[str, Json]):
     """What `results.json` holds (every key: `osfl.core.result`), with what one asks first as attributes."""
 
-    def __init__(self, found: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, found: Mapping[str, Json], folder: Path) -> None:
         super().__init__(found)
         self.folder = folder
 
     @property
     def scores(self) -> dict[str, Any]:
-        return cast(dict[str, Any], self["scores"])
+        return cast(dict[str, object], self["scores"])
 
     @property
     def accuracy(self) -> float:
@@ -125,10 +125,10 @@ class Result(dict[str, Any]):
         return smoke + _html([str(self["method"]), f"{len(self['clients'])} clients"], rows)
 
 
-class Comparison(dict[str, Any]):
+class Comparison(dict[str, Json]):
     """What `comparison.json` holds."""
 
-    def __init__(self, found: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, found: Mapping[str, Json], folder: Path) -> None:
         super().__init__(found)
         self.folder = folder
 
@@ -185,7 +185,7 @@ def run(
     partition: str = "dirichlet:0.1",
     preset: str = "cpu",
     seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Json] | None = None,
     samples: int | None = None,
     test_samples: int | None = None,
     image_size: int | None = None,
@@ -201,7 +201,7 @@ def run(
     `method` is a name, a file (`./mine.py`), a class of your own, or a whole `Simulation`. `dataset` is a name, a path, or two
     torch datasets (train, test). `settings` change the method's own, such as `{"epochs": 2}`.
     """
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "clients": clients,
         "partition": partition,
         "preset": preset,
@@ -246,7 +246,7 @@ def compare(
     return Comparison(compare_in(simulation, names, seeds, out, **how), Path(out))
 
 
-def _simulation(method: Chosen, dataset: Images, options: Mapping[str, Any]) -> Simulation:
+def _simulation(method: Chosen, dataset: Images, options: Mapping[str, Json]) -> Simulation:
     if isinstance(method, Simulation):
         return method
     name = _named(method)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -246,7 +245,7 @@ def _rows(
 ) -> list[Membership]:
     members = np.concatenate([scores[member] for _, scores, member in parts])
     others = np.concatenate([scores[~member] for _, scores, member in parts])
-    row: dict[str, Any] = {
+    row: dict[str, object] = {
         "of": of,
         "attack": attacked,
         "signal": signal,

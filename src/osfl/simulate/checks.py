@@ -32,7 +32,7 @@ from osfl.simulate.simulation import Federation, Simulation, prepare
 from osfl.wire.bundle import pack
 
 Check = Callable[[str, Path], None]
-APART: Mapping[str, Mapping[str, Any]] = {  # classes apart
+APART: Mapping[str, Mapping[str, object]] = {  # classes apart
     "fedcgs": {"by_class": True},
     "onesum": {"by_class": True},
     "falcon": {"send": "sequences"},
@@ -227,7 +227,7 @@ def _shared_class(federation: Federation) -> tuple[int, str]:
 
 
 def send_without(
-    instance: Any, federation: Federation, clients: Sequence[str], label: int, fl_round: Path, folder: Path
+    instance: Method, federation: Federation, clients: Sequence[str], label: int, fl_round: Path, folder: Path
 ) -> None:
     """The uploads that these clients would have sent without the class, signed by themselves; the others' as they are."""
     folder.mkdir(parents=True)
@@ -242,7 +242,7 @@ def send_without(
             (folder / f"{upload.client}.safetensors").write_bytes(bundle)
 
 
-def _never_had_it(instance: Any, federation: Federation, client: str, label: int, folder: Path) -> None:
+def _never_had_it(instance: Method, federation: Federation, client: str, label: int, folder: Path) -> None:
     """What is left of an upload is what a client without these images uploads."""
     shard = next(shard for shard in federation.shards if shard.client == client)
     poorer = replace(shard, train=_subset(shard.train, label), val=_subset(shard.val, label), digest=f"{shard.digest} without")

@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from osfl.core.code import code_digest
 from osfl.core.method import quiet
 from osfl.core.registry import given_as, load
 from osfl.core.result import Result, write_json
-from osfl.core.types import Progress
+from osfl.core.types import Json, Progress
 from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
 from osfl.reports.comparison import write_comparison
@@ -33,7 +32,7 @@ def compare(
     progress: Progress = quiet,
     metric: str = "",
     fresh: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Several methods on the same shards. Each client model is trained once and shared by all that upload it.
 
     `metric`: what is read first (osfl.core.headline). Runs that are finished stand; the comparison names those whose method's

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from osfl.core.result import Costs, Encounter, Result
+from osfl.core.types import Json
 
 _OF_THE_LAST = ("inference_bytes",)  # paid once, when the last models answer
 
@@ -39,9 +40,9 @@ def _added(costs: Sequence[Costs]) -> Costs:
     return cast("Costs", whole)
 
 
-def _sum(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum(tables: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
     """Numbers by name, added up; the high-water mark of memory is that of the highest."""
-    found: dict[str, Any] = {}
+    found: dict[str, Json] = {}
     for key in dict.fromkeys(key for table in tables for key in table):
         values = [table[key] for table in tables if key in table]
         if isinstance(values[0], Mapping):

@@ -22,7 +22,7 @@ from osfl.core.errors import UsageError
 from osfl.core.registry import is_reference, load
 from osfl.core.result import Result
 from osfl.core.seeds import torch_generator
-from osfl.core.types import ClientId, Contract, Dataset, Plan, Topology
+from osfl.core.types import ClientId, Contract, Dataset, Json, Plan, Topology
 from osfl.ingredients.training.local import Training, batches, fit
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import training_flops
@@ -61,7 +61,7 @@ class Estimate:
     passes: Sequence[Pass] = ()  # with a contact schedule: what each window carries, each way
     done: Sequence[Done] = ()  # and when each site has received the uploads of all its neighbors
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         return {
             **asdict(self),
             "upload_bytes_total": sum(self.upload_bytes.values()),
@@ -115,7 +115,7 @@ def estimate(simulation: Simulation, machine: Machine = Machine(), *, sealed: bo
 # --- contacts: what fits, and when ---------------------------------------------------------------------------------------
 
 
-def _passes(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dict[str, Any]:
+def _passes(plan: Plan, bytes_of: Mapping[ClientId, int], sealed: bool) -> dict[str, Json]:
     """The schedule, if there is one; what a client sends in all encounters is the same in each."""
     if plan.topology is None or not plan.topology.contacts:
         return {}

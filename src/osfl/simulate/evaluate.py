@@ -117,7 +117,7 @@ def evaluate(
 
 def _weighed(
     method: Method, payloads: Mapping[ClientId, Payload], federation: Federation
-) -> Callable[[ClientId, Any], Any] | None:
+) -> Callable[[ClientId, object], object] | None:
     """How a client weighs the answers of its model by its own class shares, where the method's models allow it."""
     found = {client: method.learned_prior(payload) for client, payload in payloads.items()}
     learned = {client: one for client, one in found.items() if one is not None}
@@ -170,7 +170,7 @@ def _exchanged(models: Mapping[ClientId, Payload], fl_round: Round) -> int:
     return sum(measured([Exchange(model, len(models) - 1)], client, fl_round) for client, model in models.items())
 
 
-def _data(federation: Federation) -> dict[str, Any]:
+def _data(federation: Federation) -> dict[str, object]:
     sheet = federation.source.sheet
     about = {"title": sheet.title, "source": sheet.source, "license": sheet.license} if sheet else {}
     images = sum(len(shard.train) + len(shard.val) for shard in federation.shards)

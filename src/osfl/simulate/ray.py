@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.core.errors import UsageError
-from osfl.core.types import ClientId, Dataset, Plan, Shard
+from osfl.core.types import ClientId, Dataset, Json, Plan, Shard
 from osfl.runtime.machine import Machine
 from osfl.runtime.meter import Meter
 
@@ -46,7 +46,7 @@ def run_client_phases_on_ray(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ours = not ray.is_initialized()
     if ours:
-        here: dict[str, Any] = (
+        here: dict[str, Json] = (
             {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": machine.workers, "include_dashboard": False}
         )
         ray.init(logging_level="ERROR", log_to_driver=False, **here)
@@ -63,13 +63,13 @@ def run_client_phases_on_ray(
             ray.shutdown()
 
 
-def _arrays(shard: Shard) -> list[Any]:
+def _arrays(shard: Shard) -> list[object]:
     return [part.numpy() for data in (shard.train, shard.val) for part in (data.images, data.labels)]
 
 
 def _run_client_phase(
     plan: str, machine: Machine, client: ClientId, images: Any, labels: Any, val_images: Any, val_labels: Any, digest: str
-) -> tuple[ClientId, bytes, dict[str, Any]]:
+) -> tuple[ClientId, bytes, dict[str, Json]]:
     """One client's phase in a worker of the cluster."""
     import torch
 

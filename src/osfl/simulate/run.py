@@ -21,7 +21,7 @@ from osfl.core.method import Context, Method, quiet
 from osfl.core.registry import is_reference, load
 from osfl.core.result import Result, write_json
 from osfl.core.topology import all_encounters, is_last
-from osfl.core.types import ClientId, Payload, Progress, Shard
+from osfl.core.types import ClientId, Json, Payload, Progress, Shard
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
 from osfl.rounds.folder import Round, contracts_of, encounter_folder, open_round, simulated_key
@@ -58,7 +58,7 @@ def run(
 def run_federation(
     federation: Federation,
     out: Path,
-    about: Mapping[str, Any],
+    about: Mapping[str, Json],
     *,
     machine: Machine = Machine(),
     progress: Progress = quiet,
@@ -118,7 +118,7 @@ class RunHistory:
 def run_round(
     federation: Federation,
     out: Path,
-    about: Mapping[str, Any],
+    about: Mapping[str, Json],
     history: RunHistory,
     machine: Machine,
     progress: Progress,

@@ -17,7 +17,7 @@ from osfl.core.plan import check_plan
 from osfl.core.registry import given_as, load
 from osfl.core.settings import resolve_settings
 from osfl.core.topology import parse_topology, topology_options, topology_summary
-from osfl.core.types import ClientId, Dataset, Limits, Plan, Privacy, Shard, Task, Topology
+from osfl.core.types import ClientId, Dataset, Json, Limits, Plan, Privacy, Shard, Task, Topology
 from osfl.data import (
     Problem,
     Source,
@@ -51,7 +51,7 @@ class Simulation:
     partition: str = "dirichlet:0.1"
     preset: str = "cpu"
     seed: int = 0
-    changes: Mapping[str, Any] = field(default_factory=dict)  # --set key=value
+    changes: Mapping[str, Json] = field(default_factory=dict)  # --set key=value
     samples: int | None = None  # use so many training images, stratified
     image_size: int | None = None
     channels: int | None = None
@@ -105,7 +105,7 @@ class Federation:
     counts: Mapping[ClientId, Sequence[int]]  # class counts of each client, training and validation together
     domains: Mapping[ClientId, NDArray[np.bool_]] | None  # which test images are of a client's domain
     source: Source
-    data_facts: Mapping[str, Any] = field(default_factory=dict)  # about the data, beyond what the plan holds
+    data_facts: Mapping[str, Json] = field(default_factory=dict)  # about the data, beyond what the plan holds
     doubts: Sequence[Problem] = ()  # about the partition
 
     @property
@@ -168,7 +168,7 @@ class _DataParts:
     counts: Mapping[ClientId, Sequence[int]]
     domains: Mapping[ClientId, NDArray[np.bool_]] | None
     doubts: Sequence[Problem]
-    facts: Mapping[str, Any]  # [data] of the plan
+    facts: Mapping[str, Json]  # [data] of the plan
 
 
 def _split(simulation: Simulation, source: Source, partition: Partition, reading: Reading) -> _DataParts:
@@ -196,9 +196,9 @@ def _split(simulation: Simulation, source: Source, partition: Partition, reading
     )
 
 
-def _data_facts(simulation: Simulation, used: Source, train: Part, reading: Reading) -> dict[str, Any]:
+def _data_facts(simulation: Simulation, used: Source, train: Part, reading: Reading) -> dict[str, Json]:
     """The table [data] of a plan."""
-    facts: dict[str, Any] = {
+    facts: dict[str, Json] = {
         "dataset": used.name,
         "digest": used.digest,
         "partition": simulation.partition,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from osfl.core.types import Json
 
@@ -50,7 +49,7 @@ def check(value: Json, depth: int) -> None:
         raise ValueError(f"it holds a {type(value).__name__}, which JSON does not know")
 
 
-def _check_items(value: dict[Any, Json] | list[Json], depth: int) -> None:
+def _check_items(value: dict[object, Json] | list[Json], depth: int) -> None:
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):

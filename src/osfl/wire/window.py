@@ -10,11 +10,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import OsflError, Rejected
 from osfl.core.names import is_client_id, is_digest, shown
-from osfl.core.types import Limits
+from osfl.core.types import Json, Limits
 from osfl.wire.bundle import Bundle
 from osfl.wire.contract import REPACK, read_entries
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
@@ -74,7 +73,7 @@ def look_at(source: BytesLike | Path, limits: Limits = WINDOW_LIMITS) -> Seen:
     return Seen(bundle, envelope.size, envelope, tuple(no for check in checks if (no := _refusal(check)) is not None))
 
 
-def _check_form(manifest: dict[str, Any]) -> dict[str, Any]:
+def _check_form(manifest: dict[str, Json]) -> dict[str, object]:
     """Version, keys and kind as the gate wants them, and names that are names; of whichever round."""
     kinds = {"upload"} if manifest.get("kind") == "upload" else {"release", "personal"}
     manifest = dict(check_round(manifest, kinds, manifest.get("plan", "")))

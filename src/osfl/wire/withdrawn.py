@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from osfl.core.errors import Rejected
 from osfl.core.types import ClientId, Json, digest_of
@@ -74,7 +73,7 @@ class Withdrawn:
 NOTHING = Withdrawn()
 
 
-def withdrawn_by(known: Sequence[Mapping[str, Any]], intent: Mapping[str, Any] | None = None) -> Withdrawn:
+def withdrawn_by(known: Sequence[Mapping[str, Json]], intent: Mapping[str, Json] | None = None) -> Withdrawn:
     """What these certificates took back, oldest first. An unfinished forgetting has taken uploads so far."""
     after = str(known[-1]["release"]["after"]) if known else ""
     release = f"use the release {after}" if after else "no release takes its place"
@@ -98,17 +97,17 @@ def withdrawn_by(known: Sequence[Mapping[str, Any]], intent: Mapping[str, Any] |
     return Withdrawn({d: why for d, why in digests.items() if d not in valid}, personal, clients, release, len(known))
 
 
-def missing_numbers(known: Iterable[Mapping[str, Any]]) -> list[int]:
+def missing_numbers(known: Iterable[Mapping[str, Json]]) -> list[int]:
     """Numbers of certificates that were deleted: those before the last one that is there."""
     there = {int(entry["number"]) for entry in known}
     return sorted(set(range(1, max(there, default=0) + 1)) - there)
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def _name(entry: Mapping[str, Json]) -> str:
     return f"forgotten/{int(entry['number']):04}.json" if "time" in entry else "forgetting.json"
 
 
-def _forgotten(entry: Mapping[str, Any]) -> str:
+def _forgotten(entry: Mapping[str, Json]) -> str:
     """Who or what, as it was asked for."""
     named = ", ".join(repr(client) for client in entry["asked"]["clients"])
     clients = f"client{'s' if len(entry['asked']['clients']) > 1 else ''} {named}" if named else "every client"

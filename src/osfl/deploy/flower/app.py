@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from osfl.core.errors import RoundError, UsageError
 from osfl.core.names import check_client_id
-from osfl.core.types import ClientId, Plan
+from osfl.core.types import ClientId, Json, Plan
 from osfl.deploy.flower.collector import Collector, CollectorConfig
 from osfl.deploy.flower.grid import GridChannel, require_flower, site_node_app
 from osfl.deploy.flower.site_node import SiteNode
@@ -56,7 +56,7 @@ def server_app() -> ServerApp:
     return app
 
 
-def collect(grid: Any, config: Mapping[str, Any]) -> bool:
+def collect(grid: Any, config: Mapping[str, Json]) -> bool:
     """One run of the ServerApp: goes on with the round where the last one stopped."""
     home = coordinator_home()
     folder = home / "rounds" / check_client_id(str(config["round"]))
@@ -104,7 +104,7 @@ def coordinator_home() -> Path:
     return Path(os.environ[HOME])
 
 
-def collector_config(config: Mapping[str, Any]) -> CollectorConfig:
+def collector_config(config: Mapping[str, Json]) -> CollectorConfig:
     times = {name: float(config[name]) for name in SECONDS if name in config}
     sizes = {name: max(1, int(config[name])) for name in SIZES if name in config}
     return CollectorConfig(**times, **sizes)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def client_app() -> ClientApp:
     return site_node_app(open_site)
 
 
-def open_site(config: Mapping[str, Any]) -> SiteNode:
+def open_site(config: Mapping[str, Json]) -> SiteNode:
     """A site as its own node describes it: client, data, key, work, server (public key), plans it agreed to, and for a secure
     sum a folder of the other sites' public keys."""
     missing = [name for name in ("client", "data", "key", "work", "server", "plans") if not config.get(name)]

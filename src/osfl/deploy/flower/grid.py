@@ -115,7 +115,7 @@ def site_node_app(open_site: Callable[[Any], SiteNode]) -> ClientApp:
     return app
 
 
-def _handler(open_site: Callable[[Any], SiteNode], kind: str) -> Callable[[Message, Context], Message]:
+def _handler(open_site: Callable[[object], SiteNode], kind: str) -> Callable[[Message, Context], Message]:
     def handle(message: Message, context: Context) -> Message:
         from flwr.app import ConfigRecord, Message, RecordDict
 

@@ -10,9 +10,9 @@ import zipfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import UsageError
+from osfl.core.types import Json
 
 PACKAGE = Path(__file__).parents[2]
 METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE")  # not what pip noted about this installation
@@ -67,7 +67,7 @@ def from_source(root: Path) -> tuple[str, dict[str, str]] | None:
     }
 
 
-def _core_metadata(project: Mapping[str, Any], readme: str) -> str:
+def _core_metadata(project: Mapping[str, Json], readme: str) -> str:
     """As PyPA's core metadata 2.4 has it. Our requirements have no markers of their own."""
     lines = [
         "Metadata-Version: 2.4",

@@ -16,9 +16,8 @@ training images, so that its decoder may know them by heart: the worst case. Ima
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +25,7 @@ from torch.nn import functional
 
 from osfl.core.method import Context, Method
 from osfl.core.result import Attacker, Reconstructed, Reconstruction
-from osfl.core.types import Dataset, Progress, Shard, Upload
+from osfl.core.types import Dataset, Json, Progress, Shard, Upload
 from osfl.data.source import together
 from osfl.evaluation.generator_samples import Draw
 from osfl.evaluation.privacy.similarity import psnr, squared_errors, ssim
@@ -81,7 +80,7 @@ def attack(
     made = Features(synthetic.rows.flatten(1), synthetic.labels)
     jobs = {name: has for name, has in ((SIMILAR, similar), (KNOWN, private)) if len(has.labels) > 1}
 
-    def work(name: str) -> tuple[Attacker, dict[str, Any]]:
+    def work(name: str) -> tuple[Attacker, dict[str, Json]]:
         return _attacker(name, jobs[name], private, made, classes, effort, ctx.generator, ctx.device, ctx.progress)
 
     found = dict(zip(jobs, ctx.map(work, list(jobs)), strict=True))
@@ -118,7 +117,7 @@ def _attacker(
     draw: Draw,
     device: torch.device,
     progress: Progress,
-) -> tuple[Attacker, dict[str, Any]]:
+) -> tuple[Attacker, dict[str, object]]:
     center, scale = own.features.mean(0), own.features.std(0).nan_to_num(1.0).clamp_min(1e-4)
     usual = torch.stack([_mean_image(own, label) for label in range(len(classes))])
     decoder = build_decoder(
@@ -165,7 +164,7 @@ def _learn(
     effort: Effort,
     rng: torch.Generator,
     device: torch.device,
-    progress: Any,
+    progress: Callable[[int, int], None],
 ) -> None:
     """Least squared error: what a high signal-to-noise ratio asks for."""
     optimizer = torch.optim.Adam(decoder.parameters(), effort.lr)
@@ -225,7 +224,7 @@ def _figures(
     fake_labels: torch.Tensor,
     private: Known,
     classes: Sequence[str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Each strip: a training image and what the attacker makes of features, real ones and synthetic ones."""
     warning = "These are images of clients: do not publish this page if they are private."
     truth = private.images[real]

@@ -5,14 +5,14 @@ Averaging logits and averaging probabilities are different teachers, so the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
+from osfl.core.types import RunMap
 from osfl.ingredients.ensembles.odds import odds
 from osfl.ingredients.statistics.averaging import ROBUST, robust_values
 from osfl.ingredients.statistics.averaging import Combine as Robust
@@ -22,8 +22,6 @@ from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
 from osfl.runtime.meter import spend
 from osfl.runtime.workers import Workers
-
-Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 
 MODES: Mapping[str, str] = {
     "logits": "mean of logits",
@@ -244,7 +242,7 @@ def fast_logits(
     members: Sequence[nn.Module],
     images: torch.Tensor,
     *,
-    run_map: Map | None = None,
+    run_map: RunMap | None = None,
     batch: int = 64,
     device: torch.device | None = None,
 ) -> torch.Tensor:

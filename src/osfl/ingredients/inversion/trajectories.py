@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -241,8 +241,8 @@ class Lessons:
         after = next((other for other in self.parts if other.start == part.stop), range(0))
         if self._bytes(after) > _AHEAD_BYTES:
             return self.ctx.map(work, items)
-        jobs = [functools.partial(work, item) for item in items]
-        ahead = [functools.partial(self._make, task) for task in self._tasks(after)]
+        jobs: list[Callable[[], Any]] = [functools.partial(work, item) for item in items]
+        ahead: list[Callable[[], Any]] = [functools.partial(self._make, task) for task in self._tasks(after)]
         done = self.ctx.map(lambda job: job(), [*jobs, *ahead])
         self._ready = {after: done[len(jobs) :]}
         return done[: len(jobs)]

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from osfl.core.errors import RoundError, TrainingError
 from osfl.core.method import Context, Method
-from osfl.core.types import ADDED, ClientId, Dataset, Facts, Presets, Shard, Upload, digest_of
+from osfl.core.types import ADDED, ClientId, Dataset, Facts, Presets, RunMap, Shard, Upload, digest_of
 from osfl.ingredients.statistics.one_vs_rest import hidden_few
 from osfl.ingredients.tokens.store import TokenStore, image_digests, store_of
 from osfl.models.encoders import Encoder, encoder_digest, encoder_problems, encoder_width, load_encoder
@@ -109,7 +109,7 @@ class Tokenizer(nn.Module):
             self.settings, self.encoder = settings, encoder_for(settings)
         self.network, self.digest = self.encoder.network, tokens_digest(settings)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tokenizer:
         """Frozen and large: copies of a classifier share it. (FLOPs are counted on a twin without numbers.)"""
         if not any(id(tensor) in memo for tensor in (*self.parameters(), *self.buffers())):
             return self
@@ -133,7 +133,7 @@ class Tokenizer(nn.Module):
         self,
         images: torch.Tensor,
         device: torch.device | None = None,
-        run_map: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]] | None = None,
+        run_map: RunMap | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> torch.Tensor:
         """uint8 images (n, channels, height, width) -> tokens, on the CPU; what is new is encoded on the device, and kept."""
@@ -156,7 +156,7 @@ class Tokenizer(nn.Module):
         digests: Sequence[bytes],
         block: Sequence[int],
         device: torch.device,
-        run_map: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]] | None,
+        run_map: RunMap | None,
     ) -> None:
         self.network.to(device)
         together = 1 if device.type == "cpu" else 32  # one by one an image's bits cannot depend on its neighbors

@@ -85,7 +85,7 @@ SMOKE_TRAINING = {
     "clip": 5.0,
 }
 # What a round with [privacy] begins with: gradients of single images are small, and many of them drown the noise.
-PRIVATE_TRAINING: Mapping[str, Any] = {"clip": 1.0, "weight_decay": 0.0, "batch_size": 256, "augment": "none"}
+PRIVATE_TRAINING: Mapping[str, object] = {"clip": 1.0, "weight_decay": 0.0, "batch_size": 256, "augment": "none"}
 TRAINING_PRESETS = {"paper": {}, "cpu": CPU_TRAINING, "smoke": SMOKE_TRAINING}
 
 
@@ -401,7 +401,7 @@ def local_model(shard: Shard, task: Task, settings: Training, ctx: Context) -> P
             raise
         return Payload(named(model, "model"), {"architecture": architecture, "samples": len(shard.train)})
 
-    key: dict[str, Any] = {
+    key: dict[str, object] = {
         "what": "local model",
         "client": shard.client,
         "data": shard.digest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -81,7 +81,7 @@ class ModelMethod(Method):
     def contract(self, architecture: str) -> Contract:
         return contract_of(build_model(architecture, self.task), "model")
 
-    PRIVATE: ClassVar[Mapping[str, Any]] = {"architecture": "cnn-w16-g4", **PRIVATE_TRAINING}
+    PRIVATE: ClassVar[Mapping[str, object]] = {"architecture": "cnn-w16-g4", **PRIVATE_TRAINING}
 
     def privacy_problems(self, plan: Plan) -> list[str]:
         def built(name: str) -> nn.Module:

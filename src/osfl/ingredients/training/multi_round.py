@@ -9,7 +9,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ class Rounds(Training):
     clip: float = 5.0
 
 
-ROUNDS_PRESETS: Mapping[str, Mapping[str, Any]] = {
+ROUNDS_PRESETS: Mapping[str, Mapping[str, object]] = {
     "paper": {},
     "cpu": {**CPU_TRAINING, "rounds": 10, "epochs": 2},
     "smoke": {**SMOKE_TRAINING, "rounds": 2, "epochs": 1},

@@ -48,7 +48,7 @@ class UploadedVits(SitePrior, Student, VitPixels, StudyOrder, Training):
 
 
 # ViTs from pretrained weights, for two cores; chosen on validation images of bloodcells-28, see FedMITR's card.
-VIT_CPU: Mapping[str, Any] = {
+VIT_CPU: Mapping[str, object] = {
     "architecture": "vit",
     "epochs": 10,
     "batch_size": 32,
@@ -75,7 +75,7 @@ VIT_CPU: Mapping[str, Any] = {
     "student_clip": 5.0,
     "student_share": 0.6,
 }
-VIT_SMOKE: Mapping[str, Any] = {
+VIT_SMOKE: Mapping[str, object] = {
     **SMOKE_TRAINING,
     "architecture": "vit-p4-w16-d2-h2",
     "pixel_lr": 0.1,
@@ -88,10 +88,10 @@ VIT_SMOKE: Mapping[str, Any] = {
 
 
 # What a round with [privacy] begins with: no class counts are sent.
-VIT_PRIVATE: Mapping[str, Any] = {**PRIVATE_TRAINING, "labels": "uniform", "ensemble": "logits", "balance": 0.0}
+VIT_PRIVATE: Mapping[str, object] = {**PRIVATE_TRAINING, "labels": "uniform", "ensemble": "logits", "balance": 0.0}
 
 
-def tuned_alike() -> dict[str, Any]:
+def tuned_alike() -> dict[str, object]:
     """How clients train in the `cpu` preset: for the other methods of a comparison, so that all have the same uploads."""
     return {
         key: VIT_CPU[key]

@@ -467,7 +467,7 @@ def _per_component(name: str) -> bool:
     return name.removeprefix("generator/").startswith(("means.", "variances."))
 
 
-def _part(settings: Settings, kind: type[Any]) -> dict[str, Any]:
+def _part(settings: Settings, kind: type[Any]) -> dict[str, object]:
     """The settings of one mixin: what names the work that depends on nothing else."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in asdict(settings).items() if name in names}

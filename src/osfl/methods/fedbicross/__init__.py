@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
-from osfl.core.types import ADDED, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, Payload, Release, Shard, Upload, one_by_one
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, fast_logits
 from osfl.ingredients.generators.pictures import by_class
@@ -319,7 +319,7 @@ class FedBiCross(ModelMethod):
         if self.settings.recalibrate_personal_bn:
             cluster = recalibrated_bn(cluster, shard.train.images)
         local = classifier(local_model(shard, self.task, self.settings, ctx), self.task)
-        guides = fast_logits([cluster, local], shard.train.images, run_map=_one_by_one, device=ctx.device)
+        guides = fast_logits([cluster, local], shard.train.images, run_map=one_by_one, device=ctx.device)
         own = copy.deepcopy(cluster)
         self._fine_tune(own, shard, guides, ctx)
         return Payload(named(own, "model"), given.facts)
@@ -393,12 +393,12 @@ class FedBiCross(ModelMethod):
         groups: Sequence[Sequence[int]],
         pictures: Sequence[tuple[torch.Tensor, torch.Tensor]],
         ctx: Context,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The paper's argument: averaging clients that conflict gives labels near uniform; clusters conflict less."""
         everyone = self._teacher(uploads, members, range(len(uploads)), ctx)
         before, after = [], []
         for group, (images, _) in zip(groups, pictures, strict=True):
-            logits = fast_logits(members, images, run_map=_one_by_one, device=ctx.device).cpu()
+            logits = fast_logits(members, images, run_map=one_by_one, device=ctx.device).cpu()
             before.append(_entropies(everyone.combine(logits)))
             after.append(_entropies(self._teacher(uploads, members, group, ctx).combine(logits[list(group)])))
         most = math.log(len(self.task.classes))
@@ -417,7 +417,7 @@ class FedBiCross(ModelMethod):
         }
 
 
-def _architecture(upload: Upload) -> dict[str, Any]:
+def _architecture(upload: Upload) -> dict[str, object]:
     return {"architecture": upload.payload.facts["architecture"]}
 
 
@@ -438,18 +438,13 @@ def _server_side(settings: Settings) -> Settings:
     return replace(settings, **{name: getattr(plain, name) for name in late})
 
 
-def _one_by_one(work: Any, items: Any) -> list[Any]:
-    """Clients already run side by side when they personalize."""
-    return [work(item) for item in items]
-
-
 def _entropies(logits: torch.Tensor) -> torch.Tensor:
     """At most log C, also where rounding gives a little more: a histogram that ends there would drop uniform answers."""
     log_p = logits.double().log_softmax(-1)
     return (-(log_p.exp() * log_p).sum(-1)).clamp_max(math.log(logits.shape[-1]))
 
 
-def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
+def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, object]:
     """Weights (clusters, steps, clusters) as lines, thinned to some sixty points."""
     steps = history.shape[1]
     shown = sorted({round(i * (steps - 1) / 59) for i in range(60)})
@@ -459,7 +454,7 @@ def _evolution(history: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
     return {"kind": "lines", "x": [i + 1 for i in shown], "series": series, "x_label": "student step", "y_label": "weight"}
 
 
-def _assignment(uploads: Sequence[Upload], groups: Sequence[Sequence[int]], classes: Sequence[str]) -> dict[str, Any]:
+def _assignment(uploads: Sequence[Upload], groups: Sequence[Sequence[int]], classes: Sequence[str]) -> dict[str, object]:
     """Clients by cluster, with their label histograms where they sent them."""
     clients = {f"cluster {k + 1}": [uploads[i].client for i in group] for k, group in enumerate(groups)}
     counts = {one.client: one.payload.facts["class_counts"] for one in uploads if "class_counts" in one.payload.facts}

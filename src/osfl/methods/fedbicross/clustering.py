@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError
-from osfl.ingredients.ensembles.ensemble import Map, fast_logits
+from osfl.core.types import RunMap
+from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.statistics.kmeans import check_cluster_count, renumber
 
 PROBES = 256  # M noise images
@@ -22,7 +23,7 @@ def predictions(
     models: Sequence[nn.Module],
     image: tuple[int, int, int],
     rng: torch.Generator,
-    run_map: Map,
+    run_map: RunMap,
     device: torch.device | None = None,
 ) -> torch.Tensor:
     """P_i: what each model answers to the same noise images, as probabilities, flattened to (models, probes * classes).

@@ -12,14 +12,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context, relayed
-from osfl.core.types import ADDED, ClientId, Contract, Json, Payload, Release, Shard, Upload
+from osfl.core.types import ADDED, ClientId, Contract, Json, Payload, Release, Shard, Upload, one_by_one
 from osfl.ingredients.distillation.student import Pool, distill
 from osfl.ingredients.ensembles.ensemble import Ensemble, fast_logits
 from osfl.ingredients.ensembles.gathering import gather, members
@@ -208,7 +208,7 @@ class Fol(ModelMethod):
         received = {name: Payload(widened(part.tensors), part.facts) for name, part in parts.items()}
         if not received:  # Q = 0 is Local
             return ctx.previous or own
-        key: dict[str, Any] = {
+        key: dict[str, object] = {
             "what": "fol",
             "version": 3,
             "settings": asdict(replace(self.settings, answer="student")),
@@ -250,7 +250,7 @@ class Fol(ModelMethod):
         pool = {shard.client: own, **{name: payload for name, payload in ready.items() if payload is not None}}
         models = {name: classifier(payload, self.task).to(ctx.device) for name, payload in pool.items()}
         images = torch.cat([shard.train.images, shard.val.images])
-        logits = fast_logits(list(models.values()), images, run_map=_one_by_one, device=ctx.device).cpu()
+        logits = fast_logits(list(models.values()), images, run_map=one_by_one, device=ctx.device).cpu()
         labels, left_out = torch.cat([shard.train.labels, shard.val.labels]), sorted(received.keys() - pool.keys())
         return Candidates(shard, pool, models, images, labels, logits, left_out)
 
@@ -352,7 +352,7 @@ class Fol(ModelMethod):
         if not more:
             return Pool(to_input(images), teacher)
         answers = fast_logits(
-            [found.models[name] for name in weights], torch.cat(more), run_map=_one_by_one, device=device
+            [found.models[name] for name in weights], torch.cat(more), run_map=one_by_one, device=device
         ).cpu()
         notes = torch.tensordot(torch.tensor(list(weights.values())), answers, 1)
         return Pool(to_input(torch.cat([images, *more])), torch.cat([teacher, notes]))
@@ -361,7 +361,7 @@ class Fol(ModelMethod):
 
     def _measured(self, found: Candidates, student: nn.Module, teacher: torch.Tensor, device: torch.device) -> dict[str, Json]:
         """Theorem 1 on held-out images and, if asked for, Theorem 2 on the training images (`methods/fol/bounds.py`)."""
-        answers = fast_logits([student], found.images[found.judged], run_map=_one_by_one, device=device)[0].cpu()
+        answers = fast_logits([student], found.images[found.judged], run_map=one_by_one, device=device)[0].cpu()
         gap = asdict(risk_gap(teacher[found.judged], answers, found.labels[found.judged], self.settings.temperature))
         notes: dict[str, Json] = {"gap": {name: _short(value) for name, value in gap.items()}}
         if self.settings.rate_steps:
@@ -405,7 +405,7 @@ class Fol(ModelMethod):
 
 def _sane(model: nn.Module, shard: Shard, device: torch.device) -> bool:
     """Whether a model answers the own images with usable numbers."""
-    return sane(fast_logits([model], shard.train.images, run_map=_one_by_one, device=device))
+    return sane(fast_logits([model], shard.train.images, run_map=one_by_one, device=device))
 
 
 def _member(found: Candidates, name: ClientId, weight: float) -> Payload:
@@ -444,11 +444,6 @@ def _weights_of(payload: Payload) -> dict[ClientId, float]:
         name: facts["weight"] for name, facts in payload.facts.get("members", {}).items()
     }
     return found
-
-
-def _one_by_one(work: Any, items: Any) -> list[Any]:
-    """Clients already run side by side when they personalize."""
-    return [work(item) for item in items]
 
 
 def _short(value: float) -> float:

@@ -130,7 +130,7 @@ def aligned(neighbor: ClientId, given: Payload, own: Payload, shard: Shard, sett
             raise
         return Payload(named(model, "model"), {**given.facts, "pruned": round(pruned, 6)})
 
-    key: dict[str, Any] = {
+    key: dict[str, object] = {
         "what": "aligned model",
         "version": 2,
         "client": shard.client,

@@ -8,16 +8,15 @@ of them. A site with few held-out images keeps the default; accuracy would jump 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
 
 import torch
 from torch import nn
 
 from osfl.core.method import Context
-from osfl.core.types import Payload, Shard, Task
+from osfl.core.types import Payload, Shard, Task, one_by_one
 from osfl.ingredients.ensembles.ensemble import fast_logits
 from osfl.ingredients.statistics.site_prior import corrected_prior, site_log_prior
 from osfl.ingredients.training.local import classifier, local_model
@@ -88,13 +87,9 @@ def _chosen(
     of_network = None
     if network is not None:
         of_network = (
-            fast_logits([classifier(network, method.task)], shard.val.images, run_map=_one_by_one)[0].double().log_softmax(1)
+            fast_logits([classifier(network, method.task)], shard.val.images, run_map=one_by_one)[0].double().log_softmax(1)
         )
     return choose({0: prior, **scores}, of_network, shard.val.labels, shrinkage)
-
-
-def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    return [work(item) for item in items]
 
 
 def default_choice(network: bool, shrinkage: float) -> Choice:

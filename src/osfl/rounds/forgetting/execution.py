@@ -23,7 +23,7 @@ from osfl.core.errors import OsflError, RoundError, TrainingError, UsageError
 from osfl.core.method import quiet
 from osfl.core.plan import plan_from
 from osfl.core.registry import load
-from osfl.core.types import ClientId, Plan, Progress, Upload, canonical
+from osfl.core.types import ClientId, Json, Plan, Progress, Upload, canonical
 from osfl.rounds.folder import TOTAL, Round, check_server_key, first_encounter, simulated_key
 from osfl.rounds.forgetting.request import RELEASE, doomed, intend, later, reduced
 from osfl.rounds.forgetting.traces import search
@@ -70,7 +70,7 @@ def forget(
     withdraw: bool = False,
     machine: Machine = Machine(),
     progress: Progress = quiet,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Forget clients, a class of everybody, or a class of some clients; the certificate. Simulated rounds need no key.
 
     `withdraw`: where no release can be made of what is left, the old one is taken back without a new one. Where clients met
@@ -124,11 +124,11 @@ def _opened(folder: Path, plan: Plan, key: SigningKey) -> Round:
     return fl_round
 
 
-def _keep(folder: Path, intent: Mapping[str, Any]) -> None:
+def _keep(folder: Path, intent: Mapping[str, object]) -> None:
     replace_atomically(folder / INTENT, json.dumps(intent, indent=1, sort_keys=True).encode())
 
 
-def _check_same(intent: Mapping[str, Any], clients: Sequence[ClientId], class_name: str, folder: Path) -> None:
+def _check_same(intent: Mapping[str, object], clients: Sequence[ClientId], class_name: str, folder: Path) -> None:
     asked = {"clients": list(clients), "class": class_name}
     if intent["asked"] != asked:
         raise RoundError(
@@ -156,7 +156,7 @@ def _clear_later(
 # --- clear --------------------------------------------------------------------------------------------------------------
 
 
-def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
+def _clear(fl_round: Round, intent: Mapping[str, Json]) -> None:
     """Remove uploads and what was made from them. Whatever is gone already was removed before an interruption."""
     folder, uploads = fl_round.folder, intent["uploads"]
     _subtract(fl_round, intent)
@@ -172,7 +172,7 @@ def _clear(fl_round: Round, intent: Mapping[str, Any]) -> None:
             _reduce(fl_round, client, upload["after"], intent["label"])
 
 
-def _subtract(fl_round: Round, intent: Mapping[str, Any]) -> None:
+def _subtract(fl_round: Round, intent: Mapping[str, Json]) -> None:
     """Take what goes out of the sum that is kept, while its uploads can still be read. A sum that cannot be corrected goes as
     a whole: the server phase adds up what is left."""
     kept = read_total(fl_round)
@@ -231,7 +231,7 @@ def _reduce(fl_round: Round, client: ClientId, after: str, label: int) -> None:
 # --- replay and certificate -----------------------------------------------------------------------------------------------
 
 
-def _replay(fl_round: Round, intent: Mapping[str, Any], machine: Machine, progress: Progress) -> str:
+def _replay(fl_round: Round, intent: Mapping[str, Json], machine: Machine, progress: Progress) -> str:
     """The release that a round without all this would have; its digest, or "" where there is none."""
     if intent["replay"] is not None and fl_round.release() is None:
         method = load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings)
@@ -242,7 +242,7 @@ def _replay(fl_round: Round, intent: Mapping[str, Any], machine: Machine, progre
     return published[1] if published else ""
 
 
-def _certify(fl_round: Round, intent: Mapping[str, Any], after: str, machine: Machine) -> dict[str, Any]:
+def _certify(fl_round: Round, intent: Mapping[str, Json], after: str, machine: Machine) -> dict[str, object]:
     path = fl_round.folder / CERTIFICATES / f"{intent['number']:04}.json"
     if not path.exists():
         own = left_over(fl_round, intent["traces"])
@@ -302,8 +302,8 @@ def _of_others(fl_round: Round) -> list[Path]:
 
 
 def _certificate(
-    fl_round: Round, intent: Mapping[str, Any], after: str, own: Sequence[str], machine: Machine
-) -> dict[str, Any]:
+    fl_round: Round, intent: Mapping[str, object], after: str, own: Sequence[str], machine: Machine
+) -> dict[str, object]:
     """Every key is explained in docs/forgetting.md."""
     kept = ("format", "number", "asked", "uploads", "removed", "stays", "again")
     environment = describe_environment(machine, machine.workers or default_workers())
@@ -323,7 +323,7 @@ def _certificate(
     }
 
 
-def _replacements(fl_round: Round, intent: Mapping[str, Any], after: str) -> list[dict[str, str]]:
+def _replacements(fl_round: Round, intent: Mapping[str, Json], after: str) -> list[dict[str, str]]:
     """Who may hold the old release, and what takes its place."""
     before = intent["release"]
     if not before or before == after:

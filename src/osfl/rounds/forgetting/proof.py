@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from osfl.core.errors import OsflError, RoundError
 from osfl.core.method import Context, Method, add_up, quiet
 from osfl.core.plan import plan_from
 from osfl.core.registry import is_reference, load
-from osfl.core.types import ClientId, Plan, Progress
+from osfl.core.types import ClientId, Json, Plan, Progress
 from osfl.rounds.folder import TOTAL, Round, first_encounter
 from osfl.rounds.forgetting.execution import left_over
 from osfl.rounds.forgetting.request import RELEASE
@@ -69,7 +68,7 @@ def _looked(check: str, work: Callable[[], str]) -> Finding:
         return Finding(check, False, str(no).replace("\n", " "))
 
 
-def _chain(plan: Plan, known: Sequence[Mapping[str, Any]]) -> str:
+def _chain(plan: Plan, known: Sequence[Mapping[str, Json]]) -> str:
     """Certificates are of this round, none is missing, and each one begins with the release where the one before ended."""
     for number, (before, certificate) in enumerate(zip([None, *known], known, strict=False), start=1):
         if certificate["number"] != number or certificate["plan"] != plan.digest:
@@ -106,7 +105,7 @@ def _uploads(fl_round: Round) -> str:
     return f"{gone} gone, {len(reduced)} without a class as certified"
 
 
-def _release(fl_round: Round, last: Mapping[str, Any], machine: Machine, progress: Progress) -> str:
+def _release(fl_round: Round, last: Mapping[str, Json], machine: Machine, progress: Progress) -> str:
     """The server phase on the uploads that are left gives this very release."""
     path, certified = fl_round.folder / RELEASE, last["release"]["after"]
     if not path.exists():
@@ -172,7 +171,7 @@ def _parts(fl_round: Round) -> str:
     return f"{len(named)}, as the release names them"
 
 
-def _bytes(fl_round: Round, known: Sequence[Mapping[str, Any]]) -> str:
+def _bytes(fl_round: Round, known: Sequence[Mapping[str, Json]]) -> str:
     traces = sorted({trace for certificate in known for trace in certificate["traces"]})
     left_over(fl_round, traces)
     return f"none of {len(traces)} fingerprints under the round folder"

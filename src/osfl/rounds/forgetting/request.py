@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from osfl.core.errors import RoundError, UsageError, nearest
 from osfl.core.method import Method
@@ -68,7 +67,7 @@ ROUND = (
 )  # all that osfl puts into a round's folder; the plan last, for without it there is no round
 
 
-def intend(fl_round: Round, clients: Sequence[ClientId], class_name: str, withdraw: bool) -> dict[str, Any]:
+def intend(fl_round: Round, clients: Sequence[ClientId], class_name: str, withdraw: bool) -> dict[str, object]:
     """The intent to forget these clients, this class of everybody, or this class of these clients."""
     method = load(fl_round.plan.method)(fl_round.plan.task, fl_round.plan.settings)
     if not clients and not class_name:
