@@ -46,6 +46,7 @@ PARTS = (
     "honest_rounds",
     "large_data",
     "onesum_crossing",
+    "privacy_curve",
     "named_mutants",
     "mutation",
 )

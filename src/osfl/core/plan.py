@@ -269,7 +269,8 @@ def check_plan(plan: Plan) -> None:
     if plan.privacy is not None:
         wrong = _privacy_problems(plan, method)
         fix = (
-            "Correct [privacy], or leave it out; onesum, fedcgs and methods that upload models have differential privacy."
+            "Correct [privacy], or leave it out; onesum, fedcgs, fedpft, falcon, federated_factory with factory=mixture, and "
+            "methods that upload models have differential privacy."
             if wrong
             else fix
         )

@@ -28,8 +28,10 @@ from osfl.ingredients.statistics.gaussians import (
     packed,
     unpacked,
 )
+from osfl.ingredients.statistics.private_gaussians import private_facts
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
-from osfl.ingredients.tokens.encoding import Encoding, OnTokens, Pooled, Pooling, TokenMethod, pooled, same_encoder, with_enough
+from osfl.ingredients.tokens.bounded import BoundedTokenMethod, Bounding
+from osfl.ingredients.tokens.encoding import Encoding, OnTokens, Pooled, Pooling, pooled, same_encoder, with_enough
 from osfl.ingredients.tokens.training import linear_head
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.one_upload import working_on
@@ -42,7 +44,7 @@ PIECE_BYTES = 128 << 20  # of one float64 table while features are drawn
 
 
 @dataclass(frozen=True)
-class Settings(SitePrior, Encoding):
+class Settings(SitePrior, Encoding, Bounding):
     resolution: int = 224  # R; the paper takes one vector an image
     tokens: Pooling = "global"  # of several views: the whole image's vector, their mean, or all side by side
     components: int = 20  # K, Gaussians a class; fewer for classes with few images
@@ -61,9 +63,10 @@ class Settings(SitePrior, Encoding):
 PROBED = 32  # features of a class that are compared with other sites'
 
 
-class FedPFT(OneClassifier, TokenMethod):
+class FedPFT(OneClassifier, BoundedTokenMethod):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
+    PRIVATE = {"dimensions": 64}  # noqa: RUF012
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {
@@ -102,8 +105,13 @@ class FedPFT(OneClassifier, TokenMethod):
         found = too_low(s, {"components": 1, "least": 1, "iterations": 1, "epochs": 1, "batch_size": 1, "tolerance": 0})
         return [*super().problems(clients), *found, *not_positive(s, "lr", "samples")]
 
+    def width(self) -> int:
+        """d of a feature vector."""
+        s = self.settings
+        return self.shape()[1] if s.dimensions else int(s.width(s.tokens))
+
     def contract(self, architecture: str) -> Contract:
-        d = self.settings.width(self.settings.tokens)
+        d = self.width()
         sizes: dict[str, tuple[int | str, ...]] = {
             "diag": ("k{}", d),
             "spherical": ("k{}",),
@@ -120,8 +128,10 @@ class FedPFT(OneClassifier, TokenMethod):
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        if ctx.plan.privacy is not None:
+            return self._private_gaussians(shard, ctx)
         s, shard = self.settings, with_enough(shard, self.settings.least)
-        x, y = pooled(self.encoded(shard.train, shard, ctx), s.tokens).to(exact(ctx.device)), shard.train.labels
+        x, y = self._vectors(self.encoded(shard.train, shard, ctx)).to(exact(ctx.device)), shard.train.labels
 
         parts = [x[y == c] for c in range(len(self.task.classes))]
         different = [part[without_near_copies(part).to(part.device)] for part in parts]  # near-copies count as one image
@@ -139,6 +149,20 @@ class FedPFT(OneClassifier, TokenMethod):
             name: value.half().cpu() for c in sorted(set(shard.train.labels.tolist())) for name, value in fitted(c).items()
         }
         return Payload(tensors, self.facts(shard))
+
+    def _private_gaussians(self, shard: Shard, ctx: Context) -> Payload:
+        """One Gaussian a class from noisy sums; all classes of the site share its covariance, of the shape that is set."""
+        found, tensors = self.site_gaussians(shard, ctx), dict[str, torch.Tensor]()
+        variances = found.covariance.diagonal()
+        spread = {"full": packed(found.covariance), "diag": variances, "spherical": variances.mean()}[self.settings.shape]
+        for c in found.held:
+            one = {"weights": torch.ones(1), "means": found.means[c][None], "spread": spread[None]}
+            tensors |= {f"class-{c}/{name}": value.half().cpu() for name, value in one.items()}
+        return Payload(tensors, {"encoder": self.tokenizer().digest, **private_facts(found, ctx.plan)})
+
+    def _vectors(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One vector an image."""
+        return tokens[:, 0] if self.settings.dimensions else pooled(tokens, self.settings.tokens)
 
     def exposed(self, payload: Payload, shard: Shard, ctx: Context) -> Iterator[Exposed]:
         """The components of each class, features drawn from them and, of full covariances, as many principal directions as
@@ -169,12 +193,13 @@ class FedPFT(OneClassifier, TokenMethod):
             device=ctx.device,
             progress=lambda done, total: ctx.progress("head", done, total),
         )
-        return with_class_shares(Release(Payload(named(head, "head"))), uploads, s, ctx.plan.limits.share)
+        release = Release(Payload({**named(head, "head"), **self.map_tensors(ctx)}))
+        return with_class_shares(release, uploads, s, ctx.plan.limits.share)
 
     def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Synthetic features (n, d) of all clients, and their labels."""
         uploads = sorted(uploads, key=lambda upload: upload.client)
-        each = 4 * self.settings.width(self.settings.tokens)
+        each = 4 * self.width()
         wanted = drawn_for([self._wanted(upload) for upload in uploads], each, ctx.plan.limits)
         drawn = [self._drawn(upload, row, ctx) for upload, row in zip(uploads, wanted, strict=True)]
         if not any(features for features, _ in drawn):
@@ -187,7 +212,7 @@ class FedPFT(OneClassifier, TokenMethod):
         return features, labels
 
     def encode(self, images: torch.Tensor, ctx: Context) -> torch.Tensor:
-        return pooled(super().encode(images, ctx), self.settings.tokens)
+        return self._vectors(super().encode(images, ctx))
 
     def _wanted(self, upload: Upload) -> list[int]:
         """So many features of each class its client asks for, by what it claims to have."""
@@ -234,9 +259,10 @@ class FedPFT(OneClassifier, TokenMethod):
         return Payload(kept, facts_without(payload.facts, label))
 
     def build(self, payload: Payload) -> nn.Module:
-        head = nn.Linear(self.settings.width(self.settings.tokens), len(self.task.classes))
+        head = nn.Linear(self.width(), len(self.task.classes))
         load_named(head, payload.tensors, "head")
-        return corrected(OnTokens(self.tokenizer(), Pooled(head, self.settings.tokens)).eval(), payload)
+        pooling = "global" if self.settings.dimensions else self.settings.tokens  # a bounded vector is the only token
+        return corrected(OnTokens(self.tokenizer(), self.seeing(Pooled(head, pooling), payload)).eval(), payload)
 
 
 def _in_pieces(mixture: FeatureMixture, count: int, rng: torch.Generator) -> torch.Tensor:

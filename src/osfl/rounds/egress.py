@@ -41,8 +41,9 @@ def check_exposure(
     method: Method, payload: Payload, shard: Shard, task: Task, ctx: Context, *, real: bool = True
 ) -> list[Ratio]:
     """Attack what a generator, statistics or synthetic data show (osfl.rounds.exposure); raise UploadBlocked where an image
-    shows, else return what was found. Not `real`: nothing leaves, and what stops real sites alone is only found."""
-    if not method.provides("exposed"):
+    shows, else return what was found. Not `real`: nothing leaves, and what stops real sites alone is only found. With
+    [privacy] noise protects, and nothing is tried: to stop would say something about the images."""
+    if not method.provides("exposed") or ctx.plan.privacy is not None:
         return []
     exposed = list(method.exposed(payload, shard, ctx))
     found = attack(exposed)

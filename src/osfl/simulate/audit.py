@@ -147,9 +147,9 @@ def _attack(scene: Scene, server_seconds: float) -> Audit:
     """All attacks that apply, in the order of their cost."""
     shadows = scene.attempt.shadows // 2 * 2
     phases, seen = shadow_rounds(scene.method, scene.pools, scene.shards, shadows, scene.ctx) if shadows else ([], {})
-    at_server = _membership_of_uploads(scene, phases, seen)
+    at_server = membership_of_uploads(scene, phases, seen)
     slow = bool(shadows) and server_seconds * shadows > 60 * scene.attempt.minutes
-    outside, presence = _membership_of_release(scene, [] if slow else phases, seen)
+    outside, presence = membership_of_release(scene, [] if slow else phases, seen)
     found: Audit = {
         "shadows": shadows,
         "population": population(scene.pools, shadows),
@@ -171,7 +171,7 @@ def _attack(scene: Scene, server_seconds: float) -> Audit:
 # --- membership ----------------------------------------------------------------------------------------------------------
 
 
-def _membership_of_uploads(scene: Scene, phases: Sequence[Sequence[Upload]], seen: Mapping[ClientId, Mask]) -> list[Membership]:
+def membership_of_uploads(scene: Scene, phases: Sequence[Sequence[Upload]], seen: Mapping[ClientId, Mask]) -> list[Membership]:
     """Every client's upload against its own pool; the rows are those of all clients together, scores side by side."""
     by_attack: dict[tuple[str, str], list[tuple[ClientId, Floats, Mask]]] = {}
     done = {upload.client: upload for upload in scene.uploads}
@@ -191,7 +191,7 @@ def _membership_of_uploads(scene: Scene, phases: Sequence[Sequence[Upload]], see
     return rows
 
 
-def _membership_of_release(
+def membership_of_release(
     scene: Scene, phases: Sequence[Sequence[Upload]], seen: Mapping[ClientId, Mask]
 ) -> tuple[list[Membership], list[Presence]]:
     """The released model (each client's own, where there is no common one) against all pools."""

@@ -220,13 +220,16 @@ class NoisyGaussians:
     shrinkage: float
 
 
-def noisy_gaussians(total: Statistics, noise: Noise, classes: Sequence[str]) -> NoisyGaussians:
+def noisy_gaussians(total: Statistics, noise: Noise, classes: Sequence[str], *, largest: bool = False) -> NoisyGaussians:
     """Of sums whose noise has these deviations. Post-processing: it costs no privacy.
 
-    A class whose count does not stand out of the noise is taken for absent. Noise of a symmetric matrix has eigenvalues up to
+    A class whose count does not stand out of the noise is taken for absent; where none does, that is an error, or, with
+    `largest`, the largest one counts as an image at least. Noise of a symmetric matrix has eigenvalues up to
     sqrt(2 d) deviations: half of that is taken from the eigenvalues of S_w, and lambda is a tenth of it.
     """
     counts = torch.where(total.counts > _STANDS_OUT * noise.counts, total.counts, 0.0)
+    if largest and not bool(counts.any()):
+        counts[total.counts.argmax()] = total.counts.max().clamp_min(1.0)
     images, d = float(counts.sum()), total.gram.shape[0]
     if images <= 0:
         raise TrainingError(

@@ -9,6 +9,7 @@ sequences, or the generator where that is smaller. The server trains one classif
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,12 +19,14 @@ from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, UsageError
 from osfl.core.method import Context
-from osfl.core.types import ADDED, Contract, Exposed, Field, Json, Payload, Probed, Release, Shard, Upload
+from osfl.core.types import ADDED, ClientId, Contract, Exposed, Field, Json, Payload, Probed, Release, Shard, Upload
 from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import capped, drawn_for, sizes_of
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts, shares
+from osfl.ingredients.statistics.private_gaussians import private_facts
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
-from osfl.ingredients.tokens.encoding import Encoding, OnTokens, TokenMethod, same_encoder, with_enough
+from osfl.ingredients.tokens.bounded import BoundedTokenMethod, Bounding
+from osfl.ingredients.tokens.encoding import Encoding, OnTokens, same_encoder, with_enough
 from osfl.ingredients.tokens.training import Classifying, classifying_problems, fit_classifier, train_on_tokens
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.one_upload import by_client, check_sane, working_on
@@ -57,7 +60,7 @@ class Generating:
 
 
 @dataclass(frozen=True)
-class Settings(SitePrior, Encoding, Generating, Classifying):
+class Settings(SitePrior, Encoding, Generating, Classifying, Bounding):
     per_image: float = 1.5  # sequences drawn for each real image
     labels: Literal["own", "balanced"] = field(default="own", metadata=ADDED)  # as often as own images; all its classes alike
     temperature_sampling: float = 1.0  # on the mixture's weights
@@ -75,9 +78,10 @@ PROBED = 16  # sequences of a class that are compared with other sites'
 ATTACKED = 256  # sequences of a class that the egress check compares with images
 
 
-class Falcon(OneClassifier, TokenMethod):
+class Falcon(OneClassifier, BoundedTokenMethod):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
+    PRIVATE = {"dimensions": 64}  # noqa: RUF012
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "cpu": {
@@ -151,21 +155,22 @@ class Falcon(OneClassifier, TokenMethod):
         found += [f"setting 'alpha': expected 0 to 1, got {s.alpha}"] * (not 0 <= s.alpha <= 1)
         found += classifying_problems(s)
         before = [*super().problems(clients), *found]
-        if not before and (s.generator_width or s.width()) % s.heads:
-            before.append(f"setting 'heads': {s.heads} do not divide the generator's width {s.generator_width or s.width()}")
+        width = 0 if before else s.generator_width or self.shape()[1]
+        if width % s.heads:
+            before.append(f"setting 'heads': {s.heads} do not divide the generator's width {width}")
         return before
 
     # --- what travels ---
 
     def contract(self, architecture: str) -> Contract:
-        s, tokens = self.settings, 1 + self.settings.regions()
+        s, (tokens, width) = self.settings, self.shape()
         found = dict(contract_of(self._classifier(None), "classifier"))
         if s.server == "average":
             return found
         # either sequences with their labels, or a whole generator with the space that it works in
         pool: dict[str, Any] = {"required": False, "group": "sequences", "choice": "sequences or generator"}
         maker = {**pool, "group": "generator"}
-        found["sequences"] = Field("F16" if s.wire == "float16" else "F32", ("n", tokens, s.width()), **pool)
+        found["sequences"] = Field("F16" if s.wire == "float16" else "F32", ("n", tokens, width), **pool)
         found["labels"] = Field("I64", ("n",), below=len(self.task.classes), **pool)
         for name, line in contract_of(self._generator(s.components, None), "generator").items():
             shape = tuple(
@@ -173,12 +178,14 @@ class Falcon(OneClassifier, TokenMethod):
                 for i, side in enumerate(line.shape)
             )
             found[name] = Field(line.dtype, shape, **maker)
-        length = tokens * s.width()
-        space = (len(self.task.classes) + length, length) if s.whiten else (2, s.width())
+        length = tokens * width
+        space = (len(self.task.classes) + length, length) if s.whiten else (2, width)
         found["statistics"] = Field("F32", space, **maker)  # where the generator works
         return found
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        if ctx.plan.privacy is not None:
+            return self._private(shard, ctx)
         tokens = self.encoded(shard.train, shard, ctx)
         if self.settings.server == "average":
             return Payload(self._local(tokens, shard, ctx), self.facts(shard))
@@ -191,21 +198,41 @@ class Falcon(OneClassifier, TokenMethod):
         sequences = self._sequences(generator, shard.client, self._wanted(facts["class_counts"]), ctx)
         return Payload({**self._local(tokens, shard, ctx), **self._smaller(generator, sequences)}, facts)
 
+    def _private(self, shard: Shard, ctx: Context) -> Payload:
+        """Sequences drawn from Gaussians of noisy sums, in the place of the generator's, and a classifier that learned from
+        them alone."""
+        found = self.site_gaussians(shard, ctx)
+        wanted = {c: n for c, n in enumerate(self._wanted(found.counts)) if n}
+        drawn = [found.sample(c, n, ctx.generator("sequences", shard.client, c)) for c, n in wanted.items()]
+        x, y = torch.cat(drawn).float()[:, None], torch.tensor(list(wanted)).repeat_interleave(torch.tensor([*wanted.values()]))
+        facts = {"encoder": self.tokenizer().digest, **private_facts(found, ctx.plan)}
+        model = named(self._fitted(x, y, shard.client, ctx), "classifier")
+        return Payload(model if self.settings.server == "average" else {**model, **self._sent(x, y)}, facts)
+
+    def _sent(self, sequences: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        kind = torch.float16 if self.settings.wire == "float16" else torch.float32
+        return {"sequences": sequences.to(kind), "labels": labels}
+
     def _key(self, shard: Shard, ctx: Context) -> dict[str, Json]:
         """What names a client's finished work."""
+        bounding = _part(self.settings, Bounding) if self.settings.dimensions else {}
         return {
             "client": shard.client,
             "data": shard.digest,
             "seed": ctx.plan.seed,
-            "encoding": _part(self.settings, Encoding),
+            "encoding": {**_part(self.settings, Encoding), **bounding},
             "classes": len(self.task.classes),
             "device": ctx.device.type,
         }
 
     def _local(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> Tensors:
         """The client's classifier."""
+
+        def fitted() -> AttentionPool:
+            return self._fitted(tokens, shard.train.labels, shard.client, ctx)
+
         key = {**self._key(shard, ctx), "what": "token classifier", **_part(self.settings, Classifying)}
-        return ctx.get_or_compute(key, lambda: Payload(named(self._fitted(tokens, shard, ctx), "classifier"))).tensors
+        return ctx.get_or_compute(key, lambda: Payload(named(fitted(), "classifier"))).tensors
 
     def _smaller(self, generator: Payload, sequences: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sizes = [sum(t.numel() * t.element_size() for t in each.values()) for each in (sequences, generator.tensors)]
@@ -229,27 +256,27 @@ class Falcon(OneClassifier, TokenMethod):
     # --- the client's two models ---
 
     def _classifier(self, rng: torch.Generator | None) -> AttentionPool:
-        found: AttentionPool = self.settings.classifier(self.settings.width(), len(self.task.classes), rng)
+        found: AttentionPool = self.settings.classifier(self.shape()[1], len(self.task.classes), rng)
         return found
 
-    def _fitted(self, tokens: torch.Tensor, shard: Shard, ctx: Context) -> AttentionPool:
+    def _fitted(self, tokens: torch.Tensor, labels: torch.Tensor, client: ClientId, ctx: Context) -> AttentionPool:
         """The local classifier, from a start that all clients share."""
         return fit_classifier(
             self.settings,
             tokens,
-            shard.train.labels,
+            labels,
             len(self.task.classes),
             ctx.generator("classifier"),
-            ctx.generator("local", shard.client),
+            ctx.generator("local", client),
             ctx.device,
-            lambda done, total: ctx.progress(f"{shard.client} classifier", done, total),
+            lambda done, total: ctx.progress(f"{client} classifier", done, total),
         )
 
     def _generator(self, components: int, rng: torch.Generator | None) -> TokenGenerator:
-        s = self.settings
+        s, (tokens, width) = self.settings, self.shape()
         model = TokenGenerator(
-            1 + s.regions(),
-            s.width(),
+            tokens,
+            width,
             len(self.task.classes),
             width=s.generator_width,
             depth=s.depth,
@@ -315,8 +342,7 @@ class Falcon(OneClassifier, TokenMethod):
             self.settings.temperature_sampling,
             ctx.device,
         )
-        kind = torch.float16 if self.settings.wire == "float16" else torch.float32
-        return {"sequences": found.to(kind), "labels": labels}
+        return self._sent(found, labels)
 
     # --- the server ---
 
@@ -324,7 +350,7 @@ class Falcon(OneClassifier, TokenMethod):
         same_encoder(uploads, self.settings)
         uploads = by_client(uploads)
         if self.settings.server == "average":
-            averaged = Release(Payload(self._averaged(uploads, ctx)))
+            averaged = Release(Payload({**self._averaged(uploads, ctx), **self.map_tensors(ctx)}))
             return with_class_shares(averaged, uploads, self.settings, ctx.plan.limits.share)
         x, y = self.tokens(uploads, ctx)
         student = self._classifier(ctx.generator("student"))
@@ -344,7 +370,7 @@ class Falcon(OneClassifier, TokenMethod):
         train_on_tokens(
             student, len(x), loss, rng, s, ctx.device, lambda done, total: ctx.progress("classifier", done, total), draw
         )
-        release = Release(Payload(named(student, "classifier")))
+        release = Release(Payload({**named(student, "classifier"), **self.map_tensors(ctx)}))
         if s.labels == "balanced":  # sequences of all classes alike: there are no shares to divide out
             return release
         return with_class_shares(release, uploads, s, ctx.plan.limits.share)
@@ -352,7 +378,7 @@ class Falcon(OneClassifier, TokenMethod):
     def tokens(self, uploads: Sequence[Upload], ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """The sequences (n, 1 + L, d) of all clients and their labels; none where only classifiers travel."""
         if self.settings.server == "average":
-            return torch.zeros(0, 1 + self.settings.regions(), self.settings.width()), torch.zeros(0, dtype=torch.int64)
+            return torch.zeros(0, *self.shape()), torch.zeros(0, dtype=torch.int64)
         uploads = by_client(uploads)
         offered = [self._offered(upload) for upload in uploads]
         if not any(map(any, offered)):
@@ -385,7 +411,7 @@ class Falcon(OneClassifier, TokenMethod):
             return Probed(counts, model.eval(), found["sequences"][places].float(), found["labels"][places])
 
     def _sequence_bytes(self) -> int:
-        return 4 * (1 + int(self.settings.regions())) * int(self.settings.width())
+        return 4 * math.prod(self.shape())
 
     def _offered(self, upload: Upload) -> list[int]:
         """So many sequences of each class a client sent, or asks for by what it claims to have."""
@@ -455,12 +481,12 @@ class Falcon(OneClassifier, TokenMethod):
         return Payload({**payload.tensors, **cut}, facts_without(payload.facts, label))
 
     def upload_model(self, upload: Upload, ctx: Context) -> nn.Module:
-        return self.build(upload.payload)
+        return self.build(Payload({**upload.payload.tensors, **self.map_tensors(ctx)}, upload.payload.facts))
 
     def build(self, payload: Payload) -> nn.Module:
         model = self._classifier(None)
         load_named(model, payload.tensors, "classifier")
-        return corrected(OnTokens(self.tokenizer(), model).eval(), payload)
+        return corrected(OnTokens(self.tokenizer(), self.seeing(model, payload)).eval(), payload)
 
 
 def _per_component(name: str) -> bool:

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
-from osfl.core.method import Context, Method
-from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Presets, Probed, Release, Shard, Upload
+from osfl.core.method import Context
+from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Plan, Presets, Probed, Release, Shard, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.statistics.class_counts import facts_without
+from osfl.ingredients.statistics.private_gaussians import NoisyGaussianMethod
 from osfl.ingredients.statistics.site_prior import (
     SitePrior,
     corrected,
@@ -49,6 +50,7 @@ from osfl.methods.federated_factory.factories import (
     factory_bytes,
     factory_problems,
     kept_factory,
+    private_factories,
     sample_cell,
     train_factories,
 )
@@ -112,10 +114,11 @@ SMOKE = {
 PROBED = 12  # images of a generator that are compared with other sites'
 
 
-class FederatedFactory(Method):
+class FederatedFactory(NoisyGaussianMethod):
     Settings = Settings
     NEEDS = ("samples", "class_counts")
     PRESETS: ClassVar[Presets] = {"paper": {}, "cpu": CPU, "smoke": SMOKE}
+    PRIVATE: ClassVar[Mapping[str, Json]] = {"factory": "mixture", "mixture_dims": 64, "symmetry": "none"}
     DEVIATIONS = (
         "quotas are rounded by largest remainders, so that they sum exactly",
         "every cell is sampled from a seed of its own: forgetting is exact",
@@ -150,6 +153,19 @@ class FederatedFactory(Method):
             found.append(f"setting 'floor': expected between 0 and 1, got {s.floor}")
         return found
 
+    def privacy_problems(self, plan: Plan) -> list[str]:
+        s, found = self.settings, self.gaussian_problems(plan)
+        if s.factory != "mixture":
+            found.append(
+                f"setting 'factory': a generator of kind {s.factory!r} is trained on the images themselves, with no noise; "
+                "with [privacy] set factory=mixture, whose Gaussians are of noisy sums"
+            )
+        if s.symmetry != "none":
+            found.append("setting 'symmetry': with [privacy] an image is summed as it is; set symmetry=none")
+        if s.mode != "central":
+            found.append("setting 'mode': experts of peers learn from images without noise; with [privacy] set mode=central")
+        return found
+
     def device_bytes(self, images: int, memory: int, half: bool) -> int | None:
         """Of a generator and of the classifier, whichever is larger."""
         s = self.settings
@@ -169,6 +185,8 @@ class FederatedFactory(Method):
         return contract_of_factories(self.settings, self.task)
 
     def client_phase(self, shard: Shard, ctx: Context) -> Payload:
+        if ctx.plan.privacy is not None:
+            return private_factories(shard, self.settings, self.task, ctx)
         return train_factories(shard, self.settings, self.task, ctx)
 
     def without_class(self, payload: Payload, label: int) -> Payload:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from osfl.core.errors import FilesError, TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import Contract, Exposed, Json, Payload, Shard, Task, digest_of
+from osfl.ingredients.statistics.private_gaussians import images_to_sum, private_facts
 from osfl.ingredients.statistics.support import Readable
 from osfl.ingredients.training.local import not_positive, too_low
 from osfl.ingredients.training.one_upload import working_on
@@ -81,6 +82,7 @@ def factory_problems(settings: FactorySettings, task: Task) -> list[str]:
         "mixture_components",
         "mixture_prior",
         "mixture_iterations",
+        "mixture_norm",
         "vae_latent_dim",
         "vae_width",
         "vae_steps",
@@ -192,6 +194,14 @@ def kept_factory(shard: Shard, label: int, settings: FactorySettings, task: Task
     """The same generator after the round: it is kept since the upload, where its operations were counted."""
     with measure():
         return train_factory(shard, label, settings, task, ctx)
+
+
+def private_factories(shard: Shard, settings: FactorySettings, task: Task, ctx: Context) -> Payload:
+    """A generator for every class that stands out of the noise, all from one set of noisy sums."""
+    mixture = Mixture(settings, task.image, settings.symmetry, torch.device("cpu"))
+    found, made = mixture.private(images_to_sum(shard, ctx.plan), task.classes, ctx)
+    tensors = {prefix(label) + name: value for label, one in made.items() for name, value in one.items()}
+    return Payload(tensors, private_facts(found, ctx.plan))
 
 
 def train_factories(shard: Shard, settings: FactorySettings, task: Task, ctx: Context) -> Payload:

@@ -7,20 +7,26 @@ train it with noise on its inputs.
 Nothing in it may rest on few images, because it travels: a component of one image is that image, and n images lie exactly in
 their n - 1 principal directions. So a class of n different images has at most 2n / `least` directions, each carried by at
 least `least` images; every component rests on at least `least` images; and covariances are shrunk to the one within components.
+
+Under differential privacy all of that is replaced: directions are public ones, and a class has one Gaussian, of noisy sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from osfl.core.types import Contract, Field
+from osfl.core.method import Context
+from osfl.core.types import ADDED, Contract, Dataset, Field
 from osfl.ingredients.statistics.kmeans import kmeans
+from osfl.ingredients.statistics.private_gaussians import SiteGaussians, site_gaussians
+from osfl.ingredients.statistics.public_map import LEVELS, Projected, public_map
 from osfl.ingredients.statistics.support import Readable, Support, effective_images, supported_directions
 from osfl.methods.federated_factory.symmetries import orbit
 from osfl.models.inputs import to_images, to_input
@@ -41,6 +47,8 @@ class MixtureSettings(Support):
     mixture_components: int = 15  # Gaussians; fewer where one would rest on fewer than `least` images
     mixture_prior: float = 10.0  # images' worth of belief that a component is as wide as all components are on average
     mixture_iterations: int = 60  # of expectation maximization, at most
+    # With [privacy], in public directions: what is further from their mean is drawn to it; public images are at 1
+    mixture_norm: float = field(default=1.0, metadata=ADDED)
 
 
 class Mixture:
@@ -76,6 +84,23 @@ class Mixture:
         progress(1, 1)
         found = {"mean": mean, "basis": basis, "weights": weights, "centers": centers, "scales": scales}
         return {name: _padded(found[name].float().cpu(), line.shape) for name, line in self.contract().items()}
+
+    def private(self, data: Dataset, classes: tuple[str, ...], ctx: Context) -> tuple[SiteGaussians, dict[int, Tensors]]:
+        """Of all images of a site, with the noise of the plan: the Gaussians, and generators of the classes that have one."""
+        dims, norm = self._dims(), self.settings.mixture_norm
+        rng = ctx.generator("mixture", "public images")
+        make = partial(public_map, dims, self.image, rng, lambda images: to_input(images).flatten(1))
+        made = ctx.get_or_compute(["osfl mixture directions", 1, dims, list(self.image), ctx.plan.seed], make).tensors
+        public = Projected(made["mean"], made["basis"], norm)
+        whole = (public(to_input(data.images).flatten(1)) * (LEVELS / norm)).round()
+        found = site_gaussians(whole, data.labels, classes, ctx.plan)
+        back = {"mean": made["mean"][None], "basis": torch.linalg.pinv(made["basis"]), "weights": torch.ones(1)}
+        scale = torch.linalg.cholesky(found.covariance) * norm
+        cells = {c: {**back, "centers": found.means[c][None] * norm, "scales": scale[None]} for c in found.held}
+        lines = self.contract()
+        return found, {
+            c: {name: _padded(cell[name].float(), line.shape) for name, line in lines.items()} for c, cell in cells.items()
+        }
 
     def readable(self, tensors: Tensors) -> Readable:
         used = tensors["weights"] > 0

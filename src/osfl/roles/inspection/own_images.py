@@ -77,7 +77,7 @@ def _ratios(bundle: Bundle, plan: Plan, shard: Shard) -> list[Ratio]:
     from osfl.rounds.exposure import attack
 
     method = load(plan.method)(plan.task, plan.settings)
-    if not method.provides("exposed"):
+    if not method.provides("exposed") or plan.privacy is not None:
         return []
     return attack(method.exposed(payload_of(bundle), shard, Context(plan, torch.device("cpu"))))
 
