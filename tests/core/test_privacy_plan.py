@@ -67,7 +67,15 @@ def test_a_table_that_says_something_else_is_refused(table: dict[str, Any], text
     [
         (make_plan(Privacy(0.0, 1e-5)), "privacy.epsilon: expected a number above 0"),
         (make_plan(Privacy(8.0, 2.0)), "privacy.delta: expected a number above 0 and below 1"),
-        (make_plan(Privacy(8.0, 1e-5), "fedpft"), "what sites of fedpft send is not a sum that noise is added to"),
+        (make_plan(Privacy(8.0, 1e-5), "local_only"), "what sites of local_only send is not a sum that noise is added to"),
+        (make_plan(Privacy(8.0, 1e-5), "fedpft", settings={"dimensions": 0}), "set dimensions=64"),
+        (make_plan(Privacy(8.0, 1e-5, "share"), "falcon"), "privacy.noise: the server uses what each site sends by itself"),
+        (
+            make_plan(Privacy(8.0, 1e-5), "federated_factory", settings={"factory": "edm"}),
+            "kind 'edm' is trained on the images",
+        ),
+        (make_plan(Privacy(8.0, 1e-5), "federated_factory", settings={"symmetry": "flip"}), "set symmetry=none"),
+        (make_plan(Privacy(8.0, 1e-5), "federated_factory", settings={"mode": "peer"}), "with .privacy. set mode=central"),
         (make_plan(Privacy(8.0, 1e-5), "fedavg", settings={"architecture": "cnn"}), "batch norm of 'cnn' mixes the images"),
         (
             make_plan(Privacy(8.0, 1e-5), "fedavg", settings={"clip": 0.0}),
