@@ -47,8 +47,7 @@ class MixtureSettings(Support):
     mixture_components: int = 15  # Gaussians; fewer where one would rest on fewer than `least` images
     mixture_prior: float = 10.0  # images' worth of belief that a component is as wide as all components are on average
     mixture_iterations: int = 60  # of expectation maximization, at most
-    # With [privacy], in public directions: what is further from their mean is drawn to it; public images are at 1
-    mixture_norm: float = field(default=1.0, metadata=ADDED)
+    mixture_norm: float = field(default=1.0, metadata=ADDED)  # with [privacy]: images further off are drawn in; public ones: 1
 
 
 class Mixture:
