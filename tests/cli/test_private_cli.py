@@ -44,7 +44,7 @@ def test_new_writes_a_secure_sum_with_noise_that_some_sites_may_tell(osfl: Osfl,
         ("--method onesum --epsilon 8 --delta 1e-5 --colluders 1", "privacy.colluders: each site adds all of the noise"),
         ("--method onesum --epsilon 0 --delta 1e-5", "privacy.epsilon: expected a number above 0, got 0.0"),
         ("--method onesum --epsilon 8 --delta 1", "privacy.delta: expected a number above 0 and below 1, got 1.0"),
-        ("--method fedpft --epsilon 8 --delta 1e-5", "what sites of fedpft send is not a sum that noise is added to"),
+        ("--method local_only --epsilon 8 --delta 1e-5", "what sites of local_only send is not a sum that noise is added to"),
     ],
 )
 @pytest.mark.parametrize("verb", ["new --dataset digits --out plan.toml", "run --smoke"])
