@@ -14,6 +14,7 @@ from osfl.core.registry import is_reference, load, names
 from osfl.core.types import Privacy, Upload
 from osfl.evaluation.privacy.reconstruction import Effort
 from osfl.evaluation.privacy.signals import upload_signals
+from osfl.rounds.exposure import BOUND
 from osfl.runtime.payloads import PayloadCache
 from osfl.runtime.workers import compute_threads
 from osfl.simulate.audit import Attempt, audit
@@ -49,7 +50,7 @@ def test_every_upload_says_something_about_images(name: str, kept: PayloadCache,
     ("name", "signals", "made"),
     [
         ("fedavg", {"loss", "confidence"}, "model inversion"),
-        ("fedcgs", {"loss", "confidence", "nearness", "leverage"}, ""),
+        ("fedcgs", {"loss", "confidence", "nearness", "leverage", "row"}, ""),
         ("federated_factory", {"nearness", "span"}, "samples"),
     ],
 )
@@ -72,6 +73,22 @@ def test_a_whole_audit(name: str, signals: set[str], made: str, tmp_path: Path) 
     card = (tmp_path / "model_card.md").read_text(encoding="utf-8")
     assert "Privacy attacks" in page and "Canaries" in page
     assert "Membership inference by server, uploads" in card and "No privacy audit" not in card
+
+
+@pytest.mark.parametrize(("readable", "filters", "read"), [("stop", 24, True), ("send", 24, True), ("stop", 1, False)])
+def test_the_audit_shows_rows_of_second_moments_that_are_an_image(
+    readable: str, filters: int, read: bool, tmp_path: Path
+) -> None:
+    """Also where the plan accepts them, which stops nobody; with two features nobody has one alone."""
+    changes = {"filters": filters, "readable": readable, "thumbnail": 0}
+    simulation = Simulation("onesum", "digits", 2, "iid", "smoke", samples=60, image_size=8, changes=changes)
+    run(simulation, tmp_path)
+    result = audit(tmp_path, prepare(simulation), attempt=Attempt(shadows=0, images=10, inversion=1))
+    rows = {row["of"]: row["ratio"] for row in result["audit"]["readout"] if row["what"] == "row of second moments"}
+    assert (min(rows.values(), default=1.0) < BOUND) is read
+    assert any("can be read out of" in sentence for sentence in result["audit"]["verdict"]) is read
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert ("nearest row of second moments: distance ratio" in page) is bool(rows)
 
 
 def test_canaries_are_found_in_an_overfitted_round_and_not_before_they_are_planted(tmp_path: Path) -> None:

@@ -306,10 +306,10 @@ class Rebuilt(TypedDict):
 
 
 class Readout(TypedDict):
-    """What the egress check's attack (osfl.rounds.exposure) reads out of the uploads: the least ratio of all classes."""
+    """What the egress check's attack (osfl.rounds.exposure) reads out of an upload: the least ratio of each kind."""
 
     of: str
-    what: str  # component, mean, direction, sample, ...
+    what: str  # component, mean, direction, sample, row of second moments, ...
     ratio: float  # 0 is a copy of a training image, 1 no nearer to one than to others
 
 

@@ -314,14 +314,17 @@ def _made(scene: Scene, upload: Upload) -> tuple[Dataset | None, str]:
 
 
 def _readout(scene: Scene) -> list[Readout]:
-    """The egress check's attack, with its own images."""
+    """The egress check's attack, with its own images: the least ratio of each kind of candidate, also of kinds that stop real
+    sites alone, or nobody."""
     if not scene.method.provides("exposed"):
         return []
     rows: list[Readout] = []
     for upload in scene.uploads:
         found = read_out(scene.method.exposed(upload.payload, scene.shards[upload.client], scene.ctx))
-        most = worst(found)
-        rows += [] if most is None else [{"of": upload.client, "what": most.what, "ratio": most.ratio}]
+        found = [one for one in found if one.residuals is None]  # spans show no image; `leverage` tells members by them
+        for what in sorted({one.what for one in found}):
+            most = worst([one for one in found if one.what == what], ("all", "real", "none"))
+            rows += [] if most is None else [{"of": upload.client, "what": what, "ratio": most.ratio}]
     return rows
 
 

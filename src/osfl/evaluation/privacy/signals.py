@@ -1,8 +1,8 @@
 """What an upload or a model says about an image: one number each, larger for images that it learned from.
 
 What a method exposes decides which there are: a classifier has `loss` and `confidence`; generators, tokens and statistics have
-`nearness` (to the nearest of what can be read out of them), `span` (to the nearest combination of their directions) and
-`leverage` (how little of the second moments an image needs).
+`nearness` (to the nearest of what can be read out of them), `span` (to the nearest combination of their directions),
+`leverage` (how little of the second moments an image needs) and `row` (distance to the nearest row of second moments).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def exposed_signals(method: Method, client: ClientId, payload: Payload, data: Da
     shard = Shard(client, data, data.subset(torch.arange(min(2, len(data)))), digest="")
     found: dict[str, Floats] = {}
     for one in method.exposed(payload, shard, ctx):
-        if one.stops != "all":  # chosen by the site, which knows its images
+        if one.stops != "all":  # rows chosen by who knows the images; `_row` tries them all
             continue
         index = (data.labels == one.label).nonzero().flatten().numpy()
         for name, measure in _MEASURES.items():
@@ -103,8 +103,19 @@ def _leverage(one: Exposed) -> torch.Tensor | None:
     return found
 
 
+def _row(one: Exposed) -> torch.Tensor | None:
+    """Distance to the nearest G_j / sqrt(G_jj): where one image almost alone has feature j, that is its features."""
+    if one.moments is None:
+        return None
+    gram = one.moments().double()
+    used = gram.diagonal() > 0
+    rows = gram[used] / gram.diagonal()[used].sqrt()[:, None]
+    return torch.cdist(one.train.double(), rows).amin(1) if bool(used.any()) else None
+
+
 _MEASURES: Mapping[str, Callable[[Exposed], torch.Tensor | None]] = {
     "nearness": _nearness,
     "span": _span,
     "leverage": _leverage,
+    "row": _row,
 }

@@ -10,6 +10,7 @@ from osfl.core.types import Dataset
 
 _STRONG = 0.1  # share of members found at 1 % false positives, from which membership counts as easily told
 _SURE = 0.8  # area under the curve from which the same is said
+_READ = 0.2  # distance ratio below which an image was read out, as for the egress check (osfl.rounds.exposure)
 _WHO = {
     "server": "Who sees the uploads (a curious server)",
     "peers": "Another site, which gets the uploads,",
@@ -48,6 +49,13 @@ def verdict(found: Audit, party: str) -> list[str]:
         sentences.append(f"Images made from {len(near)} upload(s) are far nearer to training images than to others: copies.")
     elif found["rebuilt"]:
         sentences.append("Images made from the uploads are no copies of training images.")
+    read = [row for row in found["readout"] if row["ratio"] < _READ]
+    if read:
+        kinds, uploads = ", ".join(sorted({row["what"] for row in read})), len({row["of"] for row in read})
+        sentences.append(
+            f"Images or their features can be read out of {uploads} upload(s): a {kinds} is far nearer to one training image "
+            "than to others."
+        )
     inferred = [row for row in found["shares"] if row["how"] != "sent in the clear" and row["distance"] < 0.5 * row["blind"]]
     if any(row["how"] == "sent in the clear" for row in found["shares"]):
         sentences.append("How many images of each class a site has is sent in the clear.")
