@@ -31,7 +31,7 @@ from osfl.simulate.simulation import Simulation
 METHODS = ("fedpft", "falcon", "federated_factory")
 TASK = Task("stripes", ("a", "b", "c"), (1, 8, 8))
 CLOSE = Privacy(1e4, 1e-5)  # hardly any noise
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "fedpft": {"dimensions": 8},
     "falcon": {"dimensions": 8},
     "federated_factory": {"mixture_dims": 8, "factory": "mixture", "symmetry": "none"},

@@ -89,8 +89,8 @@ def test_presence_of_a_site_from_sixteen_of_its_images(present: bool) -> None:
     """The released model learned from the site's images, or from another site's."""
     mine, others = images((20, 20, 20), "mine", 5.0), images((20, 20, 20), "never used", 5.0)
     model = trained(mine if present else images((20, 20, 20), "another site", 5.0), 150)
-    scores = [model_signals(model, part, CPU)["loss"] for part in (mine, others)]
-    found = set_area(*scores, 16, numpy_generator(0, "sets"))
+    inside, outside = (model_signals(model, part, CPU)["loss"] for part in (mine, others))
+    found = set_area(inside, outside, 16, numpy_generator(0, "sets"))
     assert found > 0.95 if present else 0.1 < found < 0.9
 
 
