@@ -401,7 +401,6 @@ def test_costs_add_up_but_for_the_peak_of_memory_and_what_is_paid_once() -> None
         scores = {"global": {"accuracy": n / 10}, "clients": {"own": {}, "everyone": {}}}
         return {"plan_digest": "p", "release_digest": "r", "models_digest": "m", "scores": scores, "costs": costs}
 
-    assert after_encounters(one(1), []) == one(1)
     found = after_encounters(one(1), [one(3), one(2)])
     assert found["costs"] == {
         "upload_bytes": 6,

@@ -124,16 +124,18 @@ def run_client_phase(
         ratios = check_exposure(method, payload, shard, plan.task, ctx, real=real)
     if real and not plan.secure_sum:
         check_open_sums(method, payload, shard.client, plan)
-    elif not real and (would_stop(ratios) or (method.too_few(payload, plan) and not plan.secure_sum)):
+    elif not real and ((ratios and would_stop(ratios)) or (method.too_few(payload, plan) and not plan.secure_sum)):
         meter.remarks.append("a real site would not send this: the features of single images can be read out of its sums")
-    classes = plan.task.classes
-    lines = [compared(ratios, classes), accepted(ratios, classes), *([] if plan.secure_sum else [spanned(ratios)])]
-    for line in filter(None, lines):
-        notice(line)
+    if ratios:
+        classes = plan.task.classes
+        lines = [compared(ratios, classes), accepted(ratios, classes), *([] if plan.secure_sum else [spanned(ratios)])]
+        for line in filter(None, lines):
+            notice(line)
     if plan.secure_sum:
         payload = masked(method, payload, shard.client, plan, keys, key)
     bundle = pack("upload", shard.client, plan.digest, to_raw(payload.tensors), dict(payload.facts), key)
-    check_windows(plan, shard.client, len(bundle), contract)
+    if plan.topology is not None:
+        check_windows(plan, shard.client, len(bundle), contract)
     return bundle, meter
 
 
@@ -154,7 +156,7 @@ def check_claim(plan: Plan, shard: Shard) -> None:
 
 def check_promised_size(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -> None:
     """Refuse a contract whose uploads cannot fit into a contact window, if the plan has any."""
-    if windows(plan, client):
+    if plan.topology is not None and windows(plan, client):
         check_windows(plan, client, _promised(plan, client, contracts), contract_for(plan, contracts, client)[1], least=True)
 
 

@@ -12,9 +12,7 @@ _OF_THE_LAST = ("inference_bytes",)  # paid once, when the last models answer
 
 
 def after_encounters(result: Result, before: Sequence[Result]) -> Result:
-    """The result of the last encounter, with those before it; a single round stays as it is."""
-    if not before:
-        return result
+    """The result of the last encounter, with those before it."""
     rounds = [*before, result]
     rows = [_row(number, one) for number, one in enumerate(rounds, 1)]
     return {**result, "costs": _added([one["costs"] for one in rounds]), "encounters": rows}

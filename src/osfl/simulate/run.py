@@ -149,7 +149,7 @@ def run_round(
         environment |= {"notes": notes} if notes else {}
         result |= {**about, "environment": environment}  # type: ignore[typeddict-item]
         result["costs"]["wall_seconds"] = round_seconds(time.perf_counter() - started)
-        if is_last(plan):
+        if history.results and is_last(plan):
             result = after_encounters(result, history.results)
         write_json(out / "results.json", result)
         return _completed(result, fl_round)
