@@ -7,7 +7,7 @@ DOCS_READY := $(VENV)/.docs-ready
 # one more than there are cores: some tests mostly wait for programs that they started
 PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
-.PHONY: demo test docs wheel-check setup lint bench lock audit-deps clean
+.PHONY: demo test test-python docs wheel-check setup lint bench lock audit-deps clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)          ## the problem that one-shot methods solve, on embedded data, in two minutes
@@ -29,6 +29,9 @@ docs: $(DOCS_READY)     ## the documentation as a site, in site/; a broken link 
 wheel-check:            ## what a user gets: the wheel in an empty environment, without constraints
 	PYTHON=$(PYTHON) .ci/wheel
 
+test-python:            ## all tests with another version: `make test-python PYTHON=python3.13`
+	.ci/pythons $(PYTHON)
+
 bench: $(READY)         ## the long evidence; writes benchmarks/records/
 	$(BIN)/python -m benchmarks.bench
 
@@ -45,7 +48,7 @@ setup: $(READY)
 # Installed again whenever the requirements change; a half-finished install leaves no stamp behind.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,ray,diffusion,medical,onnx,pandas]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,ray,diffusion,medical,onnx,pandas,tensorboard,mlflow,wandb]'
 	touch $(READY)
 
 $(DOCS_READY): $(READY)

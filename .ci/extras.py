@@ -22,6 +22,7 @@ from osfl.models.timm_models import build_timm
 from osfl.roles.export import open_onnx
 from osfl.simulate.api import Comparison
 from osfl.simulate.ray import require_ray
+from osfl.simulate.tracking.tracker import open_logs
 
 TOOLS = {"dev", "docs"}  # of those who work on the package
 # timm brings torchvision, and the index has no build of it for a CPU build of torch: here only the message is checked
@@ -43,6 +44,9 @@ FEATURES: dict[str, tuple[tuple[str, ...], Callable[[], object]]] = {
     "onnx": (("onnx", "onnxruntime", "onnxscript"), lambda: open_onnx(Path("none.onnx"))),
     "pandas": (("pandas",), lambda: Comparison({"methods": {}}, Path()).to_frame()),
     "timm": (("timm",), lambda: build_timm("resnet18", 2, (3, 32, 32))),
+    "tensorboard": (("tensorboard", "osfl.simulate.tracking.to_tensorboard"), lambda: open_logs("tensorboard")),
+    "mlflow": (("mlflow", "sqlalchemy", "alembic", "osfl.simulate.tracking.to_mlflow"), lambda: open_logs("mlflow")),
+    "wandb": (("wandb", "osfl.simulate.tracking.to_wandb"), lambda: open_logs("wandb")),
     "medical": (("pydicom", "gdcm", "nibabel"), lambda: read_dicom(b"")),
 }
 

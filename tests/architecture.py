@@ -55,8 +55,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     "osfl": {"core", "rounds", "simulate", "cli"},
 }
-# Parts of a room that may import less than it: the ranking looks at records alone, and judging never sees an image or a key.
-NARROWER: dict[str, set[str]] = {"evaluation/advice": {"core"}, "rounds/judging": {"core", "runtime", "models"}}
+# Parts of a room that may import less than it: the ranking looks at records alone, judging never sees an image or a key, and what
+# goes to a tracker is made of results alone.
+NARROWER: dict[str, set[str]] = {
+    "evaluation/advice": {"core"},
+    "rounds/judging": {"core", "runtime", "models"},
+    "simulate/tracking": {"core", "reports", "evaluation"},
+}
 
 
 def room_of(path: Path) -> str:

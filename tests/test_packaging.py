@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "osfl"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # a module's name -> the name it is installed by, where they differ
-INSTALLED_BY = {"PIL": "pillow", "gdcm": "python-gdcm", "sklearn": "scikit-learn"}
+INSTALLED_BY = {"PIL": "pillow", "gdcm": "python-gdcm", "sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
 # Files that only run with an extra -> the extras, each of which must bring all that the file imports and the core does not.
 EXTRAS = {
     "deploy/flower/app.py": ("flower",),
@@ -29,6 +29,9 @@ EXTRAS = {
     "simulate/api.py": ("pandas",),
     "models/timm_models.py": ("timm",),
     "roles/export.py": ("onnx",),
+    "simulate/tracking/to_tensorboard.py": ("tensorboard",),
+    "simulate/tracking/to_mlflow.py": ("mlflow",),
+    "simulate/tracking/to_wandb.py": ("wandb",),
 }
 
 

@@ -23,6 +23,7 @@ from osfl.cli.arguments import (
 )
 from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
+from osfl.cli.terminal import note
 from osfl.core.errors import UsageError
 from osfl.data.reading import Reading
 
@@ -94,6 +95,7 @@ def compare(
     precision: options.Precision = "fp32",
     memory: options.Memory = "",
     no_cache: options.NoCache = False,
+    log: options.Log = None,
     output_format: options.Format = "text",
 ) -> None:
     """Run several methods on the same shards and show them side by side.
@@ -103,10 +105,14 @@ def compare(
     """
     from osfl.core.headline import headline
     from osfl.simulate.compare import compare as compare_methods
+    from osfl.simulate.tracking.tracker import Log, open_logs
 
+    logs: list[Log] = []
     mistakes, wanted, chosen = Mistakes(), [DEFAULT_METHOD], [0]  # wrong names: the other options are checked all the same
     with mistakes.noted():
         headline([1, 1], metric)
+    with mistakes.noted():
+        logs = open_logs(log, note)
     with mistakes.noted():
         wanted = [_own(label) for label in names(methods, "--methods")] if methods is not None else list(SENSIBLE)
         if not wanted:
@@ -141,7 +147,7 @@ def compare(
     machine = machine_for(device, precision, memory, workers=workers, threads=threads)
     with progress_display(output_format == "json") as progress:
         comparison = compare_methods(
-            simulation, wanted, chosen, out, machine=machine, progress=by_run(progress), metric=metric, fresh=fresh
+            simulation, wanted, chosen, out, machine=machine, progress=by_run(progress), metric=metric, fresh=fresh, logs=logs
         )
     if output_format == "json":
         sys.stdout.write((out / "comparison.json").read_text(encoding="utf-8"))

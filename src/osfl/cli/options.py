@@ -136,6 +136,16 @@ TestSamples = Annotated[
         help="Evaluate on so many images, class shares kept.",
     ),
 ]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="NAME[:DIR]",
+        rich_help_panel=HOW,
+        show_default=False,
+        help="Log what is finished to tensorboard, mlflow or wandb (offline), in DIR, default runs/NAME; may be repeated.",
+    ),
+]
 NoCache = Annotated[
     bool,
     typer.Option(

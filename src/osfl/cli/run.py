@@ -22,7 +22,7 @@ from osfl.cli.arguments import (
 )
 from osfl.cli.progress import progress_display
 from osfl.cli.summary import show_run
-from osfl.cli.terminal import errors
+from osfl.cli.terminal import errors, note
 from osfl.core.errors import UsageError
 from osfl.data.reading import Reading
 
@@ -99,6 +99,7 @@ def run(
     precision: options.Precision = "fp32",
     memory: options.Memory = "",
     no_cache: options.NoCache = False,
+    log: options.Log = None,
     output_format: options.Format = "text",
 ) -> None:
     """Simulate one round: every client uploads once, models are evaluated, and a report is written.
@@ -107,11 +108,15 @@ def run(
     The folder is the state: to continue after an interruption, run the same command again.
     """
     from osfl.simulate.run import run as simulate
+    from osfl.simulate.tracking.tracker import open_logs
 
+    logs = open_logs(log, note)
     how: dict[str, Any] = {"workers": workers, "threads": threads, "engine": engine}
     if sites is not None:
         machine = machine_for(device, precision, memory, **how)
         folder, result, finished_before = _rehearsed(plan, sites, out, machine, output_format)
+        for one in logs:
+            one.run(result, folder)
     else:
         simulation, federation = _simulation(
             plan,
@@ -147,7 +152,7 @@ def run(
         folder = out or default_out(simulation)
         finished_before = (folder / "results.json").exists()
         with progress_display(output_format == "json") as progress:
-            result = simulate(simulation, folder, machine=machine, progress=progress, federation=federation)
+            result = simulate(simulation, folder, machine=machine, progress=progress, federation=federation, logs=logs)
     if output_format == "json":
         sys.stdout.write((folder / "results.json").read_text(encoding="utf-8"))
     else:

@@ -26,6 +26,11 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def note(text: str) -> None:
+    """Something that went wrong beside the work itself, which goes on."""
+    errors().print(f"Note: {text}", markup=False, soft_wrap=True)
+
+
 def echo(text: str = "") -> None:
     """One line that is never broken, so that paths and commands can be copied."""
     output().print(text, soft_wrap=True)

@@ -32,6 +32,7 @@ from osfl.runtime.machine import Machine
 from osfl.simulate.compare import compare as compare_in
 from osfl.simulate.run import run as run_in
 from osfl.simulate.simulation import Simulation
+from osfl.simulate.tracking.tracker import Tracker, open_logs
 
 if TYPE_CHECKING:
     from osfl.core.result import Result as ResultDict
@@ -195,12 +196,15 @@ def run(
     device: str = "cpu",
     machine: Machine | None = None,
     progress: Progress | bool = True,
+    log: str | Tracker | Sequence[str | Tracker] | None = None,
 ) -> Result:
     """Simulate one round and return its result; the folder `out` keeps everything, and an interrupted run continues there.
 
     `method` is a name, a file (`./mine.py`), a class of your own, or a whole `Simulation`. `dataset` is a name, a path, or two
-    torch datasets (train, test). `settings` change the method's own, such as `{"epochs": 2}`.
+    torch datasets (train, test). `settings` change the method's own, such as `{"epochs": 2}`. `log`: `tensorboard`, `mlflow` or
+    `wandb`, each with `:DIR` if wanted, or a tracker of one's own (`osfl.simulate.tracking.tracker.Tracker`).
     """
+    logs = open_logs(log)
     options: dict[str, object] = {
         "clients": clients,
         "partition": partition,
@@ -216,7 +220,7 @@ def run(
     simulation = _simulation(method, dataset, options)
     folder = Path(out) if out is not None else _folder(simulation)
     shown = progress if callable(progress) else ProgressLine() if progress else quiet
-    found = run_in(simulation, folder, machine=machine or Machine(workers=workers, device=device), progress=shown)
+    found = run_in(simulation, folder, machine=machine or Machine(workers=workers, device=device), progress=shown, logs=logs)
     return Result(found, folder)
 
 
@@ -231,18 +235,19 @@ def compare(
     dataset: Images = "digits",
     machine: Machine | None = None,
     progress: Progress | bool = True,
+    log: str | Tracker | Sequence[str | Tracker] | None = None,
     **options: Any,
 ) -> Comparison:
     """Several methods on the same shards: `osfl.compare(["onesum", "fedavg"], clients=5, seeds=[0, 1])`.
 
     Further options are those of `osfl.run`; or give a whole `simulation`, whose method is not used.
     """
-    names = [_named(one) for one in methods]
+    names, logs = [_named(one) for one in methods], open_logs(log)
     if simulation is None:
         changes = dict(options.pop("settings", {}))
         simulation = _simulation(names[0].partition("@")[0], dataset, {**options, "changes": changes})
     shown = progress if callable(progress) else ProgressLine() if progress else quiet
-    how: dict[str, Any] = {"machine": machine or Machine(), "progress": shown, "metric": metric, "fresh": fresh}
+    how: dict[str, Any] = {"machine": machine or Machine(), "progress": shown, "metric": metric, "fresh": fresh, "logs": logs}
     return Comparison(compare_in(simulation, names, seeds, out, **how), Path(out))
 
 

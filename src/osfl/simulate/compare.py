@@ -20,6 +20,7 @@ from osfl.reports.page import write_report
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run, within
 from osfl.simulate.simulation import Simulation, for_methods, prepare_all
+from osfl.simulate.tracking.tracker import Log
 
 
 def compare(
@@ -32,11 +33,12 @@ def compare(
     progress: Progress = quiet,
     metric: str = "",
     fresh: bool = False,
+    logs: Sequence[Log] = (),
 ) -> dict[str, Json]:
     """Several methods on the same shards. Each client model is trained once and shared by all that upload it.
 
     `metric`: what is read first (osfl.core.headline). Runs that are finished stand; the comparison names those whose method's
-    code has changed since, and `fresh` repeats all.
+    code has changed since, and `fresh` repeats all. `logs`: trackers that get each result, and the comparison.
     """
     out = Path(out)
     methods = list(dict.fromkeys(methods))
@@ -57,6 +59,7 @@ def compare(
                 progress=within(progress, where),
                 cache=out / "cache",
                 federation=federation,
+                logs=logs,
             )
             results.append((label, result))
             if before and result.get("code") != code_digest(load(variant.method)):
@@ -78,6 +81,8 @@ def compare(
         write_report(result, out / label / f"seed{result['seed']}" / "report", others)
     write_json(out / "comparison.json", comparison)
     write_comparison(comparison, [result for _, result in results], out / "report")
+    for log in logs:
+        log.comparison(comparison, [result for _, result in results], out)
     return comparison
 
 

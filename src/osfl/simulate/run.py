@@ -38,6 +38,7 @@ from osfl.simulate.encounters import after_encounters
 from osfl.simulate.evaluate import Traffic, evaluate, measured, round_seconds
 from osfl.simulate.ray import run_client_phases_on_ray
 from osfl.simulate.simulation import Federation, Simulation, prepare
+from osfl.simulate.tracking.tracker import Log
 
 
 def run(
@@ -48,12 +49,16 @@ def run(
     progress: Progress = quiet,
     cache: Path | None = None,
     federation: Federation | None = None,
+    logs: Sequence[Log] = (),
 ) -> Result:
     """Simulate one round in `out`, or continue it. `cache`: where client models are shared with other methods; `federation`:
-    what `prepare` made of this simulation, if it has run."""
+    what `prepare` made of this simulation, if it has run; `logs`: trackers that get the finished result."""
     about = {"preset": simulation.preset, "command": simulation.command(str(out)) + machine.options()}
     federation = prepare(simulation) if federation is None else federation
-    return run_federation(federation, Path(out), about, machine=machine, progress=progress, cache=cache)
+    result = run_federation(federation, Path(out), about, machine=machine, progress=progress, cache=cache)
+    for log in logs:
+        log.run(result, Path(out))
+    return result
 
 
 def run_federation(
