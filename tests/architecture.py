@@ -55,8 +55,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "osfl": {"core", "rounds", "simulate", "cli"},
 }
-# Parts of a room that may import less than it: the ranking looks at records alone, judging never sees an image or a key, and what
-# goes to a tracker is made of results alone.
+# Parts of a room that may import less than it: the ranking looks at records alone, judging never sees an image or a key, and
+# what goes to a tracker is made of results alone.
 NARROWER: dict[str, set[str]] = {
     "evaluation/advice": {"core"},
     "rounds/judging": {"core", "runtime", "models"},
