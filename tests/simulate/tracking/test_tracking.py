@@ -135,7 +135,7 @@ class Failing(Kept):
 
 @pytest.mark.parametrize("at", ["start", "scalar", "finish"])
 def test_a_tracker_that_fails_is_named_once_and_no_run_is_lost(finished: Path, at: str) -> None:
-    tracker, said = Kept(), []
+    tracker, said = Kept(), list[str]()
     broken = Failing(at)
     logs = [
         trackers.Log("broken", lambda: broken, None, said.append),
