@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import advice, claims, onesum_card
+from benchmarks import advice, claims, onesum_card, scale_page
 from benchmarks.claims_picture import alone, picture
 from benchmarks.grid import CELLS, RECORDS, missing
 from osfl.reports.curves import lines as curve
@@ -35,9 +35,6 @@ These pages are written by `python -m benchmarks.results` from `benchmarks/recor
 seeds, in percent.
 
 - *own*: accuracy on the clients' own class distributions, averaged. *global*: accuracy on the whole test set.
-- *Controls of own accuracy*: `ensemble@ensemble=odds@personalize=prior` and `federated_factory@personalize=prior` only weigh
-  the classes as a client has them, and train nothing there. Claims of FedBiCross and FOL about own accuracy are judged against
-  both; a cell without them says why.
 - *gain over local*: *own* minus *own* of training alone, in points. *clients that gain*: share of clients above training alone.
 - *published*: what the paper reports for its nearest cell, beside rows of the same method and metric only: own accuracy for
   FedBiCross (ResNet-18), global accuracy for FederatedFactory (ResNet-50, EDM2), FedMITR (DeiT-Tiny from ImageNet) and FALCON
@@ -118,38 +115,6 @@ def older_rows(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Control:
-    """Rows with the site's prior, the controls of own accuracy, that a cell is left without; and why."""
-
-    cells: Callable[[str], bool]
-    why: str
-
-
-CONTROLS = (
-    Control(
-        lambda cell: cell.endswith("-silos") or "-n10-c1" in cell,
-        "a client with one class is right with its prior alone, whatever the model: they would say nothing here",
-    ),
-    Control(
-        lambda cell: "-vit-n" in cell,
-        "no claim of FedMITR is about own accuracy, and the clients' transformers take 8 (digits) to 125 s a seed",
-    ),
-    Control(lambda cell: "-n70-" in cell, "40 s a seed and more; the first of these cells with blood cells has the ensemble's"),
-    Control(
-        lambda cell: True,
-        "not run for lack of time (25 to 120 s a seed); claims are judged in the cells that have both rows",
-    ),
-)
-
-
-def why_no_control(cell: str, lacking: Sequence[str]) -> list[str]:
-    """A sentence where rows with the site's prior are missing."""
-    rows = [label for label in lacking if label.endswith("@personalize=prior")]
-    why = next(one.why for one in CONTROLS if one.cells(cell))
-    return ["", f"Controls with the site's prior that are missing ({', '.join(rows)}): {why}."] if rows else []
-
-
-@dataclass(frozen=True)
 class Regime:
     """Cells that belong on one page: one kind of model, data and partition."""
 
@@ -200,7 +165,7 @@ REGIMES = (
 OTHERS = {  # pages beside the regimes -> title and what they answer
     "claims.md": ("All claims", "every claim with its difference, interval, and the cells where it fails"),
     "clients.md": ("More clients", "the same images, shared among more clients"),
-    "speed.md": ("Speed", "how much faster than a straightforward version, at equal results"),
+    "speed.md": ("Speed", "how much faster than a straightforward version, time to accuracy, and growth with the clients"),
 }
 UP = "[How to read the tables](../results.md#how-to-read-the-tables)."
 
@@ -269,7 +234,7 @@ def table(record: dict[str, Any]) -> list[str]:
     if starts := started_from(rows):
         lines += ["", f"Clients start from {' and '.join(starts)}."]
     if lacking := missing(record["cell"], rows):
-        lines += ["", f"Still without all seeds: {', '.join(lacking)}.", *why_no_control(record["cell"], lacking)]
+        lines += ["", f"Still without all seeds: {', '.join(lacking)}."]
     return [*lines, ""]
 
 
@@ -313,7 +278,7 @@ def speeds() -> list[str]:
                 f"| {name} | {figures[key]:.2f} | {_spelled(aim, 1, '.2f')} | {_spelled(share, 100, '.0f')} "
                 f"| {record['date']} |"
             )
-    return [*lines, ""]
+    return [*lines, "", *scale_page.tables()]
 
 
 def _ratios(figures: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]]:

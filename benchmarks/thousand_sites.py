@@ -1,6 +1,7 @@
 """Processor time of whole simulated rounds with 100 and 1,000 sites, each site with images of its own, at smoke size.
 
-    python -m benchmarks.bench thousand_sites          every method that the budget allows; the rest is named
+    python -m benchmarks.bench thousand_sites          every method that the budget allows; the rest is named. It goes on
+                                                   where it stopped; delete the record to begin anew
     python -m benchmarks.thousand_sites onesum 100     one round, in a process of its own
 
 Each site draws 24 handwritten digits of each of two classes, and 6 for validation, so that a site's work does not depend on how
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench import kept_figures, write_record
 from osfl.core.seeds import torch_generator
 from osfl.core.topology import parse_topology
 from osfl.core.types import Shard
@@ -45,20 +47,24 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 
 def run() -> dict[str, Any]:
-    spent, rows = 0.0, dict[str, Any]()
+    start, rows = time.perf_counter(), dict[str, Any](kept_figures("thousand_sites").get("methods", {}))
     for method in METHODS:
-        few = in_own_process(method, SITES[0])
-        spent += few["cpu_seconds"]
-        expected = few["cpu_seconds"] * SITES[1] / SITES[0]
-        rows[method] = {str(SITES[0]): few}
-        if spent + expected > BUDGET:
-            rows[method]["not_run"] = f"{SITES[1]} sites: {expected:.0f} s if linear, beyond what is left of {BUDGET:.0f} s"
-            continue
-        many = in_own_process(method, SITES[1])
-        spent += many["cpu_seconds"]
-        rows[method][str(SITES[1])] = many
-        rows[method]["times_linear"] = round(many["cpu_seconds"] / expected, 3)
-        print(method, rows[method]["times_linear"], flush=True)
+        row = rows.setdefault(method, {})
+        row.pop("not_run", None)
+        for sites in SITES:
+            spent = sum(each["cpu_seconds"] for other in rows.values() for each in other.values() if isinstance(each, dict))
+            expected = row[str(SITES[0])]["cpu_seconds"] * sites / SITES[0] if str(SITES[0]) in row else 0.0
+            if str(sites) in row:
+                continue
+            if spent + expected > BUDGET:
+                row["not_run"] = f"{sites} sites: {expected:.0f} s if linear, beyond what is left of {BUDGET:.0f} s"
+                continue
+            row[str(sites)] = in_own_process(method, sites)
+            print(method, sites, row[str(sites)]["cpu_seconds"], flush=True)
+        few, many = (row.get(str(sites), {}).get("cpu_seconds") for sites in SITES)
+        if many is not None:
+            row["times_linear"] = round(many / (few * SITES[1] / SITES[0]), 3)
+        write_record("thousand_sites", {"images_a_site": 2 * IMAGES, "methods": rows}, time.perf_counter() - start)
     return {"images_a_site": 2 * IMAGES, "methods": rows}
 
 

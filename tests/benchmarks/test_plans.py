@@ -67,13 +67,26 @@ def test_a_plan_without_the_hash_of_its_weights_is_refused(name: str) -> None:
         plan_from(tomllib.loads(PLANS[name].read_text()), name)
 
 
-@pytest.mark.parametrize("name", ["cifar10-silos", "falcon-pacs", "fedbicross-bloodmnist", "fedmitr-cifar10", "fol-cifar10"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cifar10-silos",
+        "cifar10-silos-peer",
+        "isic-silos",
+        "falcon-pacs",
+        "fedbicross-bloodmnist",
+        "fedmitr-cifar10",
+        "fol-cifar10",
+    ],
+)
 def test_a_plan_in_small_runs_to_its_end(name: str, tmp_path: Path) -> None:
     """What differs is length and size (the smoke preset), the images, and that no weights are downloaded."""
     table = table_of(name)
     method, kept = table["method"], table.get("settings", {})
     changes = {key: value for key, value in kept.items() if key not in SMALL.get(method, ())}
     parts = {"partition": "iid" if table["data"]["partition"] == "domains" else table["data"]["partition"]}
+    if method == "federated_factory":
+        changes |= {"factory": load(method).Settings().factory}  # the paper's diffusion models, not the preset's mixtures
     clients = {"silos": 10, "iid": 4}.get(parts["partition"], 4)
     simulation = Simulation(
         method, "digits", clients, parts["partition"], "smoke", changes=changes, samples=240, test_samples=20, image_size=8

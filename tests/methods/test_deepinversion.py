@@ -70,7 +70,7 @@ def test_adaptive_images_are_those_that_the_student_gets_wrong() -> None:
 
     def gap(adi: float, number: int) -> float:
         method, ctx = DeepInversion(TASK, replace(settings, adi=adi)), context(settings, "ab")
-        pool = method._images(ups, [method.build(u.payload) for u in ups], student, number, {}, ctx)
+        pool = method._images(ups, [method.build(u.payload) for u in ups], student, "cnn-w8", number, {}, ctx)
         with torch.no_grad():
             return float(disagreement(student(pool.inputs), pool.teacher))
 

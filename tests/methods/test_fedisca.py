@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from osfl.core.method import Part
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.inversion import trajectories
-from osfl.ingredients.inversion.trajectories import Learner, Lesson, Lessons, Teacher, Trajectory
+from osfl.ingredients.inversion.trajectories import Learner, Lesson, Lessons, Trajectory
 from osfl.methods.fedisca import FedISCA, Settings
 from osfl.models.build import build_model
 from osfl.models.inputs import to_input
@@ -150,8 +151,8 @@ def test_with_images_first_the_student_learns_behind_the_last_image_along_one_co
     done: list[Any] = []
     gradient, step, make = Learner.gradient, Learner.step, Lessons._make
 
-    def made(self: Lessons, task: tuple[int, Teacher]) -> Lesson:
-        done.append(f"images {task[0]}")
+    def made(self: Lessons, task: Part) -> Lesson:
+        done.append(f"images {task.payload.facts['repetition']}")
         return make(self, task)
 
     def noted(self: Learner, lessons: Sequence[Lesson], place: int) -> torch.Tensor:
@@ -188,8 +189,8 @@ def test_lessons_made_ahead_are_the_same_and_made_once(monkeypatch: pytest.Monke
     made: list[int] = []
     make = Lessons._make
 
-    def counted(self: Lessons, task: tuple[int, Teacher]) -> Lesson:
-        made.append(task[0])
+    def counted(self: Lessons, task: Part) -> Lesson:
+        made.append(task.payload.facts["repetition"])
         return make(self, task)
 
     monkeypatch.setattr(Lessons, "_make", counted)

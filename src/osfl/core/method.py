@@ -54,6 +54,19 @@ def ignore_milestone(done: int, total: int, model: Callable[[], Payload]) -> Non
 
 
 @dataclass(frozen=True)
+class Part:
+    """A piece of a server phase that needs nothing of the other pieces: one client's images, or one class of one client."""
+
+    clients: tuple[ClientId, ...]  # whose uploads it reads, in this order
+    payload: Payload  # what it needs besides
+    key: Callable[[], Json] | None = None  # names its work completely: it is then done once and kept
+
+
+PartWork = Callable[[Any, Sequence[Upload], Part, "Context"], Payload]  # of a module: another process finds it by its name
+Spread = Callable[["Method", PartWork, Sequence[Upload], Sequence[Part], "Context"], list[Payload]]
+
+
+@dataclass(frozen=True)
 class Context:
     """Everything that is not data."""
 
@@ -69,6 +82,42 @@ class Context:
     previous: Payload | None = None  # what `personalize` gave this client one encounter earlier
     secret: bytes = b""  # where the plan asks for private randomness: what a client draws from in the place of the seed
     devices: Sequence[torch.device] = ()  # where there are several: `device` is the first
+    elsewhere: Spread | None = None  # other processes that compute parts of the server phase (osfl.simulate.ray)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether `spread` computes parts on other processes or devices."""
+        return self.elsewhere is not None or len(self.devices) > 1
+
+    def spread(
+        self,
+        method: Method,
+        work: PartWork,
+        uploads: Sequence[Upload],
+        parts: Sequence[Part],
+        here: Callable[[Part], Payload] | None = None,
+    ) -> list[Payload]:
+        """`work(method, its uploads, part, ctx)` for each part, in their order: on other processes where there are some, on the
+        devices in turn where there are several, and else here, side by side.
+
+        `here` is the same work with networks that this process has built already. Each part draws from generators that
+        its own names seed, so that it does not matter where it is computed.
+        """
+        if self.elsewhere is not None:
+            return self.elsewhere(method, work, uploads, parts, self)
+        if here is not None and not self.spreads:
+            return self.map(lambda part: self._kept(part, here), parts)
+        places = {upload.client: place for place, upload in enumerate(uploads)}
+
+        def on_device(numbered: tuple[int, Part]) -> Payload:
+            number, part = numbered
+            mine = replace(self, device=self.devices[number % len(self.devices)]) if self.devices else self
+            return self._kept(part, lambda part: work(method, [uploads[places[c]] for c in part.clients], part, mine))
+
+        return self.map(on_device, list(enumerate(parts)))
+
+    def _kept(self, part: Part, work: Callable[[Part], Payload]) -> Payload:
+        return work(part) if part.key is None else self.get_or_compute(part.key(), lambda: work(part))
 
     def for_client(self, client: ClientId) -> Context:
         """The same on the device that computes for this client. Which one follows from its place in the plan, not from which

@@ -8,17 +8,19 @@ the student, as it is then, still disagrees, so `rounds` should be at least 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from osfl.core.method import Context
+from osfl.core.method import Context, Part
 from osfl.core.types import Payload, Release, Upload
 from osfl.ingredients.distillation.student import Pool, distill
 from osfl.ingredients.ensembles.ensemble import COUNTED, fast_logits
+from osfl.ingredients.ensembles.paging import made_of, networks_limit, some_of
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.generators.synthesis import student_problems
 from osfl.ingredients.inversion.pixels import Pixels, Watched, invert, labels_for, pixel_problems
@@ -27,6 +29,8 @@ from osfl.ingredients.statistics.claimed_counts import capped_sites
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, too_low
 from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, counts_of, digests_of, start_student, teachers
+from osfl.ingredients.training.one_upload import by_client
+from osfl.models.build import build_model
 from osfl.models.folding import freeze
 from osfl.models.naming import load_named, named
 
@@ -104,7 +108,7 @@ class DeepInversion(OneClassifier, ModelMethod):
         return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        uploads = sorted(uploads, key=lambda upload: upload.client)
+        uploads = by_client(uploads)
         student, architecture = start_student(uploads, self, ctx)
         members = teachers(uploads, self, ctx.device)
         everyone = teacher_of(uploads, members, self.settings.ensemble, len(self.task.classes), ctx.plan)
@@ -118,24 +122,29 @@ class DeepInversion(OneClassifier, ModelMethod):
             "combine": ctx.plan.judging.combine,
         }
         pool: Pool | None = None
+
+        def released() -> Payload:
+            return Payload(named(student, "model"), {"architecture": architecture})
+
         for number in range(self.settings.rounds):
-            pool = _joined(pool, self._images(uploads, members, student, number, {**key, "round": number}, ctx))
+            pool = _joined(pool, self._images(uploads, members, student, architecture, number, {**key, "round": number}, ctx))
 
             def teach(pool: Pool = pool, number: int = number) -> Payload:
-                return self._teach(student, pool, number, everyone, ctx)
+                return self._teach(student, pool, number, everyone, released, ctx)
 
             learned = ctx.get_or_compute({**key, "round": number, "student": True}, teach)
             load_named(student, learned.tensors, "model")
             ctx.progress("rounds", number + 1, self.settings.rounds)
         assert pool is not None and pool.labels is not None
         ctx.show("Synthetic images", by_class(pool.inputs, pool.labels, self.task.classes))
-        return Release(Payload(named(student, "model"), {"architecture": architecture}))
+        return Release(released())
 
     def _images(
         self,
         uploads: Sequence[Upload],
         members: Sequence[nn.Module],
         student: nn.Module,
+        architecture: str,
         number: int,
         key: Mapping[str, Any],
         ctx: Context,
@@ -143,47 +152,66 @@ class DeepInversion(OneClassifier, ModelMethod):
         """New images of every maker, in parallel, each batch kept on its own; and what the guides say about them."""
         classes, mode, share = len(self.task.classes), self.settings.ensemble, ctx.plan.limits.share
         everyone = teacher_of(uploads, members, mode, classes, ctx.plan)
-        single = [teacher_of([u], [m], mode, classes, ctx.plan) for u, m in zip(uploads, members, strict=True)]
+        single = [teacher_of([u], some_of(members, [i]), mode, classes, ctx.plan) for i, u in enumerate(uploads)]
         makers = [everyone] if self.settings.invert == "ensemble" else single
         claimed = capped_sites(counts_of(uploads, classes), share)
         counts = dict(zip([u.client for u in uploads], claimed, strict=True))
 
-        def make(task: tuple[Teacher, int]) -> Payload:
-            maker, batch = task
-            named_so = {**key, "maker": maker.name, "batch": batch}
-            return ctx.get_or_compute(named_so, lambda: self._batch(maker, batch, number, counts, student, ctx))
-
-        made = ctx.map(make, [(maker, batch) for maker in makers for batch in range(self.settings.batches)])
+        students = named(student, "student") if self.settings.adi else {}
+        parts = [
+            Part(
+                maker.clients,
+                Payload(
+                    {**students, "seen": torch.stack([counts[client] for client in maker.clients]).sum(0)},
+                    {"round": number, "batch": batch, "architecture": architecture},
+                ),
+                functools.partial(dict, key, maker=maker.name, batch=batch),
+            )
+            for maker in makers
+            for batch in range(self.settings.batches)
+        ]
+        by_name = {maker.clients: maker for maker in makers}
+        made = ctx.spread(self, dreamed, uploads, parts, lambda part: self._batch(by_name[part.clients], part, student, ctx))
         inputs, labels = (torch.cat([payload.tensors[name] for payload in made]) for name in ("inputs", "labels"))
         logits = fast_logits(members, inputs, run_map=ctx.map, device=ctx.device)
         if self.settings.guides == "everyone" or self.settings.invert == "ensemble":
             return Pool(inputs, everyone.combine(logits).cpu(), labels)
-        parts = torch.split(logits, self.settings.images * self.settings.batches, 1)  # by maker, all members' answers
-        own = [maker.combine(part[i : i + 1]) for i, (maker, part) in enumerate(zip(single, parts, strict=True))]
+        answers = torch.split(logits, self.settings.images * self.settings.batches, 1)  # by maker, all members' answers
+        own = [maker.combine(part[i : i + 1]) for i, (maker, part) in enumerate(zip(single, answers, strict=True))]
         return Pool(inputs, torch.cat(own).cpu(), labels)
 
-    def _batch(
-        self, maker: Teacher, batch: int, number: int, counts: Mapping[str, torch.Tensor], student: nn.Module, ctx: Context
-    ) -> Payload:
-        settings = self.settings
-        rng = ctx.generator("images", maker.name, number, batch)
-        seen = torch.stack([counts[client] for client in maker.clients]).sum(0)
-        labels = labels_for(settings.labels, settings.images, seen, rng)
+    def _batch(self, maker: Teacher, part: Part, student: nn.Module | None, ctx: Context) -> Payload:
+        settings, number = self.settings, part.payload.facts["round"]
+        rng = ctx.generator("images", maker.name, number, part.payload.facts["batch"])
+        labels = labels_for(settings.labels, settings.images, part.payload.tensors["seen"], rng)
         images = invert(
             [Watched(member) for member in maker.members],
             labels,
             self.task.image,
             settings.inversion(adi=settings.adi if number else 0.0, l2=settings.l2),  # nothing to disagree with at first
             rng,
-            student=freeze(student).to(ctx.device) if settings.adi else None,
+            student=freeze(student).to(ctx.device) if settings.adi and student is not None else None,
             device=ctx.device,
             combine=maker.combine,
         )
         return Payload({"inputs": images.cpu().contiguous(), "labels": labels})
 
-    def _teach(self, student: nn.Module, pool: Pool, number: int, everyone: Teacher, ctx: Context) -> Payload:
+    def _teach(
+        self,
+        student: nn.Module,
+        pool: Pool,
+        number: int,
+        everyone: Teacher,
+        released: Callable[[], Payload],
+        ctx: Context,
+    ) -> Payload:
         settings = self.settings
-        frozen = everyone.of([freeze(member) for member in everyone.members])
+        frozen = everyone.of(made_of(everyone.members, freeze, networks_limit(ctx.device)))
+
+        def progress(done: int, total: int) -> None:
+            ctx.progress("distills", done, total)
+            ctx.milestone(number * total + done, settings.rounds * total, released)
+
         distill(
             student,
             pool,
@@ -198,9 +226,20 @@ class DeepInversion(OneClassifier, ModelMethod):
             mirror=settings.mirror,
             ask=frozen if settings.ask_again else None,
             device=ctx.device,
-            progress=lambda done, total: ctx.progress("distills", done, total),
+            progress=progress,
         )
         return Payload(named(student, "model"))
+
+
+def dreamed(method: DeepInversion, uploads: Sequence[Upload], part: Part, ctx: Context) -> Payload:
+    """One batch of one maker's images, wherever it is computed."""
+    members = [method.upload_model(upload, ctx).to(ctx.device) for upload in uploads]
+    maker = teacher_of(uploads, members, method.settings.ensemble, len(method.task.classes), ctx.plan)
+    student = None
+    if method.settings.adi:
+        student = build_model(str(part.payload.facts["architecture"]), method.task)
+        load_named(student, part.payload.tensors, "student")
+    return method._batch(maker, part, student, ctx)
 
 
 def _joined(old: Pool | None, new: Pool) -> Pool:

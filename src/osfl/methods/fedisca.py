@@ -9,7 +9,7 @@ keeps every step; adapts the clients' BN statistics backwards along it (`adapted
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -18,6 +18,7 @@ import torch
 from osfl.core.method import Context
 from osfl.core.types import ADDED, Payload, Release, Upload
 from osfl.ingredients.ensembles.ensemble import COUNTED
+from osfl.ingredients.ensembles.paging import some_of
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.generators.synthesis import student_problems
 from osfl.ingredients.inversion.pixels import Pixels, pixel_problems
@@ -35,6 +36,7 @@ from osfl.ingredients.inversion.trajectories import (
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
 from osfl.ingredients.training.local import CPU_TRAINING, SMOKE_TRAINING, Training, decay
 from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, digests_of, start_student, teachers
+from osfl.ingredients.training.one_upload import by_client
 from osfl.models.naming import load_named, named
 
 HELD_BYTES = 4 << 30  # trajectories of all repetitions, with order=images_first
@@ -108,7 +110,7 @@ class FedISCA(OneClassifier, ModelMethod):
         return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        uploads = sorted(uploads, key=lambda upload: upload.client)
+        uploads = by_client(uploads)
         student, architecture = start_student(uploads, self, ctx)
         makers, everyone = self._teachers(uploads, ctx)
         learner = Learner(student, self.settings.temperature, ctx.device)
@@ -125,11 +127,18 @@ class FedISCA(OneClassifier, ModelMethod):
         guides = everyone if self.settings.guides == "everyone" else None
         # a share each, so that time grows with the clients as it does for the ensemble, not with their square
         made = Lessons(makers, uploads, self, ctx, guides, images=math.ceil(self.settings.images / len(makers)))
+
+        def released() -> Payload:
+            return Payload(named(learner.model, "model"), {"architecture": architecture})
+
+        def watch(passes: int) -> None:
+            ctx.milestone(passes, self.settings.repetitions * self.settings.passes, released)
+
         for part in made.parts if self.settings.order == "interleaved" else [range(self.settings.repetitions)]:
 
             def work(part: range = part) -> Payload:
                 lessons = made.take(part)
-                made.beside(part, lambda mine: self._passes(learner, mine, part), [lessons])
+                made.beside(part, lambda mine: self._passes(learner, mine, part, watch), [lessons])
                 state = {**named(learner.model, "model"), "velocity": learner.velocity.to("cpu", copy=True)}
                 return Payload({**state, **kept_images(lessons[-1])})
 
@@ -138,7 +147,7 @@ class FedISCA(OneClassifier, ModelMethod):
             learner.velocity = kept.tensors["velocity"].to(ctx.device, copy=True)
             ctx.progress("repetitions", part.stop, self.settings.repetitions)
         self._show(finished_images(kept), ctx)
-        return Release(Payload(named(learner.model, "model"), {"architecture": architecture}))
+        return Release(released())
 
     def _teachers(self, uploads: Sequence[Upload], ctx: Context) -> tuple[list[Teacher], Teacher]:
         """Who makes images, and all clients as one."""
@@ -146,18 +155,22 @@ class FedISCA(OneClassifier, ModelMethod):
         everyone = teacher_of(uploads, members, mode, classes, ctx.plan)
         if self.settings.invert == "ensemble":
             return [everyone], everyone
-        return [teacher_of([u], [m], mode, classes, ctx.plan) for u, m in zip(uploads, members, strict=True)], everyone
+        return [teacher_of([u], some_of(members, [i]), mode, classes, ctx.plan) for i, u in enumerate(uploads)], everyone
 
-    def _passes(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range) -> None:
+    def _passes(self, learner: Learner, lessons: Sequence[Sequence[Lesson]], part: range, watch: Callable[[int], None]) -> None:
+        """`watch` is told how many passes are done, of all repetitions."""
         s = self.settings
         if s.order == "interleaved":
             for repetition, mine in zip(part, lessons, strict=True):
-                self._train_along(learner, mine, s.passes, decay(s.student_schedule, repetition, s.repetitions))
+                for number in range(s.passes):
+                    self._train_along(learner, mine, 1, decay(s.student_schedule, repetition, s.repetitions))
+                    watch(repetition * s.passes + number + 1)
             return
         for turn in range(s.passes * len(lessons)):
             self._train_along(
                 learner, lessons[turn % len(lessons)], 1, decay(s.student_schedule, turn, s.passes * len(lessons))
             )
+            watch(turn + 1)
 
     def _train_along(self, learner: Learner, lessons: Sequence[Lesson], passes: int, rate: float) -> None:
         """One student step for each kept step, forwards, `passes` times: the running statistics end at the finished images."""

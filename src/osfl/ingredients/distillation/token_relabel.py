@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError, UsageError
-from osfl.core.method import Context
+from osfl.core.method import Context, Part
 from osfl.core.types import ClientId, Dataset, Json, Payload, Upload
 from osfl.ingredients.distillation.order import progress_report, studies, turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import Combination
 from osfl.ingredients.ensembles.odds import from_odds, rebalanced, softened
+from osfl.ingredients.ensembles.paging import Networks
 from osfl.ingredients.generators.pictures import by_class, gallery
 from osfl.ingredients.generators.synthesis import check_finite, draw_labels, keep, take_up, work_key
 from osfl.ingredients.inversion.sparse import (
@@ -38,11 +39,12 @@ from osfl.ingredients.statistics.averaging import average
 from osfl.ingredients.statistics.claimed_counts import capped, capped_sites
 from osfl.ingredients.training.local import batches, decay
 from osfl.ingredients.training.model_method import ModelMethod, counts_of, start_student, teacher_weights, teachers
+from osfl.ingredients.training.one_upload import by_client
 from osfl.models.build import architecture_for, build_model
 from osfl.models.flops import forward_flops, training_flops
 from osfl.models.folding import freeze
 from osfl.models.inputs import to_images
-from osfl.models.naming import named
+from osfl.models.naming import load_named, named
 from osfl.models.vit import OnSubset, Vit
 from osfl.runtime.devices import wide
 from osfl.runtime.meter import spend
@@ -184,7 +186,8 @@ class PatchServer:
         terms: Terms,
         probe: int = 0,
     ) -> None:
-        uploads = sorted(uploads, key=lambda upload: upload.client)
+        uploads = by_client(uploads)
+        self.method, self.uploads = method, uploads
         self.ctx, self.settings, self.task = ctx, method.settings, method.task
         self.inversion, self.terms = inversion, terms
         self.probe = probe if terms.kept or terms.rest else 0  # else there is nothing to compare
@@ -199,8 +202,8 @@ class PatchServer:
         self.makers = ["all clients"] if self.together else self.clients
         # images of one client need no other client's model, so clients are spread over several devices
         self.places = [ctx.device if self.together else ctx.for_client(client).device for client in self.clients]
-        frozen = [as_vit(freeze(member)) for member in teachers(uploads, method, ctx.device)]
-        self.members = [member.to(place) for member, place in zip(frozen, self.places, strict=True)]
+        sent = teachers(uploads, method, ctx.device)
+        self.members = Networks(len(sent), lambda i: as_vit(freeze(sent[i])).to(self.places[i]), sent.limit)
         model, self.architecture = start_student(uploads, method, ctx)
         self.student = as_vit(model.to(ctx.device))
         self.start = named(self.student, "model")
@@ -253,20 +256,32 @@ class PatchServer:
             found = invert_sparsely(model, labels, self.task.image, self.inversion, rng, server=server, device=device)
             return halved(found.images, self.inversion.lr).cpu().contiguous(), labels, found.keep.cpu()
 
-        made = self.ctx.map(make, range(len(self.members)))  # as many images, whoever makes them
+        if self.ctx.elsewhere is None or self.together:  # all clients as one stay where their rule is
+            made = self.ctx.map(make, range(len(self.members)))  # as many images, whoever makes them
+        else:
+            found = self.ctx.spread(
+                self.method, inverted_client, self.uploads, [self._part(i, epoch) for i in range(len(self.members))]
+            )
+            made = [(one.tensors["images"], one.tensors["labels"], one.tensors["keep"]) for one in found]
         images, labels, kept = (torch.cat(parts) for parts in zip(*made, strict=True))
         makers = torch.arange(len(self.members)).repeat_interleave(count) * (not self.together)
         drop = dropped(kept, self.student.patches)
         whole, rest = self._ask(images, drop)
         return Pool(images, labels, makers, kept, drop, whole, rest)
 
+    def _part(self, place: int, epoch: int) -> Part:
+        """One client's images as another process makes them: with the student as it is now."""
+        student = {**named(self.student, "student"), "wanted": self.wanted[place]}
+        facts = {"epoch": epoch, "student": self.architecture, "inversion": asdict(self.inversion)}
+        return Part((self.clients[place],), Payload(student, facts))
+
     def _ask(self, images: torch.Tensor, drop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """E(x) and E(x_l): each client looks at each image once, and once at its dropped patches."""
         count = drop.shape[1] if self.terms.rest else 0
 
         @torch.no_grad()  # gradients are switched off per thread, and this runs in others
-        def ask(one: tuple[Vit, torch.device]) -> tuple[torch.Tensor, torch.Tensor]:
-            (member, device), outputs, again = one, [], []
+        def ask(place: int) -> tuple[torch.Tensor, torch.Tensor]:
+            member, device, outputs, again = self.members[place], self.places[place], [], []
             for x, away in zip(torch.split(images, 64), torch.split(drop, 64), strict=True):
                 x = x.to(device).float()
                 outputs.append(member(x).cpu())
@@ -274,7 +289,7 @@ class PatchServer:
             spend(ask_flops(member, count, self.task.image) * len(images))
             return torch.cat(outputs), torch.cat(again)
 
-        answers = self.ctx.map(ask, list(zip(self.members, self.places, strict=True)))
+        answers = self.ctx.map(ask, range(len(self.members)))
         outputs, again = (self._together(torch.stack(parts)) for parts in zip(*answers, strict=True))
         return outputs, again
 
@@ -463,6 +478,22 @@ def norm_figure(norms: torch.Tensor, terms: Terms) -> Json:
         "note": note,
         "measured": found,
     }
+
+
+def inverted_client(method: ModelMethod, uploads: Sequence[Upload], part: Part, ctx: Context) -> Payload:
+    """Images of one client in one epoch, wherever they are computed; what `PatchServer` does with its own networks."""
+    facts, upload = part.payload.facts, uploads[0]
+    how = facts["inversion"]
+    inversion = SparseInversion(**{**how, "events": tuple((int(step), float(share)) for step, share in how["events"])})
+    student = build_model(str(facts["student"]), method.task)
+    load_named(student, part.payload.tensors, "student")
+    rng = ctx.generator("images", upload.client, facts["epoch"])
+    labels = draw_labels(method.settings.images, part.payload.tensors["wanted"], rng)
+    model, server = (as_vit(freeze(one)).to(ctx.device) for one in (method.upload_model(upload, ctx), student))
+    found = invert_sparsely(model, labels, method.task.image, inversion, rng, server=server, device=ctx.device)
+    return Payload(
+        {"images": halved(found.images, inversion.lr).cpu().contiguous(), "labels": labels, "keep": found.keep.cpu()}
+    )
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------------

@@ -258,9 +258,9 @@ def fast_logits(
     shape = tuple(images.shape[1:])
 
     @torch.no_grad()  # gradients are switched off per thread, and this runs in others
-    def ask(member: nn.Module) -> torch.Tensor:
-        teacher = freeze(member).to(device)
+    def ask(place: int) -> torch.Tensor:
+        teacher = freeze(members[place]).to(device)
         spend(forward_flops(teacher, shape) * len(images))
         return torch.cat([teacher(to_input(part, device)) for part in torch.split(inputs, batch)])
 
-    return torch.stack((run_map or Workers().map)(ask, members))
+    return torch.stack((run_map or Workers().map)(ask, range(len(members))))

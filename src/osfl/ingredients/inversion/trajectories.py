@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
-from osfl.core.method import Context
+from osfl.core.method import Context, Part
 from osfl.core.types import Payload, Plan, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, Combination
+from osfl.ingredients.ensembles.paging import made_of
 from osfl.ingredients.inversion.pixels import Inversion, Watched, invert, labels_for
 from osfl.ingredients.statistics.averaging import Combine as Robust
 from osfl.ingredients.statistics.claimed_counts import capped_sites
@@ -170,17 +171,23 @@ def in_batch_mode(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def answers(teacher: Teacher, trajectory: Trajectory) -> torch.Tensor:
-    """The teacher's outputs at each kept step, (kept, n, classes); computed once, however often a student asks."""
+    """The teacher's outputs at each kept step, (kept, n, classes); computed once, however often a student asks. One member
+    after the other answers all steps, so that there need be only one in memory."""
     _, n, *shape = trajectory.images.shape
-    spend(sum(forward_flops(member, tuple(shape)) for member in teacher.members) * n * len(trajectory))
-    return torch.stack([teacher(trajectory.at(place)) for place in range(len(trajectory))])
+
+    def answered(member: nn.Module) -> torch.Tensor:
+        spend(forward_flops(member, tuple(shape)) * n * len(trajectory))
+        return torch.stack([member(trajectory.at(place)) for place in range(len(trajectory))])
+
+    outputs = torch.stack([answered(member) for member in teacher.members], 1)  # (kept, members, n, classes)
+    return torch.stack([teacher.combine(each) for each in outputs])
 
 
 def noise_adapted(teacher: Teacher, trajectory: Trajectory, reading: Reading) -> Teacher:
     """F̃, in either reading of the papers."""
     if reading == "batch_stats":
-        return teacher.of([in_batch_mode(member) for member in teacher.members])
-    return teacher.of([freeze(adapted(member, trajectory)) for member in teacher.members])
+        return teacher.of(made_of(teacher.members, in_batch_mode))
+    return teacher.of(made_of(teacher.members, lambda member: freeze(adapted(member, trajectory))))
 
 
 @dataclass(frozen=True)
@@ -190,6 +197,21 @@ class Lesson:
     trajectory: Trajectory
     clean: torch.Tensor  # F(x^(t)), (kept, n, classes)
     noisy: torch.Tensor  # F̃(x^(t))
+
+    def payload(self) -> Payload:
+        """As it travels between processes."""
+        images, labels = self.trajectory.images, self.trajectory.labels
+        tensors = {"images": images, "labels": labels, "clean": self.clean, "noisy": self.noisy}
+        return Payload(tensors, {"times": list(self.trajectory.times)})
+
+    def on(self, device: torch.device) -> Lesson:
+        path = Trajectory(self.trajectory.images.to(device), self.trajectory.times, self.trajectory.labels)
+        return Lesson(path, self.clean.to(device), self.noisy.to(device))
+
+
+def lesson_from(payload: Payload) -> Lesson:
+    found = payload.tensors
+    return Lesson(Trajectory(found["images"], tuple(payload.facts["times"]), found["labels"]), found["clean"], found["noisy"])
 
 
 def lesson(
@@ -206,7 +228,7 @@ def lesson(
 ) -> Lesson:
     """Images that `makers` dream up, with what `guides` say about them, before and after adaptation to noise."""
     trajectory = record(makers, labels, image, settings, rng, every=every, device=device)
-    clean = answers(guides.of([freeze(member) for member in guides.members]), trajectory)
+    clean = answers(guides.of(made_of(guides.members, freeze)), trajectory)
     return Lesson(trajectory, clean, answers(noise_adapted(guides, trajectory, reading), trajectory))
 
 
@@ -224,6 +246,8 @@ class Lessons:
         images: int | None = None,
     ) -> None:
         self.makers, self.guides, self.ctx = makers, guides, ctx  # without guides, each maker guides along its own images
+        self.uploads, self.method = uploads, method
+        self.named = {maker.clients: maker for maker in makers}
         self.images = images or method.settings.images  # that each maker makes in a repetition
         self.settings, self.image = method.settings, method.task.image
         counts = capped_sites(counts_of(uploads, len(method.task.classes)), ctx.plan.limits.share)
@@ -233,7 +257,7 @@ class Lessons:
 
     def take(self, part: range) -> list[list[Lesson]]:
         """The lessons of these repetitions, each a list over the makers."""
-        made = self._ready.pop(part, None) or self.ctx.map(self._make, self._tasks(part))
+        made = self._ready.pop(part, None) or self._made(self._tasks(part))
         return [made[start : start + len(self.makers)] for start in range(0, len(made), len(self.makers))]
 
     def beside(self, part: range, work: Callable[[Item], Out], items: Sequence[Item]) -> list[Out]:
@@ -242,34 +266,69 @@ class Lessons:
         if self._bytes(after) > _AHEAD_BYTES:
             return self.ctx.map(work, items)
         jobs: list[Callable[[], Any]] = [functools.partial(work, item) for item in items]
-        ahead: list[Callable[[], Any]] = [functools.partial(self._make, task) for task in self._tasks(after)]
+        tasks = self._tasks(after)
+        ahead: list[Callable[[], Any]] = [functools.partial(self._make, task) for task in tasks]
+        apart = self.ctx.spreads and bool(tasks)
+        if apart:
+            ahead = [functools.partial(self._made, tasks)]
         done = self.ctx.map(lambda job: job(), [*jobs, *ahead])
-        self._ready = {after: done[len(jobs) :]}
+        made = done[len(jobs) :]
+        self._ready = {after: made[0] if apart else made}
         return done[: len(jobs)]
 
-    def _tasks(self, part: range) -> list[tuple[int, Teacher]]:
-        return [(repetition, maker) for repetition in part for maker in self.makers]
+    def _tasks(self, part: range) -> list[Part]:
+        return [self._task(repetition, maker) for repetition in part for maker in self.makers]
+
+    def _task(self, repetition: int, maker: Teacher) -> Part:
+        """Whose uploads a lesson needs: its makers', and its guides'."""
+        guides = self.guides.clients if self.guides else maker.clients
+        clients = (*maker.clients, *(client for client in guides if client not in maker.clients))
+        seen = torch.stack([self.counts[client] for client in maker.clients]).sum(0)
+        facts = {"repetition": repetition, "makers": list(maker.clients), "guides": list(guides), "images": self.images}
+        return Part(clients, Payload({"seen": seen}, facts))
+
+    def _made(self, tasks: Sequence[Part]) -> list[Lesson]:
+        found = self.ctx.spread(self.method, made_lesson, self.uploads, tasks, lambda task: self._make(task).payload())
+        return [lesson_from(one).on(self.ctx.device) for one in found]
 
     def _bytes(self, part: range) -> int:
         s, (channels, height, width) = self.settings, self.image
         return int(len(self._tasks(part)) * (s.steps // s.every) * self.images * channels * height * width * 2)
 
-    def _make(self, task: tuple[int, Teacher]) -> Lesson:
-        repetition, maker = task
-        s, rng = self.settings, self.ctx.generator("trajectory", maker.name, repetition)
-        seen = torch.stack([self.counts[client] for client in maker.clients]).sum(0)
-        labels = labels_for(s.labels, self.images, seen, rng)
-        return lesson(
-            maker,
-            self.guides or maker,
-            labels,
-            self.image,
-            s.inversion(),
-            rng,
-            every=s.every,
-            reading=s.noise_teacher,
-            device=self.ctx.device,
-        )
+    def _make(self, task: Part) -> Lesson:
+        maker = self.named[tuple(task.payload.facts["makers"])]
+        return lesson_for(self.method, maker, self.guides or maker, task, self.ctx)
+
+
+def lesson_for(method: ModelMethod, maker: Teacher, guides: Teacher, task: Part, ctx: Context) -> Lesson:
+    """The lesson of one maker in one repetition."""
+    s, facts = method.settings, task.payload.facts
+    rng = ctx.generator("trajectory", maker.name, facts["repetition"])
+    labels = labels_for(s.labels, facts["images"], task.payload.tensors["seen"], rng)
+    return lesson(
+        maker,
+        guides,
+        labels,
+        method.task.image,
+        s.inversion(),
+        rng,
+        every=s.every,
+        reading=s.noise_teacher,
+        device=ctx.device,
+    )
+
+
+def made_lesson(method: ModelMethod, uploads: Sequence[Upload], task: Part, ctx: Context) -> Payload:
+    """The same from the uploads alone, wherever it is computed."""
+    sent = {upload.client: upload for upload in uploads}
+    models = {client: method.upload_model(upload, ctx).to(ctx.device) for client, upload in sent.items()}
+
+    def teacher(names: str) -> Teacher:
+        clients = task.payload.facts[names]
+        chosen, members = [sent[client] for client in clients], [models[client] for client in clients]
+        return teacher_of(chosen, members, method.settings.ensemble, len(method.task.classes), ctx.plan)
+
+    return lesson_for(method, teacher("makers"), teacher("guides"), task, ctx).payload()
 
 
 # --- the student -----------------------------------------------------------------------------------------------------------

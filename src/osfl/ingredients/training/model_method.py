@@ -13,6 +13,7 @@ from osfl.core.errors import TrainingError, UsageError, go_on_without
 from osfl.core.method import Context, Method
 from osfl.core.types import Contract, Json, Payload, Plan, Presets, Probed, Release, Shard, Task, Upload
 from osfl.ingredients.ensembles.ensemble import Ensemble, robust_rules, weights_for
+from osfl.ingredients.ensembles.paging import Networks, networks_limit
 from osfl.ingredients.statistics.averaging import Combine as Robust
 from osfl.ingredients.statistics.averaging import combined
 from osfl.ingredients.statistics.claimed_counts import largest, samples_of, sizes_of
@@ -149,22 +150,27 @@ def counts_of(uploads: Sequence[Upload], classes: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def teachers(uploads: Sequence[Upload], method: ModelMethod, device: torch.device | None = None) -> list[nn.Module]:
-    """The uploaded classifiers in evaluation mode, on the device, in the order of the uploads; one that explodes is refused by
-    name."""
-    members = []
-    for upload in uploads:
+def teachers(uploads: Sequence[Upload], method: ModelMethod, device: torch.device | None = None) -> Networks[nn.Module]:
+    """The uploaded classifiers in evaluation mode, on the device, in the order of the uploads, as many at once as there is
+    memory for; one that explodes is refused by name."""
+    place = device or torch.device("cpu")
+
+    def built(number: int) -> nn.Module:
+        upload = uploads[number]
         with working_on(upload.client):
-            members.append(method.build(upload.payload).to(device or torch.device("cpu")))
-    for upload, member in zip(uploads, members, strict=True):
+            return method.build(upload.payload).to(place)
+
+    members = Networks(len(uploads), built, networks_limit(place))
+    clients = [upload.client for upload in uploads]
+    for client, member in zip(clients, members, strict=True):
         if not (most := loudest(member, method.task.image)) < SANE:
             raise TrainingError(
-                f"the model of {upload.client} answers noise with numbers beyond all bounds",
-                client=upload.client,
+                f"the model of {client} answers noise with numbers beyond all bounds",
+                client=client,
                 field="model",
                 expected=f"below {SANE:g}",
                 got=f"{most:.3g}",
-                fix=go_on_without(upload.client),
+                fix=go_on_without(client),
             )
     return members
 

@@ -40,6 +40,11 @@ def by_client(uploads: Sequence[Upload]) -> Sequence[Upload]:
     return _InOrder(uploads, sorted(range(len(names)), key=names.__getitem__))
 
 
+def picked(uploads: Sequence[Upload], places: Sequence[int]) -> Sequence[Upload]:
+    """Some of the uploads, each still read only when it is asked for."""
+    return _InOrder(uploads, places)
+
+
 class _InOrder(Sequence[Upload]):
     def __init__(self, uploads: Sequence[Upload], order: Sequence[int]) -> None:
         self._uploads, self._order = uploads, order

@@ -26,6 +26,7 @@ from osfl.core.method import Context
 from osfl.core.types import ADDED, Payload, Release, Shard, Upload, one_by_one
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, fast_logits
+from osfl.ingredients.ensembles.paging import some_of
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.generators.synthesis import student_problems
 from osfl.ingredients.inversion.pixels import Pixels, pixel_problems
@@ -54,6 +55,7 @@ from osfl.ingredients.training.local import (
     too_low,
 )
 from osfl.ingredients.training.model_method import Combine, ModelMethod, Student, digests_of, start_student, teachers
+from osfl.ingredients.training.one_upload import by_client, picked
 from osfl.methods.fedbicross.bilevel import hypergradient, learn
 from osfl.methods.fedbicross.clustering import hierarchical, members_of, parameters, predictions, similarity
 from osfl.models.inputs import to_input
@@ -162,7 +164,7 @@ class FedBiCross(ModelMethod):
     # --- stages 1 and 2, at the server ---
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
-        uploads = sorted(uploads, key=lambda upload: upload.client)
+        uploads = by_client(uploads)
         if self.settings.server == "none":
             return Release(Payload({}), {one.client: Payload(one.payload.tensors, _architecture(one)) for one in uploads})
         members = teachers(uploads, self, ctx.device)
@@ -215,12 +217,12 @@ class FedBiCross(ModelMethod):
 
     def _teacher(self, uploads: Sequence[Upload], members: Sequence[nn.Module], group: Sequence[int], ctx: Context) -> Teacher:
         """F_k: the cluster's clients as one teacher."""
-        chosen = [uploads[i] for i in group]
-        return teacher_of(chosen, [members[i] for i in group], self.settings.ensemble, len(self.task.classes), ctx.plan)
+        chosen, classes = picked(uploads, group), len(self.task.classes)
+        return teacher_of(chosen, some_of(members, group), self.settings.ensemble, classes, ctx.plan)
 
     def _learner(self, uploads: Sequence[Upload], group: Sequence[int], ctx: Context) -> Learner:
         """G_k: all clusters start from the same random weights, or from the average of their own clients."""
-        student, _ = start_student([uploads[i] for i in group], self, ctx)
+        student, _ = start_student(picked(uploads, group), self, ctx)
         return Learner(student, self.settings.temperature, ctx.device)
 
     def _repeat(self, part: range, made: Lessons, learners: Sequence[Learner], weights: torch.Tensor, ctx: Context) -> Payload:
@@ -299,9 +301,9 @@ class FedBiCross(ModelMethod):
         """One model a cluster; who is in which cluster and the weights are known to all."""
         models = [named(learner.model, "model") for learner in learners]
         sent = [str(upload.payload.facts["architecture"]) for upload in uploads]
-        picked = [self.settings.student or min(sent[i] for i in group) for group in groups]
+        architectures = [self.settings.student or min(sent[i] for i in group) for group in groups]
         personal = {
-            uploads[i].client: Payload(models[k], {"architecture": picked[k], "cluster": k})
+            uploads[i].client: Payload(models[k], {"architecture": architectures[k], "cluster": k})
             for k, group in enumerate(groups)
             for i in group
         }

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
-from osfl.core.method import Context
+from osfl.core.method import Context, Part
 from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Plan, Presets, Probed, Release, Shard, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.statistics.class_counts import facts_without
@@ -44,6 +44,7 @@ from osfl.methods.federated_factory.cells import Cell, Prior, cells_of, heatmap,
 from osfl.methods.federated_factory.experts import ProductOfExperts
 from osfl.methods.federated_factory.factories import (
     FactorySettings,
+    cell_key,
     contract_of_factories,
     enough,
     exposed_class,
@@ -52,6 +53,7 @@ from osfl.methods.federated_factory.factories import (
     kept_factory,
     private_factories,
     sample_cell,
+    sampled,
     train_factories,
 )
 from osfl.models.inputs import to_input
@@ -205,14 +207,14 @@ class FederatedFactory(NoisyGaussianMethod):
         cells = self._cells(uploads)
         if self.settings.mode == "peer":
             return self._pass_on(cells, uploads, ctx)
-        pool = self._pool(cells, self._asked(cells, ctx), ctx)
+        pool = self._pool(cells, self._asked(cells, ctx), ctx, uploads)
         self._show(cells, uploads, pool, ctx)
         return Release(self._learn(pool, self.settings.epochs, ctx, "classifier"))
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
         """The synthetic images that the server trains on, by class and client."""
         cells = self._cells(uploads)
-        return self._pool(cells, self._asked(cells, ctx), ctx)
+        return self._pool(cells, self._asked(cells, ctx), ctx, uploads)
 
     def probed(self, upload: Upload, ctx: Context) -> Probed:
         """A few images of each generator."""
@@ -249,9 +251,17 @@ class FederatedFactory(NoisyGaussianMethod):
     def _asked(self, cells: Sequence[Cell], ctx: Context) -> Mapping[tuple[int, ClientId], int]:
         return quotas(cells, self.settings.images_per_class, self.settings.prior, ctx.plan.limits.share)
 
-    def _pool(self, cells: Sequence[Cell], asked: Mapping[tuple[int, ClientId], int], ctx: Context) -> Dataset:
+    def _pool(
+        self,
+        cells: Sequence[Cell],
+        asked: Mapping[tuple[int, ClientId], int],
+        ctx: Context,
+        uploads: Sequence[Upload] | None = None,
+    ) -> Dataset:
         """Images of all cells in the order of class and client; cells are sampled side by side."""
         done: list[Cell] = []
+        if uploads is not None and ctx.spreads:
+            return self._labeled(cells, self._sampled_apart(cells, asked, uploads, ctx))
 
         def sample(cell: Cell) -> torch.Tensor:
             images = sample_cell(cell, asked[cell.place], self.settings, self.task, ctx)
@@ -259,7 +269,26 @@ class FederatedFactory(NoisyGaussianMethod):
             ctx.progress("cells sampled", len(done), len(cells))
             return images
 
-        parts = ctx.map(sample, cells)
+        return self._labeled(cells, ctx.map(sample, cells))
+
+    def _sampled_apart(
+        self, cells: Sequence[Cell], asked: Mapping[tuple[int, ClientId], int], uploads: Sequence[Upload], ctx: Context
+    ) -> list[torch.Tensor]:
+        """Each cell's images on another worker or device."""
+
+        def part(cell: Cell) -> Part:
+            count = asked[cell.place]
+            facts = {"label": cell.label, "seen": cell.seen, "count": count}
+            return Part(
+                (cell.client,),
+                Payload({}, facts),
+                lambda: cell_key(cell, cell.tensors, count, self.settings, self.task, ctx),
+            )
+
+        made = ctx.spread(self, sampled_cell, uploads, [part(cell) for cell in cells])
+        return [payload.tensors["images"].cpu() for payload in made]
+
+    def _labeled(self, cells: Sequence[Cell], parts: list[torch.Tensor]) -> Dataset:
         labels = [torch.full((len(part),), cell.label) for part, cell in zip(parts, cells, strict=True)]
         return Dataset(torch.cat(parts), torch.cat(labels))
 
@@ -362,3 +391,10 @@ class FederatedFactory(NoisyGaussianMethod):
             for client, architecture in sorted(experts.items())
         ]
         return ProductOfExperts(members, self.settings.floor).eval()
+
+
+def sampled_cell(method: FederatedFactory, uploads: Sequence[Upload], part: Part, ctx: Context) -> Payload:
+    """The images of one cell, wherever they are computed."""
+    facts, tensors = part.payload.facts, under(uploads[0].payload.tensors, prefix(part.payload.facts["label"]))
+    cell = Cell(facts["label"], uploads[0].client, facts["seen"], tensors)
+    return sampled(cell, tensors, facts["count"], method.settings, method.task, ctx)

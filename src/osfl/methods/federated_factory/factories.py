@@ -248,22 +248,10 @@ def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, c
     Kept once they are made: a killed run does not sample again.
     """
 
-    def sample() -> Payload:
-        with working_on(cell.client):
-            factory = factory_for(settings, task, ctx.device)
-            images = factory.sample(tensors, count, ctx.generator("sample", cell.label, cell.client))
-        return Payload({"images": images})
-
     tensors = cell.tensors  # read once
-    key = {
-        **factory_key(settings, task, ctx),
-        "what": "sample",
-        "cell": list(cell.place),
-        "count": count,
-        "tensors": payload_digest(Payload(tensors)),
-    }
+    key = cell_key(cell, tensors, count, settings, task, ctx)
     try:
-        return ctx.get_or_compute(key, sample).tensors["images"]
+        return ctx.get_or_compute(key, lambda: sampled(cell, tensors, count, settings, task, ctx)).tensors["images"]
     except OSError as error:
         raise FilesError(
             f"images of class {task.classes[cell.label]!r} by {cell.client!r} could not be kept: {error.strerror}",
@@ -271,3 +259,20 @@ def sample_cell(cell: Cell, count: int, settings: FactorySettings, task: Task, c
             got=error.filename,
             fix="Free some disk space and run the same command again: finished cells are not repeated.",
         ) from error
+
+
+def cell_key(cell: Cell, tensors: Tensors, count: int, settings: FactorySettings, task: Task, ctx: Context) -> dict[str, Json]:
+    """What names the images of a cell completely."""
+    return {
+        **factory_key(settings, task, ctx),
+        "what": "sample",
+        "cell": list(cell.place),
+        "count": count,
+        "tensors": payload_digest(Payload(tensors)),
+    }
+
+
+def sampled(cell: Cell, tensors: Tensors, count: int, settings: FactorySettings, task: Task, ctx: Context) -> Payload:
+    with working_on(cell.client):
+        factory = factory_for(settings, task, ctx.device)
+        return Payload({"images": factory.sample(tensors, count, ctx.generator("sample", cell.label, cell.client))})

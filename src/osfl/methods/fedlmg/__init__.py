@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from osfl.core.method import Context
-from osfl.core.types import Dataset, Payload, Release, Upload
+from osfl.core.method import Context, Part
+from osfl.core.types import ClientId, Dataset, Json, Payload, Release, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.inversion.pixels import Watched
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
@@ -85,25 +85,18 @@ class FedLMG(OneClassifier, ModelMethod):
         s, prior = self.settings, self._prior(ctx)
         digests, seen = digests_of(uploads), counts_of(uploads, len(self.task.classes))
         elsewhere = {} if ctx.device.type == "cpu" else {"device": ctx.device.type}  # other devices round otherwise
-        cells = [(upload, int(c)) for upload, row in zip(uploads, seen, strict=True) for c in row.nonzero().flatten()]
+        key = {"what": "fedlmg", "settings": asdict(s), "seed": ctx.plan.seed, "task": asdict(self.task), **elsewhere}
 
-        def make(cell: tuple[Upload, int]) -> Payload:
-            upload, label = cell
-            key = {
-                "what": "fedlmg",
-                "settings": asdict(s),
-                "upload": digests[upload.client],
-                "label": label,
-                "client": upload.client,
-                "seed": ctx.plan.seed,
-                "task": asdict(self.task),
-                **elsewhere,
-            }
-            return ctx.get_or_compute(key, lambda: self._images(upload, label, prior, ctx))
+        def cell(client: ClientId, label: int) -> Part:
+            own: dict[str, Json] = {**key, "upload": digests[client], "label": label, "client": client}
+            return Part((client,), Payload({}, {"label": label}), lambda: own)
 
-        made = ctx.map(make, cells)
+        sent = {upload.client: upload for upload in uploads}
+        cells = [cell(client, int(c)) for client, row in zip(sent, seen, strict=True) for c in row.nonzero().flatten()]
+        made = ctx.spread(self, guided_cell, uploads, cells, lambda part: self._images(sent[part.clients[0]], part, prior, ctx))
         images = torch.cat([payload.tensors["images"] for payload in made])
-        labels = torch.cat([torch.full((len(p.tensors["images"]),), c) for p, (_, c) in zip(made, cells, strict=True)])
+        whole = [(len(one.tensors["images"]), part.payload.facts["label"]) for one, part in zip(made, cells, strict=True)]
+        labels = torch.cat([torch.full((count,), label) for count, label in whole])
         return Dataset(images, labels)
 
     def _prior(self, ctx: Context) -> Prior:
@@ -111,10 +104,16 @@ class FedLMG(OneClassifier, ModelMethod):
         prompts = [s.prompt.replace("{}", name) for name in self.task.classes]
         return load_prior(s.pipeline, s.pipeline_sha256, self.task.image[0], prompts, s.prompt_guidance, ctx.device)
 
-    def _images(self, upload: Upload, label: int, prior: Prior, ctx: Context) -> Payload:
+    def _images(self, upload: Upload, part: Part, prior: Prior, ctx: Context) -> Payload:
+        label = part.payload.facts["label"]
         rng = ctx.generator("images", upload.client, label)
         labels = torch.full((self.settings.per_class,), label)
         with working_on(upload.client):
             member = Watched(self.build(upload.payload))
             images = guided_images(prior, member, labels, self.task.image, self.settings, rng, ctx.device)
         return Payload({"images": images})
+
+
+def guided_cell(method: FedLMG, uploads: Sequence[Upload], part: Part, ctx: Context) -> Payload:
+    """The images of one class that one client guides, wherever they are computed."""
+    return method._images(uploads[0], part, method._prior(ctx), ctx)
