@@ -76,7 +76,8 @@ def test_with_an_epsilon_records_with_differential_privacy_count(osfl: Osfl) -> 
     )
     result = osfl(f"{CASE} --epsilon 8")
     text = " ".join(result.out.split())
-    assert "noise=site, against the server, too, has 8" in text and "Not federated_factory: has no noise" in text
+    assert "noise=site, against the server, too, has 8" in text
+    assert "fol: no committed record has it with differential privacy" in text and "Not local_only: sends nothing" in text
     assert osfl(f"{CASE} --epsilon 4 --format json").json["ranked"][0]["accuracy"] < first["accuracy"]
 
 

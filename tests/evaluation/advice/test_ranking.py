@@ -113,7 +113,7 @@ def test_the_interval_holds_the_middle_of_the_weight() -> None:
         ("fedavg@personalize=prior@weighting=uniform", Wants(secure_sum=True), "set personalize=none"),
         ("fedavg@weighting=uniform", Wants(secure_sum=True), ""),
         ("onesum", Wants(epsilon=8.0), "no committed record has it with differential privacy"),
-        ("federated_factory", Wants(epsilon=8.0), "has no noise for differential privacy"),
+        ("federated_factory", Wants(epsilon=8.0), "no committed record has it with differential privacy"),
         ("onesum@epsilon=8@delta=1e-05@noise=share", Wants(epsilon=8.0), ""),
         ("onesum@epsilon=8@delta=1e-05@noise=share", Wants(epsilon=4.0), "no committed record has it with an epsilon below 8"),
         ("fedavg", Wants(upload=2e6), ""),
