@@ -12,7 +12,14 @@ from torch import nn
 from osfl.core.seeds import numpy_generator, torch_generator
 from osfl.core.types import Dataset, Exposed, Task
 from osfl.evaluation.privacy.membership import lira, rmia
-from osfl.evaluation.privacy.rates import area, at_few_false_positives, exceeds_bound, share, true_positives
+from osfl.evaluation.privacy.rates import (
+    area,
+    at_few_false_positives,
+    exceeds_bound,
+    most_true_positives,
+    share,
+    true_positives,
+)
 from osfl.evaluation.privacy.signals import _MEASURES, model_signals
 from osfl.ingredients.training.local import Training, fit
 from osfl.models.build import build_model
@@ -51,6 +58,16 @@ def test_what_exceeds_a_bound_is_noticed() -> None:
     assert exceeds_bound(np.full(1000, 2000.0), others, epsilon=1.0, delta=1e-5)
     assert not exceeds_bound(np.full(1000, 2000.0), others, epsilon=9.0, delta=1e-5)
     assert not exceeds_bound(others + 0.5, others, epsilon=0.1, delta=0.0)
+
+
+def test_the_bound_is_attained_by_an_answer_that_lies_at_random() -> None:
+    """Randomized response tells the truth with e^eps / (1 + e^eps): its threshold is on the bound, and mixtures are below."""
+    for epsilon in (0.1, 1.0, 3.0):
+        truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+        assert most_true_positives(1 - truth, epsilon, 0.0) == pytest.approx(truth)
+        assert most_true_positives(0.0, epsilon, 1e-3) == pytest.approx(1e-3) and most_true_positives(1.0, epsilon, 0.0) == 1.0
+    assert most_true_positives(0.5, 3.0, 0.0) == pytest.approx(1 - 0.5 * math.exp(-3))  # e^3 / 2 alone would allow everything
+    assert most_true_positives(0.5, 1000.0, 0.0) == pytest.approx(1.0)
 
 
 def _digits(count: int, label: str) -> Dataset:

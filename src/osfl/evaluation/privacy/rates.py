@@ -60,13 +60,22 @@ def at_few_false_positives(members: Floats, others: Floats) -> Mapping[str, Rate
     return {f"{rate:g}": true_positives(members, others, rate) for rate in FALSE_POSITIVES}
 
 
+def most_true_positives(false_positives: float, epsilon: float, delta: float) -> float:
+    """What (epsilon, delta) allows any attack to find at so many false positives (Kairouz, Oh and Viswanath, 2015):
+    TPR <= e^epsilon FPR + delta, and 1 - FPR <= e^epsilon (1 - TPR) + delta."""
+    epsilon = min(epsilon, 50.0)  # e^1000 is no float
+    near = math.exp(epsilon) * false_positives + delta
+    far = 1 - math.exp(-epsilon) * (1 - delta - false_positives)
+    return max(0.0, min(1.0, near, far))
+
+
 def exceeds_bound(members: Floats, others: Floats, epsilon: float, delta: float) -> bool:
-    """Whether some threshold finds surely more than differential privacy allows: TPR <= e^epsilon FPR + delta.
+    """Whether some threshold finds surely more than differential privacy allows (`most_true_positives`).
 
     Surely: the low end of the one share's interval against the high end of the other's, at the rates that are stated.
     """
     for rate in FALSE_POSITIVES:
         found, allowed = true_positives(members, others, rate), math.floor(rate * len(others) + 1e-9)
-        if found is not None and found["low"] > math.exp(min(epsilon, 50.0)) * share(allowed, len(others))["high"] + delta:
+        if found is not None and found["low"] > most_true_positives(share(allowed, len(others))["high"], epsilon, delta):
             return True
     return False
