@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.privacy_curve import DELTA, EPSILONS, GROUPS, SHOWN, best, by_the_noise, picture
-from osfl.core.result import Membership
+from osfl.core.result import Membership, Rate
 from osfl.evaluation.privacy.rates import most_true_positives
 
 
 def row(party: str, auc: float, found: float, beyond: bool) -> Membership:
-    rate = {"value": found, "low": found / 2, "high": 2 * found}
-    area = {"value": auc, "low": auc - 0.1, "high": auc + 0.1}
-    made: Membership = {  # type: ignore[typeddict-item]
+    rate: Rate = {"value": found, "low": found / 2, "high": 2 * found}
+    area: Rate = {"value": auc, "low": auc - 0.1, "high": auc + 0.1}
+    made: Membership = {
         "party": party,
         "of": "all",
         "attack": "lira",
