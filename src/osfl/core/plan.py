@@ -266,6 +266,8 @@ def check_plan(plan: Plan) -> None:
         problems.append(f"judging.combine: {plan.method} has no {plan.judging.combine!r}; it has: {known}")
     if plan.secure_sum and plan.judging.combine != "mean":
         problems.append("judging.combine: in a secure sum the server sees no single upload; leave it out")
+    if plan.topology is not None and plan.judging.combine != "mean":
+        problems.append("judging.combine: with a topology no server combines what sites sent; leave it out")
     if plan.privacy is not None:
         wrong = _privacy_problems(plan, method)
         fix = (

@@ -72,6 +72,7 @@ from osfl.ingredients.statistics.private_sums import (
     with_room,
 )
 from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
+from osfl.ingredients.statistics.robust_sums import geometric_total
 from osfl.ingredients.statistics.shrinkage import gcv_ridge
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior, corrected, with_class_shares
 from osfl.ingredients.statistics.support import (
@@ -303,7 +304,8 @@ class FedCGS(OneClassifier, TokenMethod):
                     self.check_upload(upload, ctx)
                 yield self._statistics(upload) * factor  # a site's whole term: its means stay
 
-        total = summed(each())
+        share = ctx.plan.limits.share
+        total = geometric_total(list(each()), share) if ctx.plan.judging.combine == "geometric" else summed(each())
         same_encoders(facts, self.settings)
         total = replace(total, gram=unpacked(total.gram))
         weight, bias = self._classifier(total)
@@ -311,6 +313,10 @@ class FedCGS(OneClassifier, TokenMethod):
         means = total.means().float()
         release = Release(Payload({**head, **({"means": means} if self.settings.personal else {}), **self._map_tensors(ctx)}))
         return with_class_shares(release, uploads, self.settings, ctx.plan.limits.share)
+
+    def robust(self) -> Sequence[str]:
+        """Of sums in which each image is in one class."""
+        return () if self.task.several else ("geometric",)
 
     def _private_release(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         """The classifier of noisy sums. No site's term is scaled down: its part of the noise would go with it."""

@@ -90,6 +90,8 @@ def noise_problems(plan: Plan) -> list[str]:
         found.append("privacy.epsilon: its noise is more than whole numbers of 64 bits hold; a larger epsilon needs less")
     if min(noise.counts, noise.sums) < FINEST:
         found.append("privacy.epsilon: a site's noise would be lost in rounding; a smaller epsilon, or fewer shares, need more")
+    if plan.judging.combine != "mean":
+        found.append("judging.combine: noisy sums are only added, so that each site's noise counts alike; leave it out")
     return found
 
 

@@ -56,6 +56,7 @@ from osfl.ingredients.statistics.private_sums import (
     with_room,
 )
 from osfl.ingredients.statistics.public_map import LEVELS
+from osfl.ingredients.statistics.robust_sums import geometric_total
 from osfl.ingredients.statistics.support import (
     exposed_beyond_classes,
     of_no_class,
@@ -404,6 +405,8 @@ class OneSum(FeatureMap):
         A site that claims more than the plan's share of all images has its whole term scaled down: its means stay.
         """
         self._check_room(sum(total.images.values()))
+        if ctx.plan.judging.combine == "geometric":
+            return self._robust(uploads, ctx), None
         sums = {name: value.double() for name, value in total.tensors.items()}
         claims = torch.tensor(list(total.images.values()), dtype=torch.float64)
         for place, (claim, belief) in enumerate(zip(claims, capped(claims, ctx.plan.limits.share), strict=True)):
@@ -413,6 +416,17 @@ class OneSum(FeatureMap):
         step, counts = self._step(), sums["counts"] * self.settings.vectors()
         whole = Statistics(sums["sums"] * step, unpacked(sums["gram"]) * step**2, counts)
         return whole, unpacked(sums["grams"]) * step**2 if "grams" in sums else None
+
+    def _robust(self, uploads: Sequence[Upload], ctx: Context) -> Statistics:
+        """The geometric median of the sites' terms in place of their sum; all of them are in memory."""
+        terms, step, vectors = [sums_of(upload.payload) for upload in uploads], self._step(), self.settings.vectors()
+        scaled = [Statistics(term.sums * step, term.gram * step**2, term.counts * vectors) for term in terms]
+        found = geometric_total(scaled, ctx.plan.limits.share)
+        return replace(found, gram=unpacked(found.gram))
+
+    def robust(self) -> Sequence[str]:
+        """Of sums with one covariance for all classes, each image in one class."""
+        return () if self.task.several or self.settings.head == "qda" else ("geometric",)
 
     def term(self, upload: Upload) -> Total:
         """Counts, A_c and G in whole steps; G of each class only where the head needs it."""
