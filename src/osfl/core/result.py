@@ -152,6 +152,14 @@ class Finding(TypedDict):
     examples: list[str]  # the first of them
 
 
+def suspicion_lines(result: Result) -> list[str]:
+    """Sites whose uploads contradict the others', a sentence each."""
+    return [
+        f"Suspected before the release: {one['client']} {one['text']} ({one['rule']}). In a real round the coordinator decides."
+        for one in result.get("suspicions", ())
+    ]
+
+
 def finding_line(finding: Finding) -> str:
     """`damaged: 12 × left out (a.png, b.png, c.png, …)`"""
     if finding["examples"] == ["(all)"]:
@@ -401,6 +409,7 @@ class Result(TypedDict):
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     code: NotRequired[str]  # digest of the method's files and what they import; absent in results of earlier versions
     privacy: NotRequired[DifferentialPrivacy]  # only for rounds with [privacy] in their plan
+    suspicions: NotRequired[list[dict[str, Any]]]  # only for rehearsals of a plan: client, rule, text, value, bound
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
     audit: NotRequired[Audit]  # only where `osfl audit` attacked the run
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from osfl.core.headline import NAMES, SMOKE, headline_of, is_smoke
-from osfl.core.result import Result, finding_line
+from osfl.core.result import Result, finding_line, suspicion_lines
 from osfl.reports.audit import audit_sentences
 from osfl.reports.columns import POOLED
 from osfl.reports.differential_privacy import privacy_sentences
@@ -82,6 +82,8 @@ def _training(result: Result) -> str:
     )
     rows = [[code(key), code(value)] for key, value in fact_rows(result["settings"])]
     text = f"## Training\n\n{many(len(result['clients']), 'client').capitalize()} took part; {sent}.\n"
+    suspected = _bullets([safe(line) for line in suspicion_lines(result)])
+    text += f"\n{suspected}" if suspected else ""
     return text + (f"\n{table(['Setting', 'Value'], rows)}" if rows else "")
 
 

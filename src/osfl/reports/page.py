@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.core.headline import SMOKE, headline_of, is_smoke
-from osfl.core.result import Result, Scores, finding_line
+from osfl.core.result import Result, Scores, finding_line, suspicion_lines
 from osfl.reports.audit import audit_section
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
@@ -81,7 +81,7 @@ def _head(result: Result) -> dict[str, Any]:
 def _cautions(result: Result) -> list[str]:
     """What a reader should know before any number."""
     noticed = [f"Data: {finding_line(finding)}" for finding in result["data"].get("findings", ())]
-    return [*(result["inputs"]["cautions"] if "inputs" in result else ()), *noticed]
+    return [*suspicion_lines(result), *(result["inputs"]["cautions"] if "inputs" in result else ()), *noticed]
 
 
 def _lede(result: Result) -> str:

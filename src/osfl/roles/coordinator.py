@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from osfl.core.errors import UNUSABLE, OsflError, Rejected, RoundError, UsageError, go_on_without
 from osfl.core.method import Method
 from osfl.core.types import ClientId, Json, Plan, Progress, Upload
-from osfl.roles.judgment import UNDECIDED, ask, judged, refuse_unusable, rules, suspicions
+from osfl.rounds.judgment import UNDECIDED, ask, judged, refuse_unusable, rules, suspicions
 from osfl.rounds.state import (
     KEPT,
     LEFT_OUT,

@@ -21,7 +21,7 @@ from osfl.wire.signing import SigningKey, VerifyKey
 from osfl.wire.withdrawn import withdrawn_by
 
 CERTIFICATES, INTENT = "forgotten", "forgetting.json"
-JUDGMENT = "judgment.json"  # what uploads say about each other (osfl.roles.judgment)
+JUDGMENT = "judgment.json"  # what uploads say about each other (osfl.rounds.judgment)
 LEFT_OUT, KEPT = "left out", "kept"  # notes in journal.jsonl: what the coordinator decided about a site
 
 

@@ -26,6 +26,8 @@ from osfl.evaluation.tokens import features_by_kind, judge_tokens
 from osfl.ingredients.statistics.site_prior import weighed_by_site
 from osfl.models.input_facts import describe_inputs
 from osfl.rounds.folder import Round
+from osfl.rounds.judgment import suspicions
+from osfl.rounds.state import JUDGMENT
 from osfl.runtime.meter import measure, reset_peak_memory
 from osfl.runtime.payloads import payload_digest, to_raw
 from osfl.simulate.simulation import Federation
@@ -104,6 +106,8 @@ def evaluate(
     if plan.privacy is not None:
         result["privacy"] = stated = method.privacy_statement(published[0], fl_round.uploads()[0], plan)
         result["deviations"].append(f"noise for differential privacy is on {', '.join(stated['noised'])}")
+    if (fl_round.folder / JUDGMENT).exists():
+        result["suspicions"] = [dict(one) for one in suspicions(fl_round.folder, fl_round.uploads()[1])]
     if judged is not None:
         result["generators"] = judged
     if plan.topology is not None:

@@ -25,6 +25,7 @@ from osfl.core.types import ClientId, Json, Payload, Progress, Shard
 from osfl.reports.model_card import write_model_card
 from osfl.reports.page import write_report
 from osfl.rounds.folder import Round, contracts_of, encounter_folder, open_round, simulated_key
+from osfl.rounds.judgment import judged
 from osfl.rounds.phases import check_schedule, computing, run_client_phase, run_personalization, run_server_phase, with_secret
 from osfl.rounds.storage import load_model_of
 from osfl.runtime.environment import describe_environment, device_named
@@ -208,12 +209,25 @@ def _release(
     has_uploads = any(fl_round.policy.contracts.values())
     _client_phases(method, federation.shards, fl_round, ctx, history, machine)
     if fl_round.release() is None:
+        if federation.rehearsed:
+            _compare_uploads(method, fl_round, ctx)
         run_server_phase(method, fl_round, ctx)
     everyone = {shard.client for shard in federation.shards}
     # an empty contract: the bundles of a real round, so that digests agree, but they say nothing, and count as nothing
     up = fl_round.delivered() if has_uploads else dict.fromkeys(sorted(everyone), 0)
     down = {client: size for client, size in fl_round.release_bytes().items() if client in everyone}
     return Traffic(up, down, int(has_uploads))
+
+
+def _compare_uploads(method: Method, fl_round: Round, ctx: Context) -> None:
+    """What the coordinator of the real round would be told before its release. Nobody decides here: it is noted."""
+    plan = ctx.plan
+    if plan.judging.suspects == "off" or plan.secure_sum or plan.topology is not None:
+        return
+    with measure():  # no cost of the method
+        found = judged(fl_round, method, fl_round.delivered(), ctx)
+    for number, one in enumerate(found, 1):
+        ctx.progress(f"suspected: {one['client']} {one['text']} ({one['rule']})", number, len(found))
 
 
 def _client_phases(

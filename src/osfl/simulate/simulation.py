@@ -107,6 +107,7 @@ class Federation:
     source: Source
     data_facts: Mapping[str, Json] = field(default_factory=dict)  # about the data, beyond what the plan holds
     doubts: Sequence[Problem] = ()  # about the partition
+    rehearsed: bool = False  # a real plan with the images of its sites: uploads are compared with each other, as in the round
 
     @property
     def problems(self) -> list[Problem]:
@@ -316,8 +317,13 @@ def rehearsal(plan: Plan, sites: Path) -> Federation:
         problems,
         int(np.median([data.native for data in found.values()])),
     )
-    data_facts = {"dataset": plan.task.name, "digest": source.digest, "partition": "sites"}
-    return Federation(plan, shards, judged, counts, None, source, {**data_facts, "evaluated_on": "test" if tested else "val"})
+    facts = {
+        "dataset": plan.task.name,
+        "digest": source.digest,
+        "partition": "sites",
+        "evaluated_on": "test" if tested else "val",
+    }
+    return Federation(plan, shards, judged, counts, None, source, facts, rehearsed=True)
 
 
 def site_folder(sites: Path, client: ClientId) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from osfl.core.errors import RoundError
 from osfl.deploy.flower import messages
 from osfl.deploy.flower.messages import MessageBody
-from osfl.roles.judgment import ask
+from osfl.rounds.judgment import ask
 from osfl.wire.refusals import JOURNAL
 from osfl.wire.sealing import sealed_size
 from osfl.wire.signing import SigningKey

@@ -20,7 +20,7 @@ from osfl.deploy.flower import messages
 from osfl.deploy.flower.chunks import Damaged, FileInfo, Partial, announce, read_chunk
 from osfl.deploy.flower.messages import MessageBody, Reply
 from osfl.roles import coordinator
-from osfl.roles.judgment import UNDECIDED
+from osfl.rounds.judgment import UNDECIDED
 from osfl.rounds.state import read_json, read_policy, upload_hash_path
 from osfl.runtime.atomic import make_folder, replace_atomically
 from osfl.wire.inbox import Inbox
