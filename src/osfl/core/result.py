@@ -409,7 +409,7 @@ class Result(TypedDict):
     tokens: NotRequired[Tokens]  # only for methods that offer `tokens`
     code: NotRequired[str]  # digest of the method's files and what they import; absent in results of earlier versions
     privacy: NotRequired[DifferentialPrivacy]  # only for rounds with [privacy] in their plan
-    suspicions: NotRequired[list[dict[str, Any]]]  # only for rehearsals of a plan: client, rule, text, value, bound
+    suspicions: NotRequired[list[dict[str, Json]]]  # only for rehearsals of a plan: client, rule, text, value, bound
     reconstruction: NotRequired[Reconstruction]  # only where `osfl audit` attacked the run
     audit: NotRequired[Audit]  # only where `osfl audit` attacked the run
 
