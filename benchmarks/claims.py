@@ -208,6 +208,7 @@ PAPERS: Mapping[str, Sequence[Claim]] = {
         Claim("… and these changed, as FOL's are", "fol", "local_only@epochs=250@augment=flip+crop", _exchanges, OWN),
         Claim("FOL above odds and prior, untrained", "fol", WITH_PRIOR[0], _exchanges, OWN),
         Claim("… FOL-A above them", "fol@answer=ensemble", WITH_PRIOR[0], _exchanges, OWN),
+        Claim("FOL above FederatedFactory with the prior", "fol", FACTORY_PRIOR[0], _exchanges, OWN),
         Claim("alignment helps: FOL above FOL-N", "fol", "fol@align=false", _exchanges, OWN),
         Claim("… FOL-A above FOL-AN", "fol@answer=ensemble", "fol@align=false@answer=ensemble", _exchanges, OWN),
         Claim("FOL above DENSE", "fol", "dense", _exchanges, OWN),

@@ -547,8 +547,8 @@ def ours_of(cell: str) -> tuple[str, ...]:
     round_cells = ROUND_CELLS if CELLS[cell].dataset in ("bloodcells-28", "skinlesions-28") else ()
     upright = tuple(label for label in ONESUM if "flip" not in label) if CELLS[cell].dataset == "digits" else ONESUM
     photographs = PHOTOGRAPHS if cell in ("factory-cifar-n5-a0.1", "cifar-silos", "cifar-meet-n30-a0.1") else ()
-    both = (*WITH_PRIOR, *FACTORY_PRIOR)  # generators need more images of a class than seventy sites have, and no ViTs
-    controls = {"federated_factory": both, "fedavg": both, "fol": WITH_PRIOR, "fedmitr": WITH_PRIOR}
+    both = (*WITH_PRIOR, *FACTORY_PRIOR)  # FedMITR's clients start from a common file, which generators do not
+    controls = {"federated_factory": both, "fedavg": both, "fol": both, "fedmitr": WITH_PRIOR}
     peers = PEERS if CELLS[cell].method == "fol" else ()
     return (*upright, *round_cells, *photographs, *peers, *controls.get(CELLS[cell].method, ()))
 

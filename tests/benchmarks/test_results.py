@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import advice, onesum_card, results
-from benchmarks.grid import CELLS
+from benchmarks import advice, claims, onesum_card, results
+from benchmarks.grid import CELLS, FACTORY_PRIOR, WITH_PRIOR, methods_of
 
 
 def record(cell: str, **reached: float) -> dict[str, Any]:
@@ -77,3 +77,20 @@ def test_committed_pages_are_what_the_records_give(tmp_path: Path, monkeypatch: 
     for path in (page, page.with_name("claims.svg"), card, *sorted(folder.iterdir())):
         made = tmp_path / path.relative_to(page.parent)
         assert made.read_text("utf-8") == path.read_text("utf-8"), f"{path.name}: run python -m benchmarks.results"
+
+
+def test_a_cell_without_the_controls_of_own_accuracy_says_why() -> None:
+    """Every table of own accuracy has both rows with the site's prior, or a reason."""
+    lacking = ["onesum@symmetry=flip", "federated_factory@personalize=prior"]
+    (_, silos), (_, many) = (results.why_no_control(cell, lacking) for cell in ("blood-silos", "skin-meet-n70-a0.3"))
+    assert "(federated_factory@personalize=prior): a client with one class" in silos and "40 s a seed" in many
+    assert not results.why_no_control("blood-silos", lacking[:1])
+    for cell in CELLS:
+        if CELLS[cell].method in ("fedavg", "fol", "federated_factory"):
+            assert {*WITH_PRIOR, *FACTORY_PRIOR} <= set(methods_of(cell)), cell
+
+
+def test_claims_about_own_accuracy_of_fedbicross_and_fol_are_judged_against_both_controls() -> None:
+    for method in ("fedbicross", "fol"):
+        asked = {(claim.left, claim.right, claim.metric) for claim in claims.PAPERS[method]}
+        assert {(method, right, claims.OWN) for right in (*WITH_PRIOR, *FACTORY_PRIOR)} <= asked

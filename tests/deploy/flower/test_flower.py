@@ -9,17 +9,25 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from osfl.core.errors import UsageError
-from osfl.core.types import Limits, Payload, Plan
+from osfl.core.errors import Rejected, RoundError, UsageError
+from osfl.core.registry import load
+from osfl.core.types import Limits, Payload, Plan, Privacy
 from osfl.deploy.flower.grid import require_flower
 from osfl.deploy.flower.tls import make_node_key
+from osfl.models.inputs import to_input
+from osfl.roles import coordinator, site
+from osfl.rounds.forgetting import forget
 from osfl.rounds.state import read_policy
+from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import from_raw, payload_digest
 from osfl.wire.gate import verify_release
 from osfl.wire.repair import REPAIRS, REQUEST
-from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan
+from osfl.wire.signing import SigningKey
+from tests.faults.machines import CLIENTS, SETTINGS, Machines, machines, make_plan, make_sites
 from tests.faults.misuse import misuses
 from tests.faults.ways import by_files, by_memory, released
 
@@ -29,6 +37,8 @@ PLANS = (make_plan("fedavg"), make_plan("fedbicross", architecture="cnn-w4"))
 MISSING = "away"
 SUM = make_plan("onesum", (MISSING, *CLIENTS), filters=1, thumbnail=2)
 SUM = replace(SUM, quorum=len(CLIENTS), secure_sum=True, limits=Limits(share=1.0))
+# the same with shares of the noise, one of which other sites may know
+PRIVATE = replace(SUM, settings=replace(SUM.settings, dimensions=8), privacy=Privacy(1e4, 1e-5, "share", 1))
 
 
 def name_of(plan: Plan) -> str:
@@ -66,6 +76,34 @@ def check_secure_round(net: Machines, tmp_path: Path) -> None:
     assert payload_digest(payload_of(fl_round)) == payload_digest(payload_of(tmp_path / "memory" / "secure"))
 
 
+def check_private_round(net: Machines, tmp_path: Path) -> None:
+    """Shares of the noise under masks, and a missing site repaired: the release says for which sum epsilon holds and answers
+    right; nobody joins it late, and forgetting takes it back."""
+    fl_round, key = net.round(name_of(PRIVATE)), SigningKey.load(net.coordinator / "keys" / "server.key")
+    assert json.loads((fl_round / REQUEST).read_text())["request"]["missing"] == [MISSING]
+    release = payload_of(fl_round)
+    stated = release.facts["privacy"]
+    assert isinstance(stated, dict) and (stated["sites"], stated["epsilon"], stated["secure_sum"]) == (len(CLIENTS), 1e4, True)
+    plain = replace(PRIVATE, clients=CLIENTS, quorum=0, secure_sum=False, privacy=None)
+    by_memory(tmp_path / "memory" / "exact", plain, net.data)
+    exact = payload_of(tmp_path / "memory" / "exact")
+    assert not torch.equal(release.tensors["head/weight"], exact.tensors["head/weight"]), "there is noise in the sum"
+    with np.load(net.data / f"{CLIENTS[0]}.npz") as data:
+        images, labels = torch.from_numpy(data["train_images"])[:, None], torch.from_numpy(data["train_labels"])
+    answers = load("onesum")(PRIVATE.task, PRIVATE.settings).build(release)(to_input(images, torch.device("cpu"))).argmax(1)
+    assert (answers == labels).float().mean() > 0.9
+    public = read_policy(fl_round).enrolled
+    late = SigningKey.load(net.folder / "sites" / MISSING / "site.key")
+    data_of_missing = make_sites(tmp_path / "late", (MISSING,)) / f"{MISSING}.npz"
+    upload = site.make_upload(PRIVATE, MISSING, data_of_missing, late, tmp_path / "work", machine=Machine(1), keys=public)
+    with pytest.raises(Rejected, match="asked to take this site's masks out"):
+        coordinator.receive(fl_round, upload)
+    with pytest.raises(RoundError, match="nobody knows what it added"):
+        forget(fl_round, key, clients=[CLIENTS[0]], machine=Machine(1))
+    forget(fl_round, key, clients=[CLIENTS[0]], withdraw=True, machine=Machine(1))
+    assert not (fl_round / "release.safetensors").exists()
+
+
 def add_unknown_node(net: Machines) -> None:
     """A machine that has the certificate and a key of its own making, which nobody registered."""
     folder = net.folder / "sites" / "stranger"
@@ -93,7 +131,7 @@ def no_secrets(net: Machines) -> None:
 
 def test_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
     """All rounds are under way at the same time, and every kind of process dies while they are."""
-    with machines(tmp_path, (*PLANS, SUM)) as (net, (*plans, summed)):
+    with machines(tmp_path, (*PLANS, SUM, PRIVATE)) as (net, (*plans, summed, private)):
         rounds = [net.round(name_of(plan)) for plan in plans]
 
         def uploads() -> list[int]:
@@ -107,6 +145,7 @@ def test_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
             net.site(client)
         net.run(rounds[1].name)
         net.run(name_of(summed))
+        net.run(name_of(private))
         net.wait_for("an upload", lambda: sum(uploads()) >= 1)
         assert net.kill("flower-supernode", "north"), "a site's node dies; its script starts it again"
         net.wait_for("three uploads", lambda: sum(uploads()) >= 3)
@@ -120,8 +159,9 @@ def test_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         net.wait_for("the refusal of a stranger", lambda: "code: 2004" in net.log("stranger"))
         net.stop(unknown_sender)
         net.wait_for("both releases everywhere", lambda: all((fl_round / "everyone-has-it").exists() for fl_round in rounds))
-        models = [net.folder / "sites" / c / "work" / summed.digest[:16] / c / "model.safetensors" for c in CLIENTS]
-        net.wait_for("the release of the secure sum at the sites that came", lambda: all(path.exists() for path in models))
+        work = [net.folder / "sites" / c / "work" / plan.digest[:16] / c for c in CLIENTS for plan in (summed, private)]
+        models = [folder / "model.safetensors" for folder in work]
+        net.wait_for("the releases of both secure sums at the sites that came", lambda: all(path.exists() for path in models))
         no_secrets(net)
         net.stop()
         largest = max(path.stat().st_size for path in (rounds[0] / "inbox").iterdir())
@@ -129,6 +169,7 @@ def test_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
         for plan in plans:
             check_round(net, plan, tmp_path)
         check_secure_round(net, tmp_path)
+        check_private_round(net, tmp_path)
 
 
 def test_programs_that_start_slowly_keep_their_tasks(tmp_path: Path) -> None:
