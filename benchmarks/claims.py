@@ -6,9 +6,9 @@ The same rules for every claim:
   FALCON, all silos for FederatedFactory, all with neighbors for FOL. Which cells have a row is decided by what it costs.
 - *Recipe.* `paper`: the method's settings are the paper's, with sizes and lengths cut to what two cores do. `ours`: the
   `cpu` preset, which changes more. Where both were run, both stand here.
-- *Equal terms.* Students that release a point of their way are compared at the same point (`%0.6`, from vit-shares.json). A
-  server method that ended below where it began, the clients' average, had too small a budget; `gained` leaves such cells
-  out.
+- *Equal terms.* Students that release a point between the clients' average and their last weights are compared at the same
+  point (`%0.6`, from vit-shares.json). A server method that ended below where it began, the clients'
+  average, had too small a budget; `gained` leaves such cells out.
 - *Every cell.* Such a claim is judged cell by cell: see `judged`. Cells that are not above are named, whatever the verdict.
 - *Bytes at equal accuracy.* What FedAvg sends until it is as good is known where it got there within its rounds, and is more
   than it sent where it did not: see `_for_as_much`. A cell in which that decides nothing is open.
@@ -252,7 +252,7 @@ def _shown() -> Mapping[str, Any]:
 
 
 def _on_its_way(cell: str, label: str, share: float) -> Mapping[str, float]:
-    """A student at that share of its way from the clients' average."""
+    """A student at that share between the clients' average (0) and its last weights (1)."""
     found = _shown().get(cell, {}).get(label, {})
     return {seed: points[{0.6: 0, 1.0: 1}[share]] for seed, points in found.items() if seed != "mean"}
 
@@ -429,8 +429,9 @@ Claims of the papers about their methods, and further questions, tested on our r
   them, times the number of cells).
 - *Until it is as good*: FedAvg's bytes in ten rounds, both ways, are enough where it ended as good as the method; where it
   ended below, it needs more. A cell is open where it ended below and had sent less, or was as good and had sent more.
-- Students that release a point of their way from the clients' average are compared at the same point. *That gained*: only
-  cells in which the other method ended above that average; elsewhere its budget here was too small to say anything.
+- Students that release a point between the clients' average and their last weights are compared at the same point.
+  *That gained*: only cells in which the other method ended above that average; elsewhere its budget here was too small to
+  say anything.
 
 Why a claim fails is in the method's card. [Results](../results.md) has the summary.
 

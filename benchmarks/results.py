@@ -69,12 +69,12 @@ def _made_before(day: str) -> Callable[[Mapping[str, Any]], bool]:
 _ALONE = _is("local_only", "centralized", "centralized_tokens", "fol", "onesum")
 CHANGES = (
     Change(
-        "no site's weight by claimed counts was capped (`limits.share`, 0.4 now)",
+        "weights by claimed counts had no upper bound (`limits.share`, 0.4 now)",
         lambda cell, label: not _ALONE(cell, label),
         _made_before("2026-11-18"),
     ),
     Change(
-        "classes of one and two images at a site were used (`least`, 3 now)",
+        "classes with one or two images at a site were used (`least`, 3 now)",
         _is("falcon", "fedpft", "fedcgs"),
         lambda row: "least" not in row["settings"],
     ),
@@ -100,11 +100,11 @@ def older_rows(records: Sequence[dict[str, Any]]) -> list[str]:
         for label, row in record["methods"].items()
     ]
     days = Counter(str(row["date"]) for _, _, row in rows)
-    made = ", ".join(f"{days[day]} on {day}" for day in sorted(days))
+    made = ", ".join(f"{day} ({days[day]})" for day in sorted(days))
     lines = [
         "## Which code made which rows",
         "",
-        f"Each row has its date in the record. Of {len(rows)} rows in {len(records)} cells were made: {made}.",
+        f"Each row has its date in the record. The {len(rows)} rows in {len(records)} cells were made on: {made}.",
         "Rows that are older than a change of the code differ from what the same command gives today:",
         "",
     ]

@@ -1,11 +1,11 @@
-"""How far a student goes: every method of a ViT cell at the same points of its way from the clients' average.
+"""How far a student goes: every method of a ViT cell at the same points between the clients' average and its last weights.
 
     python -m benchmarks.vit_shares                all cells of runs/grid that have such runs
     python -m benchmarks.vit_shares blood-vit-n10-a0.3
 
-FedMITR's `cpu` preset releases a student at 0.6 of its way (`student_share`), methods with generators release where theirs
-ended. All began at the same average, so both points can be had of finished runs, without any training. Test images; the share
-itself was chosen on validation images, for FedMITR.
+FedMITR's `cpu` preset releases a student at 0.6 of that interpolation (`student_share`), methods with generators release
+where theirs ended. All began at the same average, so both points can be computed from finished runs, without any
+training. Test images; the share itself was chosen on validation images, for FedMITR.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _accuracy(model: nn.Module, weights: Mapping[str, torch.Tensor], test: Datas
 
 
 def on_its_way(folder: Path) -> dict[float, dict[str, torch.Tensor]]:
-    """The student by share of its way, from the average of the uploads (0) to where it ended (1)."""
+    """The student by share, from the average of the uploads (0) to its last weights (1)."""
     share = float(read_result(folder)["settings"].get("student_share", 1.0))
     begun, released = _start(folder), named(load_model(folder)[0], "model")
     return {at: average([begun, released], [1 - at / share, at / share]) for at in SHARES}

@@ -58,7 +58,7 @@ def test_what_rows_lack_follows_from_their_dates_and_settings() -> None:
     one = {"cell": "xray-a0.1", "date": "2026-11-16", "methods": {"falcon": old, "falcon@alpha=0": new, "local_only": new}}
     other = {"cell": "brain-a0.1", "date": "2026-11-16", "methods": {"falcon": {"settings": {}}}}
     page = "\n".join(results.older_rows([one, other]))
-    assert "Of 4 rows in 2 cells were made: 2 on 2026-11-16, 2 on 2026-11-19." in page
+    assert "The 4 rows in 2 cells were made on: 2026-11-16 (2), 2026-11-19 (2)." in page
     assert "(`limits.share`, 0.4 now): 2 of 3 such rows, in 2 cells" in page
     assert "(`least`, 3 now): 2 of 3 such rows, in 2 cells" in page and "shared patients: 1 of 3 such rows, in 1 cells" in page
     assert "covariance" not in page and "generator" not in page

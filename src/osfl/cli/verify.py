@@ -132,7 +132,7 @@ def _with_numerics(verdicts: Sequence[Verdict], known: Known, head: Path | None)
 
     if head is not None and not known.server:
         raise UsageError(
-            "a head can be believed with the server's key only",
+            "a head can be verified with the server's key only",
             field="server",
             fix="Give --server server.pub, or --round ROUND.",
         )
@@ -221,7 +221,7 @@ def _with_certificates(known: Known, files: Sequence[Path], fl_round: Path | Non
         return known
     if not known.server:
         raise UsageError(
-            "certificates of forgetting can be believed with the server's key only",
+            "certificates of forgetting can be verified with the server's key only",
             field="server",
             fix="Give --server server.pub.",
         )
@@ -331,7 +331,7 @@ def _show(verdicts: Sequence[Verdict], good: bool) -> None:
     rest = f" Not checked: {open_questions}." if open_questions else ""
     asked = all(check.answer == "yes" for verdict in verdicts for check in verdict.checks if check.question == VALID)
     withdrawn = " Nothing was withdrawn." if asked else ""
-    text = f"[green]Every signature is good.{withdrawn}[/]" if good else "[bold red]Not everything can be believed.[/]"
+    text = f"[green]Every signature is good.{withdrawn}[/]" if good else "[bold red]Not everything could be verified.[/]"
     echo(f"{text}{rest}")
     if any(verdict.different for verdict in verdicts):
         echo("[bold yellow]Repeated here, the release has other numbers: repeat it on the server's kind of machine.[/]")

@@ -1,7 +1,7 @@
 """Config files beside a checkpoint: attention heads, activation, order of classes, and the scale of pixels.
 
 transformers writes `config.json` and `preprocessor_config.json`, timm a `config.json` with `pretrained_cfg`. All are optional;
-what they say is believed, and what they say in a way that nobody understands is refused.
+what they state is used, and what they state in an unknown form is refused.
 """
 
 from __future__ import annotations

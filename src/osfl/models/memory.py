@@ -1,4 +1,4 @@
-"""Memory that a training needs, found by passes without numbers: the weights, and what autograd keeps for the way back."""
+"""Memory that a training needs, found by passes without numbers: the weights, and what autograd keeps for the backward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from osfl.models.flops import on_meta
 
 _FEW, _MORE = 2, 4  # images in two passes: what every batch needs once is not in their difference
-_PASSING = 1.1  # on the way back, a gradient exists beside the activations
+_PASSING = 1.1  # in the backward pass, a gradient exists beside the activations
 _HALF = 0.6  # of the bytes with 16-bit floats: sums and normalizations keep 32
 _known: dict[tuple[object, ...], TrainingMemory] = {}
 
@@ -23,7 +23,7 @@ class TrainingMemory:
     weights: int
     once: float
     each: float
-    checkpointed: float  # of one image, where what lies within blocks is computed again on the way back
+    checkpointed: float  # of one image, where what lies within blocks is computed again in the backward pass
 
     def fixed(self, copies: int) -> float:
         """`copies` of the weights: themselves, gradients, what the optimizer remembers, an average."""

@@ -221,7 +221,7 @@ class Unet(nn.Module):
         channels, side = image[0] * shape.fold**2, image[1] // shape.fold
         widths = [shape.width * multiple for multiple in shape.multiples]
         self.fold, embedding = shape.fold, max(widths)
-        self.recompute = False  # the inside of blocks on the way back, instead of keeping it: activation checkpointing
+        self.recompute = False  # the inside of blocks in the backward pass, instead of keeping it: activation checkpointing
         self.waves = Fourier(widths[0])
         self.embed = MPConv(widths[0], embedding)
         self.entry = MPConv(channels + 1, widths[0], 3)

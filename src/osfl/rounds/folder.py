@@ -52,7 +52,7 @@ from osfl.wire.repair import REPAIRS, stored_seeds
 from osfl.wire.signing import SigningKey
 
 TOTAL = "total.safetensors"
-MILESTONES = 20  # models on the server's way that are kept for a curve
+MILESTONES = 20  # intermediate models of the server that are kept for a curve
 
 
 @dataclass(frozen=True)

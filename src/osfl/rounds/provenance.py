@@ -31,7 +31,7 @@ EXCLUDED = "excluded/"  # before a client's name, among what a release names: le
 VALID = "not withdrawn by a certificate of forgetting"
 
 Answer: TypeAlias = Literal["yes", "no", "not checked", "within tolerance", "different"]
-CLOSE: Final = "within tolerance"  # of a release that was repeated: other bits, which is no lie yet
+CLOSE: Final = "within tolerance"  # of a release that was repeated: other bits, which prove no fraud
 DIFFERENT: Final = "different"
 
 
@@ -51,7 +51,7 @@ class Verdict:
     path: Path
     kind: str = ""
     client: ClientId = ""
-    digest: str = ""  # empty unless the file was believed
+    digest: str = ""  # empty unless the file was verified
     checks: Sequence[Check] = ()
 
     @property
@@ -70,8 +70,8 @@ class Known:
     """What the one who asks knows of the round."""
 
     plan: str  # digest: the round
-    server: str = ""  # public key; without it releases cannot be believed
-    policy: AcceptancePolicy | None = None  # keys and contracts; without it uploads cannot be believed
+    server: str = ""  # public key; without it releases cannot be verified
+    policy: AcceptancePolicy | None = None  # keys and contracts; without it uploads cannot be verified
     others: Mapping[str, str] = field(default_factory=dict)  # "upload/north" -> digest, from a round folder
     withdrawn: Withdrawn | None = None  # what certificates of forgetting took back; None: nobody knows of any certificates
     current: Mapping[str, str] = field(default_factory=dict)  # what the round's own release names: "personal/north" -> digest
@@ -82,10 +82,10 @@ class Known:
 
 def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
     """Each file by itself, then what they say about each other."""
-    believed: dict[Path, Bundle] = {}
-    single = {path: _believe(path, known, believed) for path in files}
-    gone = {path: found for path, bundle in believed.items() if (found := _withdrawal(path, bundle, known))}
-    valid = [bundle for path, bundle in believed.items() if path not in gone]
+    verified: dict[Path, Bundle] = {}
+    single = {path: _verify(path, known, verified) for path in files}
+    gone = {path: found for path, bundle in verified.items() if (found := _withdrawal(path, bundle, known))}
+    valid = [bundle for path, bundle in verified.items() if path not in gone]
     parts = [bundle for bundle in valid if bundle.kind in ("upload", "personal")]
     digests = {**known.others, **{_name(bundle): bundle.digest for bundle in parts}}
     releases = [bundle for bundle in valid if bundle.kind == "release"]
@@ -96,7 +96,7 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
     named = {*known.current.values(), *(digest for release in releases for digest in release.made_from.values())}
     verdicts = []
     for path, check in single.items():
-        bundle = believed.get(path)
+        bundle = verified.get(path)
         if bundle is None:
             verdicts.append(Verdict(path, checks=[check]))
             continue
@@ -131,18 +131,18 @@ def _forgotten(bundle: Bundle, why: Withdrawal | None, known: Known, named: Coll
     return Check(question, "yes", f"certificates read: {known.withdrawn.certificates}")
 
 
-def _believe(path: Path, known: Known, believed: dict[Path, Bundle]) -> Check:
+def _verify(path: Path, known: Known, verified: dict[Path, Bundle]) -> Check:
     question = "signature, round and content"
     try:
         kind, client = _kind_and_client(path)
         if kind == "upload":
             if known.policy is None:
                 return Check(question, "not checked", "the clients' keys are not known: give --round or --keys")
-            believed[path] = _upload(path, known, client)
+            verified[path] = _upload(path, known, client)
         else:
             if not known.server:
                 return Check(question, "not checked", "the server's key is not known: give --server")
-            believed[path] = (verify_total if kind == "total" else verify_release)(path, known.server, known.plan)
+            verified[path] = (verify_total if kind == "total" else verify_release)(path, known.server, known.plan)
     except Rejected as no:
         return Check(question, "no", str(no))
     return Check(question, "yes")
@@ -157,7 +157,7 @@ def _upload(path: Path, known: Known, client: ClientId) -> Bundle:
 
 
 def _kind_and_client(path: Path) -> tuple[str, ClientId]:
-    """Kind and client as the manifest has them; nothing of it is believed yet."""
+    """Kind and client as the manifest has them; nothing of it is verified yet."""
     with of_unknown_kind(), opened(path) as file:
         manifest = read_envelope(file, RELEASE_LIMITS).manifest
     return (str(manifest.get("kind")), str(manifest.get("client"))) if isinstance(manifest, dict) else ("", "")

@@ -23,7 +23,7 @@ AGAIN = "Copy it again from where it was made, and wait until that has finished.
 
 @dataclass(frozen=True)
 class Envelope:
-    """A header that could be read; nothing in it is believed yet."""
+    """A header that could be read; nothing in it is verified yet."""
 
     size: int  # of the whole file
     head: bytes  # length and header exactly as they came

@@ -37,7 +37,7 @@ class Withdrawn:
     certificates: int = 0  # how many were read
 
     def of(self, manifest: Json) -> Withdrawal | None:
-        """Why an upload or a release must not be used; its manifest need not be believed for that."""
+        """Why an upload or a release must not be used; its manifest need not be verified for that."""
         if not isinstance(manifest, dict):
             return None
         if manifest.get("kind") == "upload":
