@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -61,12 +61,12 @@ def in_own_process(method: str, sites: int) -> dict[str, float]:
     return found
 
 
-def measure(method: str, changes: Mapping[str, Any], sites: int) -> dict[str, float]:
-    """A whole round with so many sites; megabytes and seconds."""
+def measure(method: str, changes: Mapping[str, Any], sites: int, suspects: Literal["note", "off"] = "note") -> dict[str, float]:
+    """A whole round with so many sites; megabytes and seconds. With `off` uploads are not compared before the server phase."""
     torch.set_num_threads(1)
     clients = tuple(f"site-{number:04}" for number in range(sites))
     task = Task("cells", ("one", "other"), (1, 8, 8))
-    plan = Plan(task, method, resolve_settings(load(method), "smoke", changes), clients, judging=Judging(suspects="note"))
+    plan = Plan(task, method, resolve_settings(load(method), "smoke", changes), clients, judging=Judging(suspects=suspects))
     payload = _upload(plan)
     tensors, facts = to_raw(payload.tensors), dict(payload.facts)
     keys, server = {client: simulated_key(0, client) for client in clients}, simulated_key(0, "server")

@@ -22,7 +22,7 @@ port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)
 
 step "Coordinator: a plan that all have agreed on (and, because this is a play, images for three sites)"
 at coordinator osfl new --method "$method" --dataset digits --clients north,south,west --partition dirichlet:0.5 --smoke \
-    --samples 300 --sites images
+    --samples 300 --open-sum --sites images    # open: masked uploads (METHOD=onesum) have another digest than a simulation's
 for site in north south west; do mv "coordinator/images/$site" "$site/images"; done
 
 step "Sites: each makes a key of its own and hands its public half to the coordinator"

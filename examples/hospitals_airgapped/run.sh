@@ -18,7 +18,7 @@ everywhere() { for site in north south west; do "$1" "$site" & pids="${pids:-} $
 
 step "Coordinator: a plan that all have agreed on (and, because this is a play, images for three hospitals)"
 at coordinator osfl new --method "$method" --dataset digits --clients north,south,west --partition dirichlet:0.5 --smoke \
-    --samples 300 --sites hospitals
+    --samples 300 --open-sum --sites hospitals    # open: masked uploads (METHOD=onesum) have another digest than a simulation's
 for site in north south west; do mv "coordinator/hospitals/$site" "$site/images"; done
 at coordinator osfl keys server
 carry coordinator/plan.toml usb/plan.toml
