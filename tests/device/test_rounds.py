@@ -60,7 +60,7 @@ TRANSFERS: Mapping[str, int] = {
     "centralized_tokens": 70,
     "coboosting": 550,
     "dafl": 560,
-    "deepinversion": 350,
+    "deepinversion": 550,  # models on the way among them, of which there are at most twenty
     "deepinversion_vit": 1010,
     "dense": 550,
     "ensemble": 150,
@@ -72,7 +72,7 @@ TRANSFERS: Mapping[str, int] = {
     "feddyn": 410,
     "federated_factory": 460,
     "fedftg": 520,
-    "fedisca": 330,
+    "fedisca": 470,  # these, too
     "fedlmg": 650,
     "fedmitr": 1050,
     "fedpft": 190,
