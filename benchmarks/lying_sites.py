@@ -1,6 +1,7 @@
 """What one site that lies does to a round, and whether the judgment before the server phase names it.
 
     python -m benchmarks.bench lying_sites       # half an hour on one core; interrupted, it goes on
+    python -m benchmarks.lying_sites             # the table of docs/coordinator.md from the record
 
 Digits and blood cells (28 pixels), 5 and 10 sites by a Dirichlet partition, the `cpu` preset with fewer epochs for methods that
 train networks. The first site, or of ten sites the first two, lies. Accuracy on the test images: of the round without
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -260,4 +262,43 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {**found, "all attacks": {key: sum(one[key] for one in found.values()) for key in COUNTED}}
 
 
+PAGE = Path(__file__).parent.parent / "docs" / "coordinator.md"
+BEGIN, END = "<!-- lies: written by `python -m benchmarks.lying_sites` -->", "<!-- end of lies -->"
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """By attack and method: mean accuracy without the liars, with them, and with what was named left out; how often."""
+    lines = [
+        "| attack | method | rounds | all liars named | an honest site named | without liars | with them | defended |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for attack, (_, cases) in ATTACKS.items():
+        for case in cases:
+            found = [row for name, row in rows.items() if name.startswith(f"{case}, ") and attack in row]
+            if not found:
+                continue
+            counted = summary({str(number): row for number, row in enumerate(found)})[attack]
+            means = [_mean([row["without liars"] for row in found])]
+            means += [_mean([row[attack][key] for row in found]) for key in ("with", "defended")]
+            numbers = [counted[key] for key in COUNTED[:3]]
+            lines.append(f"| {attack} | {case} | {' | '.join(map(str, [*numbers, *means]))} |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    """In per cent; a round that a liar stopped has no accuracy, and then there is no mean."""
+    kept = [value for value in values if value is not None]
+    return f"{sum(kept) / len(kept):.1%}" if len(kept) == len(values) else "stopped"
+
+
+def write_page() -> None:
+    rows = kept_figures("lying_sites")["table"]
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
 COUNTED = ("rounds", "all liars named", "an honest site named", "within two points", "named or within")
+
+
+if __name__ == "__main__":
+    write_page()
