@@ -16,6 +16,7 @@ from osfl.ingredients.ensembles.ensemble import Ensemble, combine
 from osfl.ingredients.generators import synthesis
 from osfl.ingredients.inversion import trajectories
 from osfl.ingredients.statistics.averaging import ROBUST, Combine, geometric_weights, robust_average
+from osfl.methods.falcon import Falcon
 from osfl.runtime.workers import compute_threads
 from osfl.simulate.checks import small_federation
 from osfl.simulate.simulation import Simulation, prepare
@@ -182,6 +183,28 @@ def test_a_distilled_student_follows_the_robust_teacher() -> None:
     assert one.combined(rows).tolist() == [[0.0, 1.0]]
     two = trajectories.Teacher(("a", "b", "c"), nets, robust="median").of(nets)
     assert two.combine(rows).tolist() == [[0.0, 1.0]]
+
+
+@pytest.mark.parametrize("how", ROBUST)
+def test_a_loud_classifier_is_not_falcon_s_teacher(how: Combine) -> None:
+    """One of five clients answers every sequence with the first class for sure; the mean gives it a fifth."""
+    federation = small_federation("falcon", "iid", 5, samples=200)
+    plan = replace(federation.plan, settings=replace(federation.plan.settings, ensemble="uniform"))
+    check_plan(replace(plan, judging=Judging(combine=how)))
+    with compute_threads(1):
+        method, ctx, honest = sent(replace(federation, plan=plan))
+        assert isinstance(method, Falcon)
+        own = honest["client-01"].tensors
+        bias = next(name for name, t in own.items() if name.startswith("classifier/") and tuple(t.shape) == (10,))
+        loud = {bias: own[bias] + torch.eye(10)[0] * 1e4}
+        uploads = [Upload(client, "", payload) for client, payload in sorted(honest.items())]
+        lied = [replace(uploads[0], payload=replace(uploads[0].payload, tensors={**own, **loud})), *uploads[1:]]
+        x = method.tokens(uploads, ctx)[0]
+        before, mean = (method._teacher(some, x, ctx) for some in (uploads, lied))
+        robust = method._teacher(lied, x, replace(ctx, plan=replace(plan, judging=Judging(combine=how))))
+    assert float((mean[:, 0] - before[:, 0]).median()) > 0.15
+    assert float((robust[:, 0] - before[:, 0]).median()) < 0.05
+    torch.testing.assert_close(robust.sum(1), torch.ones(len(x)))
 
 
 def test_other_methods_refuse_a_rule_that_they_lack() -> None:

@@ -20,7 +20,8 @@ from torch import nn
 from osfl.core.errors import RoundError, TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import ADDED, ClientId, Contract, Exposed, Field, Json, Payload, Probed, Release, Shard, Upload
-from osfl.ingredients.statistics.averaging import average
+from osfl.ingredients.ensembles.ensemble import robust_rules
+from osfl.ingredients.statistics.averaging import combined, robust_values
 from osfl.ingredients.statistics.claimed_counts import capped, drawn_for, sizes_of
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts, shares
 from osfl.ingredients.statistics.private_gaussians import private_facts
@@ -452,21 +453,34 @@ class Falcon(OneClassifier, BoundedTokenMethod):
         weights = claims if how == "uniform" else capped(claims, ctx.plan.limits.share)
         weights = weights + 1e-6 if how == "class_count" else weights  # where nobody has a class, all answer alike
         weights = (weights / weights.sum(0)).to(ctx.device)
+
+        def softened() -> Iterator[torch.Tensor]:
+            for upload in uploads:
+                with working_on(upload.client):
+                    model = self._classifier(None)
+                    load_named(model, upload.payload.tensors, "classifier")
+                    model.to(ctx.device).eval()
+                    answers = torch.cat([model(part) for part in torch.split(x, 4096)])
+                    check_sane(answers, "classifier")
+                chances = (answers / self.settings.temperature).softmax(-1)
+                yield chances / chances.mean(0).clamp_min(1e-12) if how == "relative" else chances
+
+        if (rule := ctx.plan.judging.combine) != "mean":
+            total = robust_values(torch.stack(list(softened())), weights[:, None], rule)
+            return total / total.sum(-1, keepdim=True).clamp_min(1e-12)
         total = torch.zeros(len(x), len(self.task.classes), device=ctx.device)
-        for upload, weight in zip(uploads, weights, strict=True):
-            with working_on(upload.client):
-                model = self._classifier(None)
-                load_named(model, upload.payload.tensors, "classifier")
-                model.to(ctx.device).eval()
-                answers = torch.cat([model(part) for part in torch.split(x, 4096)])
-                check_sane(answers, "classifier")
-            logits = (answers / self.settings.temperature).softmax(-1)
-            total += weight * (logits / logits.mean(0).clamp_min(1e-12) if how == "relative" else logits)
+        for weight, chances in zip(weights, softened(), strict=True):
+            total += weight * chances
         return total / total.sum(-1, keepdim=True)
+
+    def robust(self) -> Sequence[str]:
+        """For the clients' softened answers, and their averaged classifier."""
+        return robust_rules("class_count" if self.settings.ensemble == "class_count" else "probabilities")
 
     def _averaged(self, uploads: Sequence[Upload], ctx: Context, alike: bool = False) -> dict[str, torch.Tensor]:
         own = ({n: t for n, t in u.payload.tensors.items() if n.startswith("classifier/")} for u in uploads)
-        return average(own, [1.0] * len(uploads) if alike else sizes_of(uploads, ctx.plan.limits.share).tolist())
+        weights = [1.0] * len(uploads) if alike else sizes_of(uploads, ctx.plan.limits.share).tolist()
+        return combined(own, weights, ctx.plan.judging.combine)
 
     def without_class(self, payload: Payload, label: int) -> Payload:
         """The same upload had its client no sequence of the class; the classifier has still seen it (see the card)."""
