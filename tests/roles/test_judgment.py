@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from osfl.cli.main import answer
 from osfl.core.errors import RoundError
-from osfl.core.types import Payload
+from osfl.deploy.flower.collector import Collector, CollectorConfig
+from osfl.deploy.flower.messages import MessageBody, Reply
 from osfl.roles import coordinator
 from osfl.rounds.folder import simulated_key
 from osfl.rounds.forgetting import forget, verify
 from osfl.rounds.state import read_policy
 from osfl.runtime.machine import Machine
-from osfl.runtime.payloads import to_raw
-from osfl.runtime.workers import compute_threads
-from osfl.simulate.checks import small_federation
-from osfl.wire.bundle import pack
 from osfl.wire.gate import verify_release
-from tests.rounds.judging.uploads import lying, sent
+from tests.rounds.judging.uploads import lying_round
 
 ONE, LIAR = Machine(workers=1), "client-01"
 
 
 @pytest.fixture(scope="module")
 def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real round of five sites; the first calls every class by another name."""
-    folder = tmp_path_factory.mktemp("judged") / "round"
-    federation = small_federation("onesum", "iid", 5, samples=600)
-    plan, key = federation.plan, simulated_key(federation.plan.seed, "server")
-    keys = {client: simulated_key(plan.seed, client) for client in plan.clients}
-    coordinator.open_new(folder, plan, {client: one.public_hex for client, one in keys.items()}, key.public_hex)
-    with compute_threads(1):
-        method, _, honest = sent(federation)
-        payloads: Mapping[str, Payload] = {**honest, LIAR: lying(method, federation, LIAR)}
-    for client, payload in payloads.items():
-        bundle = pack("upload", client, plan.digest, to_raw(payload.tensors), dict(payload.facts), keys[client])
-        coordinator.receive(folder, bundle)
-    return folder
+    return lying_round(tmp_path_factory.mktemp("judged") / "round", LIAR)
 
 
 @pytest.fixture
@@ -114,3 +99,40 @@ def test_a_judgment_of_other_uploads_is_not_shown(folder: Path) -> None:
     assert not coordinator.status(folder).suspicions
     (folder / "judgment.json").write_text("{")
     assert not coordinator.status(folder).suspicions
+
+
+class _Quiet:
+    """A channel on which nobody answers: all have delivered already."""
+
+    def nodes(self) -> list[int]:
+        return []
+
+    def replies(self) -> Iterator[Reply]:
+        return iter(())
+
+    def send(self, node: int, kind: str, body: MessageBody) -> str:
+        raise AssertionError(f"{kind} to {node}")
+
+
+def test_over_a_network_the_finding_is_shown_before_the_release_and_the_decision_is_signed(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The collector's own server phase stops; `osfl show` names the site; `osfl server --exclude` ends it."""
+    KEY.save(tmp_path / "server.key")
+    lines, now, seen = list[str](), [0.0], list[set[str]]()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if not seen and any("waits for a decision" in line for line in lines):
+            seen.append({str(one["client"]) for one in coordinator.status(folder).suspicions})
+            assert not (folder / "release.safetensors").exists()
+            coordinator.make_release(folder, KEY, machine=ONE, without=[LIAR])
+
+    config = CollectorConfig(wait=100.0, linger=1.0, poll=1.0)
+    collector = Collector(
+        folder, tmp_path / "server.key", _Quiet(), config, log=lines.append, clock=lambda: now[0], sleep=sleep
+    )
+    assert not collector.run()  # nobody was there to take it
+    assert seen == [{LIAR}]
+    assert made_from(folder)[f"excluded/{LIAR}"] == coordinator.status(folder).digests[LIAR]
+    assert f"upload/{LIAR}" not in made_from(folder)
