@@ -1,10 +1,10 @@
 """Other versions of Python: a subset of the tests, and one smoke run of each method.
 
-    python -m benchmarks.pythons ENVIRONMENT/bin/python...      adds each version to benchmarks/records/pythons.json
+    python -m benchmarks.pythons ENVIRONMENT/bin/python [PART...]      adds this version to benchmarks/records/pythons.json
 
-An environment is made by `.ci/pythons python3.13`, which runs all tests; a record is kept of this subset. `versions`
-has, by version, what was installed, and for each part how many tests passed, were skipped and failed, with the names of those
-that failed. `methods` are smoke runs on 120 digits at two clients: `finished`, or the error.
+An environment is made by `.ci/pythons python3.13`, which runs all tests; a record is kept of this subset. `versions` has, by version,
+what was installed, and for each part how many tests passed, were skipped and failed, with the names of those that failed.
+`methods` are smoke runs on 120 digits at two clients: `finished`, or the error.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ ROOT = Path(__file__).parent.parent
 RECORD = Path(__file__).parent / "records" / "pythons.json"
 PARTS = {
     "core": ["tests/core"],
-    "wire": ["tests/wire"],
-    "rounds": ["tests/rounds"],
-    "cli": ["tests/cli/test_cli_verbs.py", "tests/cli/test_roles_cli.py", "tests/cli/test_cli_help.py"],
+    "wire": [f"tests/wire/test_{name}.py" for name in ("bundle", "gate", "inbox", "masks", "sealing", "signing")],
+    "rounds": [f"tests/rounds/test_{name}.py" for name in ("contacts", "egress", "folder", "head", "secure_sum")],
+    "cli": [f"tests/cli/test_cli_{name}.py" for name in ("errors", "help", "progress")],
+    "methods": [],  # one run each instead of tests
 }
 SAID = ("osfl", "torch", "numpy", "scipy", "flwr", "cryptography", "typer")
 _VERSIONS = f"""
@@ -37,16 +38,15 @@ print(json.dumps({{"python": platform.python_version()}} | {{name: version(name)
 """
 
 
-def main(pythons: list[str]) -> None:
-    if not pythons:
-        sys.exit("which Pythons? For example: python -m benchmarks.pythons .pythons/3.13.0/bin/python")
-    for python in pythons:
-        installed = json.loads(_run([python, "-c", _VERSIONS]).stdout)
-        installed["torch"] = _run([python, "-c", "import torch; print(torch.__version__)"]).stdout.strip()
+def main(python: str, wanted: list[str]) -> None:
+    if unknown := set(wanted) - PARTS.keys():
+        sys.exit(f"there is no part {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
+    installed = json.loads(_run([python, "-c", _VERSIONS]).stdout)
+    installed["torch"] = _run([python, "-c", "import torch; print(torch.__version__)"]).stdout.strip()
+    for name in wanted or list(PARTS):
         begun = time.perf_counter()
-        parts = {name: _tested(python, files) for name, files in PARTS.items()}
-        parts["methods"] = json.loads(_run([python, "-m", "benchmarks.pythons", "--methods"]).stdout.splitlines()[-1])
-        _keep(installed, parts, time.perf_counter() - begun)
+        found = _tested(python, PARTS[name]) if PARTS[name] else _smoke_runs(python)
+        _keep(installed, name, {**found, "seconds": round(time.perf_counter() - begun)})
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -64,14 +64,24 @@ def _tested(python: str, files: list[str]) -> dict[str, Any]:
     return {"files": files, **{"passed": 0, "failed": 0, "skipped": 0, **counts}, "names_of_failed": failed}
 
 
-def _keep(installed: dict[str, str], parts: dict[str, Any], seconds: float) -> None:
-    record: dict[str, Any] = {"command": "python -m benchmarks.pythons", "versions": {}}
+def _smoke_runs(python: str) -> dict[str, Any]:
+    done = _run([python, "-m", "benchmarks.pythons", "--methods"])
+    if done.returncode:
+        raise SystemExit(f"{python}: the smoke runs stopped:\n{done.stderr[-2000:]}")
+    runs: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return {"finished": sum(text == "finished" for text in runs.values()), "of": len(runs), "runs": runs}
+
+
+def _keep(installed: dict[str, str], part: str, found: dict[str, Any]) -> None:
+    """Written after every part: an interrupted run goes on with those that it names."""
+    record: dict[str, Any] = {"command": "python -m benchmarks.pythons PYTHON", "versions": {}}
     record = json.loads(RECORD.read_text()) if RECORD.exists() else record
-    facts = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "seconds": round(seconds), "installed": installed}
-    record["versions"][installed["python"]] = {**facts, "parts": parts}
+    one = record["versions"].setdefault(installed["python"], {"parts": {}})
+    one |= {"date": time.strftime("%Y-%m-%d", time.gmtime()), "installed": installed}
+    one["parts"][part] = found
     record["versions"] = dict(sorted(record["versions"].items()))
     write_json(RECORD, record)
-    print(json.dumps(record["versions"][installed["python"]], indent=1))
+    print(installed["python"], part, json.dumps(found), flush=True)
 
 
 def smoke_runs() -> dict[str, str]:
@@ -95,5 +105,7 @@ def smoke_runs() -> dict[str, str]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--methods"]:
         print(json.dumps(smoke_runs()))
+    elif sys.argv[1:]:
+        main(sys.argv[1], sys.argv[2:])
     else:
-        main(sys.argv[1:])
+        sys.exit("which Python? For example: python -m benchmarks.pythons .pythons/3.13.0/bin/python")
