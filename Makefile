@@ -21,6 +21,8 @@ lint: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.13 src/osfl
+	$(BIN)/python .ci/versions.py
 
 docs: $(DOCS_READY)     ## the documentation as a site, in site/; a broken link stops it (with --quiet it would not)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

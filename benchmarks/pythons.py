@@ -2,9 +2,9 @@
 
     python -m benchmarks.pythons ENVIRONMENT/bin/python [PART...]      adds this version to benchmarks/records/pythons.json
 
-An environment is made by `.ci/pythons python3.13`, which runs all tests; a record is kept of this subset. `versions` has, by version,
-what was installed, and for each part how many tests passed, were skipped and failed, with the names of those that failed.
-`methods` are smoke runs on 120 digits at two clients: `finished`, or the error.
+An environment is made by `.ci/pythons python3.13`, which runs all tests; a record is kept of this subset. `versions` has, by
+version, what was installed, and for each part how many tests passed, were skipped and failed, with the names of those that
+failed. `methods` are smoke runs on 120 digits at two clients: `finished`, or the error.
 """
 
 from __future__ import annotations

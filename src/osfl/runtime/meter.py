@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -110,4 +111,5 @@ def peak_memory() -> int:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS says bytes, others kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
