@@ -91,10 +91,7 @@ def _alone(machine: Machine) -> Machine:
 
 @contextlib.contextmanager
 def server_parts_on_ray(ctx: Context, machine: Machine) -> Iterator[Context]:
-    """The context with a cluster that computes parts of the server phase (`Context.spread`); the same one without Ray."""
-    if machine.engine != "ray":
-        yield ctx
-        return
+    """The context with a cluster that computes parts of the server phase (`Context.spread`)."""
     with cluster(machine) as ray:
         yield replace(ctx, elsewhere=functools.partial(_spread, ray, machine))
 

@@ -9,6 +9,7 @@ same digest, and no finished client phase is repeated.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,7 @@ def run_round(
             computing(
                 plan, machine, progress, fl_round.scratch, cache=cache, show=fl_round.show, milestone=fl_round.milestone
             ) as alone,
-            server_parts_on_ray(alone, machine) as ctx,
+            server_parts_on_ray(alone, machine) if machine.engine == "ray" else contextlib.nullcontext(alone) as ctx,
         ):
             traffic = _release(method, federation, fl_round, ctx, history, machine)
             payloads = _personalization(method, federation.shards, fl_round, ctx, history)
