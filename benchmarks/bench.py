@@ -21,6 +21,7 @@ from osfl.runtime.workers import default_workers
 RECORDS = Path(__file__).parent / "records"
 # each is a module with run() -> dict
 PARTS = (
+    "estimates",
     "run_speed",
     "ensemble_forward",
     "inversion_speed",

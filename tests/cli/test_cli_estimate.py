@@ -11,7 +11,7 @@ from tests.cli.conftest import Osfl
 
 def test_a_method_that_fails_is_a_row(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
     """FALCON's encoder needs larger images than digits; FederatedFactory needs ten of a class."""
-    monkeypatch.setattr("osfl.simulate.estimate.SECOND", 0.05)
+    monkeypatch.setattr("osfl.simulate.rehearsal.TARGET", 0.05)
     command = "estimate --samples 400 --clients 2 --partition iid --set images_per_class=20 --method falcon,federated_factory"
     rows: list[dict[str, Any]] = osfl(f"{command} --format json").json
     assert [row["method"] for row in rows] == ["falcon", "federated_factory"]

@@ -158,14 +158,17 @@ def test_options_of_a_topology_reach_the_plan_and_its_command(osfl: Osfl) -> Non
     }
 
 
-def test_an_estimate_says_what_it_leaves_out_and_refuses_exchangeings_of_nobody(osfl: Osfl) -> None:
+def test_an_estimate_includes_what_follows_an_exchange_and_refuses_exchanges_of_nobody(
+    osfl: Osfl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osfl.simulate.rehearsal.MOST", 4)
+    monkeypatch.setattr("osfl.simulate.rehearsal.FIRST", 4)
     command = "estimate --dataset digits --samples 120 --image-size 8 --smoke --clients 3"
-    result = osfl(f"{command} --method fol,fedavg --topology ring")
-    assert result.code == 0 and "sites train again on what they are given" in result.out
-    found = osfl(f"{command} --method fol,fedavg --topology ring --format json").json
-    assert [(one["sites_learn_again"], one["server_learns"]) for one in found] == [(True, False), (False, False)]
-    text = " ".join(osfl("estimate --dataset digits --samples 120 --smoke --clients 2 --method fedmitr,dense").out.split())
-    assert "wait includes what the server does: fedmitr" in text and "+ the server trains too, which is not included" in text
+    once, twice = (
+        osfl(f"{command} --method fol,fedavg --topology ring --encounters {n} --format json").json[0]["phases"] for n in (1, 2)
+    )
+    assert once["client"]["flops"] == twice["client"]["flops"] > 0  # students of the first encounter begin the second
+    assert twice["personalize"]["flops"] > 1.5 * once["personalize"]["flops"] > 0
     refused = osfl(f"{command} --method fedavg --topology ring")
     assert refused.code == 2 and "none of these methods lets neighbors exchange" in refused.err
 

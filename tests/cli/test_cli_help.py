@@ -56,7 +56,7 @@ def test_the_page_about_the_command_line_lists_every_verb() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_examples_work(osfl: Osfl, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder; the demo only at its smallest, for its real size takes a minute."""
-    monkeypatch.setattr("osfl.simulate.estimate.SECOND", 0.05)
+    monkeypatch.setattr("osfl.simulate.rehearsal.TARGET", 0.05)
     for example in VERBS[verb][1]:
         if example.startswith("python"):
             subprocess.run([sys.executable, *shlex.split(example)[1:]], check=True, cwd=tmp_path)

@@ -234,7 +234,7 @@ def test_check_of_a_template(osfl: Osfl) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg_rounds", "centralized", "deepinversion_vit"])
 def test_estimated_bytes_are_those_of_the_run(osfl: Osfl, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osfl.simulate.estimate.SECOND", 0.05)
+    monkeypatch.setattr("osfl.simulate.rehearsal.TARGET", 0.05)
     command = f"--method {method} --clients 3 --partition iid --smoke --samples 150"
     guess = osfl(f"estimate {command} --format json").json
     costs = osfl(f"run {command} --out runs/e --format json").json["costs"]
@@ -242,9 +242,9 @@ def test_estimated_bytes_are_those_of_the_run(osfl: Osfl, method: str, monkeypat
     assert guess["download_bytes_total"] == pytest.approx(costs["download_bytes"], abs=64)
     assert guess["messages_per_client"] == costs["messages_per_client"]
     assert guess["wall_seconds"] > 0 and guess["memory_bytes"] > 1e7
-    predicted = method == "deepinversion_vit"
-    assert guess["server_flops"] == (pytest.approx(costs["phases"]["server"]["flops"], rel=1e-3) if predicted else None)
-    assert not guess["server_learns"]
+    for phase in ("client", "server", "personalize"):
+        assert guess["phases"][phase]["flops"] == pytest.approx(costs["phases"][phase]["flops"], rel=1e-3)
+    assert guess["server_flops"] == guess["phases"]["server"]["flops"]
 
 
 def test_lists(osfl: Osfl) -> None:

@@ -2,10 +2,171 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
+from osfl.core.errors import DeviceError
+from osfl.core.registry import load, names
 from osfl.core.types import Dataset
-from osfl.simulate.estimate import few_of
+from osfl.runtime.machine import Machine
+from osfl.runtime.memory import available, budget, sharing
+from osfl.runtime.meter import counting, measure
+from osfl.runtime.tensor_bytes import TensorBytes
+from osfl.simulate import estimate, rehearsal
+from osfl.simulate.checks import small_federation
+from osfl.simulate.estimate import estimate_of
+from osfl.simulate.rehearsal import PHASES, expected, few_of, nonnegative_fit, run_unevaluated
+from osfl.simulate.simulation import Federation
+
+ONE = Machine(workers=1)
+IMAGE = 2 * 9 * (8 * 64 + 8 * 16 * 16 + 16 * 32 * 4)  # forward through the convolutions of cnn-w8: 1 to 8 to 16 to 32 channels
+FIRST = 2 * 9 * 8 * 64  # its first convolution: nobody needs the gradient to the pixels
+HEAD = 2 * 32 * 10
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearsals with as few images as there can be: operations follow exactly, seconds do not matter here."""
+    monkeypatch.setattr(rehearsal, "FIRST", 4)
+    monkeypatch.setattr(rehearsal, "MOST", 4)
+
+
+def changed(federation: Federation, **changes: Any) -> Federation:
+    return replace(federation, plan=replace(federation.plan, settings=replace(federation.plan.settings, **changes)))
+
+
+def flops(federation: Federation) -> dict[str, float]:
+    found = expected(federation, ONE, tensors=False)
+    return {phase: found.total("flops", phase) for phase in PHASES}
+
+
+def longer(method: str) -> Federation:
+    """The smoke preset, with settings that count steps half as long again as in the longer rehearsal."""
+    federation = small_federation(method, "iid", 2, samples=300 if method == "federated_factory" else 40)
+    settings = federation.plan.settings
+    pairs: Any = load(method)(federation.plan.task, settings).shortened().items()
+    return changed(federation, **{name: high + high // 2 for name, (low, high) in pairs if low != high})
+
+
+@pytest.mark.parametrize("method", names())
+def test_operations_of_every_method_are_known_before_it_runs(method: str, few: None, tmp_path: Path) -> None:
+    """Client, server and personalization. What stops by itself, or depends on what was learned, is known roughly."""
+    federation = longer(method)
+    found, costs = flops(federation), run_unevaluated(federation, tmp_path, ONE)
+    for phase in PHASES:
+        spent = sum(row["flops"] for (its, _), row in costs.rows.items() if its == phase)
+        assert found[phase] == pytest.approx(spent, rel=ROUGHLY.get(method, 1e-6)), phase
+    assert sum(found.values()) > 0
+
+
+ROUGHLY = {"fedpft": 0.35}  # EM ends when it has converged
+
+
+def test_operations_of_fedavg_by_hand(few: None) -> None:
+    """Backward costs a forward pass for the weights, and another for the inputs where somebody needs it."""
+    federation = changed(small_federation("fedavg", "iid", 2, samples=40), epochs=5)
+    images = sum(len(shard.train) for shard in federation.shards)
+    found = flops(federation)
+    assert found["client"] == pytest.approx(5 * images * (3 * (IMAGE + HEAD) - FIRST)) and images == 38
+    assert found["server"] == found["personalize"] == 0
+
+
+def test_operations_of_an_inversion_by_hand(few: None) -> None:
+    """DeepInversion of each of two clients: to the pixels and back, once asked, and a student of what was made."""
+    changes = {"rounds": 1, "adi": 0.0, "batches": 1, "steps": 20, "images": 16, "server_epochs": 5, "invert": "clients"}
+    federation = changed(small_federation("deepinversion", "iid", 2, samples=40), **changes)
+    made, forward = 2 * 16, IMAGE + HEAD
+    dreamed = made * 20 * 2 * forward  # weights are frozen: forward, and backward to the pixels
+    asked = made * 2 * forward  # both clients about every image
+    learned = 5 * made * (3 * forward - FIRST)
+    assert flops(federation)["server"] == pytest.approx(dreamed + asked + learned)
+
+
+def test_an_estimate_grows_with_epochs_and_with_clients(few: None) -> None:
+    def client(count: int, epochs: int) -> float:
+        return flops(changed(small_federation("fedavg", "iid", count, samples=40 * count), epochs=epochs))["client"]
+
+    once = client(2, 3)
+    assert client(2, 6) == pytest.approx(2 * once) and client(4, 3) == pytest.approx(2 * once, rel=0.02)  # images, rounded
+    epochs = (6, 12, 24)
+    server = [flops(changed(small_federation("dense", "iid", 2, samples=40), server_epochs=n))["server"] for n in epochs]
+    pools = [n * (n + 1) / 2 * 2 * 16 * (3 * (IMAGE + HEAD) - FIRST) for n in epochs]  # the student passes over what is there
+    made = [(all_of_it - pool) / n for n, all_of_it, pool in zip(epochs, server, pools, strict=True)]
+    assert made == pytest.approx([made[0]] * 3) and server[2] > 2 * server[1] > 4 * server[0] > 0
+
+
+def test_some_of_many_clients_rehearse(few: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ten clients are continued from two and four as they are: FedAvg's bytes, and DAFL's server that asks all of them."""
+    monkeypatch.setattr(rehearsal, "CROWD", 6)
+    for method in ("fedavg", "dafl"):
+        federation = small_federation(method, "iid", 10, samples=120)
+        found, costs = expected(federation, ONE, tensors=False), run_unevaluated(federation, tmp_path / method, ONE)
+        assert found.rehearsed[-1] == "clients 2 and 4 → 10"
+        assert sum(found.up.values()) == pytest.approx(sum(costs.up.values()), abs=100)
+        for phase in PHASES:
+            spent = sum(row["flops"] for (its, _), row in costs.rows.items() if its == phase)
+            assert found.total("flops", phase) == pytest.approx(spent, rel=0.02)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_tensors_by_hand() -> None:
+    """Two square matrices of 4 MB and their product; then one is gone before another comes."""
+    a = torch.zeros(1000, 1000)
+    with TensorBytes() as counter, counting(counter):
+        with measure() as meter:
+            b = a + 1
+            c = a @ b
+            del b, c
+            d = a[:10] * 2
+        with measure() as after:
+            d += 1
+    assert meter.tensor_bytes == 12_000_000
+    assert after.tensor_bytes == 40_000  # what is not used any more does not count
+
+
+def test_bytes_of_tensors_of_a_phase_are_those_of_its_longest_part(few: None) -> None:
+    """The pool of DENSE grows with the server's epochs by a batch of images and answers, and nothing else does."""
+    small, large = (
+        estimate_of(changed(small_federation("dense", "iid", 2, samples=40), server_epochs=n), ONE).phases["server"]
+        for n in (2, 402)
+    )
+    made = 400 * 2 * 16  # generators times images
+    each = 64 + 8 + 2 * 10 * 4  # pixels, a label, two clients' answers
+    assert large.tensor_bytes - small.tensor_bytes == made * each
+
+
+def test_what_cannot_fit_is_refused_with_the_setting_to_change(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = small_federation("dense", "iid", 2, samples=40)
+    monkeypatch.setattr(estimate, "available_memory", lambda: 10_000)
+    with pytest.raises(DeviceError, match="client phase of dense needs more memory than this computer") as refused:
+        estimate_of(federation, ONE)
+    assert "--set batch_size=" in str(refused.value) and "--workers" in str(refused.value)
+    monkeypatch.setattr(estimate, "available_memory", lambda: 10**12)
+    large = changed(federation, synthesis_batch=200)
+    with pytest.raises(DeviceError, match="server phase of dense needs more memory than its device") as refused:
+        estimate_of(large, Machine(workers=1, memory=5_000_000))
+    assert "--set synthesis_batch=" in str(refused.value)
+
+
+def test_workers_share_what_is_free_on_their_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices, five workers: three at one of them. 8 GB are free, 1 GB is this process's already."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8_000_000_000, 24_000_000_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1_000_000_000)
+    gpu = torch.device("cuda", 0)
+    assert available(gpu) == 8_100_000_000
+    with sharing(5, 2):
+        assert available(gpu) == 2_700_000_000
+        with budget(5_000):
+            assert available(gpu) == 5_000  # as the user said: of one training
+
+
+# --- the parts -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_rehearsal_has_what_each_class_needs() -> None:
@@ -15,3 +176,10 @@ def test_a_rehearsal_has_what_each_class_needs() -> None:
     assert few_of(data, 2, 4).images.flatten().tolist() == [0, 1, 2, 3, 6, 7]
     labels = torch.tensor([[1, 0], [1, 1], [0, 1]])
     assert few_of(Dataset(data.images[:3], labels), 1, 1).images.flatten().tolist() == [0, 1]
+
+
+def test_weights_are_found_and_none_is_below_zero() -> None:
+    rows = [(1.0, 2.0, 0.0), (1.0, 4.0, 0.0), (1.0, 2.0, 0.0)]
+    assert nonnegative_fit(rows, [7.0, 13.0, 7.0]) == pytest.approx([1.0, 3.0, 0.0])
+    assert nonnegative_fit(rows, [3.0, 2.0, 3.0]) == pytest.approx([8 / 3, 0.0, 0.0])  # more never costs less
+    assert nonnegative_fit(rows, [0.0, 0.0, 0.0]) == [0.0, 0.0, 0.0]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "osfl estimate --method fedavg",
-    "osfl estimate --method ensemble,fedavg_rounds,centralized --smoke",
+    "osfl estimate --method dense,fedavg_rounds --smoke",
     "osfl estimate --method fedavg --smoke --set architecture=resnet18-w16",
     "osfl estimate --method fol --smoke --topology random:2 --encounters 2",
 )
@@ -77,7 +77,8 @@ def estimate(
 ) -> None:
     """Estimate what a run will send, how long it will take and how much memory it needs.
 
-    Bytes are measured in a trial run with a few images; minutes and memory are rough. With --contacts, or --plan of a
+    All of it is measured in short runs with a few images: client phase, server phase and personalization. A plan that
+    cannot fit its device or this computer is refused. With --contacts, or --plan of a
     real round, it shows what fits into each window and when each site has received its neighbors' uploads.
     """
     if plan is not None:
@@ -198,33 +199,29 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Method", overflow="fold", min_width=min(20, max(map(len, labels))))
-    for title in ("Up, each", "Up, all", "Down, all", "Msgs", "Client time", "Wait", "Memory", "Training"):
+    for title in ("Up, each", "Up, all", "Down, all", "Msgs", "Clients", "Server", "Wait", "Memory", "Tensors"):
         table.add_column(title, justify="right")
     for label, one in zip(labels, found, strict=True):
-        mark, again = "" if one.exact_bytes else "≥ ", "+" if one.sites_learn_again else ""
-        learns = "+" if one.server_learns or again else ""
+        mark = "" if one.exact_bytes else "≥ "
         table.add_row(
             escape(label),
             mark + _range(list(one.upload_bytes.values())),
             mark + size(sum(one.upload_bytes.values())),
             size(sum(one.download_bytes.values())),
             count(one.messages_per_client),
-            seconds(one.client_seconds) + again,
-            seconds(one.wall_seconds) + learns,
+            seconds(one.client_seconds),
+            seconds(one.server_seconds),
+            seconds(one.wall_seconds),
             size(one.memory_bytes),
-            "–" if one.device_bytes is None else size(one.device_bytes),
+            size(one.device_bytes),
         )
     output().print(table)
-    echo("[dim]Bytes are measured in a rehearsal; times and memory are estimates from a second of training here.[/]")
-    echo("[dim]Memory: this process with all workers. Training: one client's, on its device, by formula (–: not known).[/]")
-    with_server = [(label, one.server_seconds) for label, one in zip(labels, found, strict=True) if one.server_seconds]
-    if with_server:
-        work = ", ".join(f"{escape(label)} {seconds(known)}" for label, known in with_server)
-        echo(f"[dim]The wait includes what the server does: {work}, with one worker.[/]")
-    if any(one.server_learns for one in found):
-        echo("[dim]+ the server trains too, which is not included.[/]")
-    if any(one.sites_learn_again for one in found):
-        echo("[dim]+ sites train again on what they are given, which is not included.[/]")
+    echo("[dim]Measured in short rehearsals and continued to the whole run, without evaluation. A busy machine is slower.[/]")
+    echo("[dim]Clients: all together, before and after the server. Wait: clients side by side, the server with one worker.[/]")
+    echo("[dim]Memory: this process with all workers. Tensors: what one worker needs on its device, in the largest phase.[/]")
+    for label, one in zip(labels, found, strict=True):
+        if one.rehearsed:
+            echo(f"[dim]{escape(label)}, rehearsed with → run: {escape('; '.join(one.rehearsed))}[/]")
     for one in found:
         if one.passes:
             _show_passes(one.passes, one.done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from osfl.core.errors import UsageError
 from osfl.core.topology import neighbors
@@ -35,6 +35,9 @@ from osfl.core.types import (
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+Phase = Literal["client", "server", "personalize"]  # of a round; a reference has `client` and `server`
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -356,6 +359,37 @@ class Method:
     def server_flops(self, clients: Sequence[ClientId]) -> float | None:
         """Operations of the server phase, as the meter will count them, for `osfl estimate`. Default: None, not known."""
         return None
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        """Settings that only say how often or how long something is done, each with the two values that `osfl estimate`
+        rehearses with, the shorter first; two equal values: only a setting that has to follow. Default: `epochs`,
+        `server_epochs`, and of references `rounds`, once and twice."""
+        names = ("epochs", "server_epochs", *(("rounds",) if self.provides("simulate") else ()))
+        return {name: (1, 2) for name in names if hasattr(self.settings, name)}
+
+    def keeps(self) -> Sequence[str]:
+        """Of the settings in `shortened`, those whose work stays in memory to the end of a phase. Default: none."""
+        return ()
+
+    def every_image(self) -> bool:
+        """Whether a rehearsal needs all images of a client, because its costs follow no line in their number. Default: no."""
+        return False
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """What the cost of a phase is a sum of, up to factors that rehearsals find: numbers that follow from the settings and
+        from `images`, which are the client's, or in the server phase and of references those of all clients.
+
+        Default: a constant, the images, and of a client that has `epochs` also images times epochs; of a server
+        `server_epochs`, or what `server_flops` knows; of a reference all of it for each of its `rounds`.
+        """
+        s = self.settings
+        if phase == "client" or self.provides("simulate"):
+            rounds = s.rounds if self.provides("simulate") and hasattr(s, "rounds") else 1
+            return (1, rounds, images, rounds * images * getattr(s, "epochs", 0))
+        known = self.server_flops(clients) if phase == "server" else None
+        if known is not None:
+            return (1, known)
+        return (1, images, getattr(s, "server_epochs", 0) if phase == "server" else 0)
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
         """The synthetic images and their labels, as the classifier is trained on them."""

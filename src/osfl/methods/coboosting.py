@@ -7,15 +7,15 @@ ensemble's weights take `weight_step`. The loop around them is DENSE's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch.nn import functional
 
-from osfl.core.method import Context
-from osfl.core.types import Payload, Presets, Release, Upload
+from osfl.core.method import Context, Phase
+from osfl.core.types import ClientId, Payload, Presets, Release, Upload
 from osfl.ingredients.distillation.order import turns
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED
@@ -28,7 +28,9 @@ from osfl.ingredients.generators.synthesis import (
     Workshop,
     in_stages,
     out_of_range,
+    shortened_synthesis,
     synthesis_problems,
+    synthesis_work,
     work_key,
 )
 from osfl.ingredients.statistics.site_prior import OneClassifier, SitePrior
@@ -102,6 +104,15 @@ class CoBoosting(OneClassifier, ModelMethod):
 
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED)
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {**super().shortened(), **shortened_synthesis(self.settings)}
+
+    def keeps(self) -> Sequence[str]:
+        return () if self.settings.pool_batches else ("server_epochs",)
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        return synthesis_work(self.settings) if phase == "server" else super().work(phase, images, clients)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         shop = Workshop(self, uploads, ctx)

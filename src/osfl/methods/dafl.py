@@ -7,7 +7,7 @@ base-10 logarithm of the public code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.core.method import Context
-from osfl.core.types import Payload, Presets, Release, Upload
+from osfl.core.method import Context, Phase
+from osfl.core.types import ClientId, Payload, Presets, Release, Upload
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, Combination
 from osfl.ingredients.generators.pictures import by_class
@@ -109,6 +109,13 @@ class Dafl(OneClassifier, ModelMethod):
 
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED)
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {**super().shortened(), "server_epochs": (1, 2), "server_steps": (2, 6)}
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        played = self.settings.server_epochs * self.settings.server_steps
+        return (1, played) if phase == "server" else super().work(phase, images, clients)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         game = Game(self, uploads, ctx)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from osfl.core.method import Context, Part
-from osfl.core.types import Payload, Release, Upload
+from osfl.core.method import Context, Part, Phase
+from osfl.core.types import ClientId, Payload, Release, Upload
 from osfl.ingredients.distillation.student import Pool, distill
 from osfl.ingredients.ensembles.ensemble import COUNTED, fast_logits
 from osfl.ingredients.ensembles.paging import made_of, networks_limit, some_of
@@ -106,6 +106,21 @@ class DeepInversion(OneClassifier, ModelMethod):
 
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        rounds = {"rounds": (2, 3)} if self.settings.adi else {"rounds": (1, 2)}
+        return {**super().shortened(), "steps": (4, 8), "batches": (1, 2), **rounds}
+
+    def keeps(self) -> Sequence[str]:
+        return ("batches", "rounds")
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """Steps of inversion, in rounds with and without a student to disagree with; batches answered, and studied."""
+        if phase != "server":
+            return super().work(phase, images, clients)
+        s = self.settings
+        studied = s.batches * s.rounds * (s.rounds + 1) / 2 * s.server_epochs
+        return (1, s.batches * s.steps, (s.rounds - 1) * s.batches * s.steps, s.rounds * s.batches, studied)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = by_client(uploads)

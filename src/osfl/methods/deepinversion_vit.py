@@ -7,12 +7,19 @@ the method for networks that have it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from osfl.core.method import Context
+from osfl.core.method import Context, Phase
 from osfl.core.types import ClientId, Dataset, Presets, Release, Upload
-from osfl.ingredients.distillation.token_relabel import KD_ONLY, PatchServer, kept_samples, relabel_flops
+from osfl.ingredients.distillation.token_relabel import (
+    KD_ONLY,
+    PatchServer,
+    kept_samples,
+    relabel_flops,
+    relabel_work,
+    shortened_inversion,
+)
 from osfl.ingredients.statistics.site_prior import OneClassifier
 from osfl.ingredients.training.model_method import ModelMethod
 from osfl.ingredients.training.uploaded_vits import (
@@ -45,6 +52,15 @@ class DeepInversionVit(OneClassifier, ModelMethod):
 
     def server_flops(self, clients: Sequence[ClientId]) -> float:
         return relabel_flops(self, clients, self.settings.inversion(), KD_ONLY)
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {**super().shortened(), **shortened_inversion(self)}
+
+    def keeps(self) -> Sequence[str]:
+        return () if self.settings.pool_epochs else ("server_epochs",)
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        return relabel_work(self.settings) if phase == "server" else super().work(phase, images, clients)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import RoundError, TrainingError, go_on_without
-from osfl.core.method import Context
+from osfl.core.method import Context, Phase
 from osfl.core.types import (
     ADDED,
     ClientId,
@@ -453,6 +453,12 @@ class FedCGS(OneClassifier, TokenMethod):
     def separable(self) -> bool:
         """Whether one class can be taken out of an upload."""
         return bool(self.settings.by_class)
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {"personal_epochs": (1, 2)} if self.settings.personal else {}
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        return (1, images, images * self.settings.personal_epochs) if phase == "personalize" else (1, images)
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         """A residual map of the features that starts as nothing, fitted with CE and drawn to the global class means."""

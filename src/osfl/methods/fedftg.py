@@ -7,7 +7,7 @@ is `shares`, the generator's loss is `objective`. The paper fine-tunes in each o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from osfl.core.method import Context
-from osfl.core.types import Payload, Presets, Release, Upload
+from osfl.core.method import Context, Phase
+from osfl.core.types import ClientId, Payload, Presets, Release, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.generators.synthesis import (
     Pair,
@@ -113,6 +113,12 @@ class FedFtg(OneClassifier, ModelMethod):
 
     def needs_counts(self) -> bool:
         return True
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {**super().shortened(), "iterations": (1, 3)}
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        return (1, self.settings.iterations) if phase == "server" else super().work(phase, images, clients)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         tuning = Tuning(self, uploads, ctx)

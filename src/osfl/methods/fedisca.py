@@ -9,14 +9,14 @@ keeps every step; adapts the clients' BN statistics backwards along it (`adapted
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import torch
 
-from osfl.core.method import Context
-from osfl.core.types import ADDED, Payload, Release, Upload
+from osfl.core.method import Context, Phase
+from osfl.core.types import ADDED, ClientId, Payload, Release, Upload
 from osfl.ingredients.ensembles.ensemble import COUNTED
 from osfl.ingredients.ensembles.paging import some_of
 from osfl.ingredients.generators.pictures import by_class
@@ -108,6 +108,20 @@ class FedISCA(OneClassifier, ModelMethod):
 
     def needs_counts(self) -> bool:
         return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        every = self.settings.every
+        return {**super().shortened(), "repetitions": (1, 2), "steps": (2 * every, 4 * every), "passes": (1, 2)}
+
+    def keeps(self) -> Sequence[str]:
+        return ("steps",) if self.settings.order == "interleaved" else ("steps", "repetitions")
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """Repetitions, steps of their inversions, and steps that the student follows."""
+        if phase != "server":
+            return super().work(phase, images, clients)
+        s, kept = self.settings, math.ceil(self.settings.steps / self.settings.every)
+        return (1, s.repetitions, s.repetitions * s.steps, s.repetitions * kept * s.passes)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = by_client(uploads)

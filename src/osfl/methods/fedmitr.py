@@ -9,14 +9,22 @@ inversion loss and the stopped patches are `invert_sparsely`, L_TR is `relabel_t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from osfl.core.errors import UsageError
-from osfl.core.method import Context
+from osfl.core.method import Context, Phase
 from osfl.core.types import ClientId, Dataset, Json, Payload, Presets, Release, Upload
-from osfl.ingredients.distillation.token_relabel import PatchServer, Terms, kept_samples, lipschitz, relabel_flops
+from osfl.ingredients.distillation.token_relabel import (
+    PatchServer,
+    Terms,
+    kept_samples,
+    lipschitz,
+    relabel_flops,
+    relabel_work,
+    shortened_inversion,
+)
 from osfl.ingredients.generators.synthesis import out_of_range
 from osfl.ingredients.inversion.sparse import Events, events_of
 from osfl.ingredients.statistics.site_prior import OneClassifier
@@ -88,6 +96,15 @@ class FedMitr(OneClassifier, ModelMethod):
 
     def server_flops(self, clients: Sequence[ClientId]) -> float:
         return relabel_flops(self, clients, self.settings.inversion(self.events()), self.terms())
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {**super().shortened(), **shortened_inversion(self)}
+
+    def keeps(self) -> Sequence[str]:
+        return () if self.settings.pool_epochs else ("server_epochs",)
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        return relabel_work(self.settings) if phase == "server" else super().work(phase, images, clients)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         server = self._learned(uploads, ctx)

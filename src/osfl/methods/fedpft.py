@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from osfl.core.errors import RoundError
-from osfl.core.method import Context
-from osfl.core.types import Contract, Exposed, Field, Payload, Probed, Release, Shard, Upload
+from osfl.core.method import Context, Phase
+from osfl.core.types import ClientId, Contract, Exposed, Field, Payload, Probed, Release, Shard, Upload
 from osfl.ingredients.statistics.claimed_counts import drawn_for
 from osfl.ingredients.statistics.class_counts import facts_without, reported_counts
 from osfl.ingredients.statistics.gaussians import (
@@ -175,6 +175,9 @@ class FedPFT(OneClassifier, BoundedTokenMethod):
                 full = self.settings.shape == "full"
                 mean, directions = mixture.directions(counts[c] - 1) if full else (None, None)
                 yield Exposed(c, {"component": mixture.means, "sample": drawn}, *features(c), mean, directions)
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        return (1, images, images * self.settings.epochs) if phase == "server" else (1, images)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         same_encoder(uploads, self.settings)

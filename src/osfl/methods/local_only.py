@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from osfl.core.method import Context, Method
-from osfl.core.types import Contract, Payload, Release, Shard, Upload
+from osfl.core.method import Context, Method, Phase
+from osfl.core.types import ClientId, Contract, Payload, Release, Shard, Upload
 from osfl.ingredients.training.local import TRAINING_PRESETS, Training, classifier, local_model, training_problems
 
 
@@ -36,6 +36,9 @@ class LocalOnly(Method):
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         return Release(Payload({}))
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        return (1, images, images * self.settings.epochs) if phase == "personalize" else (1,)
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         return local_model(shard, self.task, self.settings, ctx)

@@ -30,7 +30,7 @@ from osfl.runtime.atomic import create_once
 from osfl.runtime.devices import on_device
 from osfl.runtime.environment import devices_named
 from osfl.runtime.machine import Machine
-from osfl.runtime.memory import budget
+from osfl.runtime.memory import budget, sharing
 from osfl.runtime.meter import Meter, measure, remark, reset_peak_memory, start_up
 from osfl.runtime.payloads import PayloadCache, to_raw
 from osfl.runtime.precision import check_precision, computing_in, with_fallback
@@ -54,13 +54,20 @@ def computing(
     """What methods compute with; `scratch` keeps finished stages, so that a killed phase goes on where it was."""
     device, *others = devices_named(machine.device)
     check_precision(machine.precision, device)
-    with compute_threads(machine.threads), computing_in(machine.precision), budget(machine.memory), on_device(machine.device):
+    workers = Workers(machine.workers)
+    with (
+        compute_threads(machine.threads),
+        computing_in(machine.precision),
+        budget(machine.memory),
+        sharing(min(workers.count, len(plan.clients)), 1 + len(others)),
+        on_device(machine.device),
+    ):
         yield Context(
             plan,
             device,
             progress,
             scratch,
-            Workers(machine.workers).map,
+            workers.map,
             PayloadCache(cache or scratch / "cache").get_or_compute,
             show,
             milestone,

@@ -13,6 +13,7 @@ from osfl.core.errors import DeviceError
 
 _USABLE = 0.9  # of a device's memory: the rest is the driver's and what allocators cannot use
 _budget: ContextVar[int] = ContextVar("osfl_memory", default=0)
+_workers: ContextVar[int] = ContextVar("osfl_workers_of_a_device", default=1)
 
 
 @contextlib.contextmanager
@@ -25,11 +26,24 @@ def budget(memory: int) -> Iterator[None]:
         _budget.reset(token)
 
 
+@contextlib.contextmanager
+def sharing(workers: int, devices: int) -> Iterator[None]:
+    """So many workers compute at once, spread over so many devices: what is free on a device is for all who compute there."""
+    token = _workers.set(math.ceil(workers / devices))
+    try:
+        yield
+    finally:
+        _workers.reset(token)
+
+
 def available(device: torch.device) -> int:
-    """Bytes that one training may use: as the user said, or of a GPU nearly all; 0: nobody knows, so no limit."""
+    """Bytes that one training may use: as the user said, or of a GPU its part of nearly all that is free for this process, by
+    the workers that share it; 0: nobody knows, so no limit."""
     if _budget.get() or device.type != "cuda":
         return _budget.get()
-    return int(_USABLE * torch.cuda.get_device_properties(device).total_memory)
+    free, _ = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device)  # of this process: torch keeps it, for whoever asks next
+    return int(_USABLE * (free + ours) / _workers.get())
 
 
 def micro_batch(batch: int, fixed: float, each: float, memory: int) -> int:

@@ -93,17 +93,19 @@ class PayloadCache:
         with self._guard:
             lock = self._locks.setdefault(str(path), threading.Lock())
         with lock:
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.process_time()
             kept = load_payload(path)
             if kept is not None:
                 facts = dict(kept.facts)
                 cost = facts.pop("cost", {"seconds": 0.0, "flops": 0.0})
-                book(cost["seconds"] - (time.perf_counter() - start))
+                now = cost.get("processor_seconds", 0.0) - (time.process_time() - worked)
+                book(cost["seconds"] - (time.perf_counter() - start), now)
                 spend_again(cost)
                 return Payload(kept.tensors, facts)
             with measure() as meter:
                 made = make()
-            cost = {"seconds": meter.seconds, "flops": meter.flops, "made": meter.made, "made_flops": meter.made_flops}
+            spent = {"seconds": meter.seconds, "processor_seconds": meter.processor_seconds}
+            cost = {**spent, "flops": meter.flops, "made": meter.made, "made_flops": meter.made_flops}
             spend_again(cost)
             save_payload(path, Payload(made.tensors, {**made.facts, "cost": cost}))
             return made

@@ -29,9 +29,9 @@ from osfl.rounds.folder import Round, contracts_of, encounter_folder, open_round
 from osfl.rounds.judgment import judged
 from osfl.rounds.phases import check_schedule, computing, run_client_phase, run_personalization, run_server_phase, with_secret
 from osfl.rounds.storage import load_model_of
-from osfl.runtime.environment import describe_environment, device_named
+from osfl.runtime.environment import describe_environment, devices_named
 from osfl.runtime.machine import Machine
-from osfl.runtime.memory import available, budget
+from osfl.runtime.memory import available, budget, sharing
 from osfl.runtime.meter import Meter, measure, reset_peak_memory
 from osfl.runtime.precision import computing_in, half
 from osfl.runtime.workers import default_workers
@@ -91,9 +91,10 @@ def run_federation(
 def device_bytes(federation: Federation, machine: Machine) -> int | None:
     """Memory that the largest client's training takes on its device, or None where no formula knows; refused where it cannot
     fit."""
-    device, plan = device_named(machine.device), federation.plan
-    method = load(plan.method)(plan.task, plan.settings)
-    with computing_in(machine.precision), budget(machine.memory):
+    (device, *others), plan = devices_named(machine.device), federation.plan
+    method, workers = load(plan.method)(plan.task, plan.settings), machine.workers or default_workers()
+    at_once = sharing(min(workers, len(plan.clients)), 1 + len(others))
+    with computing_in(machine.precision), budget(machine.memory), at_once:
         most = max(len(shard.train) for shard in federation.shards)
         return method.device_bytes(most, available(device), half(device) is not None)
 
@@ -150,8 +151,7 @@ def run_round(
             ) as alone,
             server_parts_on_ray(alone, machine) if machine.engine == "ray" else contextlib.nullcontext(alone) as ctx,
         ):
-            traffic = _release(method, federation, fl_round, ctx, history, machine)
-            payloads = _personalization(method, federation.shards, fl_round, ctx, history)
+            traffic, payloads = run_phases(method, federation, fl_round, ctx, history, machine)
             result = evaluate(method, federation, payloads, traffic, fl_round, ctx)
             environment = describe_environment(machine, machine.workers or default_workers())
         journal = fl_round.journal().items()
@@ -196,6 +196,14 @@ def _completed(result: Result, fl_round: Round) -> Result:
         write_model_card(result, fl_round.folder)
     fl_round.tidy()
     return result
+
+
+def run_phases(
+    method: Method, federation: Federation, fl_round: Round, ctx: Context, history: RunHistory, machine: Machine
+) -> tuple[Traffic, Mapping[ClientId, Payload]]:
+    """From shards to what each client makes of the release, and what was sent for it."""
+    traffic = _release(method, federation, fl_round, ctx, history, machine)
+    return traffic, _personalization(method, federation.shards, fl_round, ctx, history)
 
 
 # --- to a release --------------------------------------------------------------------------------------------------------

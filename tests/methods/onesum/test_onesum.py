@@ -29,7 +29,7 @@ from osfl.rounds.egress import check_exposure, check_open_sums
 from osfl.rounds.exposure import accepted, would_stop
 from osfl.runtime.payloads import payload_digest
 from osfl.simulate.checks import small_federation
-from osfl.simulate.estimate import _short
+from osfl.simulate.rehearsal import _shortened
 from osfl.simulate.simulation import Federation, Simulation, prepare
 
 ENCODER = {"features": "encoder", "encoder": "random", "window": 8, "resolution": 8, "stride": 8}
@@ -445,7 +445,7 @@ def test_random_features_take_images_as_they_are() -> None:
 def test_an_estimate_keeps_what_decides_the_size_of_an_upload() -> None:
     federation = small_federation("onesum")
     plan = replace(federation.plan, settings=Settings())
-    assert _short(plan).filters == 64
+    assert _shortened(plan).base.filters == 64
 
 
 def test_who_sends_sums_of_fewer_images_than_features_is_reported() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
@@ -539,6 +540,26 @@ def study_flops(student: Vit, kept: int, others: int, terms: Terms, image: tuple
 def ask_flops(member: Vit, others: int, image: tuple[int, int, int]) -> float:
     """Of asking one client about one image, and once more about its dropped patches where there are any."""
     return forward_flops(member, image) + (forward_flops(OnSubset(member, others), image) if others else 0.0)
+
+
+HEAVY = 1e9  # operations of one image from which on a rehearsal makes fewer of them
+
+
+def shortened_inversion(method: ModelMethod) -> dict[str, tuple[object, object]]:
+    s = method.settings
+    heavy = max(forward_flops(build_model(name, method.task), method.task.image) for name in method.architectures()) > HEAVY
+    steps = {"steps": (4, 8), "images": (2, 2)} if heavy else {"steps": (6, 12)}
+    follow: dict[str, tuple[object, object]] = {"stops": ("", "")} if getattr(s, "stops", "") else {}
+    follow |= {"student_epochs": (1, 2)} if s.student_epochs else {}
+    return {**steps, "passes": (1, 2), **follow}
+
+
+def relabel_work(settings: Any) -> tuple[float, ...]:
+    """Steps of the inversions, images asked about and images studied; `relabel_flops` has their operations."""
+    epochs, made = settings.server_epochs, settings.images
+    last, first = settings.pool_epochs or epochs, settings.order == "images_first"
+    pools = [min(epochs, last)] * studies(settings) if first else [min(epoch + 1, last) for epoch in range(epochs)]
+    return (1, epochs * settings.steps * made, epochs * made, sum(pools) * made * settings.passes)
 
 
 def relabel_flops(method: ModelMethod, clients: Sequence[ClientId], inversion: SparseInversion, terms: Terms) -> float:

@@ -141,6 +141,22 @@ def synthesis_problems(settings: Any, architectures: Sequence[str]) -> list[str]
     return found + student_problems(settings, architectures)
 
 
+# --- what it costs (osfl.core.method) ---------------------------------------------------------------------------------
+
+
+def shortened_synthesis(settings: Synthesis) -> dict[str, tuple[int, int]]:
+    follows = {"student_epochs": (1, 2)} if settings.student_epochs else {}
+    return {"server_epochs": (1, 2), "generator_steps": (2, 4), "passes": (1, 2), **follows}
+
+
+def synthesis_work(settings: Synthesis) -> tuple[float, ...]:
+    """Steps of the generators, batches that the teachers answer, and batches that the student passes over."""
+    epochs, limit = settings.server_epochs, settings.pool_batches / settings.generators or math.inf
+    interleaved = settings.order == "interleaved"
+    pools = [min(e + 1, limit) for e in range(epochs)] if interleaved else [min(epochs, limit)] * studies(settings)
+    return (1, epochs * settings.generator_steps, epochs, sum(pools) * settings.passes)
+
+
 # --- the teacher -------------------------------------------------------------------------------------------------------
 
 

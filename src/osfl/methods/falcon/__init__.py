@@ -10,7 +10,7 @@ sequences, or the generator where that is smaller. The server trains one classif
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, UsageError
-from osfl.core.method import Context
+from osfl.core.method import Context, Phase
 from osfl.core.types import ADDED, ClientId, Contract, Exposed, Field, Json, Payload, Probed, Release, Shard, Upload
 from osfl.ingredients.ensembles.ensemble import robust_rules
 from osfl.ingredients.statistics.averaging import combined, robust_values
@@ -346,6 +346,15 @@ class Falcon(OneClassifier, BoundedTokenMethod):
         return self._sent(found, labels)
 
     # --- the server ---
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {**super().shortened(), "generator_epochs": (1, 2)}
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """Images encoded, the generator's passes over them (all of them: patience may end it earlier), the classifier's."""
+        s = self.settings
+        generator = (images * s.generator_epochs,) if phase == "client" else ()
+        return (1, images, *((images * s.epochs,) if phase != "personalize" else ()), *generator)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         same_encoder(uploads, self.settings)

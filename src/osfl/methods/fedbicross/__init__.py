@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn import functional
 
 from osfl.core.errors import TrainingError
-from osfl.core.method import Context
-from osfl.core.types import ADDED, Payload, Release, Shard, Upload, one_by_one
+from osfl.core.method import Context, Phase
+from osfl.core.types import ADDED, ClientId, Payload, Release, Shard, Upload, one_by_one
 from osfl.ingredients.distillation.student import kd_loss
 from osfl.ingredients.ensembles.ensemble import COUNTED, fast_logits
 from osfl.ingredients.ensembles.paging import some_of
@@ -162,6 +162,23 @@ class FedBiCross(ModelMethod):
         return bool(self.settings.ensemble in COUNTED or self.settings.labels != "balanced")
 
     # --- stages 1 and 2, at the server ---
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        every = self.settings.every
+        after = {"personal_epochs": (1, 2)} if self.settings.personalize else {}
+        return {**super().shortened(), "repetitions": (1, 2), "steps": (2 * every, 4 * every), **after}
+
+    def keeps(self) -> Sequence[str]:
+        return ("steps",)
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """Steps of the inversions, every so many-th of which students follow; the passes of stage 3."""
+        s = self.settings
+        if phase == "server":
+            return (1, s.repetitions, s.repetitions * s.steps)
+        if phase == "personalize":
+            return (1, images, images * s.epochs, images * s.personal_epochs)
+        return super().work(phase, images, clients)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = by_client(uploads)

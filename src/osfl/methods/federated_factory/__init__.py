@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
-from osfl.core.method import Context, Part
+from osfl.core.method import Context, Part, Phase
 from osfl.core.types import ClientId, Contract, Dataset, Exposed, Json, Payload, Plan, Presets, Probed, Release, Shard, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.statistics.class_counts import facts_without
@@ -200,6 +200,33 @@ class FederatedFactory(NoisyGaussianMethod):
         for label in range(len(self.task.classes)):
             if tensors := under(payload.tensors, prefix(label)):
                 yield exposed_class(tensors, label, shard, self.settings, self.task, ctx)
+
+    # --- what it costs ---
+
+    def every_image(self) -> bool:
+        """Mixtures have as many components as a class has images for."""
+        return bool(self.settings.factory == "mixture")
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        s, batch = self.settings, min(self.settings.edm_batch, 64)
+        edm = {"edm_batch": (batch, batch), "edm_images": (2 * batch, 4 * batch)} if s.factory == "edm" else {}
+        vae = {"vae_steps": (20, 40)} if s.factory == "vae" else {}
+        peer = {"expert_epochs": (1, 2)} if s.expert_epochs else {}
+        return {**super().shortened(), "images_per_class": (100, 200), **edm, **vae, **peer}
+
+    def keeps(self) -> Sequence[str]:
+        return ("images_per_class",)
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """Steps of the generators, images sampled, and the classifiers' passes over them."""
+        s = self.settings
+        if phase == "client":
+            return (1, images, s.edm_images if s.factory == "edm" else s.vae_steps if s.factory == "vae" else 0)
+        made, real = s.images_per_class, images if s.mode == "peer" else 0
+        epochs = (s.expert_epochs or s.epochs) if s.mode == "peer" else s.epochs
+        if (phase == "server") == (s.mode == "peer"):
+            return (1, images)
+        return (1, made, made * epochs, real * epochs)
 
     # --- A: one classifier at the server ---
 

@@ -7,12 +7,12 @@ trained on the union of the images. Needs `osfl[diffusion]` and a pipeline on di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from osfl.core.method import Context, Part
+from osfl.core.method import Context, Part, Phase
 from osfl.core.types import ClientId, Dataset, Json, Payload, Release, Upload
 from osfl.ingredients.generators.pictures import by_class
 from osfl.ingredients.inversion.pixels import Watched
@@ -62,6 +62,13 @@ class FedLMG(OneClassifier, ModelMethod):
 
     def needs_counts(self) -> bool:
         return True
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        return {**super().shortened(), "diffusion_steps": (2, 4)}
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        s = self.settings
+        return (1, s.diffusion_steps, s.server_epochs) if phase == "server" else super().work(phase, images, clients)
 
     def server_phase(self, uploads: Sequence[Upload], ctx: Context) -> Release:
         uploads = sorted(uploads, key=lambda upload: upload.client)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
-from osfl.core.method import Context, relayed
+from osfl.core.method import Context, Phase, relayed
 from osfl.core.types import ADDED, ClientId, Contract, Json, Payload, Release, Shard, Upload, one_by_one
 from osfl.ingredients.distillation.student import Pool, distill
 from osfl.ingredients.ensembles.ensemble import Ensemble, fast_logits
@@ -201,6 +201,18 @@ class Fol(ModelMethod):
         return gather({upload.client: upload.payload for upload in uploads})
 
     # --- after the exchange ---
+
+    def shortened(self) -> Mapping[str, tuple[object, object]]:
+        one = {"prune_epochs": (1, 1), "post_epochs": (1, 1)}
+        return {**super().shortened(), "finetune_epochs": (1, 2), "student_epochs": (1, 2), **one}
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """Afterwards a client aligns each neighbor's model, in passes that cost alike, and distills the ensemble."""
+        s = self.settings
+        if phase != "personalize":
+            return (1,) if phase == "server" else super().work(phase, images, clients)
+        aligned = (s.finetune_epochs + s.prune_epochs + s.post_epochs) if s.align else 0
+        return (1, images, images * s.epochs, images * aligned, images * s.student_epochs)
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         own = self._own(shard, ctx)

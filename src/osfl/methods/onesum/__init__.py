@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from osfl.core.errors import RoundError, TrainingError, UsageError
-from osfl.core.method import Context, add_up, ignore_figure, relayed
+from osfl.core.method import Context, Phase, add_up, ignore_figure, relayed
 from osfl.core.sums import ALL_SITES
 from osfl.core.types import (
     ClientId,
@@ -454,6 +454,10 @@ class OneSum(FeatureMap):
             )
 
     # --- the release ---------------------------------------------------------------------------------------------------------
+
+    def work(self, phase: Phase, images: int, clients: Sequence[ClientId]) -> Sequence[float]:
+        """Sites may train a network of their own, before or after the round."""
+        return (1, images) if phase == "server" else (1, images, images * self.settings.epochs)
 
     def personalize(self, release: Release, shard: Shard, ctx: Context) -> Payload:
         """The scores of all sites' images, weighed by how often the site has each class (`methods/onesum/personal.py`)."""

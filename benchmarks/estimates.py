@@ -1,0 +1,120 @@
+"""What `osfl estimate` says before a run, against what the run then needs: each method's `cpu` preset on the embedded digits.
+
+    python -m benchmarks.estimates                    every method; what the record already has is kept
+    python -m benchmarks.estimates fedavg estimate    one method, only the estimate (or `measure`)
+
+Five clients, Dirichlet 0.1, one seed, one worker; the estimate and the run are processes of their own. Seconds are seconds of
+the processor, because other programs compute on the machine, too. Memory is the most that is resident in any phase. Evaluation,
+which `osfl estimate` leaves out, is not run. What is changed in a preset stands in `CHANGES`, for estimate and run alike:
+digits have 8 x 8 pixels, which a pretrained encoder cannot see, and encoding all of them at its own size takes minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import kept_figures, write_record
+from osfl.core.registry import names
+from osfl.runtime.machine import Machine
+from osfl.simulate.estimate import estimate_of
+from osfl.simulate.rehearsal import PHASES, Costs, run_unevaluated
+from osfl.simulate.simulation import Federation, Simulation, prepare
+
+ENOUGH = 1.5  # times too much or too little: what is outside is listed
+ENCODED: Mapping[str, Any] = {"image_size": 32, "samples": 300}
+CHANGES: Mapping[str, Mapping[str, Any]] = dict.fromkeys(("centralized_tokens", "falcon", "fedcgs", "fedpft"), ENCODED)
+CHEAP = 0.02  # of the whole: a phase that takes a smaller part of the seconds is not judged by itself
+
+
+def run() -> dict[str, Any]:
+    rows: dict[str, Any] = kept_figures("estimates").get("methods", {})
+    for method in names():
+        if method not in rows:
+            rows[method] = compared(*(in_own_process(method, what) for what in ("estimate", "measure")))
+            write_record("estimates", figures(rows), 0.0)
+    return figures(rows)
+
+
+def figures(rows: Mapping[str, Any]) -> dict[str, Any]:
+    outside = {name: row["outside"] for name, row in rows.items() if row["outside"]}
+    return {"changes": CHANGES, "within": ENOUGH, "outside": outside, "methods": rows}
+
+
+def in_own_process(method: str, what: str) -> dict[str, Any]:
+    """Memory that one run left behind must not hide what the next one needs."""
+    command = [sys.executable, "-m", "benchmarks.estimates", method, what]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def compared(guess: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, their ratios (estimate by measurement), and which of them are not within `ENOUGH`."""
+    ratios = {key: _ratio(guess[key], found[key]) for key in ("flops", "seconds", "memory_bytes", "upload_bytes")}
+    for phase in PHASES:
+        for key in ("flops", "seconds"):
+            part = found["phases"][phase][key]
+            if part > CHEAP * found[key]:
+                ratios[f"{phase} {key}"] = _ratio(guess["phases"][phase][key], part)
+    outside = [key for key, value in ratios.items() if value is not None and not 1 / ENOUGH <= value <= ENOUGH]
+    return {"estimate": dict(guess), "measured": dict(found), "ratios": ratios, "outside": outside}
+
+
+def _ratio(guess: float, found: float) -> float | None:
+    return round(guess / found, 3) if found else None
+
+
+def federation_of(method: str) -> Federation:
+    return prepare(Simulation(method, "digits", 5, **CHANGES.get(method, {})))
+
+
+def guessed(method: str) -> dict[str, Any]:
+    found = estimate_of(federation_of(method), Machine(workers=1))
+    phases = {phase: {"flops": one.flops, "seconds": round(one.seconds, 2)} for phase, one in found.phases.items()}
+    tensors = {phase: one.tensor_bytes for phase, one in found.phases.items()}
+    return {
+        **_together(phases),
+        "memory_bytes": found.memory_bytes,
+        "tensor_bytes": tensors,
+        "upload_bytes": sum(found.upload_bytes.values()),
+        "phases": phases,
+        "rehearsed": list(found.rehearsed),
+    }
+
+
+def measured(method: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        costs = run_unevaluated(federation_of(method), Path(folder), Machine(workers=1))
+    phases = {
+        phase: {"flops": _summed(costs, phase, "flops"), "seconds": round(_summed(costs, phase, "processor_seconds"), 2)}
+        for phase in PHASES
+    }
+    memory = max(row["peak_bytes"] for row in costs.rows.values())
+    return {**_together(phases), "memory_bytes": memory, "upload_bytes": sum(costs.up.values()), "phases": phases}
+
+
+def _summed(costs: Costs, phase: str, key: str) -> float:
+    return sum(row[key] for (its, _), row in costs.rows.items() if its == phase)
+
+
+def _together(phases: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
+    return {key: sum(one[key] for one in phases.values()) for key in ("flops", "seconds")}
+
+
+def main(words: Sequence[str]) -> None:
+    if words:
+        method, what = words
+        print(json.dumps({"estimate": guessed, "measure": measured}[what](method)))
+    else:
+        print(json.dumps(run(), indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
