@@ -100,16 +100,24 @@ def test_an_estimate_grows_with_epochs_and_with_clients(few: None) -> None:
 
 
 def test_some_of_many_clients_rehearse(few: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ten clients are continued from two and four as they are: FedAvg's bytes, and DAFL's server that asks all of them."""
+    """Ten clients are continued from two and four as they are: FedAvg's server, which reads uploads one after the other, and
+    DAFL's, which asks all of them."""
     monkeypatch.setattr(rehearsal, "CROWD", 6)
+    taken = {}
     for method in ("fedavg", "dafl"):
         federation = small_federation(method, "iid", 10, samples=120)
-        found, costs = expected(federation, ONE, tensors=False), run_unevaluated(federation, tmp_path / method, ONE)
+        found = expected(federation, ONE)
+        with TensorBytes() as counter, counting(counter):
+            costs = run_unevaluated(federation, tmp_path / method, ONE)
         assert found.rehearsed[-1] == "clients 2 and 4 → 10"
         assert sum(found.up.values()) == pytest.approx(sum(costs.up.values()), abs=100)
         for phase in PHASES:
             spent = sum(row["flops"] for (its, _), row in costs.rows.items() if its == phase)
             assert found.total("flops", phase) == pytest.approx(spent, rel=0.02)
+        taken[method] = found.most("tensor_bytes", "server")
+        assert taken[method] == pytest.approx(costs.figure("server", "", "tensor_bytes"), rel=0.05)
+    with_four = expected(small_federation("fedavg", "iid", 4, samples=48), ONE).most("tensor_bytes", "server")
+    assert taken["fedavg"] == pytest.approx(with_four, rel=0.05) and taken["dafl"] > 2 * taken["fedavg"]
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------------
