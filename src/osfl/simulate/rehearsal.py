@@ -147,10 +147,10 @@ def _below(values: tuple[Any, Any], real: Any) -> tuple[Any, Any]:
 
 
 def _kept_variants(plan: Plan, shortened: Shortened, images: tuple[int, int]) -> Iterator[tuple[Any, int]]:
-    """The same for memory, where only settings matter whose work is kept. They are long in the first rehearsal, because what
-    a second turn finds is there only once."""
+    """The same for memory, where only settings matter whose work is kept. All are long in the first rehearsal: what a second
+    turn finds of the first is not there in a single one."""
     kept = {name: shortened.varied[name] for name in _method(plan, plan.settings).keeps() if name in shortened.varied}
-    base = replace(shortened.base, **{name: longer for name, (_, longer) in kept.items()})
+    base = replace(shortened.base, **{name: longer for name, (_, longer) in shortened.varied.items()})
     yield base, images[0]
     if images[1] > images[0]:
         yield base, images[1]

@@ -548,7 +548,7 @@ HEAVY = 1e9  # operations of one image from which on a rehearsal makes fewer of 
 def shortened_inversion(method: ModelMethod) -> dict[str, tuple[object, object]]:
     s = method.settings
     heavy = max(forward_flops(build_model(name, method.task), method.task.image) for name in method.architectures()) > HEAVY
-    steps = {"steps": (4, 8), "images": (2, 2)} if heavy else {"steps": (6, 12)}
+    steps = {"steps": (2, 4), "images": (2, 2)} if heavy else {"steps": (6, 12)}
     follow: dict[str, tuple[object, object]] = {"stops": ("", "")} if getattr(s, "stops", "") else {}
     follow |= {"student_epochs": (1, 2)} if s.student_epochs else {}
     return {**steps, "passes": (1, 2), **follow}
