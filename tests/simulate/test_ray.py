@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from osfl.core.errors import UsageError
+from osfl.core.errors import TrainingError, UsageError
 from osfl.core.method import Context
 from osfl.core.types import Dataset
 from osfl.runtime.machine import Machine
@@ -110,10 +111,27 @@ def test_parts_of_the_server_phase_need_nothing_but_what_travels(
         yield replace(ctx, elsewhere=functools.partial(ray_engine._spread, fake, machine))
 
     monkeypatch.setattr(stages, "server_parts_on_ray", parts_in_process)
-    there = run(shown, tmp_path / "there", federation=federation, machine=Machine(workers=1))
+    monkeypatch.setattr(stages, "run_client_phases_on_ray", lambda *_: iter(()))
+    shutil.copytree(tmp_path / "here" / "inbox", tmp_path / "there" / "inbox")
+    there = run(shown, tmp_path / "there", federation=federation, machine=Machine(workers=1, engine="ray"))
     assert (there["release_digest"], there["models_digest"]) == (here["release_digest"], here["models_digest"])
     assert there["costs"]["phases"]["server"]["flops"] == here["costs"]["phases"]["server"]["flops"]
     assert fake.parts == parts
+
+
+def test_a_refusal_of_a_worker_is_its_sentence_alone() -> None:
+    class RayTaskError(TrainingError):  # as Ray wraps what a worker raised
+        cause = TrainingError("it diverged", client="a", fix="Lower lr.")
+
+        def __str__(self) -> str:
+            return "Traceback of the worker"
+
+    def fails(reference: object) -> None:
+        raise RayTaskError("wrapped")
+
+    with pytest.raises(TrainingError) as caught:
+        ray_engine._result(SimpleNamespace(get=fails), None)
+    assert str(caught.value) == "Training 'a': it diverged.\nLower lr."
 
 
 def two_classes(federation: Federation) -> Federation:

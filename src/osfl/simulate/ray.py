@@ -12,7 +12,6 @@ cluster need osfl installed. Ray ships the images with pickle: use a cluster tha
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import importlib
 import importlib.util
@@ -21,7 +20,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,13 +27,13 @@ from typing import Any, cast
 from safetensors.torch import load as read
 from safetensors.torch import save
 
-from osfl.core.errors import UsageError
+from osfl.core.errors import OsflError, UsageError
 from osfl.core.method import Context, Method, Part, PartWork
 from osfl.core.types import ClientId, Dataset, Json, Payload, Plan, Shard, Upload
 from osfl.runtime.machine import Machine, Precision
 from osfl.runtime.meter import Meter, measure, spend_again
 from osfl.runtime.precision import current_precision
-from osfl.runtime.workers import compute_threads
+from osfl.runtime.workers import Workers, compute_threads
 
 
 def require_ray() -> None:
@@ -57,7 +55,7 @@ def run_client_phases_on_ray(
         waiting = [task.remote(text, own, shard.client, *_arrays(shard), shard.digest) for shard in shards]
         while waiting:
             (done, *_), waiting = ray.wait(waiting)
-            client, bundle, cost = ray.get(done)
+            client, bundle, cost = _result(ray, done)
             yield client, bundle, Meter(**cost)
 
 
@@ -79,6 +77,14 @@ def cluster(machine: Machine) -> Iterator[Any]:
     finally:
         if ours:
             ray.shutdown()
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    """What a worker gives back; its refusal is the sentence alone, without the traceback that Ray puts before it."""
+    try:
+        return ray.get(reference)
+    except OsflError as error:
+        raise getattr(error, "cause", error) from None
 
 
 def _alone(machine: Machine) -> Machine:
@@ -117,16 +123,14 @@ def _spread(
 
         def make() -> Payload:
             refs = [upload_of(client) for client in part.clients]
-            made, cost = ray.get(task.remote(text, own, name, number, part.clients, _as_bytes(part.payload), *refs))
+            made, cost = _result(ray, task.remote(text, own, name, number, part.clients, _as_bytes(part.payload), *refs))
             spend_again(cost)
             return _from_bytes(made)
 
         return make() if part.key is None else ctx.get_or_compute(part.key(), make)
 
     at_once = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    with ThreadPoolExecutor(at_once, "osfl-ray") as waiting:
-        futures = [waiting.submit(contextvars.copy_context().run, remote, one) for one in enumerate(parts)]
-        return [future.result() for future in futures]
+    return Workers(at_once).map(remote, enumerate(parts))  # threads that wait for the cluster
 
 
 def _as_bytes(payload: Payload) -> tuple[bytes, str]:
