@@ -114,6 +114,16 @@ def test_images_that_a_classifier_was_asked_for_say_less_than_samples() -> None:
     assert named(rules.contradictions(replace(two, made=True))) == {"a"}
 
 
+def test_what_the_panel_shows_is_computed_once_for_sites_outside_of_it() -> None:
+    """Outside it nobody is asked about others, so that what these show does not depend on who is looked at."""
+    whole = compared(a=0, b=1, c=0, d=0, e=0)
+    some = replace(whole, panel=("a", "b", "c"), answers={name: one[:3] for name, one in whole.answers.items()})
+    shown = rules._shown_by_panel(some, NAMES)
+    assert set(shown) == {"a", "b", "c"} and not rules._shown_by_panel(whole, NAMES)
+    for name in NAMES:
+        assert rules.evidence_against(name, some, NAMES, shown) == rules.evidence_against(name, some, NAMES)
+
+
 def test_one_class_of_many_is_no_proof() -> None:
     """Of four classes that the others call otherwise they recognize one of each other."""
     others = called(compared(a=0, b=0, c=0, d=0, e=0), {1: 2, 2: 3, 3: 1}, "bcde")

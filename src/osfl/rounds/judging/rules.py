@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from types import MappingProxyType
 
 import torch
 
@@ -173,9 +174,9 @@ def contradictions(comparison: Comparison) -> list[Suspicion]:
     names nobody."""
     left, found = set(comparison.labels), list[Suspicion]()
     while len(left) > 2:
-        values, gains = agreements(comparison, left), dict[ClientId, float]()
+        values, gains, shown = agreements(comparison, left), dict[ClientId, float](), _shown_by_panel(comparison, left)
         for client, value in values.items():
-            if value < AGREE and proven(client, comparison, left):
+            if value < AGREE and proven(client, comparison, left, shown):
                 without = agreements(comparison, left - {client}, _panel(comparison, left, client))
                 gains[client] = median(without.values() or [value]) - value
         if not gains:
@@ -200,25 +201,39 @@ def _panel(comparison: Comparison, among: Collection[ClientId], client: ClientId
     return (set(among) & set(comparison.panel)) - {client}
 
 
-def proven(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> bool:
+Shown = Mapping[ClientId, Mapping[int, float]]  # by site and class, how often the others recognize it
+
+
+def _shown_by_panel(comparison: Comparison, among: Collection[ClientId]) -> Shown:
+    """Of the panel's members, for sites outside of it, which are nobody's voters: once for all of them."""
+    if len(comparison.panel) == len(comparison.labels):
+        return {}
+    return {other: recognized(other, comparison, among, 1) for other in comparison.panel if other in among}
+
+
+def proven(client: ClientId, comparison: Comparison, among: Collection[ClientId], shown: Shown = MappingProxyType({})) -> bool:
     """Whether the others call its classes otherwise, and not each other's.
 
     For each class, how much more often the others recognize it of each other than of this site, of whom they know as much;
     without that comparison sites that merely share few classes would be named. Summed over classes it has to be beyond what
     honest sites show, and on average, too, so that many classes of a little each are no proof.
     """
-    evidence = evidence_against(client, comparison, among)
+    evidence = evidence_against(client, comparison, among, shown)
     if not evidence:
         return False
     whole = sum(evidence.values())
     return whole >= (PROBED_CLASSES if comparison.made else CLASSES) and whole >= ON_AVERAGE * len(evidence)
 
 
-def evidence_against(client: ClientId, comparison: Comparison, among: Collection[ClientId]) -> dict[int, float]:
+def evidence_against(
+    client: ClientId, comparison: Comparison, among: Collection[ClientId], shown: Shown = MappingProxyType({})
+) -> dict[int, float]:
     """By class that it and two others know: the median of how often the others recognize it of each other, less how often they
     do of this site; from -1 to 1."""
     own, rest = recognized(client, comparison, among, 2), set(among) - {client}
-    others = [recognized(other, comparison, rest, 1) for other in sorted(_panel(comparison, among, client))]
+    alike = shown if client not in comparison.panel else {}
+    names = sorted(_panel(comparison, among, client))
+    others = [alike[name] if name in alike else recognized(name, comparison, rest, 1) for name in names]
     found = {}
     for label, share in own.items():
         usual = [one[label] for one in others if label in one]
