@@ -4,7 +4,9 @@
     python -m benchmarks.estimates fedavg estimate    one method, only the estimate (or `measure`)
 
 Five clients, Dirichlet 0.1, one seed, one worker; the estimate and the run are processes of their own. Seconds are seconds of
-the processor, because other programs compute on the machine, too. Memory is the most that is resident in any phase. Evaluation,
+the processor, because other programs compute on the machine, too. Those slow each other down: a second holds up to twice the work
+of another one. So both processes also time one and the same training before and after (`pace_seconds`), and `seconds` of the ratios
+are those at equal pace; `seconds as they were` are without that. Memory is the most that is resident in any phase. Evaluation,
 which `osfl estimate` leaves out, is not run. What is changed in a preset stands in `CHANGES`, for estimate and run alike:
 digits have 8 x 8 pixels, which a pretrained encoder cannot see, and encoding all of them at its own size takes minutes.
 """
@@ -13,16 +15,24 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.bench import kept_figures, write_record
 from osfl.core.registry import names
+from osfl.core.types import Dataset, Task
+from osfl.ingredients.training.local import Training, fit
+from osfl.models.build import build_model
 from osfl.runtime.machine import Machine
+from osfl.runtime.workers import compute_threads
 from osfl.simulate.estimate import estimate_of
 from osfl.simulate.rehearsal import PHASES, Costs, run_unevaluated
 from osfl.simulate.simulation import Federation, Simulation, prepare
@@ -58,13 +68,16 @@ def in_own_process(method: str, what: str) -> dict[str, Any]:
 def compared(guess: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Both, their ratios (estimate by measurement), and which of them are not within `ENOUGH`."""
     ratios = {key: _ratio(guess[key], found[key]) for key in ("flops", "seconds", "memory_bytes", "upload_bytes")}
+    pace = found["pace_seconds"] / guess["pace_seconds"]
     for phase in PHASES:
         for key in ("flops", "seconds"):
             part = found["phases"][phase][key]
             if part > CHEAP * found[key]:
                 ratios[f"{phase} {key}"] = _ratio(guess["phases"][phase][key], part)
+    ratios = {key: round(value * pace, 3) if value and key.endswith("seconds") else value for key, value in ratios.items()}
     outside = [key for key, value in ratios.items() if value is not None and not 1 / ENOUGH <= value <= ENOUGH]
-    return {"estimate": dict(guess), "measured": dict(found), "ratios": ratios, "outside": outside}
+    as_it_was = {"seconds as they were": _ratio(guess["seconds"], found["seconds"])}
+    return {"estimate": dict(guess), "measured": dict(found), "ratios": {**ratios, **as_it_was}, "outside": outside}
 
 
 def _ratio(guess: float, found: float) -> float | None:
@@ -108,10 +121,30 @@ def _together(phases: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
     return {key: sum(one[key] for one in phases.values()) for key in ("flops", "seconds")}
 
 
+def at_pace(work: Callable[[str], dict[str, Any]], method: str) -> dict[str, Any]:
+    """What work gives, and the seconds of a fixed training before and after it."""
+    before = pace()
+    return {**work(method), "pace_seconds": round((before + pace()) / 2, 4)}
+
+
+def pace() -> float:
+    """Seconds of the processor that 20 steps of a small network take; the median of nine, after one that sets things up."""
+    rng = torch.Generator().manual_seed(0)
+    model = build_model("cnn-w16", Task("pace", tuple("abcdefghij"), (1, 8, 8)), rng)
+    data = Dataset(torch.zeros((1280, 1, 8, 8), dtype=torch.uint8), torch.arange(1280) % 10)
+    took = []
+    with compute_threads(1):
+        for _ in range(10):
+            start = time.process_time()
+            fit(model, data, Training("cnn-w16", epochs=1, batch_size=64, lr=1e-6), rng)
+            took.append(time.process_time() - start)
+    return statistics.median(took[1:])
+
+
 def main(words: Sequence[str]) -> None:
     if words:
         method, what = words
-        print(json.dumps({"estimate": guessed, "measure": measured}[what](method)))
+        print(json.dumps(at_pace({"estimate": guessed, "measure": measured}[what], method)))
     else:
         print(json.dumps(run(), indent=1))
 
