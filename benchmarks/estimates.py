@@ -4,11 +4,11 @@
     python -m benchmarks.estimates fedavg estimate    one method, only the estimate (or `measure`)
 
 Five clients, Dirichlet 0.1, one seed, one worker; the estimate and the run are processes of their own. Seconds are seconds of
-the processor, because other programs compute on the machine, too. Those slow each other down: a second holds up to twice the work
-of another one. So both processes also time one and the same training before and after (`pace_seconds`), and `seconds` of the ratios
-are those at equal pace; `seconds as they were` are without that. Memory is the most that is resident in any phase. Evaluation,
-which `osfl estimate` leaves out, is not run. What is changed in a preset stands in `CHANGES`, for estimate and run alike:
-digits have 8 x 8 pixels, which a pretrained encoder cannot see, and encoding all of them at its own size takes minutes.
+the processor, because other programs compute on the machine, too. Those slow each other down: a second holds up to twice the
+work of another one. So both processes also time one and the same training before and after (`pace_seconds`), and the ratios of
+seconds are those at equal pace; `seconds as they were` is without that. Memory is the most that is resident in any phase.
+Evaluation, which `osfl estimate` leaves out, is not run. What is changed in a preset stands in `CHANGES`, for estimate and run
+alike: digits have 8 x 8 pixels, which a pretrained encoder cannot see, and encoding all of them at its own size takes minutes.
 """
 
 from __future__ import annotations
