@@ -47,9 +47,10 @@ def found(version: str) -> str | None:
     """An interpreter of this version."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     several = sorted(pyenv.glob(f"{version}.*/bin/python"))
-    for candidate in (str(several[-1]) if several else None, shutil.which(f"python{version}")):
+    candidates = (str(several[-1]) if several else "", shutil.which(f"python{version}") or "")
+    for candidate in filter(None, candidates):
         ask = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        if candidate and subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip() == version:
+        if subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip() == version:
             return candidate
     return None
 
