@@ -1,5 +1,6 @@
 """The pages of results: one screen first, one page a regime, cells that belong together side by side."""
 
+import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -7,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import advice, claims, onesum_card, results
-from benchmarks.grid import CELLS, FACTORY_PRIOR, WITH_PRIOR, methods_of
+from benchmarks.grid import CELLS, FACTORY_PRIOR, PUBLISHED, RECORDS, WITH_PRIOR, methods_of
 
 
 def record(cell: str, **reached: float) -> dict[str, Any]:
@@ -41,6 +42,16 @@ def test_a_cell_says_which_bytes_its_clients_started_from() -> None:
 def test_every_cell_is_on_one_page() -> None:
     for cell in CELLS:
         assert sum(one.has(cell) for one in results.REGIMES) == 1, cell
+
+
+def test_published_figures_stand_beside_cells_of_the_same_metric_and_say_which() -> None:
+    """Only FedBiCross' paper reports the mean over clients, each on its own distribution; the others the whole test set."""
+    committed = [json.loads((RECORDS / f"{cell}.json").read_text("utf-8")) for cell in PUBLISHED]
+    assert {record["published_is"] for record in committed} == {"own", "global"}
+    for record in committed:
+        wanted = "own" if CELLS[record["cell"]].method == "fedavg" else "global"
+        assert record["published_is"] == wanted and f"| published {wanted} |" in results.table(record)[4], record["cell"]
+        assert wanted == "own" or not any(label.startswith("fedbicross") for label in record["published_percent"])
 
 
 def test_results_open_with_one_screen_and_link_to_every_page() -> None:
