@@ -1,6 +1,8 @@
 """Pixels, labels, splits, licenses. Nothing about a method.
 
 The public names are loaded when they are used, so that listing the data sheets does not import torch.
+
+Begin with opening.py (a name or a path becomes images), partition.py (who holds which) and views.py (shards).
 """
 
 from __future__ import annotations

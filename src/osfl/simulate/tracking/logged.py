@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from osfl.core.result import Result
+from osfl.core.types import Json
 from osfl.evaluation.privacy.rates import share
 
 _DIGESTS = ("plan_digest", "release_digest", "models_digest")
@@ -20,7 +21,7 @@ Scalar = tuple[str, float, int]  # name, value, step
 def facts(result: Result) -> dict[str, str]:
     """Settings, data and digests as text. Of a path only the last name, and no command, which may hold paths."""
     data, environment = result["data"], result["environment"]
-    found: dict[str, Any] = {"method": result["method"], "preset": result["preset"], "seed": result["seed"]}
+    found: dict[str, Json] = {"method": result["method"], "preset": result["preset"], "seed": result["seed"]}
     found |= {"clients": len(result["clients"]), "classes": len(result["task"]["classes"])}
     found |= {"dataset": Path(str(data.get("dataset", result["task"].get("name", "")))).name}
     found |= {key: data[key] for key in _ABOUT_DATA if data.get(key) is not None}
@@ -31,7 +32,7 @@ def facts(result: Result) -> dict[str, str]:
     return {key: _text(value) for key, value in found.items()}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Settings that name files (weights) keep the last name of their path."""
     if isinstance(value, str):
         return Path(value).name if "/" in value or "\\" in value else value
@@ -41,8 +42,8 @@ def _text(value: Any) -> str:
 def scalars(result: Result) -> list[Scalar]:
     """Scores with what is known of their spread, bytes, seconds, operations."""
     scores, costs = result["scores"], result["costs"]
-    whole = cast(Mapping[str, Any], result)
-    found: dict[str, Any] = {f"scores/{name}": value for name, value in scores["global"].items()}
+    whole = cast(Mapping[str, Json], result)
+    found: dict[str, Json] = {f"scores/{name}": value for name, value in scores["global"].items()}
     found |= {f"scores/{name}": value for name, value in _interval(result).items()}
     found["scores/majority"] = scores["majority"]
     for kind in ("own", "everyone", "weighed"):
@@ -88,7 +89,7 @@ def curves(result: Result) -> Iterator[Scalar]:
             yield from ((f"curves/{title}/{name}", float(value), int(x)) for x, value in steps if _is_number(value))
 
 
-def comparison_scalars(comparison: Mapping[str, Any]) -> list[Scalar]:
+def comparison_scalars(comparison: Mapping[str, Json]) -> list[Scalar]:
     """Mean and sample standard deviation over seeds, by method."""
     found = []
     for method, metrics in comparison["methods"].items():
@@ -99,5 +100,5 @@ def comparison_scalars(comparison: Mapping[str, Any]) -> list[Scalar]:
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

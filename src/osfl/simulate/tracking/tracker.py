@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from osfl.core.errors import UsageError, nearest
 from osfl.core.result import Result
-from osfl.core.types import digest_of
+from osfl.core.types import Json, digest_of
 from osfl.reports.comparison import comparison_page
 from osfl.reports.page import run_page
 from osfl.reports.saved import as_png, figure_names
@@ -107,7 +107,7 @@ class Log:
         figures: Callable[[], str] = lambda: run_page(result)  # noqa: E731
         self._log(name, facts(result), [*scalars(result), *curves(result)], figures, result, f"Its results are in {folder}")
 
-    def comparison(self, comparison: dict[str, Any], results: Sequence[Result], folder: Path) -> None:
+    def comparison(self, comparison: dict[str, Json], results: Sequence[Result], folder: Path) -> None:
         """Means over seeds of all methods, and the figures of the comparison's page."""
         about = {"methods": ", ".join(comparison["methods"]), "runs": str(len(comparison["runs"]))}
         figures: Callable[[], str] = lambda: comparison_page(comparison, results)  # noqa: E731
@@ -120,7 +120,7 @@ class Log:
         about: Mapping[str, str],
         values: Sequence[tuple[str, float, int]],
         page: Callable[[], str],
-        found: Mapping[str, Any],
+        found: Mapping[str, Json],
         where: str,
     ) -> None:
         if self.failed:
