@@ -6,8 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from osfl.cli.main import answer
 from osfl.core.errors import UsageError
 from osfl.core.plan import plan_from
 from osfl.core.registry import load
@@ -93,3 +96,24 @@ def test_a_plan_in_small_runs_to_its_end(name: str, tmp_path: Path) -> None:
     )
     result = run(simulation, tmp_path / "run")
     assert result["method"] == method and all(result["settings"][key] == value for key, value in changes.items())
+
+
+def test_check_opens_the_folder_that_a_large_plan_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`osfl check` on the plan: the folder's layout is the one that the sheet names, and it shows who holds what."""
+    text = PLANS["isic-silos"].read_text(encoding="utf-8")
+    sheet = sheets()[tomllib.loads(text)["data"]["dataset"]]
+    rng = np.random.default_rng(0)
+    for label in sheet.classes:
+        place = tmp_path / "data" / sheet.name / label
+        place.mkdir(parents=True)
+        for number in range(14):
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    (tmp_path / "plan.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("OSFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))
+    assert answer(["check", str(tmp_path / "plan.toml")]) == 0
+    shown = capsys.readouterr().out
+    assert sheet.license in shown and "no checksum is known" in shown
+    assert all(client in shown for client in tomllib.loads(text)["clients"])
