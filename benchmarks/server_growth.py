@@ -1,21 +1,18 @@
 """How the server's work grows with the clients: 5, 20 and 80 of them, every method with a server phase of its own.
 
-    python -m benchmarks.bench server_growth            it goes on where it stopped; delete the record to begin anew
-    python -m benchmarks.server_growth dense            one method, in a process of its own
+    python -m benchmarks.bench server_growth            all, in one process; about a minute of one core
 
 Sites of the benchmark thousand_sites (48 digits of two classes each) with the smoke presets, whose fixed part is small; what
 the server makes is the same whatever the number of sites, but where a paper has each client inverted by itself. Processor
-time of one thread, the less of two turns. `exponent` is the slope of log seconds over log clients from 20 to 80, where the
-fixed part counts least; 1 is linear. What the paper compares with all others is named in PAIRS, and has no aim.
+time of one thread, once, after a turn with five clients that warms up. `exponent` is the slope of log seconds over log clients
+from 20 to 80, where the fixed part counts least; 1 is linear. What the paper compares with all others is named in PAIRS, and
+has no aim. FOL is not here: its server passes models on.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +21,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import kept_figures, write_record
 from benchmarks.thousand_sites import with_sites
 from osfl.core.method import quiet
 from osfl.core.registry import load
@@ -33,7 +29,7 @@ from osfl.rounds.phases import computing
 from osfl.runtime.machine import Machine
 from osfl.simulate.simulation import Simulation, prepare
 
-CLIENTS, AIM, TURNS = (5, 20, 80), 1.1, 2
+CLIENTS, AIM = (5, 20, 80), 1.1
 PAIRS: Mapping[str, str] = {  # methods whose paper has work for every pair
     "fedbicross": "ceil(sqrt(n)) clusters, each of whose students learns from the images of all clusters",
 }
@@ -52,7 +48,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "coboosting": {},
     "fedftg": {},
     "deepinversion": {**_STEPS, "rounds": 1, "adi": 0.0},
-    "fedisca": {**_STEPS, "images": 160},
+    "fedisca": {**_STEPS, "repetitions": 1},
     "fedbicross": {},
     "deepinversion_vit": {},
     "fedmitr": {},
@@ -60,12 +56,11 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 
 def run() -> dict[str, Any]:
-    start, rows = time.perf_counter(), dict[str, Any](kept_figures("server_growth").get("methods", {}))
+    torch.set_num_threads(1)
+    rows = {}
     for method in METHODS:
-        if method not in rows:
-            rows[method] = in_own_process(method)
-            print(method, rows[method], flush=True)
-            write_record("server_growth", _figures(rows), time.perf_counter() - start)
+        rows[method] = measure(method)
+        print(method, rows[method], round(time.process_time(), 1), flush=True)
     return _figures(rows)
 
 
@@ -74,25 +69,14 @@ def _figures(rows: Mapping[str, Any]) -> dict[str, Any]:
     return {"aim": AIM, "compare_all_pairs": dict(PAIRS), "above_aim": above, "methods": rows}
 
 
-def in_own_process(method: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.server_growth", method]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def measure(name: str) -> dict[str, Any]:
     """Processor seconds of the server phase by number of clients, and the exponent of their growth."""
     with tempfile.TemporaryDirectory() as place:
         os.environ["OSFL_CACHE"] = f"{place}/cache"
         prepared = prepare(Simulation(name, "digits", 2, "iid", "smoke", changes=METHODS[name], test_samples=50))
         made = {count: _uploads(prepared, count, Path(place)) for count in CLIENTS}
-        seconds: dict[str, float] = {}
-        for turn in range(TURNS + 1):  # the first one warms up
-            for count, (plan, uploads) in made.items():
-                spent = _server(plan, uploads, Path(place) / f"{turn}-{count}")
-                if turn:
-                    seconds[str(count)] = min(spent, seconds.get(str(count), math.inf))
+        _server(*made[CLIENTS[0]], Path(place) / "first")
+        seconds = {str(count): _server(*made[count], Path(place) / str(count)) for count in CLIENTS}
     few, many = (str(count) for count in CLIENTS[-2:])
     slope = math.log(seconds[many] / seconds[few]) / math.log(CLIENTS[-1] / CLIENTS[-2])
     return {"cpu_seconds": {n: round(s, 3) for n, s in seconds.items()}, "exponent": round(slope, 2)}
@@ -112,8 +96,3 @@ def _server(plan: Plan, uploads: Sequence[Upload], scratch: Path) -> float:
         start = time.process_time()
         method.server_phase(uploads, ctx)
         return time.process_time() - start
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(json.dumps(measure(sys.argv[1])))
