@@ -32,6 +32,9 @@ from osfl.simulate.simulation import Simulation, prepare
 CLIENTS, AIM = (5, 20, 80), 1.1
 PAIRS: Mapping[str, str] = {  # methods whose paper has work for every pair
     "fedbicross": "ceil(sqrt(n)) clusters, each of whose students learns from the images of all clusters",
+    "falcon": "every client's classifier answers every client's sequences (Eq. 10)",
+    "fedmitr": "every client's ViT answers every client's images (Algorithm 1)",
+    "deepinversion_vit": "as FedMITR",
 }
 _STEPS: Mapping[str, Any] = {"steps": 10}
 METHODS: Mapping[str, Mapping[str, Any]] = {
