@@ -1,7 +1,7 @@
 """What one site that lies does to a round, and whether the judgment before the server phase names it.
 
     python -m benchmarks.bench lying_sites       # half an hour on one core; interrupted, it goes on
-    python -m benchmarks.lying_sites             # the table of docs/coordinator.md from the record
+    python -m benchmarks.lying_sites             # the tables of docs/lying_sites.md from the record
 
 Digits and blood cells (28 pixels), 5 and 10 sites by a Dirichlet partition, the `cpu` preset with fewer epochs for methods that
 train networks. The first site, or of ten sites the first two, lies. Accuracy on the test images: of the round without
@@ -262,7 +262,8 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {**found, "all attacks": {key: sum(one[key] for one in found.values()) for key in COUNTED}}
 
 
-PAGE = Path(__file__).parent.parent / "docs" / "coordinator.md"
+PAGE = Path(__file__).parent.parent / "docs" / "lying_sites.md"
+AIM = 0.95
 BEGIN, END = "<!-- lies: written by `python -m benchmarks.lying_sites` -->", "<!-- end of lies -->"
 
 
@@ -285,6 +286,25 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def sentences(figures: Mapping[str, Any]) -> str:
+    """What was counted over all attacks, and what was not run."""
+    rows, whole = figures["table"], figures["summary"]["all attacks"]
+    rounds, named, honest, _, either = (whole[key] for key in COUNTED)
+    lines = [
+        f"In {named} of {rounds} attacked rounds ({named / rounds:.0%}) every liar was named.",
+        f"In {either} ({either / rounds:.0%}) every liar was named or accuracy stayed within two points.",
+        f"In {honest} an honest site was named, besides one that was copied.",
+        f"The aim is {AIM:.0%} named or within two points: {'met' if either >= AIM * rounds else 'missed'}. The rounds:",
+        "",
+        *(f"- {name}" for name in rows),
+        "",
+        "Not run:",
+        "",
+        *(f"- {name}: {why}" for name, why in figures["not run"].items()),
+    ]
+    return "\n".join(lines)
+
+
 def _mean(values: Sequence[float | None]) -> str:
     """In per cent; a round that a liar stopped has no accuracy, and then there is no mean."""
     kept = [value for value in values if value is not None]
@@ -292,9 +312,10 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def write_page() -> None:
-    rows = kept_figures("lying_sites")["table"]
+    figures = kept_figures("lying_sites")
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    text = f"{before}{BEGIN}\n\n{sentences(figures)}\n\n{table(figures['table'])}\n\n{END}{rest.split(END)[1]}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 COUNTED = ("rounds", "all liars named", "an honest site named", "within two points", "named or within")
