@@ -23,6 +23,7 @@ from osfl.ingredients.statistics.gaussian_mechanism import multiplier_for
 from osfl.ingredients.statistics.gaussians import folded_statistics, unpacked
 from osfl.ingredients.statistics.private_gaussians import site_gaussians
 from osfl.ingredients.statistics.public_map import LEVELS
+from osfl.methods.federated_factory.mixtures import public_directions
 from osfl.rounds.exposure import attack
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run
@@ -205,3 +206,27 @@ def test_a_private_round_states_epsilon_in_results_report_and_card(name: str, tm
     assert "epsilon 10000, delta 1e-05" in page and "epsilon 10000, delta 1e-05" in card
     if name == "fedpft":  # a linear head needs no long training
         assert (result["scores"]["global"]["accuracy"] or 0) > 0.5
+
+
+def test_public_directions_are_low_frequencies_that_depend_on_nobodys_images() -> None:
+    basis = public_directions(9, (3, 8, 8))
+    lengths = basis.norm(dim=0)
+    cosines = (basis / lengths).T @ (basis / lengths)
+    assert float((cosines - torch.eye(9)).abs().max()) < 1e-9 and torch.equal(basis, public_directions(9, (3, 8, 8)))
+    assert float((basis[:, 0].abs() - basis[0, 0].abs()).abs().max()) < 1e-9  # brightness comes first: the same at every pixel
+    assert public_directions(500, (1, 4, 4)).shape == (16, 16)  # as many as there are
+
+
+def test_a_private_classifier_of_images_sees_what_its_generators_make() -> None:
+    """Details that are in no public direction change no answer."""
+    method, ctx = opened("federated_factory", images_per_class=8, epochs=1)
+    uploads = [Upload("a", "", method.client_phase(shard(), ctx))]
+    release = method.server_phase(uploads, ctx).shared
+    model, x = method.build(release), (shard().train.images[:6].float() / 127.5 - 1) * 0.5
+    basis = public_directions(8, (1, 8, 8)).float()
+    detail = 0.2 * torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
+    off = detail - detail @ basis @ torch.linalg.pinv(basis)
+    with torch.no_grad():
+        assert torch.allclose(model(x), model(x + off.view_as(x)), atol=1e-4)
+        plain = method.build(Payload(release.tensors, {k: v for k, v in release.facts.items() if k != "sees"}))
+        assert not torch.allclose(plain(x), plain(x + off.view_as(x)), atol=1e-4)

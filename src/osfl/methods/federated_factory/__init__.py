@@ -10,6 +10,7 @@ Forgetting is exact: a cell taken out leaves the bytes of a round that never had
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -56,6 +57,7 @@ from osfl.methods.federated_factory.factories import (
     sampled,
     train_factories,
 )
+from osfl.methods.federated_factory.mixtures import InPublicDirections
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
 
@@ -113,6 +115,7 @@ SMOKE = {
 }
 
 
+SEES = "sees"  # what a classifier is shown of an image, where that is not all of it
 PROBED = 12  # images of a generator that are compared with other sites'
 
 
@@ -236,7 +239,10 @@ class FederatedFactory(NoisyGaussianMethod):
             return self._pass_on(cells, uploads, ctx)
         pool = self._pool(cells, self._asked(cells, ctx), ctx, uploads)
         self._show(cells, uploads, pool, ctx)
-        return Release(self._learn(pool, self.settings.epochs, ctx, "classifier"))
+        learned = self._learn(pool, self.settings.epochs, ctx, "classifier")
+        if ctx.plan.privacy is not None:
+            learned = Payload(learned.tensors, {**learned.facts, SEES: "public directions"})
+        return Release(learned)
 
     def samples(self, uploads: Sequence[Upload], ctx: Context) -> Dataset:
         """The synthetic images that the server trains on, by class and client."""
@@ -409,10 +415,17 @@ class FederatedFactory(NoisyGaussianMethod):
         tensors = {f"{client}/{name}": value for client in clients for name, value in payloads[client].tensors.items()}
         return Payload(tensors, {"experts": {client: payloads[client].facts["architecture"] for client in clients}})
 
+    def _seeing(self, model: nn.Module, payload: Payload) -> nn.Module:
+        """A classifier of a private round, behind the directions that its synthetic images have."""
+        if SEES not in payload.facts:
+            return model
+        dims = min(self.settings.mixture_dims, math.prod(self.task.image))
+        return nn.Sequential(InPublicDirections(dims, self.task.image, self.settings.mixture_norm), model).eval()
+
     def build(self, payload: Payload) -> nn.Module:
         experts = payload.facts.get("experts")
         if experts is None:
-            return corrected(classifier(without_site_prior(payload), self.task), payload)
+            return corrected(self._seeing(classifier(without_site_prior(payload), self.task), payload), payload)
         members = [
             classifier(Payload(payload.tensors, {"architecture": architecture}), self.task, f"{client}/model")
             for client, architecture in sorted(experts.items())

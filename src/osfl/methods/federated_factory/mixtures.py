@@ -9,6 +9,7 @@ their n - 1 principal directions. So a class of n different images has at most 2
 least `least` images; every component rests on at least `least` images; and covariances are shrunk to the one within components.
 
 Under differential privacy all of that is replaced: directions are public ones, and a class has one Gaussian, of noisy sums.
+What images have besides is missing in samples, so the classifier that learns from them sees real images in these directions.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from osfl.core.method import Context
 from osfl.core.types import ADDED, Contract, Dataset, Field
 from osfl.ingredients.statistics.kmeans import kmeans
 from osfl.ingredients.statistics.private_gaussians import SiteGaussians, site_gaussians
-from osfl.ingredients.statistics.public_map import LEVELS, Projected, public_map
+from osfl.ingredients.statistics.public_map import LEVELS, Projected, color_basis, cosine_basis
 from osfl.ingredients.statistics.support import Readable, Support, effective_images, supported_directions
 from osfl.methods.federated_factory.symmetries import orbit
 from osfl.models.inputs import to_images, to_input
@@ -86,14 +87,11 @@ class Mixture:
 
     def private(self, data: Dataset, classes: tuple[str, ...], ctx: Context) -> tuple[SiteGaussians, dict[int, Tensors]]:
         """Of all images of a site, with the noise of the plan: the Gaussians, and generators of the classes that have one."""
-        dims, norm = self._dims(), self.settings.mixture_norm
-        rng = ctx.generator("mixture", "public images")
-        make = partial(public_map, dims, self.image, rng, lambda images: to_input(images).flatten(1))
-        made = ctx.get_or_compute(["osfl mixture directions", 1, dims, list(self.image), ctx.plan.seed], make).tensors
-        public = Projected(made["mean"], made["basis"], norm)
+        norm, basis = self.settings.mixture_norm, public_directions(self._dims(), self.image)
+        public = Projected(torch.zeros(len(basis), dtype=torch.float64), basis, norm)
         whole = (public(to_input(data.images).flatten(1)) * (LEVELS / norm)).round()
         found = site_gaussians(whole, data.labels, classes, ctx.plan)
-        back = {"mean": made["mean"][None], "basis": torch.linalg.pinv(made["basis"]), "weights": torch.ones(1)}
+        back = {"mean": torch.zeros(1, len(basis)), "basis": torch.linalg.pinv(basis), "weights": torch.ones(1)}
         scale = torch.linalg.cholesky(found.covariance) * norm
         cells = {c: {**back, "centers": found.means[c][None] * norm, "scales": scale[None]} for c in found.held}
         lines = self.contract()
@@ -118,6 +116,45 @@ class Mixture:
             points[mine] = centers[part] + z[mine] @ scales[part].T
         spend(2.0 * count * dims * (dims + math.prod(self.image)), makes=count)
         return to_images((mean + points @ basis).reshape(-1, *self.image)).cpu()
+
+
+_BRIGHTNESS, _TINT, _CONTRAST, _CHROMA = 0.3, 0.15, 0.35, 0.35  # of photographs, about: deviations of pixels in [-1, 1]
+
+
+def public_directions(dims: int, image: tuple[int, int, int]) -> torch.Tensor:
+    """B (pixels, dims): cosines of the lowest frequencies in brightness and color, each divided by the deviation that
+    photographs have there, whose amplitude falls with the frequency. Ordinary images x in [-1, 1] have |x B| of about 1."""
+    channels, height, width = image
+    planes = torch.einsum("kc,uh,vw->kuvchw", color_basis(channels), cosine_basis(height), cosine_basis(width))
+    u, v = torch.arange(height, dtype=torch.float64)[:, None], torch.arange(width, dtype=torch.float64)
+    fall = 1 / (u.square() + v.square()).sqrt().clamp_min(1.0)
+    fall[0, 0] = 0.0
+    color = torch.full((channels, 1, 1), _CHROMA, dtype=torch.float64)
+    color[0] = 1.0
+    deviation = color * fall
+    deviation = deviation * _CONTRAST * math.sqrt(math.prod(image)) / deviation.square().sum().sqrt()
+    deviation[:, 0, 0] = _TINT * math.sqrt(height * width)
+    deviation[0, 0, 0] = _BRIGHTNESS * math.sqrt(math.prod(image))
+    order = deviation.flatten().argsort(descending=True, stable=True)[:dims]
+    basis = planes.reshape(-1, math.prod(image))[order].T / deviation.flatten()[order]
+    return torch.div(basis, len(order) ** 0.5)
+
+
+class InPublicDirections(nn.Module):
+    """Images as generators of a private round make them: in public directions, and no further out than `norm`."""
+
+    def __init__(self, dims: int, image: tuple[int, int, int], norm: float) -> None:
+        super().__init__()
+        basis = public_directions(dims, image)
+        self.norm = norm
+        self.register_buffer("basis", basis.float(), persistent=False)
+        self.register_buffer("back", torch.linalg.pinv(basis).float(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = x.flatten(1) @ self.get_buffer("basis")
+        z = z * (self.norm / z.norm(dim=1, keepdim=True).clamp_min(self.norm))
+        y: torch.Tensor = (z @ self.get_buffer("back")).view(x.shape).clamp(-1, 1)
+        return y
 
 
 def _padded(value: torch.Tensor, shape: tuple[int | str, ...]) -> torch.Tensor:
