@@ -234,6 +234,8 @@ def picture(methods: Mapping[str, Any]) -> str:
     for number, (method, shown) in enumerate(SHOWN.items()):
         ink, shift, made = inks[number], 4 * (number - 2.5), methods.get(method, {})
         rows = {name: values for name in places if (values := list(made.get(name, {"accuracy": {}})["accuracy"].values()))}
+        if not rows:
+            continue
         points = [(places[name] + shift, y(statistics.mean(values))) for name, values in rows.items()]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         parts += [tag("polyline", points=path, fill="none", stroke=ink, stroke_width=2)]
