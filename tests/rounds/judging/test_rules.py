@@ -33,6 +33,16 @@ def test_a_claim_beyond_all_others_together() -> None:
     assert named(rules.claims(dict.fromkeys(NAMES, Probed()), {u.client: rules.numbers_of(u) for u in uploads})) == {"b"}
 
 
+def test_several_that_claim_too_much_do_not_hide_each_other() -> None:
+    names = [f"s{number}" for number in range(10)]
+    numbers = {name: rules.numbers_of(Upload(name, "", Payload({}, {}))) for name in names}
+    honest = {name: Probed((40.0, 60.0)) for name in names}
+    two = {"s3": Probed((1e6, 0.0)), "s7": Probed((5e5, 5e5))}
+    assert named(rules.claims({**honest, **two}, numbers)) == {"s3", "s7"}
+    assert not rules.claims({**honest, **{f"s{n}": Probed((1e6, 0.0)) for n in range(4)}}, numbers)  # who is odd here?
+    assert not rules.claims({**honest, "s3": Probed((8000.0, 0.0)), "s7": Probed((8000.0, 0.0))}, numbers)
+
+
 def test_copies_are_named_both_and_zeros_are_none() -> None:
     vectors = {name: torch.randn(50, generator=RNG) for name in NAMES}
     assert not rules.copies(vectors)

@@ -18,7 +18,7 @@ import torch
 from osfl.core.types import ClientId, Probed, Upload
 from osfl.rounds.judging.probes import PANEL, Comparison, variance_of, within
 
-CLAIM = 10.0  # times as many images as all others together
+CLAIM = 10.0  # times as many images as all together that claim less
 COPY = 0.02  # of the usual distance between two uploads; where few can be compared, `EXACT`
 EXACT = 1e-6  # of their numbers
 LEAST_PAIRS = 3
@@ -77,14 +77,15 @@ def _sample(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def claims(probed: Mapping[ClientId, Probed], numbers: Mapping[ClientId, Numbers]) -> list[Suspicion]:
-    """Sites that claim far more images than all others together."""
+    """Sites that claim far more images than all that claim less together, four fifths of the others: several that lie do not
+    hide each other, and a few large sites are measured by no two small ones."""
     sizes = {client: float(sum(one.counts)) or numbers[client].samples for client, one in probed.items()}
     found = []
     for client, size in sizes.items():
-        others = sum(sizes.values()) - size
-        if others > 0 and size > CLAIM * others:
-            text = f"claims {size:,.0f} images, all others together {others:,.0f}"
-            found.append(Suspicion(client, "claim", text, size / others, CLAIM))
+        smaller = [other for other in sizes.values() if 2 * other < size]
+        if 5 * len(smaller) >= 4 * (len(sizes) - 1) and sum(smaller) > 0 and size > CLAIM * sum(smaller):
+            text = f"claims {size:,.0f} images, {len(smaller)} others together {sum(smaller):,.0f}"
+            found.append(Suspicion(client, "claim", text, size / sum(smaller), CLAIM))
     return found
 
 
