@@ -19,7 +19,7 @@ from osfl.runtime.tensor_bytes import TensorBytes
 from osfl.simulate import estimate, rehearsal
 from osfl.simulate.checks import small_federation
 from osfl.simulate.estimate import estimate_of
-from osfl.simulate.rehearsal import PHASES, expected, few_of, nonnegative_fit, run_unevaluated
+from osfl.simulate.rehearsal import PHASES, by_operations, expected, few_of, nonnegative_fit, run_unevaluated
 from osfl.simulate.simulation import Federation
 
 ONE = Machine(workers=1)
@@ -191,3 +191,14 @@ def test_weights_are_found_and_none_is_below_zero() -> None:
     assert nonnegative_fit(rows, [7.0, 13.0, 7.0]) == pytest.approx([1.0, 3.0, 0.0])
     assert nonnegative_fit(rows, [3.0, 2.0, 3.0]) == pytest.approx([8 / 3, 0.0, 0.0])  # more never costs less
     assert nonnegative_fit(rows, [0.0, 0.0, 0.0]) == [0.0, 0.0, 0.0]
+
+
+def test_seconds_that_noise_hides_follow_from_operations() -> None:
+    """An epoch of 1 in 100 seconds is lost in the noise of a rehearsal, but not in its operations."""
+    rows, flops = [(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [1e9, 2e9, 3e9]
+    noisy = [100.9, 99.8, 101.1]
+    assert by_operations(rows, [3.0, 5.0, 7.0], flops) == pytest.approx([0.0, 2.0])
+    alone, guided = nonnegative_fit(rows, noisy)[1], nonnegative_fit(rows, noisy, [0.0, 1.0])[1]
+    assert alone < 0.2 and guided == pytest.approx(1.0, abs=0.1)
+    clear = nonnegative_fit(rows, [101.0, 201.0, 301.0], [0.0, 50.0])
+    assert clear[1] == pytest.approx(100.0, rel=0.1)  # what the seconds say clearly is believed

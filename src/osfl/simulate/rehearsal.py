@@ -34,6 +34,7 @@ from osfl.simulate.simulation import Federation
 FIRST = 8  # images a client in the first rehearsal, which shows how many the others can have
 MOST = 64  # images a client in the others, at most; the longer one has twice as many
 TARGET = 8.0  # seconds that a rehearsal may take, for batches as full as the run's; a large network takes longer anyway
+NOISE = 0.1  # of seconds, as part of the longest rehearsal
 CROWD = 24  # clients from which on only some rehearse: 8 and 16
 Quantity = str  # "flops", "seconds", "tensor_bytes"
 PHASES: Sequence[Phase] = ("client", "server", "personalize")
@@ -322,14 +323,16 @@ def _continued(
         groups = [[""]] if alone else _alike(plan, list(real))
         found[phase] = {}
         for group in groups:
-            rows, values = [], []
+            rows, values, counted = [], [], []
             for costs in rehearsed:
                 each = _method(plan, costs.settings)
                 for client in group:
                     seen = sum(costs.images.values()) if alone else costs.images[client]
                     rows.append(columns(each, phase, seen, plan.clients))
                     values.append(costs.figure(phase, client, quantity))
-            weights = nonnegative_fit(rows, values)
+                    counted.append(costs.figure(phase, client, "flops"))
+            seconds = quantity.endswith("seconds")
+            weights = nonnegative_fit(rows, values, by_operations(rows, values, counted) if seconds else ())
             for client in group:
                 seen = sum(real.values()) if alone else real[client]
                 at = columns(method, phase, seen, plan.clients)
@@ -352,13 +355,25 @@ def _alike(plan: Plan, clients: Sequence[ClientId]) -> list[list[ClientId]]:
     return list(named.values())
 
 
-def nonnegative_fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Weights of the columns, none below zero, whose sums come nearest to the values (least squares)."""
+def by_operations(rows: Sequence[Sequence[float]], seconds: Sequence[float], flops: Sequence[float]) -> list[float]:
+    """Weights of the columns if every operation took the same time: what short rehearsals cannot tell apart is near that."""
+    _, pace = nonnegative_fit([(1.0, count) for count in flops], seconds)
+    return [pace * weight for weight in nonnegative_fit(rows, flops)]
+
+
+def nonnegative_fit(rows: Sequence[Sequence[float]], values: Sequence[float], near: Sequence[float] = ()) -> list[float]:
+    """Weights of the columns, none below zero, whose sums come nearest to the values (least squares). Values are uncertain by
+    `NOISE` of the largest; a weight that they leave open is the one in `near`, uncertain by itself."""
     x, y = torch.tensor(rows, dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
     if not bool((y > 0).any()):
         return [0.0] * x.shape[1]
     top, scale = float(y.max()), x.abs().amax(0).clamp_min(1e-300)
     x, y, used = x / scale, y / top, [i for i in range(x.shape[1]) if bool((x[:, i] != 0).any())]
+    for i in used if near else ():
+        expects = near[i] * float(scale[i]) / top
+        if expects > 0:
+            x = torch.cat([x, torch.zeros(1, x.shape[1], dtype=x.dtype).index_fill_(1, torch.tensor(i), NOISE / expects)])
+            y = torch.cat([y, y.new_tensor([NOISE])])
     best, least = torch.zeros(x.shape[1], dtype=torch.float64), float("inf")
     for count in range(len(used), 0, -1):  # of columns that say the same, those that grow: the constant comes first
         for chosen in reversed(list(itertools.combinations(used, count))):
