@@ -148,7 +148,7 @@ def test_two_encounters_over_the_network_give_the_same_models(sites: Path, tmp_p
         fl_round, clock = tmp_path / f"round{number}", Clock()
         coordinator.open_new(fl_round, plan, public, SERVER.public_hex)
         nodes = at_the_network(plan, sites, tmp_path / "network")
-        channel = Network({node: answers.to for node, answers in nodes.items()}, clock)
+        channel = Network({node: answers.handle for node, answers in nodes.items()}, clock)
         assert Collector(
             fl_round, tmp_path / "server.key", channel, QUICK, log=lambda body: None, clock=clock, sleep=clock.sleep
         ).run()
@@ -166,7 +166,7 @@ def test_at_the_network_a_sealed_bundle_must_fit_into_its_window(sites: Path, tm
     north = at_the_network(plan, sites, tmp_path / "network")[0]
     asked: MessageBody = {"round": plan.digest, "nonce": "ab", "wanted": 1, "length": 10, "plan": json.dumps(plan.as_json())}
     for _ in range(2):
-        assert north.to(ANNOUNCE, asked) == {"client": "north", "refused": "UploadBlocked (topology.contacts)"}
+        assert north.handle(ANNOUNCE, asked) == {"client": "north", "refused": "UploadBlocked (topology.contacts)"}
     assert not list(tmp_path.rglob("*.sealed"))
 
 

@@ -299,7 +299,7 @@ def test_over_a_network_the_others_are_asked_for_repairs(made: Path, tmp_path: P
     def answer(client: ClientId) -> Callable[[str, MessageBody], MessageBody]:
         def to(kind: str, body: MessageBody) -> MessageBody:
             asked.extend([client] * (kind == messages.REPAIR))
-            return node(made, client, work).to(kind, body)
+            return node(made, client, work).handle(kind, body)
 
         return to
 

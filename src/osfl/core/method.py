@@ -349,7 +349,7 @@ class Method:
 
     def learned_prior(self, payload: Payload) -> tuple[torch.Tensor, float] | None:
         """The log class shares that a finished classifier answers with, and the temperature on its other scores beside a site's
-        own shares: a simulation then reports what sites reach that weigh classes as they have them. Default: None, nothing."""
+        own shares: a simulation then also reports the accuracy with prior correction. Default: None, nothing."""
         return None
 
     def review(self, payloads: Mapping[ClientId, Payload]) -> Mapping[str, Json]:

@@ -1,7 +1,8 @@
 """How good finished classifiers are: on the global test set, and on each client's own distribution.
 
-The own-distribution score is exact: per-class accuracy on the global test set weighted by the client's class shares,
-with no resampling noise; where clients are domains, accuracy on the test images of that domain.
+The own-distribution score is the accuracy to be expected under the client's class shares: per-class accuracy on the global test
+set weighted by these shares, without drawing a test set for each client. It assumes that clients differ in their class shares
+alone. Where clients are domains it is the accuracy on the test images of that domain.
 """
 
 from __future__ import annotations

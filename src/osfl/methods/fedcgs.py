@@ -69,7 +69,7 @@ from osfl.ingredients.statistics.private_sums import (
     site_noise,
     sites_in,
     statement,
-    with_room,
+    with_headroom,
 )
 from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
 from osfl.ingredients.statistics.robust_sums import geometric_total
@@ -416,7 +416,7 @@ class FedCGS(OneClassifier, TokenMethod):
                 name: Summand(tuple(map(int, one.shape)), most * (LEVELS if name == "gram" else 1), whole=True)
                 for name, one in self.contract("").items()
             }
-            return whole if plan.privacy is None else with_room(whole, plan)
+            return whole if plan.privacy is None else with_headroom(whole, plan)
         images, most = plan.limits.samples, self.settings.bound
         named = {name: images * (most if name == "sums" else most**2) for name in self.contract("")}
         counts = Summand((rows_of(self.task),), images, whole=True)

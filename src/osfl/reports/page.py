@@ -71,7 +71,7 @@ def _head(result: Result) -> dict[str, Any]:
     return {
         "banner": banner,
         "heading": heading,
-        "lede": _lede(result),
+        "lede": _summary_sentence(result),
         "chips": chips,
         "tiles": _tiles(result),
         "cautions": _cautions(result),
@@ -84,7 +84,7 @@ def _cautions(result: Result) -> list[str]:
     return [*suspicion_lines(result), *(result["inputs"]["cautions"] if "inputs" in result else ()), *noticed]
 
 
-def _lede(result: Result) -> str:
+def _summary_sentence(result: Result) -> str:
     clients, messages = many(len(result["clients"]), "client"), result["costs"]["messages_per_client"]
     if result["method"] == POOLED:
         return f"A reference, not a federation: the images of {clients} were pooled and trained on in one place."
@@ -113,7 +113,7 @@ def _tiles(result: Result) -> list[dict[str, str]]:
 
 
 def _weighed(scores: Scores) -> str:
-    """What sites reach that weigh the classes of the release as they have them."""
+    """The mean own-distribution accuracy where each site replaces the release's class shares by its own (prior correction)."""
     if "weighed" not in scores["clients"]:
         return ""
     return f"; {percent(scores['clients']['weighed']['mean'])} where each weighs classes as it has them (prior=site)"

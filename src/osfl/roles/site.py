@@ -1,4 +1,7 @@
-"""The site's role: make one signed upload from its own images, take one release; nothing else leaves.
+"""The site's role: make one signed upload from its own images, take one release. This module sends nothing.
+
+Besides the upload a coordinator may ask for a repair of a secure sum (`roles/repair.py`) and a summary of results
+(`roles/summaries.py`).
 
 work/<round>/<client>/upload.safetensors   its upload, kept: it is sent again, never computed again
 work/<round>/<client>/model.safetensors    what it made of the release, with plan.json beside it

@@ -172,8 +172,8 @@ def _promised(plan: Plan, client: ClientId, contracts: Mapping[str, Contract]) -
 
 
 def check_schedule(plan: Plan, clients: Iterable[ClientId], contracts: Mapping[str, Contract]) -> None:
-    """The same for all who will upload, before the first of them trains; one refusal names everybody, with advice for the
-    bundle that fits worst."""
+    """Compare every client's smallest possible upload with its contact windows, before anybody trains; one refusal names all
+    clients, with advice for the bundle that fits worst."""
     refused: list[tuple[float, UploadBlocked]] = []
     for client in clients:
         try:

@@ -76,7 +76,8 @@ def accept(source: BytesLike | Path, policy: AcceptancePolicy) -> Bundle:
 
 
 def open_upload(source: BytesLike | Path, policy: AcceptancePolicy, signer: str = "") -> tuple[Bundle, memoryview]:
-    """The same, with the file's bytes as they were checked; `signer` is a key to expect instead of the client's."""
+    """The upload of a file that passes every check, and the bytes that were checked; `signer` is a key to expect instead of the
+    client's."""
     return open_signed(source, policy, "upload", _upload_contract(policy), signer)
 
 

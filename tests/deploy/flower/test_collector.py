@@ -134,7 +134,7 @@ def test_pieces_survive_the_program(tmp_path: Path) -> None:
             asked.append(messages.number(body, "offset"))
             if len(asked) == 3:
                 raise net.Killed
-        return scenario.site(CLIENTS[0]).to(kind, body)
+        return scenario.site(CLIENTS[0]).handle(kind, body)
 
     network = Network({10: answer}, Clock())
     with pytest.raises(net.Killed):
@@ -329,7 +329,7 @@ def test_a_node_that_was_away_is_asked_again(tmp_path: Path) -> None:
 def test_a_site_answers_only_for_itself_and_says_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = Scenario(tmp_path).site(CLIENTS[0])
     about: MessageBody = {"round": POLICY.plan, "client": CLIENTS[1], "offset": 0, "length": 10}
-    assert site.to(messages.CHUNK, about) == {"client": CLIENTS[0], "refused": "UsageError (client)"}
-    assert site.to(messages.ANNOUNCE, {"round": "../../etc"})["refused"] == "UsageError (round)"
-    assert site.to(messages.CHUNK, {**about, "client": CLIENTS[0]})["refused"] == "UsageError (upload)"
+    assert site.handle(messages.CHUNK, about) == {"client": CLIENTS[0], "refused": "UsageError (client)"}
+    assert site.handle(messages.ANNOUNCE, {"round": "../../etc"})["refused"] == "UsageError (round)"
+    assert site.handle(messages.CHUNK, {**about, "client": CLIENTS[0]})["refused"] == "UsageError (upload)"
     assert "there is no upload yet" in capsys.readouterr().out  # the reason stays at the site

@@ -53,16 +53,16 @@ def sent(site: SiteNode) -> None:
 
 def test_a_release_follows_an_upload(site: SiteNode) -> None:
     body = piece(b"once", 4, hashlib.sha256(b"once").hexdigest())
-    assert site.to(messages.PUT, body)["refused"] == "UsageError (round)"
+    assert site.handle(messages.PUT, body)["refused"] == "UsageError (round)"
     assert not list(site.work.rglob("*.*"))
     sent(site)
-    assert site.to(messages.PUT, body) == {"part": "release", "have": 4}
+    assert site.handle(messages.PUT, body) == {"part": "release", "have": 4}
     assert (site.folder(ROUND) / "release.safetensors").read_bytes() == b"once"
 
 
 def test_a_release_larger_than_the_disk_is_refused_at_once(site: SiteNode, capsys: pytest.CaptureFixture[str]) -> None:
     sent(site)
-    assert site.to(messages.PUT, piece(b"much", 1 << 60, "b" * 64))["refused"] == "UsageError (bytes)"
+    assert site.handle(messages.PUT, piece(b"much", 1 << 60, "b" * 64))["refused"] == "UsageError (bytes)"
     assert "does not fit" in capsys.readouterr().out
     assert [path.name for path in site.folder(ROUND).iterdir()] == ["upload.safetensors"]
 
@@ -72,11 +72,11 @@ def test_what_travels_is_sealed_once(site: SiteNode, tmp_path: Path) -> None:
     sent(site)
     sealing = replace(site, seal=server.public_hex)
     asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
-    output, again = sealing.to(messages.ANNOUNCE, asked), sealing.to(messages.ANNOUNCE, asked)
+    output, again = sealing.handle(messages.ANNOUNCE, asked), sealing.handle(messages.ANNOUNCE, asked)
     assert output["data"] == again["data"] and b"said" not in bytes(output["data"])  # type: ignore[arg-type]
     (tmp_path / "came").write_bytes(output["data"])  # type: ignore[arg-type]
     assert bytes(unseal(tmp_path / "came", server, 100)) == b"said"
-    piece = sealing.to(messages.CHUNK, {"round": ROUND, "client": "north", "offset": 3, "length": 5})
+    piece = sealing.handle(messages.CHUNK, {"round": ROUND, "client": "north", "offset": 3, "length": 5})
     assert piece["data"] == output["data"][3:8]  # type: ignore[index]
 
 
@@ -90,7 +90,7 @@ def test_another_addressee_or_upload_is_sealed_anew(site: SiteNode, tmp_path: Pa
             later = upload.stat().st_mtime_ns + 10**9
             upload.write_bytes(output)
             os.utime(upload, ns=(later, later))
-        received.write_bytes(replace(site, seal=key.public_hex).to(messages.ANNOUNCE, asked)["data"])  # type: ignore[arg-type]
+        received.write_bytes(replace(site, seal=key.public_hex).handle(messages.ANNOUNCE, asked)["data"])  # type: ignore[arg-type]
         assert bytes(unseal(received, key, 100)) == output
 
 
@@ -111,16 +111,16 @@ def test_two_programs_of_one_site_answer_at_once(site: SiteNode, tmp_path: Path)
     asked: MessageBody = {"round": ROUND, "nonce": "0", "wanted": 1, "plan": "{}", "length": 1 << 20}
 
     def both() -> tuple[object, list[object]]:
-        output = sealing.to(messages.ANNOUNCE, asked)["whole"]
+        output = sealing.handle(messages.ANNOUNCE, asked)["whole"]
         pieces = [
             Chunk(at, release[at : at + 1024], hashlib.sha256(release[at : at + 1024]).hexdigest())
             for at in range(0, len(release), 1024)
         ]
-        return output, [site.to(messages.PUT, {**body, **messages.chunk_body(piece)}).get("refused") for piece in pieces]
+        return output, [site.handle(messages.PUT, {**body, **messages.chunk_body(piece)}).get("refused") for piece in pieces]
 
     with ThreadPoolExecutor(4) as pool:
         answers = [found.result() for found in [pool.submit(both) for _ in range(4)]]
     assert len({output for output, _ in answers}) == 1 and not any(no for _, refused in answers for no in refused)
-    assert site.to(messages.PUT, {**body, **messages.chunk_body(Chunk(0, b"", whole))})["have"] == len(release)
+    assert site.handle(messages.PUT, {**body, **messages.chunk_body(Chunk(0, b"", whole))})["have"] == len(release)
     assert (site.folder(ROUND) / "release.safetensors").read_bytes() == release
     assert not list(site.folder(ROUND).glob("*.part"))

@@ -148,9 +148,9 @@ def test_more_images_than_sums_can_hold_are_refused(monkeypatch: pytest.MonkeyPa
         one.client_phase(shard, ctx(federation))
     assert caught.value.client == shard.client
     most = (2**63 - 1) // (2 * LEVELS**2)
-    one._check_room(most)
+    one._check_overflow(most)
     with pytest.raises(RoundError, match="all sites together"):
-        one._check_room(most + 1)
+        one._check_overflow(most + 1)
 
 
 # --- exact, whatever the order; and one at a time ----------------------------------------------------------------------------

@@ -381,8 +381,8 @@ def test_a_site_that_claims_too_much_counts_for_its_share() -> None:
     sent = uploads(one, replace(federation, shards=large))
     capped = Context(replace(federation.plan, seed=0), torch.device("cpu"))
     exact = add_up(one, sent, capped)
-    total, _ = one._believed(exact, sent, capped)
-    free, _ = one._believed(exact, sent, ctx(federation))
+    total, _ = one._capped_sums(exact, sent, capped)
+    free, _ = one._capped_sums(exact, sent, ctx(federation))
     assert float(total.counts.max() / total.counts.sum()) == pytest.approx(0.4)
     assert float(free.counts.max() / free.counts.sum()) > 0.7
     assert torch.allclose(total.means(), free.means())

@@ -279,7 +279,7 @@ class Collector:
         else:
             session.failures = 0
             handlers = {
-                messages.ANNOUNCE: self._receive_upload,
+                messages.ANNOUNCE: self._handle_announcement,
                 messages.CHUNK: self._handle_piece,
                 messages.RECEIPT: self._handle_noted,
                 messages.PUT: self._handle_put,
@@ -300,7 +300,7 @@ class Collector:
         session.rests_until = self.clock() + rest
         self.log(f"{session.client or f'node {session.node}'}: {why}; asked again in {rest:.0f} s")
 
-    def _receive_upload(self, session: NodeSession, body: MessageBody) -> None:
+    def _handle_announcement(self, session: NodeSession, body: MessageBody) -> None:
         client, proof = messages.text(body, "client"), messages.text(body, "proof")
         key = self.policy.enrolled.get(client)
         if key is None or not VerifyKey(key).verify(messages.statement(self.policy.plan, client, session.nonce), proof):
@@ -311,7 +311,7 @@ class Collector:
         if info is not None:
             self._begin(session, info, body)
         elif self._released() and client not in self.noted and self.inbox.path(client).exists():
-            self._deliver(session, self.inbox.path(client))  # the program before may have died with the receipt
+            self._store_upload(session, self.inbox.path(client))  # the program before may have died with the receipt
 
     def _turn_away(self, session: NodeSession, client: str) -> None:
         no = Rejected(
@@ -332,9 +332,9 @@ class Collector:
         """An announced upload: it is here already, it is too large, or its pieces are asked for."""
         stored, limit = self.inbox.path(session.client), sealed_size(self.policy.limits.upload_bytes)
         if info.sha256 in self.refused:
-            self._forget(session)
+            self._ask_again_later(session)
         elif stored.exists() and (self._upload_hash(session.client) == info.sha256 or announce(stored) == info):
-            self._deliver(session, stored)
+            self._store_upload(session, stored)
             Partial(self.partial, session.client, info, self.collector_config.chunk).remove()  # of a program that died here
         elif info.bytes > limit:
             no = Rejected(
@@ -363,7 +363,7 @@ class Collector:
         except Damaged as no:
             self._failed(session, no.reason)
             return
-        self._deliver(session, path)
+        self._store_upload(session, path)
         if session.notice and "digest" in session.notice:
             replace_atomically(upload_hash_path(self.folder, session.client), partial.info.sha256.encode())
         partial.remove()
@@ -374,7 +374,7 @@ class Collector:
         path = upload_hash_path(self.folder, client)
         return path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
 
-    def _deliver(self, session: NodeSession, path: Path) -> None:
+    def _store_upload(self, session: NodeSession, path: Path) -> None:
         """Through the gate; the receipt is written for a file that is in the inbox, and only then."""
         info = announce(path)
         try:
@@ -396,9 +396,9 @@ class Collector:
         refused = session.notice is not None and "refused" in session.notice
         session.notice = None
         if refused:
-            self._forget(session)
+            self._ask_again_later(session)
 
-    def _forget(self, session: NodeSession) -> None:
+    def _ask_again_later(self, session: NodeSession) -> None:
         """Ask from the beginning, later: people at the site may have put things right."""
         session.client, session.rests_until = "", self.clock() + self.collector_config.again
 

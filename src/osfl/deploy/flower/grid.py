@@ -1,7 +1,7 @@
 """Send messages through a Flower grid: https://flower.ai, `pip install 'osfl[flower]'`.
 
-    coordinator  SuperLink (always on) and, for each run, a ServerApp: the grid behind `GridPost`
-    site         SuperNode (always on) and, for each message, a ClientApp: `answering_app`
+    coordinator  SuperLink (always on) and, for each run, a ServerApp: the grid behind `GridChannel`
+    site         SuperNode (always on) and, for each message, a ClientApp: `site_node_app`
 
 Flower's own state is never relied upon: what it loses is asked for again.
 """
@@ -132,7 +132,7 @@ def answer(open_site: Callable[[], SiteNode], kind: str, body: MessageBody) -> M
     from osfl.core.errors import OsflError
 
     try:
-        return open_site().to(kind, body)
+        return open_site().handle(kind, body)
     except OsflError as no:
         print(f"[osfl] {no}", flush=True)
         return {"refused": type(no).__name__}

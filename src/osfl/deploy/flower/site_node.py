@@ -42,7 +42,7 @@ class SiteNode:
     seal: str = ""
     repair: Callable[[str, bytes], Path] | None = None  # answers a request for repairs of a secure sum, or refuses
 
-    def to(self, kind: str, body: MessageBody) -> MessageBody:
+    def handle(self, kind: str, body: MessageBody) -> MessageBody:
         """The answer to one request; a refusal holds no details, because these belong to the site."""
         try:
             return self._answer(kind, body)
@@ -134,7 +134,7 @@ class SiteNode:
         info = FileInfo.announced(body.get("bytes"), body.get("whole"))
         if part not in PARTS or info is None or chunk is None:
             raise UsageError("the message holds no piece of a release", field="part")
-        self._check_room(fl_round, info)
+        self._check_disk_space(fl_round, info)
         there = self.folder(fl_round) / f"{part}.safetensors"
         partial = Partial(self.folder(fl_round), part, info, max(1, messages.number(body, "chunk")))
         with partial.turn():  # a program that Flower believes dead may still be answering the same question
@@ -146,7 +146,7 @@ class SiteNode:
                 partial.complete().replace(there)
         return {"part": part, "have": have}
 
-    def _check_room(self, fl_round: str, info: FileInfo) -> None:
+    def _check_disk_space(self, fl_round: str, info: FileInfo) -> None:
         """Whoever operates the network may not fill this disk: a release follows an upload, and has to fit."""
         folder = self.folder(fl_round)
         if not (folder / "upload.safetensors").exists():

@@ -31,7 +31,7 @@ from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.ingredients.statistics.secret_noise import LARGEST, with_noise
 
 SHARES = {"counts": 0.05, "sums": 0.65, "gram": 0.3}  # of 1 / m^2; found on validation images of blood cells
-ROOM = 2**52  # all sites' noise stays below: sums of it are exact in float64, and far from the end of int64
+HEADROOM = 2**52  # all sites' noise stays below: sums of it are exact in float64, and far from the end of int64
 FINEST = 16  # steps: the least deviation of a share
 _STANDS_OUT = 3.0  # deviations of a count's noise below which a class counts as absent
 _KEPT, _SHRINKAGE, _LEAST = 0.5, 0.1, 0.01  # of the largest eigenvalue of noise, the same, and of the mean variance
@@ -73,10 +73,12 @@ def largest(plan: Plan, sites: int = 1) -> Noise:
     return site_noise(plan).times(LARGEST * sites)
 
 
-def with_room(summands: Mapping[str, Summand], plan: Plan) -> dict[str, Summand]:
-    """Summands of a secure sum (counts, sums, gram) whose bounds leave room for the tails of a site's noise, too."""
-    room = asdict(largest(plan))
-    return {name: Summand(one.shape, int(one.bound) + math.ceil(room[name]) + 1, whole=True) for name, one in summands.items()}
+def with_headroom(summands: Mapping[str, Summand], plan: Plan) -> dict[str, Summand]:
+    """Summands of a secure sum (counts, sums, gram) whose bounds have headroom for the tails of a site's noise, too."""
+    headroom = asdict(largest(plan))
+    return {
+        name: Summand(one.shape, int(one.bound) + math.ceil(headroom[name]) + 1, whole=True) for name, one in summands.items()
+    }
 
 
 def noise_problems(plan: Plan) -> list[str]:
@@ -86,7 +88,7 @@ def noise_problems(plan: Plan) -> list[str]:
         return []  # osfl.core.plan names it
     noise, sites = site_noise(plan), len(plan.clients)
     found = []
-    if sites * LARGEST * noise.gram > ROOM:
+    if sites * LARGEST * noise.gram > HEADROOM:
         found.append("privacy.epsilon: its noise is more than whole numbers of 64 bits hold; a larger epsilon needs less")
     if min(noise.counts, noise.sums) < FINEST:
         found.append("privacy.epsilon: a site's noise would be lost in rounding; a smaller epsilon, or fewer shares, need more")

@@ -1,4 +1,4 @@
-"""OneSum — each site sends sums of features that need no weights; their total is a Gaussian classifier, without training.
+"""OneSum — each site sends sums of fixed features (no training at all); their total is a Gaussian classifier.
 
 A method of this project; relatives are FedCGS and analytic federated learning (`head=ridge`). A site sends class sums A_c,
 counts n_c and second moments G of features that all sites compute alike: random convolutions drawn from the plan's seed, or a
@@ -41,7 +41,7 @@ from osfl.ingredients.statistics.claimed_counts import capped
 from osfl.ingredients.statistics.gaussians import Statistics, folded_statistics, probed_means, summed, unpacked
 from osfl.ingredients.statistics.one_vs_rest import hidden_few, images_in, log_odds, rows_of, targets
 from osfl.ingredients.statistics.private_sums import (
-    ROOM,
+    HEADROOM,
     check_claims,
     check_countable,
     check_shares,
@@ -53,7 +53,7 @@ from osfl.ingredients.statistics.private_sums import (
     site_noise,
     sites_in,
     statement,
-    with_room,
+    with_headroom,
 )
 from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.ingredients.statistics.robust_sums import geometric_total
@@ -124,7 +124,7 @@ class OneSum(FeatureMap):
         """n_c, A_c and G in whole steps of the grid, which are exact; zeros from a site without a class of `least` images."""
         if ctx.plan.privacy is not None:
             return self._private_term(shard, ctx)
-        classes, data = rows_of(self.task), self._enough(shard, ctx)
+        classes, data = rows_of(self.task), self._classes_large_enough(shard, ctx)
         if self.settings.by_class:
             held = sorted(set(data.labels.tolist())) or [0]
             found = {c: self._summed(data.subset(data.labels == c), shard, ctx) for c in held}
@@ -145,7 +145,7 @@ class OneSum(FeatureMap):
         return torch.cat([targets(data.labels)] * self.settings.vectors())
 
     def _private_term(self, shard: Shard, ctx: Context) -> Payload:
-        """The same with noise, of every image of the site: which ones are held out depends on the others, and a class of
+        """The site's term with noise, of every image of the site: which ones are held out depends on the others, and a class of
         few images is hidden by noise."""
 
         def make() -> Payload:
@@ -159,7 +159,7 @@ class OneSum(FeatureMap):
         tensors = noised(exact, noise)
         return Payload(tensors, {"features": features, "noise": noise.as_json()})
 
-    def _enough(self, shard: Shard, ctx: Context) -> Dataset:
+    def _classes_large_enough(self, shard: Shard, ctx: Context) -> Dataset:
         """Training images of classes that have enough: a sum over few shows each. The site learns which stay at home."""
         counts = shard.train.class_counts(len(self.task.classes))
         few = [self.task.classes[c] for c, count in enumerate(counts.tolist()) if 0 < count < self.settings.least]
@@ -315,7 +315,7 @@ class OneSum(FeatureMap):
             name: Summand(tuple(map(int, field.shape)), most.get(name, gram), whole=True)
             for name, field in self.contract("").items()
         }
-        return found if plan.privacy is None else with_room(found, plan)
+        return found if plan.privacy is None else with_headroom(found, plan)
 
     def from_sum(self, total: Payload, sites: int) -> Payload:
         """With the number of sites, of whose noise the sum is full."""
@@ -355,7 +355,7 @@ class OneSum(FeatureMap):
             sites = sites_in(uploads[0]) if ALL_SITES in total.images else len(total.images)
             check_shares(ctx.plan, sites)
             return Release(self._private_model(total, sites, ctx))
-        sums, grams = self._believed(total, uploads, ctx)
+        sums, grams = self._capped_sums(total, uploads, ctx)
         return Release(self._model(sums, grams, ctx))
 
     def upload_model(self, upload: Upload, ctx: Context) -> nn.Module | None:
@@ -369,7 +369,7 @@ class OneSum(FeatureMap):
     def _private_model(self, total: Total, sites: int, ctx: Context) -> Payload:
         """The classifier of noisy sums. No site's term is scaled down: its part of the noise would go with it."""
         images = sum(total.images.values()) // LEVELS  # counts are in steps
-        self._check_room(images + ROOM // LEVELS**2)  # noise takes as much as so many images
+        self._check_overflow(images + HEADROOM // LEVELS**2)  # noise takes as much as so many images
         noisy = noisy_gaussians(*in_features(total.tensors, ctx.plan, self._step(), sites), self.task.classes)
         found = Moments(noisy.images, noisy.shares, noisy.mean, torch.ones_like(noisy.mean), noisy.means, noisy.within)
         site = self.settings.prior == "site" and self.settings.blend == "auto"
@@ -399,12 +399,12 @@ class OneSum(FeatureMap):
         more = heads_for_sites(found, shrinkage) if s.head == "lda" and s.prior == "site" and s.blend == "auto" else {}
         return Payload({**self._map_tensors(ctx), **head.tensors(), **more}, {"shrinkage": shrinkage})
 
-    def _believed(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
+    def _capped_sums(self, total: Total, uploads: Sequence[Upload], ctx: Context) -> tuple[Statistics, torch.Tensor | None]:
         """The sums in units of the features, and G of each class where it was sent. Mirrored images are images.
 
         A site that claims more than the plan's share of all images has its whole term scaled down: its means stay.
         """
-        self._check_room(sum(total.images.values()))
+        self._check_overflow(sum(total.images.values()))
         if ctx.plan.judging.combine == "geometric":
             return self._robust(uploads, ctx), None
         sums = {name: value.double() for name, value in total.tensors.items()}
@@ -438,7 +438,7 @@ class OneSum(FeatureMap):
                 found["grams"][c] = gram
         return Total(found, {upload.client: int(images_in(found["counts"], self.task))})
 
-    def _check_room(self, images: int) -> None:
+    def _check_overflow(self, images: int) -> None:
         """Some images, and not so many that sums could leave int64, whatever they show: each adds at most bound^2."""
         most = (_WHOLE - 1) // (LEVELS**2 * self.settings.vectors())
         if images > most:
@@ -497,7 +497,7 @@ class OneSum(FeatureMap):
             raise TrainingError(
                 "peers keep one second moment for all classes", field="head", expected="lda or ridge", fix="Set head=lda."
             )
-        total, names = self._so_far(shard, ctx)
+        total, names = self._previous_sum(shard, ctx)
         for name, payload in members(received).items():
             upload = Upload(name, "", payload)
             check_claims(upload, images_of(upload.payload, ctx.plan), ctx.plan)
@@ -518,7 +518,7 @@ class OneSum(FeatureMap):
         kept = {"summed/sums": total.sums, "summed/gram": total.gram, "summed/counts": total.counts}
         return Payload({**made.tensors, **kept}, {**made.facts, "summed": names})
 
-    def _so_far(self, shard: Shard, ctx: Context) -> tuple[Statistics, list[ClientId]]:
+    def _previous_sum(self, shard: Shard, ctx: Context) -> tuple[Statistics, list[ClientId]]:
         """The sum after the encounter before, and whose terms are in it; at first the site's own."""
         if ctx.previous is None:
             own = Upload(shard.client, "", self.client_phase(shard, ctx))
