@@ -145,6 +145,8 @@ def test_a_plan_for_three_real_sites_has_a_secure_sum_and_says_what_it_costs(osf
         (f"{real} --open-sum", False),
         (f"{real} --set readable=send", False),
         (f"{real} --quorum 1", False),  # what only one site added is that site's upload
+        (f"{real} --quorum 2", False),  # in a sum of two, each knows the other's part
+        (f"{real} --quorum 3", True),
         (f"new --method {method} --smoke --dataset digits --clients 3 --out plan.toml --force", False),  # a simulation
         (
             f"new --method {method} --smoke --dataset digits --clients a,b,c --samples 90 --sites s --out plan.toml --force",

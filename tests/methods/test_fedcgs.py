@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from osfl.core.errors import UploadBlocked
+from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Payload, Release, Shard, Task, Upload, settings_as_json
@@ -165,3 +165,19 @@ def test_a_feature_that_one_image_has_stops_a_real_site(monkeypatch: pytest.Monk
             check_exposure(one, payload, shard, federation.plan.task, ctx(federation))
         assert caught.value.field == "readable"
         check_exposure(one, payload, shard, federation.plan.task, ctx(federation), real=False)
+
+
+def test_sums_of_no_image_count_for_nothing_and_alone_are_refused() -> None:
+    federation = prepare(Simulation("fedcgs", "digits", 3, "iid", "smoke", samples=120, image_size=8))
+    one = method(federation, least=1)
+    sent = uploads(one, federation)
+    empty = replace(sent[2], payload=_nothing(sent[2].payload))
+    release = one.server_phase([*sent[:2], empty], ctx(federation))
+    assert torch.equal(weights(release), weights(one.server_phase(sent[:2], ctx(federation))))
+    with pytest.raises(RoundError, match="sums of no image"):
+        one.server_phase([empty], ctx(federation))
+
+
+def _nothing(payload: Payload) -> Payload:
+    facts = {**payload.facts, "samples": 0, "class_counts": [0] * 10}
+    return Payload({name: torch.zeros_like(value) for name, value in payload.tensors.items()}, facts)

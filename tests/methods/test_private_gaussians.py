@@ -17,7 +17,7 @@ from osfl.core.errors import RoundError
 from osfl.core.method import Context
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
-from osfl.core.types import Dataset, Json, Payload, Plan, Privacy, Shard, Task, Upload
+from osfl.core.types import Dataset, Json, Limits, Payload, Plan, Privacy, Shard, Task, Upload
 from osfl.ingredients.statistics import private_gaussians, private_sums, secret_noise
 from osfl.ingredients.statistics.gaussian_mechanism import multiplier_for
 from osfl.ingredients.statistics.gaussians import folded_statistics, unpacked
@@ -230,3 +230,28 @@ def test_a_private_classifier_of_images_sees_what_its_generators_make() -> None:
         assert torch.allclose(model(x), model(x + off.view_as(x)), atol=1e-4)
         plain = method.build(Payload(release.tensors, {k: v for k, v in release.facts.items() if k != "sees"}))
         assert not torch.allclose(plain(x), plain(x + off.view_as(x)), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_other_sites_noise_is_not_counted_where_the_release_follows_from_each_upload(name: str) -> None:
+    method, ctx = opened(name, Privacy(8.0, 1e-5))
+    uploads = [Upload(client, "", Payload({}, {})) for client in "abcde"]
+    stated = method.privacy_statement(None, uploads, ctx.plan)
+    assert stated["sites"] == 5
+    assert [stated[f"epsilon{whom}"] for whom in ("", "_term", "_release", "_site")] == [8.0] * 4
+
+
+def test_noise_does_not_make_a_site_claim_more_than_the_plan_allows() -> None:
+    limits = Limits(samples=60, class_samples=40)
+    assert private_gaussians._within_limits([20, 0, 30], limits) == [20, 0, 30]
+    assert private_gaussians._within_limits([45, 0, 3], limits) == [40, 0, 3]
+    assert private_gaussians._within_limits([40, 40, 40], limits) == [20, 20, 20]
+    assert private_gaussians._within_limits([40, 1, 40], limits) == [29, 1, 29]
+    assert private_gaussians._within_limits([2, 2, 2, 0], Limits(samples=2, class_samples=2)) == [0, 1, 1, 0]
+    _, ctx = opened("fedpft", Privacy(2.0, 1e-5))
+    plan = replace(ctx.plan, limits=Limits(samples=30, class_samples=12))
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        rows = (torch.rand(30, 4, generator=rng) * LEVELS / 2).trunc()
+        found = site_gaussians(rows.double(), torch.arange(30) % 3, "abc", plan)
+        assert sum(found.counts) <= 30 and max(found.counts) <= 12

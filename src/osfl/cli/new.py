@@ -116,7 +116,7 @@ MASKED = (
 )
 OPEN_SUMS = (
     "Sums are sent openly: a site where they show a single image stops and sends nothing. `--secure-sum` shows the server only "
-    "the total, `--epsilon 8` adds noise: choose one for a real round with small sites."
+    "the total, `--epsilon 8 --delta 1e-5` adds noise: choose one for a real round with small sites."
 )
 
 
@@ -238,12 +238,12 @@ def _has_open_sums(plan: Plan) -> bool:
 
 
 def _without_open_sums(plan: Plan) -> Plan:
-    """With a secure sum, where real sites would else often stop and send nothing, and where the plan can have one: of two
-    sites each could compute the other's numbers, and peers, say, need uploads that can be read."""
+    """With a secure sum, where real sites would else often stop and send nothing, and where the plan can have one: in a sum
+    of two sites each could compute the other's numbers, and peers, say, need uploads that can be read."""
     from osfl.core.plan import check_plan
 
     masked = replace(plan, secure_sum=True, limits=replace(plan.limits, share=1.0))
-    if len(plan.clients) < FEWEST or not _has_open_sums(plan):
+    if (plan.quorum or len(plan.clients)) < FEWEST or not _has_open_sums(plan):
         return plan
     try:
         check_plan(masked)

@@ -298,7 +298,9 @@ class FedCGS(OneClassifier, TokenMethod):
         believed = capped(torch.tensor(claims, dtype=torch.float64), ctx.plan.limits.share).tolist()
 
         def each() -> Iterator[Statistics]:
-            for upload, factor in zip(uploads, [b / c for b, c in zip(believed, claims, strict=True)], strict=True):
+            for upload, factor in zip(
+                uploads, [b / c if c else 0.0 for b, c in zip(believed, claims, strict=True)], strict=True
+            ):
                 facts[upload.client] = upload.payload.facts
                 if self.settings.dimensions:
                     self.check_upload(upload, ctx)
@@ -307,6 +309,14 @@ class FedCGS(OneClassifier, TokenMethod):
         share = ctx.plan.limits.share
         total = geometric_total(list(each()), share) if ctx.plan.judging.combine == "geometric" else summed(each())
         same_encoders(facts, self.settings)
+        if not float(total.counts.sum()):
+            raise RoundError(
+                "the uploads of all sites are sums of no image",
+                field="class_counts",
+                expected="images of at least one class",
+                got=0,
+                fix="Ask the sites for uploads of their images.",
+            )
         total = replace(total, gram=unpacked(total.gram))
         weight, bias = self._classifier(total)
         head = {"head/weight": weight.float(), "head/bias": bias.float()}

@@ -157,7 +157,8 @@ class FedPFT(OneClassifier, BoundedTokenMethod):
         spread = {"full": packed(found.covariance), "diag": variances, "spherical": variances.mean()}[self.settings.shape]
         for c in found.held:
             one = {"weights": torch.ones(1), "means": found.means[c][None], "spread": spread[None]}
-            tensors |= {f"class-{c}/{name}": value.half().cpu() for name, value in one.items()}
+            most = torch.finfo(torch.float16).max  # much noise is more than the wire's numbers hold
+            tensors |= {f"class-{c}/{name}": value.clamp(-most, most).half().cpu() for name, value in one.items()}
         return Payload(tensors, {"encoder": self.tokenizer().digest, **private_facts(found, ctx.plan)})
 
     def _vectors(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,8 @@ def test_a_site_with_most_images_has_no_majority_in_a_class() -> None:
     assert not torch.allclose(summed([HONEST, HONEST, ROLLED * 1000.0]).means(), HONEST.means(), atol=1)
     only = term((0, 1.0, 0.0), (0, 3.0, 0.0))
     assert geometric_total([only, only], 0.4).means()[1].tolist() == [0, 0]
+    nothing = geometric_total([only * 0.0, only * 0.0], 0.4)
+    assert float(nothing.counts.sum()) == 0 and not nothing.sums.any()
 
 
 def test_the_covariance_stays_one() -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -148,6 +149,17 @@ def test_a_tracker_that_fails_is_named_once_and_no_run_is_lost(finished: Path, a
     where = f"{kind}: the disk is full. Its results are in {finished}."
     assert said == [f"Logging to broken failed and is left out from here on: {where}"]
     assert broken.calls <= 2 and len(tracker.runs) == 1 and next(iter(tracker.runs.values()))["figures"]
+
+
+def test_a_result_that_cannot_be_logged_loses_no_run_where_warnings_are_errors(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "curves", lambda result: [float("a word")])
+    (log,) = open_logs(Kept())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        log.run(read_result(finished), finished)
+    assert log.failed
 
 
 def test_a_run_whose_tracker_fails_ends_with_its_results(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from osfl.core.method import Context, Method
-from osfl.core.types import Dataset, Json, Plan, Release, Shard, Upload
+from osfl.core.types import Dataset, Json, Limits, Plan, Release, Shard, Upload
 from osfl.ingredients.statistics.gaussians import folded_statistics
 from osfl.ingredients.statistics.private_sums import (
     check_countable,
@@ -65,7 +65,18 @@ def site_gaussians(vectors: torch.Tensor, labels: torch.Tensor, classes: Sequenc
     found = noisy_gaussians(*in_features(sent, plan, 1 / LEVELS, 1), classes, largest=True)
     covariance = found.within + found.shrinkage * torch.eye(vectors.shape[1], dtype=torch.float64)
     counts = [max(1, round(float(share) * found.images)) if share > 0 else 0 for share in found.shares]
-    return SiteGaussians(tuple(counts), found.means + found.mean, covariance)
+    return SiteGaussians(tuple(_within_limits(counts, plan.limits)), found.means + found.mean, covariance)
+
+
+def _within_limits(counts: Sequence[int], limits: Limits) -> list[int]:
+    """Noisy counts that a plan lets a site claim: noise must not decide whether an upload is refused."""
+    found = [min(count, limits.class_samples) for count in counts]
+    total = sum(found)
+    if total > limits.samples:
+        found = [max(1, count * limits.samples // total) if count else 0 for count in found]
+    while sum(found) > limits.samples:  # classes of one image each, by the line above
+        found[found.index(max(found))] -= 1
+    return found
 
 
 def images_to_sum(shard: Shard, plan: Plan) -> Dataset:
@@ -99,4 +110,6 @@ class NoisyGaussianMethod(Method):
             check_noise(upload, ctx.plan)
 
     def privacy_statement(self, release: Release, uploads: Sequence[Upload], plan: Plan) -> Json:
-        return statement(plan, len(uploads))
+        """The release follows from each upload by itself, not from their sum: nobody is protected by other sites' noise."""
+        found = statement(plan, len(uploads))
+        return {**found, "epsilon_release": found["epsilon_term"], "epsilon_site": found["epsilon_term"]}

@@ -26,6 +26,8 @@ def geometric_total(terms: Sequence[Statistics], share: float) -> Statistics:
     weights = weights / weights.sum(0).clamp_min(1e-12)
     center = robust_values(means, weights[..., None], "geometric")
     some = [place for place, size in enumerate(sizes.tolist()) if size > 0]
+    if not some:
+        return terms[0]  # sums of no image, as all are
     spreads = [{"within": _within(terms[place])} for place in some]
     found = geometric_weights(spreads, capped(sizes, share)[some])
     within = sum((weight * one["within"] for weight, one in zip(found, spreads, strict=True)), torch.zeros(()))

@@ -20,7 +20,7 @@ from osfl.core.types import Json, digest_of
 from osfl.reports.comparison import comparison_page
 from osfl.reports.page import run_page
 from osfl.reports.saved import as_png, figure_names
-from osfl.simulate.tracking.logged import comparison_scalars, curves, facts, scalars
+from osfl.simulate.tracking.logged import Scalar, comparison_scalars, curves, facts, scalars
 
 Say: TypeAlias = Callable[[str], object]
 _UNFIT = re.compile(r"[^\w.@=,+-]+")  # for the name of a folder
@@ -105,20 +105,22 @@ class Log:
         """A finished run; one that was logged here before is not logged again."""
         name = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed\d+", folder.name) else folder.name
         figures: Callable[[], str] = lambda: run_page(result)  # noqa: E731
-        self._log(name, facts(result), [*scalars(result), *curves(result)], figures, result, f"Its results are in {folder}")
+        values: Callable[[], list[Scalar]] = lambda: [*scalars(result), *curves(result)]  # noqa: E731
+        self._log(name, lambda: facts(result), values, figures, result, f"Its results are in {folder}")
 
     def comparison(self, comparison: dict[str, Json], results: Sequence[Result], folder: Path) -> None:
         """Means over seeds of all methods, and the figures of the comparison's page."""
         about = {"methods": ", ".join(comparison["methods"]), "runs": str(len(comparison["runs"]))}
         figures: Callable[[], str] = lambda: comparison_page(comparison, results)  # noqa: E731
         where = f"The comparison is in {folder}"
-        self._log(f"{folder.name}-comparison", about, comparison_scalars(comparison), figures, comparison, where)
+        values: Callable[[], list[Scalar]] = lambda: comparison_scalars(comparison)  # noqa: E731
+        self._log(f"{folder.name}-comparison", lambda: about, values, figures, comparison, where)
 
     def _log(
         self,
         name: str,
-        about: Mapping[str, str],
-        values: Sequence[tuple[str, float, int]],
+        about: Callable[[], Mapping[str, str]],
+        values: Callable[[], Sequence[Scalar]],
         page: Callable[[], str],
         found: Mapping[str, Json],
         where: str,
@@ -131,8 +133,8 @@ class Log:
             if marker is not None and marker.exists():
                 return
             self._tracker = self._tracker or self.open()
-            self._tracker.start(f"{_UNFIT.sub('-', name)}-{digest[:8]}", about)
-            for one in values:
+            self._tracker.start(f"{_UNFIT.sub('-', name)}-{digest[:8]}", about())
+            for one in values():
                 self._tracker.scalar(*one)
             for title, drawing in figure_names(page).items():
                 if drawing.table:  # pictures stay out: among them may be images of owners
@@ -147,4 +149,7 @@ class Log:
                 if self._tracker is not None:
                     self._tracker.finish()
             reason = (str(error).strip().splitlines() or [""])[0]
-            self.say(f"Logging to {self.name} failed and is left out from here on: {type(error).__name__}: {reason}. {where}.")
+            with contextlib.suppress(Warning):  # where warnings are errors
+                self.say(
+                    f"Logging to {self.name} failed and is left out from here on: {type(error).__name__}: {reason}. {where}."
+                )
