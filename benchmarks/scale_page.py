@@ -1,5 +1,6 @@
-"""Tables of what a server's work takes, for the page of speed: time to accuracy, growth with the clients, a thousand sites, and
-what bounds inversion. A record that is not there is said to be missing."""
+"""Tables of what a server's work takes, for the page of speed: time to accuracy, growth with the clients, a thousand sites, a
+coordinator's memory, what bounds inversion, and what `osfl estimate` says beforehand. A record that is not there is said to be
+missing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ def tables() -> list[str]:
         "time_to_accuracy": _time_to_accuracy,
         "server_growth": _growth,
         "thousand_sites": _thousand_sites,
+        "server_memory": _memory,
         "inversion_bounds": _bounds,
+        "estimates": _estimates,
     }
     lines: list[str] = []
     for name, table in parts.items():
@@ -119,4 +122,40 @@ def _bounds(figures: Mapping[str, Any]) -> list[str]:
         "the optimizer read and write every activation, and compute little with it.",
         "",
         *_table(["work", "share of the peak", "convolutions alone", "largest shares of time, %"], rows),
+    ]
+
+
+def _memory(figures: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for method, row in figures.items():
+        cells = [f"{one['peak_mb']:.0f} MB ({one['uploads_mb']:.0f} MB received)" for one in row["sites"].values()]
+        rows.append([method, *cells, f"{row['peak_times']:.2f}"])
+    return [
+        "## Memory of a coordinator",
+        "",
+        "The most that is resident from the opening of a round to its release; the aim is at most 1.5 times that of ten sites.",
+        "OneSum has a record of its own, in its card.",
+        "",
+        *_table(["method", "10 sites", "1,000 sites", "times"], rows),
+    ]
+
+
+def _estimates(figures: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for method, row in figures["methods"].items():
+        ratios = [row["ratios"].get(key) for key in ("flops", "seconds", "memory_bytes", "upload_bytes")]
+        missed = ", ".join(figures["outside"].get(method, ()))
+        rows.append([method, *("–" if one is None else f"{one:.2f}" for one in ratios), missed])
+    near = sum("seconds" not in figures["outside"].get(method, ()) for method in figures["methods"])
+    return [
+        "## What `osfl estimate` says beforehand",
+        "",
+        "Estimate over measurement: `cpu` presets on the embedded digits, five clients, one seed, all phases together; seconds",
+        "of the processor at equal pace, memory that of the whole process. The last column names what is more than",
+        f"{figures['within']} times off, in all or in one phase. Seconds are within it for {near} of "
+        f"{len(figures['methods'])} methods. Short",
+        "rehearsals are continued along straight lines: what they cost once (loading an encoder) or do not show (fuller",
+        "batches) is where they fail.",
+        "",
+        *_table(["method", "operations", "seconds", "memory", "bytes sent", "off"], rows),
     ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,10 +49,23 @@ def test_operators_are_booked_by_kind_with_their_operations() -> None:
 
 def test_the_page_has_what_is_recorded_and_says_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale_page, "RECORDS", tmp_path)
-    assert sum("has no record yet" in line for line in scale_page.tables()) == 4
+    assert sum("has no record yet" in line for line in scale_page.tables()) == 6
     row = {"cpu_seconds": {"5": 1.0, "20": 4.0, "80": 16.0}, "exponent": 1.0}
     figures = {"aim": 1.1, "compare_all_pairs": {"fedbicross": "why"}, "methods": {"dense": row, "fedbicross": row}}
-    (tmp_path / "server_growth.json").write_text(json.dumps({"date": "2026-11-19", "figures": figures}))
+
+    def record(name: str, figures: Mapping[str, Any]) -> None:
+        (tmp_path / f"{name}.json").write_text(json.dumps({"date": "2026-11-19", "figures": figures}))
+
+    def memory(peak: float, received: float) -> dict[str, float]:
+        return {"peak_mb": peak, "uploads_mb": received}
+
+    record("server_growth", figures)
     page = scale_page.tables()
     assert "| dense | 1.00 | 4.00 | 16.00 | 1.00 |  |" in page and "| fedbicross | 1.00 | 4.00 | 16.00 | 1.00 | why |" in page
-    assert sum("has no record yet" in line for line in page) == 3
+    assert sum("has no record yet" in line for line in page) == 5
+    record("server_memory", {"fedavg": {"sites": {"10": memory(390, 8), "1000": memory(460, 800)}, "peak_times": 1.179}})
+    ratios = {"flops": 1.0, "seconds": 1.6, "memory_bytes": 0.9}
+    record("estimates", {"within": 1.5, "outside": {"dense": ["seconds"]}, "methods": {"dense": {"ratios": ratios}}})
+    page = scale_page.tables()
+    assert "| fedavg | 390 MB (8 MB received) | 460 MB (800 MB received) | 1.18 |" in page
+    assert "| dense | 1.00 | 1.60 | 0.90 | – | seconds |" in page and any("for 0 of 1 methods" in line for line in page)
