@@ -175,7 +175,7 @@ def test_rounds_between_processes_that_are_killed(tmp_path: Path) -> None:
 def test_programs_that_start_slowly_keep_their_tasks(tmp_path: Path) -> None:
     """As on a busy machine: each needs longer to start than the heartbeat that Flower allows for it."""
     with machines(tmp_path, ["fedavg"], ("north", "south"), {"chunk": 1 << 20}) as (net, (plan,)):
-        net.heartbeat, net.slow = 10, 15.0
+        net.heartbeat, net.slow = 15, 22.0
         inbox = net.round(name_of(plan)) / "inbox"
 
         def lost() -> bool:

@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -271,9 +272,11 @@ def test_wandb_stays_offline_whatever_the_environment_says(
     log_twice("wandb", finished, tmp_path)
     (run,) = tmp_path.glob("wandb/offline-run-*")
     (stored,) = run.glob("*.wandb")
-    content = stored.read_bytes()
-    result = read_result(finished)
-    assert b"scores/accuracy" in content and b"accuracy_by_round" in content and result["release_digest"].encode() in content
+    digest = read_result(finished)["release_digest"].encode()
+    until = time.monotonic() + 120  # a process of wandb's own writes the file, after the run has finished
+    while digest not in (content := stored.read_bytes()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert b"scores/accuracy" in content and b"accuracy_by_round" in content and digest in content
     assert {path.name.split("_")[0] for path in run.rglob("*.png")} >= {"confusion-matrix", "accuracy-over-rounds"}
     held = [path.name for path in run.rglob("*") if path.is_file()]
     assert not {"requirements.txt", "wandb-metadata.json", "conda-environment.yaml", "output.log", "diff.patch"} & set(held)
