@@ -32,6 +32,7 @@ PARTS = (
     "factory_speed",
     "token_speed",
     "slimming_speed",
+    "fol_bounds",
     "wire_faults",
     "run_faults",
     "roles_faults",

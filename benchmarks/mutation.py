@@ -55,7 +55,7 @@ HARMLESS: dict[str, str] = {
     "methods/federated_factory/mixtures.py::supported_mixture: k - 1 -> k + 1": "what is enough is below k already",
     "methods/federated_factory/mixtures.py::_mixture: mass / n -> mass * n": "the same number is added to all logarithms",
     "methods/falcon/generator.py::fit_generator: model.cpu().eval() -> pass": "the network has neither dropout nor batch norm",
-    "methods/fol/bounds.py::_optimum: root - 1 -> root + 1": "the same optimum, in more steps",
+    "methods/fol/bounds.py::HeadLoss.optimum: root - 1 -> root + 1": "the same optimum, in more steps",
     "methods/fol/bounds.py::head_descent: distance > 10 * _EXACT -> distance >= 10 * _EXACT": "no distance is that number",
     "methods/falcon/__init__.py::Falcon._wanted: 1 -> 2 (3)": "equal weights of all classes have the same shares",
     "methods/fedbicross/__init__.py::FedBiCross._follow: w > 0 -> w >= 0": "asked in vain: its gradient has the weight zero",

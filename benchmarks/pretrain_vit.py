@@ -3,6 +3,7 @@
     python -m benchmarks.pretrain_vit             all files; what is there is not made again
     python -m benchmarks.pretrain_vit cifar       for tasks on cifar10-subset, at 32 px
     python -m benchmarks.pretrain_vit blood       for tasks on bloodcells-28, at 28 px
+    python -m benchmarks.pretrain_vit blood-again the same once more, on another processor: other bytes, cells of their own
     python -m benchmarks.pretrain_vit signs       for digits, at 16 px; from drawn signs, and a part of the package
 
 FedMITR's clients start from ImageNet. None of its images are here. For CIFAR's pictures, a network that was trained on them
@@ -68,11 +69,11 @@ class Start:
     by_teacher: bool = False  # by a network from ImageNet, which is shown crops of the pool; else by the pool's labels
 
 
+_BUT_BLOOD = ("cifar10-subset", "skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
 STARTS = {
     "cifar": Start(32, ("pacs-subset",), by_teacher=True),
-    "blood": Start(
-        28, ("cifar10-subset", "skinlesions-28", "retinamnist", "pneumoniamnist", "brain-mri-subset", "pacs-subset")
-    ),
+    "blood": Start(28, _BUT_BLOOD),
+    "blood-again": Start(28, _BUT_BLOOD),
     "signs": Start(16, ()),
 }
 PICTURES = 227  # side of PACS

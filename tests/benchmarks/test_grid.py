@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import grid
+from benchmarks.claims import PAPERS
 from benchmarks.grid import CELLS, main, methods_of
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
@@ -97,3 +98,15 @@ def test_what_is_missing_is_listed_of_records_without_runs_here(tmp_path: Path, 
     found = json.loads((tmp_path / "digits-silos.json").read_text(encoding="utf-8"))
     assert found == {**made, "missing": [label for label in methods_of("digits-silos") if label != "local_only"]}
     assert "onesum" in found["missing"] and "fedavg" in found["missing"] and not (tmp_path / "cifar-silos.json").exists()
+
+
+def test_a_start_that_was_made_again_has_cells_of_its_own() -> None:
+    """Other bytes: its rows are beside none of the first start's, and no general claim counts the same images twice."""
+    first, again = CELLS["blood-vit-n10-c3"], CELLS["blood-again-vit-n10-c3"]
+    same = [name for name, value in first.changes.items() if again.changes[name] == value]
+    assert sorted(first.changes.keys() - set(same)) == ["pretrained", "pretrained_sha256"]
+    assert (first.dataset, first.partition, first.clients) == (again.dataset, again.partition, again.clients)
+    assert grid.NEARER[0] in methods_of("blood-again-vit-n10-c3") and grid.NEARER[0] not in methods_of("blood-vit-n10-c3")
+    asked = {claim.text: claim.cells for claim in PAPERS["fedmitr"]}
+    assert not asked["above DeepInversion in every cell"]("blood-again-vit-n10-c3")
+    assert asked["ours, all as one: above the preset"]("blood-again-vit-n10-c3")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from osfl.methods.fol.bounds import curvature, head_descent, printed_rate, risk_gap
+from osfl.methods.fol.bounds import HeadLoss, curvature, head_descent, head_loss, printed_rate, risk_gap
 
 
 def logits(*rows: list[float]) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_noisy_descent_stays_within_the_second_theorem_as_printed() -> None:
 
 def test_the_head_stays_within_the_second_theorem_as_printed() -> None:
     """Its promise for the best of its steps is weaker than ours for a longer one."""
-    found = head_descent(**problem(), temperature=3.0, strength=0.1, steps=30)
+    found = head_descent(head_loss(**problem(), temperature=3.0, strength=0.1), 30)
     assert all(ours <= theirs for ours, theirs in zip(found.promised, found.printed, strict=True))
     assert found.printed[0] == 1.0 and found.promised[30] < found.printed[30] < 1.0
 
@@ -93,7 +93,7 @@ def problem(seed: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("temperature, strength", [(1.0, 0.1), (3.0, 0.01), (3.0, 1.0)])
 def test_the_head_approaches_its_optimum_at_least_as_fast_as_promised(temperature: float, strength: float) -> None:
-    found = head_descent(**problem(), temperature=temperature, strength=strength, steps=60)
+    found = head_descent(head_loss(**problem(), temperature=temperature, strength=strength), 60)
     assert found.measured[0] == found.promised[0] == 1.0
     assert all(m <= p + 1e-9 for m, p in zip(found.measured, found.promised, strict=True))
     assert found.measured[-1] < 0.9
@@ -102,15 +102,16 @@ def test_the_head_approaches_its_optimum_at_least_as_fast_as_promised(temperatur
 def test_a_teacher_that_the_head_already_follows_leaves_nothing_to_learn() -> None:
     p = {name: tensor.double() for name, tensor in problem().items()}
     inputs = torch.cat([p["features"], torch.ones(30, 1)], 1)
-    found = head_descent(p["features"], inputs @ p["head"].T, p["head"], temperature=2.0, strength=0.1, steps=5)
+    loss = head_loss(p["features"], inputs @ p["head"].T, p["head"], temperature=2.0, strength=0.1)
+    found = head_descent(loss, 5)
     assert found.measured == [0.0] * 6
 
 
 def test_a_scaled_divergence_is_another_optimum_and_another_promise() -> None:
     """T² KL, as in the preset: c = T² is the plain loss with an anchor of λ / T²."""
     t, strength = 3.0, 0.09
-    scaled = head_descent(**problem(), temperature=t, strength=strength, steps=20, scale=t**2)
-    plain = head_descent(**problem(), temperature=t, strength=strength / t**2, steps=20)
+    scaled = head_descent(head_loss(**problem(), temperature=t, strength=strength, scale=t**2), 20)
+    plain = head_descent(head_loss(**problem(), temperature=t, strength=strength / t**2), 20)
     assert scaled.measured == pytest.approx(plain.measured, abs=1e-6) and scaled.promised == pytest.approx(plain.promised)
 
 
@@ -134,3 +135,36 @@ def test_curvature_by_hand() -> None:
     """All inputs along one axis with E h hᵀ = 4, T = 2: L - μ = 4 / (2 · 4)."""
     h = torch.tensor([[2.0, 0.0], [-2.0, 0.0]], dtype=torch.float64)
     assert curvature(h, 2.0, 0.05) == pytest.approx((0.1, 0.1 + 0.5))
+
+
+def test_the_head_s_gradient_by_hand() -> None:
+    """One image h = (1, 1), its bias included, and W = 0, so that both answers are 1/2; the target is (1, 0), W_0 = (-1), T = 2,
+    c = 4, λ = 0.5: c (q - p) h / T = 4 (-1/2) / 2 = -1, and 2 λ (W - W_0) = 1, for the first row; 1 and 1 for the second."""
+    one = torch.ones(2, 2, dtype=torch.float64)
+    loss = HeadLoss(one[:1], torch.tensor([[1.0, 0.0]], dtype=torch.float64), -one, 2.0, 0.5, 4.0)
+    assert loss.slope(0 * one).tolist() == [[0.0, 0.0], [2.0, 2.0]]
+
+
+def test_the_head_s_gradient_is_that_of_its_loss_also_on_some_images() -> None:
+    loss = head_loss(**problem(), temperature=3.0, strength=0.1, scale=9.0)
+    rows = torch.tensor([3, 7, 7])
+    for chosen in (slice(None), rows):
+        w = loss.start.clone().add_(0.5).requires_grad_()
+        h, p = loss.inputs[chosen], loss.target[chosen]
+        divergence = (p * (p.log() - (h @ w.T / 3).log_softmax(-1))).sum(-1).mean()
+        (9 * divergence + 0.1 * (w - loss.start).square().sum()).backward()
+        assert w.grad is not None
+        torch.testing.assert_close(loss.slope(w.detach(), chosen), w.grad)
+
+
+def test_several_heads_descend_at_once() -> None:
+    """As a measurement of stochastic descent needs: a head and a batch for each run."""
+    loss, rng = head_loss(**problem(), temperature=3.0, strength=0.1), torch.Generator().manual_seed(0)
+    w, rows = torch.randn(2, 4, 6, generator=rng, dtype=torch.float64), torch.randint(30, (2, 8), generator=rng)
+    apart = torch.stack([loss.slope(one, row) for one, row in zip(w, rows, strict=True)])
+    torch.testing.assert_close(loss.slope(w, rows), apart)
+
+
+def test_the_optimum_has_no_gradient() -> None:
+    loss = head_loss(**problem(), temperature=3.0, strength=0.1)
+    assert float(loss.slope(loss.optimum()).norm()) < 1e-9 < float(loss.slope(loss.start).norm())

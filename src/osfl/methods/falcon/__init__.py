@@ -123,6 +123,8 @@ class Falcon(OneClassifier, BoundedTokenMethod):
     }
     DEVIATIONS = (
         "log variances are clamped to [-7, 7] and tokens standardized: the likelihood of few samples is unbounded otherwise",
+        "the generator sees the class and copies of the global token; the paper lists the regions among its inputs, where one "
+        "could see itself: as in the public code",
         "the generator's loss is the mean over positions (the paper: their sum), and its gradients are clipped at a norm of 2, "
         "both as in the public code",
         "1.5 sequences are drawn for each image unless `per_image` is set: the public code's number, the paper has none",

@@ -36,7 +36,7 @@ from osfl.ingredients.training.local import (
 )
 from osfl.ingredients.training.model_method import ModelMethod, digests_of
 from osfl.methods.fol.alignment import Alignment, aligned, alignment_problems, likeness
-from osfl.methods.fol.bounds import Descent, head_descent, risk_gap
+from osfl.methods.fol.bounds import Descent, head_descent, head_loss, risk_gap
 from osfl.methods.fol.figures import exchange_figures
 from osfl.methods.fol.pruning import layers_of, pull
 from osfl.methods.fol.selection import Candidate, accuracy, best, simplex_weights
@@ -390,9 +390,8 @@ class Fol(ModelMethod):
             features = before.features(to_input(found.shard.train.images, device)).cpu()  # type: ignore[operator]
             head = torch.cat([last.weight, last.bias[:, None]], 1).cpu()
         scale = s.temperature**2 if s.scaled else 1.0  # of the KL, as in `_taught`
-        return head_descent(
-            features, teacher, head, temperature=s.temperature, strength=s.anchor, steps=s.rate_steps, scale=scale
-        )
+        loss = head_loss(features, teacher, head, temperature=s.temperature, strength=s.anchor, scale=scale)
+        return head_descent(loss, s.rate_steps)
 
     def review(self, payloads: Mapping[ClientId, Payload]) -> dict[str, Json]:
         """Pictures of all clients together: what they chose, what was pruned, and theory beside measurement."""

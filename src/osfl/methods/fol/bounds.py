@@ -29,12 +29,10 @@ contracts:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-Slope = Callable[[torch.Tensor], torch.Tensor]
 _LEAST = 1e-12  # α where an output is 0 or 1 in floating point
 _EXACT = 1e-10  # how far from W* its computed value may be; distances of that size are no measurement
 
@@ -77,32 +75,64 @@ class Descent:
     printed: list[float]  # by the theorem as printed, with the step that suits it best and without noise
 
 
-def head_descent(
+@dataclass(frozen=True)
+class HeadLoss:
+    """c E KL(softmax(A/T) ‖ softmax(W h/T)) + λ ‖W - W_0‖² of a last layer W (classes, inputs + 1; the bias last), as above."""
+
+    inputs: torch.Tensor  # h and 1, (n, inputs + 1), float64
+    target: torch.Tensor  # softmax(A/T), (n, classes)
+    start: torch.Tensor  # W_0
+    temperature: float  # T
+    strength: float  # λ
+    scale: float  # c
+
+    def slope(self, w: torch.Tensor, rows: slice | torch.Tensor = slice(None)) -> torch.Tensor:
+        """The gradient at W, on these images alone."""
+        h = self.inputs[rows]
+        wrong = (h @ w.mT / self.temperature).softmax(-1) - self.target[rows]
+        return self.scale * wrong.mT @ h / (self.temperature * h.shape[-2]) + 2 * self.strength * (w - self.start)
+
+    def curvature(self) -> tuple[float, float]:
+        """μ and L."""
+        return curvature(self.inputs, self.temperature, self.strength, self.scale)
+
+    def optimum(self) -> torch.Tensor:
+        """W*, by Nesterov's accelerated descent until ‖∇f‖/μ, which bounds the distance left, is negligible."""
+        low, high = self.curvature()
+        root = (high / low) ** 0.5
+        momentum = (root - 1) / (root + 1)
+        w = ahead = self.start
+        for _ in range(200_000):
+            gradient = self.slope(ahead)
+            if float(gradient.norm()) <= _EXACT * low:
+                break
+            new = ahead - gradient / high
+            ahead, w = new + momentum * (new - w), new
+        return ahead
+
+
+def head_loss(
     features: torch.Tensor,
     teacher: torch.Tensor,
     head: torch.Tensor,
     *,
     temperature: float,
     strength: float,
-    steps: int,
     scale: float = 1.0,
-) -> Descent:
-    """Gradient descent of the head (classes, inputs + 1; the bias last) on features (n, inputs) and the teacher's logits;
-    `scale` is c."""
-    h = torch.cat([features, features.new_ones(len(features), 1)], 1).double()
-    target, start = (teacher.double() / temperature).softmax(-1), head.double()
+) -> HeadLoss:
+    """Of features (n, inputs), the teacher's logits (n, classes) and the head as it is."""
+    inputs = torch.cat([features, features.new_ones(len(features), 1)], 1).double()
+    return HeadLoss(inputs, (teacher.double() / temperature).softmax(-1), head.double(), temperature, strength, scale)
 
-    def slope(w: torch.Tensor) -> torch.Tensor:
-        wrong = (h @ w.T / temperature).softmax(-1) - target
-        return scale * wrong.T @ h / (temperature * len(h)) + 2 * strength * (w - start)
 
-    low, high = curvature(h, temperature, strength, scale)
-    optimum = _optimum(start, slope, low, high)
-    w, measured = start.clone(), []
+def head_descent(loss: HeadLoss, steps: int) -> Descent:
+    """Gradient descent of the head with step 2/(μ + L)."""
+    low, high = loss.curvature()
+    optimum, w, measured = loss.optimum(), loss.start.clone(), []
     for _ in range(steps + 1):
         distance = float((w - optimum).norm())
         measured.append(distance if distance > 10 * _EXACT else 0.0)
-        w = w - 2 / (low + high) * slope(w)
+        w = w - 2 / (low + high) * loss.slope(w)
     first = measured[0] or 1.0  # the teacher may be the student already: then all distances are 0
     rate = (high - low) / (high + low)
     printed = printed_rate(low, high, low**2 / high**3) ** 0.5  # γ is of squared distances
@@ -118,17 +148,3 @@ def curvature(h: torch.Tensor, temperature: float, strength: float, scale: float
     """μ and L of the head's loss on inputs h (n, d)."""
     largest = float(torch.linalg.matrix_norm(h, 2)) ** 2 / len(h)
     return 2 * strength, 2 * strength + scale * largest / (2 * temperature**2)
-
-
-def _optimum(start: torch.Tensor, slope: Slope, low: float, high: float) -> torch.Tensor:
-    """W*, by Nesterov's accelerated descent until ‖∇f‖/μ, which bounds the distance left, is negligible."""
-    root = (high / low) ** 0.5
-    momentum = (root - 1) / (root + 1)
-    w = ahead = start
-    for _ in range(200_000):
-        gradient = slope(ahead)
-        if float(gradient.norm()) <= _EXACT * low:
-            break
-        new = ahead - gradient / high
-        ahead, w = new + momentum * (new - w), new
-    return ahead
