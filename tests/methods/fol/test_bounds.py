@@ -138,7 +138,7 @@ def test_curvature_by_hand() -> None:
 
 
 def test_the_head_s_gradient_by_hand() -> None:
-    """One image h = (1, 1), its bias included, and W = 0, so that both answers are 1/2; the target is (1, 0), W_0 = (-1), T = 2,
+    """One image h = (1, 1), its bias included, and W = 0, so that both answers are 1/2; the target is (1, 0), W_0 = -1, T = 2,
     c = 4, λ = 0.5: c (q - p) h / T = 4 (-1/2) / 2 = -1, and 2 λ (W - W_0) = 1, for the first row; 1 and 1 for the second."""
     one = torch.ones(2, 2, dtype=torch.float64)
     loss = HeadLoss(one[:1], torch.tensor([[1.0, 0.0]], dtype=torch.float64), -one, 2.0, 0.5, 4.0)

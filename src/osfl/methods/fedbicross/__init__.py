@@ -135,8 +135,8 @@ class FedBiCross(ModelMethod):
     DEVIATIONS = (
         "clusters are found on probabilities, not logits: their scale differs between clients (the paper does not say)",
         "a weight changes by at most weight_lr a step: the paper gives no step size and raw inner products have no fixed scale",
-        "all clusters' students begin at the same weights, and BN normalizes by each batch, also of validation images (the paper "
-        "does not say)",
+        "all clusters' students begin at the same weights, and BN normalizes by each batch, also of validation images (not in "
+        "the paper)",
         "the student's BN statistics follow only the clusters whose weight is above zero",
         "personalization uses SGD with momentum 0.9 and a temperature of 1 (the paper does not say)",
         "unless the settings say otherwise the student's steps are plain SGD, as in its equations (FedISCA's have momentum)",
