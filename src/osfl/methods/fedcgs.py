@@ -46,6 +46,7 @@ from osfl.ingredients.statistics.gaussians import (
     folded_statistics,
     linear_classifier,
     packed,
+    positive_semidefinite,
     probed_means,
     solved,
     statistics,
@@ -394,7 +395,7 @@ class FedCGS(OneClassifier, TokenMethod):
         scatter = unpacked(term.gram)[some][:, some] - term.means()[:, some].T @ term.sums[:, some]
         exact = self.settings.precision == "float64" or self.settings.dimensions
         slack = (1e-9 if exact else 1e-4) * float(term.gram.abs().max())
-        if int(torch.linalg.cholesky_ex(scatter + (slack + 1e-12) * torch.eye(len(scatter), dtype=torch.float64)).info):
+        if not positive_semidefinite(scatter, slack + 1e-12):
             raise RoundError(
                 "its second moments are not those of any images with its class sums and counts",
                 client=upload.client,

@@ -18,9 +18,11 @@ from osfl.ingredients.statistics.gaussians import (
     fit_supported,
     linear_classifier,
     packed,
+    positive_semidefinite,
     statistics,
     summed,
     unpacked,
+    upper_triangle,
 )
 
 
@@ -34,6 +36,27 @@ def samples(n: int = 300, d: int = 5, classes: int = 4) -> tuple[torch.Tensor, t
 def cut(x: torch.Tensor, y: torch.Tensor, parts: int, seed: int) -> list[Statistics]:
     order = torch.randperm(len(x), generator=torch_generator(seed, "cut"))
     return [statistics(x[index], y[index], 4) for index in torch.tensor_split(order, parts)]
+
+
+@pytest.mark.parametrize("d", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize("before", [(), (2, 3)], ids=str)
+def test_a_triangle_is_folded_and_unfolded_to_the_bit(d: int, dtype: torch.dtype, before: tuple[int, ...]) -> None:
+    """Beside the indices of the triangle, one number after the other; sizes around a block."""
+    square = torch.randint(-(2**40), 2**40, (*before, d, d), generator=torch_generator(0, "square", d)).to(dtype)
+    symmetric, (row, column) = square + square.mT, torch.triu_indices(d, d).unbind()
+    folded = packed(symmetric)
+    assert torch.equal(folded, symmetric[..., row, column]) and folded.dtype == dtype
+    assert torch.equal(unpacked(folded), symmetric) and torch.equal(upper_triangle(folded), symmetric.triu())
+
+
+def test_a_matrix_is_positive_semidefinite_by_its_upper_triangle() -> None:
+    x = torch.randn(20, 30, generator=torch_generator(0, "few"), dtype=torch.float64)  # fewer rows than columns: some zeros
+    gram = x.T @ x
+    assert positive_semidefinite(gram.triu(), 1e-9)
+    vector = torch.linalg.svd(x, full_matrices=True).Vh[-1]  # x has nothing in this direction
+    worse = gram - 1e-6 * torch.outer(vector, vector)
+    assert not positive_semidefinite(worse.triu(), 1e-9) and positive_semidefinite(worse.triu(), 1e-5)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 300])

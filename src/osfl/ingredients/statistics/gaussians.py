@@ -20,6 +20,7 @@ NEVER = -1e9  # logit of a class that nobody has; finite, because an infinite nu
 SMALL = 1e-4  # the least deviation that features are divided by
 ON = 10  # samples that a direction of a full covariance rests on at least
 FLOOR = 1e-6  # of variances: below 6e-8 a 16-bit float is zero
+_BLOCK = 64  # rows of a triangle that are mirrored at a time: a block and its mirror stay in the processor's cache
 
 
 # --- statistics that add up --------------------------------------------------------------------------------------------------
@@ -141,17 +142,31 @@ def _diagonal(gram: torch.Tensor) -> torch.Tensor:
 
 def packed(symmetric: torch.Tensor) -> torch.Tensor:
     """The upper triangle of (..., d, d) as (..., d (d + 1) / 2): all values of a symmetric matrix."""
-    row, column = torch.triu_indices(symmetric.shape[-1], symmetric.shape[-1]).unbind()
-    return symmetric[..., row, column]
+    return torch.cat([row[..., i:] for i, row in enumerate(symmetric.unbind(-2))], -1)
 
 
 def unpacked(triangle: torch.Tensor) -> torch.Tensor:
-    d = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
-    row, column = torch.triu_indices(d, d).unbind()
-    whole = triangle.new_zeros(*triangle.shape[:-1], d, d)
-    whole[..., row, column] = triangle
-    whole[..., column, row] = triangle
+    """The symmetric matrices (..., d, d) whose upper triangle this is."""
+    whole = upper_triangle(triangle)
+    for start in range(0, whole.shape[-1], _BLOCK):
+        end = start + _BLOCK
+        rows, own = whole[..., start:end, end:], whole[..., start:end, start:end]
+        whole[..., end:, start:end] = rows.mT
+        own += own.triu(1).mT
     return whole
+
+
+def upper_triangle(triangle: torch.Tensor) -> torch.Tensor:
+    """The same with zeros below the diagonal."""
+    d = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
+    where = torch.ones(d, d, dtype=torch.bool, device=triangle.device).triu_()
+    return triangle.new_zeros(*triangle.shape[:-1], d, d).masked_scatter_(where, triangle)
+
+
+def positive_semidefinite(upper: torch.Tensor, slack: float) -> bool:
+    """Whether a symmetric matrix is, once `slack` is added to its diagonal, in place; the upper triangle alone is read."""
+    upper.diagonal().add_(slack)
+    return not int(torch.linalg.cholesky_ex(upper, upper=True).info)
 
 
 def summed(parts: Iterable[Statistics]) -> Statistics:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -198,7 +198,7 @@ class OneSum(FeatureMap):
         means, pixels = self._means(payload, ctx.plan), self._pixels()
         counts = payload.tensors["counts"][: len(self.task.classes)].tolist()
         grams = {c: partial(self._in_features, gram) for c, gram in grams_of(payload).items()}
-        whole = partial(self._second_moments, payload)
+        whole = cache(partial(self._second_moments, payload))
         every, stops = self._rows(shard, ctx), stops_for(self.settings.readable, ctx.plan)
         held = [c for c, count in enumerate(counts) if count]
         parts = {c: (every[0][:, shard.train.shows(c)], every[1][:, shard.val.shows(c)]) for c in held}

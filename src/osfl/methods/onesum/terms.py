@@ -8,7 +8,7 @@ import torch
 
 from osfl.core.errors import RoundError
 from osfl.core.types import Payload, Plan, Task, Upload
-from osfl.ingredients.statistics.gaussians import Statistics, packed, unpacked
+from osfl.ingredients.statistics.gaussians import Statistics, packed, positive_semidefinite, upper_triangle
 from osfl.ingredients.statistics.private_sums import Noise, check_bounds, check_noise, largest, sites_in
 from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.ingredients.training.one_upload import working_on
@@ -48,9 +48,8 @@ def _check_scatter(term: Statistics, vectors: int, task: Task) -> None:
     counts, sums = term.counts * vectors, term.sums
     if task.several:  # classes overlap: only all images together are one set
         counts, sums = counts[-1:], sums[-1:]
-    scatter = unpacked(term.gram) - (sums / counts.clamp_min(1)[:, None]).T @ sums
-    slack = 1e-8 * float(term.gram.abs().max()) + 1e-3
-    if int(torch.linalg.cholesky_ex(scatter + slack * torch.eye(len(scatter), dtype=torch.float64)).info):
+    scatter = upper_triangle(term.gram).addmm_((sums / counts.clamp_min(1)[:, None]).T, sums, alpha=-1)
+    if not positive_semidefinite(scatter, 1e-8 * float(term.gram.abs().max()) + 1e-3):
         raise RoundError(
             "its second moments are not those of any images with its class sums and counts",
             field="gram",
