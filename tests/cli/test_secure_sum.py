@@ -30,6 +30,12 @@ def test_the_plan_of_three_real_sites_runs_to_the_model_of_its_rehearsal(osfl: O
     assert read_plan(Path("plan.toml")).secure_sum
     real, rehearsed = (load_file(f"{folder}/release.safetensors") for folder in ("round", "rehearsal"))
     assert real.keys() == rehearsed.keys() and all((real[name] == rehearsed[name]).all() for name in real)
+    contents = [
+        osfl(f"{command} --format json").json for command in ("show round", "verify --round round", "verify --round rehearsal")
+    ]
+    released = [one for found in contents[1:] for one in found["files"] if one["kind"] == "release"]
+    assert len({contents[0]["content"], *(one["content"] for one in released)}) == 1
+    assert released[0]["digest"] != released[1]["digest"]
     personal = "personalize plan.toml --client north --release round/release.safetensors --server keys/server.pub --out model"
     assert osfl(personal).code == 0
     refused = osfl("forget round --client north --key keys/server.key")

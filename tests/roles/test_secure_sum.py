@@ -20,11 +20,13 @@ from osfl.roles.inspection.known import Known
 from osfl.roles.inspection.look import look
 from osfl.roles.repair import make_repair
 from osfl.rounds.forgetting import forget
+from osfl.rounds.provenance import Known as Provenance
+from osfl.rounds.provenance import examine
 from osfl.rounds.state import read_policy
 from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import from_raw, payload_digest
-from osfl.simulate.run import run
-from osfl.simulate.simulation import Simulation
+from osfl.simulate.run import run, run_federation
+from osfl.simulate.simulation import Simulation, rehearsal
 from osfl.wire.gate import verify_release
 from osfl.wire.repair import REQUEST, RepairRequest, RequestRejected, sign_request
 from osfl.wire.signing import SigningKey
@@ -121,7 +123,31 @@ def test_the_release_is_that_of_the_open_sum(made: Path, tmp_path: Path, missing
             assert coordinator.receive(fl_round, answer).client == client
         assert coordinator.receive(fl_round, answer).client == client  # again changes nothing
     assert coordinator.status(fl_round).ready
-    assert same(server_phase(fl_round), server_phase(opened(tmp_path / "open", OPEN, made, among)))
+    in_the_open = opened(tmp_path / "open", OPEN, made, among)
+    assert same(server_phase(fl_round), server_phase(in_the_open))
+    secure, plain = coordinator.status(fl_round), coordinator.status(in_the_open)
+    assert secure.content == plain.content and secure.release != plain.release  # which names the plan and the masked uploads
+    assert known_content(fl_round) == secure.content
+
+
+def known_content(fl_round: Path) -> str:
+    """What `osfl verify` says about the release."""
+    policy, path = read_policy(fl_round), fl_round / "release.safetensors"
+    return examine([path], Provenance(policy.plan, policy.server, policy))[0].content
+
+
+def test_a_simulation_of_the_same_plan_has_the_content_of_the_real_round(made: Path, tmp_path: Path) -> None:
+    """Masks come from each round's keys, so that uploads and the release's digest are others; the sum is the same."""
+    data = make_sites(tmp_path / "data", SITES)
+    simulated = run_federation(rehearsal(PLAN, data), tmp_path / "memory", {"preset": "", "command": ""}, machine=ONE)
+    fl_round = opened(tmp_path / "round", PLAN, made, SITES)
+    server_phase(fl_round)
+    found = coordinator.status(fl_round)
+    assert simulated["content_digest"] == found.content and simulated["release_digest"] != found.release
+    other = run_federation(
+        rehearsal(replace(PLAN, seed=1), data), tmp_path / "other", {"preset": "", "command": ""}, machine=ONE
+    )
+    assert other["content_digest"] != found.content
 
 
 def test_a_private_sum_over_files_says_what_epsilon_is_without_the_missing(tmp_path: Path) -> None:
@@ -260,7 +286,8 @@ def test_a_simulation_has_the_model_of_the_open_sum(method: str, changes: dict[s
         method, "digits", 3, "iid", "smoke", changes=changes, samples=90, image_size=8, limits=Limits(share=1.0)
     )
     results = [run(replace(simulation, secure_sum=on), tmp_path / str(on), machine=ONE) for on in (True, False)]
-    assert (results[0]["models_digest"] == results[1]["models_digest"]) is (method == "onesum")
+    for digest in ("models_digest", "content_digest"):
+        assert (results[0][digest] == results[1][digest]) is (method == "onesum")
     assert "--secure-sum" in results[0]["command"] and "--secure-sum" not in results[1]["command"]
     found = [released(tmp_path / str(on)) for on in (True, False)]
     for name, value in found[1].items():

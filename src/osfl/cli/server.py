@@ -135,6 +135,7 @@ def _run_server_phase(
             {
                 "round": found.plan,
                 "release": digest,
+                "content": found.content,
                 "path": str(fl_round / "release.safetensors"),
                 "personal": list(found.personal),
                 "late": list(found.late),
@@ -145,6 +146,7 @@ def _run_server_phase(
         )
         return
     echo(f"Release  {digest}")
+    echo(f"Content  {found.content}")
     made_from = len(found.delivered) - len(found.late) - len(found.left_out)
     left_out = f", without {', '.join(found.left_out)}" if found.left_out else ""
     echo(f"         made from {made_from} of {len(found.delivered) + len(found.missing)} uploads{left_out}")

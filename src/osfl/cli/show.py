@@ -57,6 +57,7 @@ def facts(found: Status, now: datetime) -> dict[str, Json]:
         "ready": found.ready,
         "waits_for": found.waits_for,
         "release": found.release or None,
+        "content": found.content or None,
         "supersedes": found.supersedes or None,
         "joining": list(found.joining),
         "repaired": list(found.repaired),
@@ -97,6 +98,7 @@ def _show(fl_round: Path, found: Status, now: datetime) -> None:
         echo(f"[red]Failed[/]     the server phase: {_failure(found.failed)}")
     if found.released:
         echo(f"Release    {found.release}  {escape(str(fl_round / 'release.safetensors'))}")
+        echo(f"           {found.content}  its content alone")
         if found.supersedes:
             echo(f"           takes the place of {found.supersedes}")
         if found.personal:

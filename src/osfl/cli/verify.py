@@ -312,6 +312,7 @@ def _facts(verdict: Verdict) -> dict[str, object]:
         "kind": verdict.kind,
         "client": verdict.client,
         "digest": verdict.digest or None,
+        "content": verdict.content or None,
         "checks": [{"question": c.question, "answer": c.answer, "why": c.why} for c in verdict.checks],
     }
 
@@ -322,6 +323,8 @@ def _show(verdicts: Sequence[Verdict], good: bool) -> None:
     for verdict in verdicts:
         who = f"{verdict.kind} {verdict.client}".strip() or "a file"
         echo(f"[bold]{escape(str(verdict.path))}[/]: {who}{f', {verdict.digest}' if verdict.digest else ''}")
+        if verdict.kind == "release" and verdict.content:
+            echo(f"  content {verdict.content}")
         for check in verdict.checks:
             echo(
                 f"  [{STYLES[check.answer]}]{check.answer}[/]  {escape(check.question)}"

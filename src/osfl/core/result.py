@@ -16,6 +16,12 @@ from osfl.core.errors import RoundError
 from osfl.core.types import Json
 
 SCHEMA = 1
+DIGESTS = (
+    "plan_digest",
+    "release_digest",
+    "content_digest",
+    "models_digest",
+)  # of a result, in the order in which pages show them
 
 
 class Metrics(TypedDict):
@@ -388,6 +394,9 @@ class Result(TypedDict):
     command: str  # repeats this run
     plan_digest: str  # the round's name
     release_digest: str  # of the release manifest: equal digests mean equal bytes
+    content_digest: NotRequired[
+        str
+    ]  # of the release's tensors and facts alone, without plan and uploads; absent in earlier results
     models_digest: str  # of all final models, after personalization
     task: dict[str, Json]  # name, classes, image
     data: dict[str, Json]  # dataset, digest, partition, groups, samples, test_samples, evaluated_on, train_images, ...

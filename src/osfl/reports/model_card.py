@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from osfl.core.headline import NAMES, SMOKE, headline_of, is_smoke
-from osfl.core.result import Result, finding_line, suspicion_lines
+from osfl.core.result import DIGESTS, Result, finding_line, suspicion_lines
 from osfl.reports.audit import audit_sentences
 from osfl.reports.columns import POOLED
 from osfl.reports.differential_privacy import privacy_sentences
@@ -173,7 +173,7 @@ def _deviations(result: Result) -> str:
 
 
 def _record(result: Result) -> str:
-    digests = [[key.replace("_", " "), code(result[key])] for key in ("plan_digest", "release_digest", "models_digest")]
+    digests = [[key.replace("_", " "), code(result[key])] for key in DIGESTS if key in result]  # type: ignore[literal-required]
     rows = [[safe(key), safe(value)] for key, value in fact_rows(result["environment"])]
     return (
         f"## Record\n\nEqual digests mean equal bytes.\n\n{table(['What', 'SHA-256'], digests)}\n"

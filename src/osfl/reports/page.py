@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from osfl.core.headline import SMOKE, headline_of, is_smoke
-from osfl.core.result import Result, Scores, finding_line, suspicion_lines
+from osfl.core.result import DIGESTS, Result, Scores, finding_line, suspicion_lines
 from osfl.reports.audit import audit_section
 from osfl.reports.columns import POOLED
 from osfl.reports.course import course_figures
@@ -181,7 +181,7 @@ def _record(result: Result, references: Sequence[Result]) -> dict[str, object]:
     if "inputs" in result:
         facts |= {"inputs": " ".join(result["inputs"]["lines"]) or "images as they are in the files"}
     task = {f"task {key}": value for key, value in result["task"].items()}
-    digests = [(key, result[key]) for key in ("plan_digest", "release_digest", "models_digest")]
+    digests = [(key, result[key]) for key in DIGESTS if key in result]  # type: ignore[literal-required]
     figures = {**course_figures(result, references), **result.get("figures", {})}
     return {
         "figures": figure_views(figures, {row["client"]: row["class_counts"] for row in result["clients"]}),

@@ -177,6 +177,7 @@ class Status:
     repaired: Sequence[ClientId] = ()  # who has sent one
     suspicions: Sequence[Mapping[str, Json]] = ()  # of the judgment before the server phase: client, rule, text, value, bound
     kept: Sequence[ClientId] = ()  # suspected, and kept by the coordinator
+    content: str = ""  # digest of the release's tensors and facts alone: the same in a secure and an open sum of the same terms
 
     @property
     def refusals(self) -> int:
@@ -239,6 +240,7 @@ def status(folder: Path, now: datetime | None = None, without: Collection[Client
         repaired,
         suspicions(folder, digests),
         [client for client in delivered if any(n.get("phase") == KEPT and n.get("client") == client for n in notes)],
+        release.content if release else "",
     )
 
 

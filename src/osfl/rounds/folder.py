@@ -168,6 +168,10 @@ class Round:
                 personal[client] = payload_of(own)
         return Release(payload_of(shared), personal), shared.digest
 
+    def release_content(self) -> str:
+        """The digest of what the release's shared part says: tensors and facts, without the plan and the uploads behind it."""
+        return self._verified(self.folder / "release.safetensors").content
+
     def release_bytes(self) -> dict[ClientId, int]:
         """What each client downloads; an empty release costs nothing."""
         shared = self.folder / "release.safetensors"

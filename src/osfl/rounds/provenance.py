@@ -53,6 +53,7 @@ class Verdict:
     client: ClientId = ""
     digest: str = ""  # empty unless the file was verified
     checks: Sequence[Check] = ()
+    content: str = ""  # digest of its tensors and facts alone
 
     @property
     def good(self) -> bool:
@@ -110,7 +111,8 @@ def examine(files: Sequence[Path], known: Known) -> list[Verdict]:
         else:
             origin = list(_named(bundle, releases))
         forgotten = _forgotten(bundle, gone.get(path), known, named)
-        verdicts.append(Verdict(path, bundle.kind, bundle.client, bundle.digest, [check, *origin, forgotten]))
+        checks = [check, *origin, forgotten]
+        verdicts.append(Verdict(path, bundle.kind, bundle.client, bundle.digest, checks, bundle.content))
     return verdicts
 
 

@@ -87,6 +87,7 @@ def evaluate(
         "command": "",
         "plan_digest": plan.digest,
         "release_digest": published[1],
+        "content_digest": fl_round.release_content(),
         "models_digest": digest_of({client: payload_digest(payload) for client, payload in payloads.items()}),
         "task": described["task"],
         "data": _data(federation),

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from osfl.core.names import is_tensor_name
 from osfl.core.tensors import WIDTH, RawTensor, nbytes
-from osfl.core.types import ClientId, Facts, Json, canonical
+from osfl.core.types import ClientId, Facts, Json, canonical, digest_of
 from osfl.wire import strict_json
 from osfl.wire.signing import SIGNATURE_DIGITS, SigningKey
 
@@ -35,6 +35,7 @@ class Bundle:
     facts: Facts
     made_from: Mapping[str, str]  # digests of what a release or a total was made from, by client; empty for uploads
     digest: str  # sha256 of the manifest: equal digests mean equal contents
+    content: str  # sha256 of its tensors and facts alone, without the plan and the uploads that it names
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ def manifest_bytes(
             "made_from": dict(made_from),
         }
     )
+
+
+def content_digest(manifest: Mapping[str, Json]) -> str:
+    """Of the tensors and facts in a manifest: two rounds that came to the same model have it in common, to the last bit."""
+    return digest_of({name: manifest[name] for name in ("tensors", "facts")})
 
 
 def header_bytes(manifest: str, signature: str, lines: Mapping[str, TensorEntry]) -> bytes:

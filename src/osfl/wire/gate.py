@@ -18,7 +18,7 @@ from osfl.core.errors import Rejected, UsageError
 from osfl.core.names import check_client_id, is_client_id, is_digest, shown
 from osfl.core.tensors import WIDTH, RawTensor
 from osfl.core.types import ClientId, Contract, Json, Limits, canonical
-from osfl.wire.bundle import FORMAT, Bundle, TensorEntry
+from osfl.wire.bundle import FORMAT, Bundle, TensorEntry, content_digest
 from osfl.wire.contract import REPACK, check_contract, read_entries
 from osfl.wire.envelope import Envelope, check_canonical, check_layout, read_envelope
 from osfl.wire.facts import architecture_of, check_facts, check_masked, check_needed, check_well_known
@@ -287,9 +287,9 @@ def _check_tensors(
 
 
 def bundle_of(envelope: Envelope, tensors: Mapping[str, RawTensor]) -> Bundle:
-    content = envelope.manifest
-    digest = hashlib.sha256(canonical(content)).hexdigest()
-    return Bundle(content["kind"], content["client"], content["plan"], tensors, content["facts"], content["made_from"], digest)
+    named = envelope.manifest
+    digest, content = hashlib.sha256(canonical(named)).hexdigest(), content_digest(named)
+    return Bundle(named["kind"], named["client"], named["plan"], tensors, named["facts"], named["made_from"], digest, content)
 
 
 def _no(field: str, reason: str, expected: object, got: object, fix: str) -> Rejected:

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from osfl.core.result import Result
+from osfl.core.result import DIGESTS, Result
 from osfl.core.types import Json
 from osfl.evaluation.privacy.rates import share
 
-_DIGESTS = ("plan_digest", "release_digest", "models_digest")
 _ABOUT_DATA = ("partition", "train_images", "test_images", "evaluated_on")
 _WHERE = ("osfl", "python", "torch", "numpy", "system", "device", "precision", "threads", "workers")
 Scalar = tuple[str, float, int]  # name, value, step
@@ -26,7 +25,7 @@ def facts(result: Result) -> dict[str, str]:
     found |= {"dataset": Path(str(data.get("dataset", result["task"].get("name", "")))).name}
     found |= {key: data[key] for key in _ABOUT_DATA if data.get(key) is not None}
     found |= {f"settings.{key}": value for key, value in result["settings"].items()}
-    found |= {key: result[key] for key in _DIGESTS if key in result}  # type: ignore[literal-required]
+    found |= {key: result[key] for key in DIGESTS if key in result}  # type: ignore[literal-required]
     found |= {f"environment.{key}": environment[key] for key in _WHERE if key in environment}
     found |= {"code": result["code"]} if "code" in result else {}
     return {key: _text(value) for key, value in found.items()}
