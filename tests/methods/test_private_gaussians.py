@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from osfl.core.errors import RoundError
+from osfl.core.errors import RoundError, UploadBlocked
 from osfl.core.method import Context
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
@@ -24,7 +24,10 @@ from osfl.ingredients.statistics.gaussians import folded_statistics, unpacked
 from osfl.ingredients.statistics.private_gaussians import site_gaussians
 from osfl.ingredients.statistics.public_map import LEVELS
 from osfl.methods.federated_factory.mixtures import public_directions
+from osfl.rounds.egress import check_payload
 from osfl.rounds.exposure import attack
+from osfl.rounds.folder import contracts_of, simulated_key
+from osfl.rounds.phases import run_client_phase
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation
@@ -215,6 +218,23 @@ def test_public_directions_are_low_frequencies_that_depend_on_nobodys_images() -
     assert float((cosines - torch.eye(9)).abs().max()) < 1e-9 and torch.equal(basis, public_directions(9, (3, 8, 8)))
     assert float((basis[:, 0].abs() - basis[0, 0].abs()).abs().max()) < 1e-9  # brightness comes first: the same at every pixel
     assert public_directions(500, (1, 4, 4)).shape == (16, 16)  # as many as there are
+
+
+def test_an_image_that_looks_like_a_public_direction_is_sent_like_any_other() -> None:
+    """A refusal would say that somebody has this image: what is sent besides noise is the same for everybody."""
+    method, ctx = opened("federated_factory")
+    data = shard()
+    payload = method.client_phase(data, ctx)
+    direction = payload.tensors["class-0/basis"][1]  # dark above, bright below: an image may look like that
+    images, apart = data.train.images.clone(), direction - direction.min()
+    images[0] = (apart / apart.max() * 255).round().reshape(1, 8, 8).to(torch.uint8)
+    same = replace(data, train=Dataset(images, data.train.labels), digest="one image more")
+    arguments = same, TASK, ctx.plan.limits
+    with pytest.raises(UploadBlocked, match="contains an image of yours"):  # without noise it would be taken for a copy
+        check_payload(payload, method.contract(""), *arguments)
+    check_payload(payload, method.contract(""), *arguments, private=True)
+    bundle, _ = run_client_phase(method, same, ctx.plan, contracts_of(method), simulated_key(0, "a"), ctx)
+    assert bundle
 
 
 def test_a_private_classifier_of_images_sees_what_its_generators_make() -> None:

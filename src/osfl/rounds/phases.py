@@ -125,7 +125,7 @@ def run_client_phase(
         payload = with_fallback(lambda: method.client_phase(shard, ctx), _broken, remark)
     open_contracts = contracts_of(method) if plan.secure_sum else contracts
     contract = open_contracts[payload.facts.get("architecture", "") if "" not in open_contracts else ""]
-    check_payload(payload, contract, shard, plan.task, plan.limits)
+    check_payload(payload, contract, shard, plan.task, plan.limits, private=plan.privacy is not None)
     with measure():  # what the checks compute is no cost of the method
         check_numbers(method, payload, shard, ctx)
         ratios = check_exposure(method, payload, shard, plan.task, ctx, real=real)
