@@ -115,15 +115,6 @@ def test_classes_that_nobody_recognizes_of_anybody_are_no_contradiction() -> Non
     assert rules.evidence_against("a", only_here, only_here.panel) == {1: 1.0, 2: 1.0}
 
 
-def test_images_that_a_classifier_was_asked_for_say_less_than_samples() -> None:
-    """One class, recognized of each other and not of this site, is enough for samples; of networks' images two are."""
-    samples = knowing(compared(a=1, b=0, c=0, d=0, e=0), a={2}, **{name: {1, 2} for name in "bcde"})
-    assert named(rules.contradictions(samples)) == {"a"}
-    assert not rules.contradictions(replace(samples, made=True))
-    two = knowing(compared(a=1, b=0, c=0, d=0, e=0), a={1, 2}, **{name: {0, 1, 2} for name in "bcde"})
-    assert named(rules.contradictions(replace(two, made=True))) == {"a"}
-
-
 def test_what_the_panel_shows_is_computed_once_for_sites_outside_of_it() -> None:
     """Outside it nobody is asked about others, so that what these show does not depend on who is looked at."""
     whole = compared(a=0, b=1, c=0, d=0, e=0)

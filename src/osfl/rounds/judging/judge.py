@@ -13,6 +13,7 @@ from osfl.core.method import Context, Method
 from osfl.core.types import ClientId, Probed, Upload
 from osfl.models.folding import freeze
 from osfl.rounds.judging import rules
+from osfl.rounds.judging.both_ways import misunderstood
 from osfl.rounds.judging.probes import by_prototypes, compare, summary
 from osfl.rounds.judging.rules import Numbers, Suspicion, numbers_of
 from osfl.runtime.workers import return_freed_memory
@@ -57,7 +58,8 @@ def judge(method: Method, uploads: Sequence[Upload], ctx: Context) -> list[Suspi
     if len(asked) > 1 and all(examined[client].classifier for client in asked):
         places = {one.client: place for place, one in enumerate(rows)}
         comparison = compare(asked, lambda client: _classifier(method, uploads[places[client]], ctx), ctx)
-        found += rules.contradictions(comparison) + rules.constants(probed, comparison)
+        found += misunderstood(comparison) if comparison.made else rules.contradictions(comparison)
+        found += rules.constants(probed, comparison)
     return _sorted(found)
 
 

@@ -10,7 +10,7 @@ What is kept of a site while others are read is small: its points, its claimed c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -40,6 +40,8 @@ class Comparison:
     known: Mapping[ClientId, torch.Tensor]  # (classes,) whether a site claims to know the class
     given: Mapping[ClientId, torch.Tensor]  # (classes,) how often a site answers each class
     made: bool = False  # whether the points are images that classifiers were asked for
+    # of these, (classes, classes): by class, what a site outside the panel answers to the panel's images
+    replies: Mapping[ClientId, torch.Tensor] = field(default_factory=dict)
 
 
 def summary(one: Probed, ctx: Context, client: ClientId, sites: int) -> Probed:
@@ -121,9 +123,10 @@ def compare(sites: Mapping[ClientId, Probed], load: Callable[[ClientId], nn.Modu
     names = sorted(sites)
     order = torch.randperm(len(names), generator=ctx.generator("judging", "panel")).tolist()
     panel = sorted(names[place] for place in order[:PANEL])
-    labels = {client: _labels(sites[client]) for client in names}
+    labels, made = {client: _labels(sites[client]) for client in names}, any(one.pixels for one in sites.values())
     rows, given, known = dict[ClientId, torch.Tensor](), dict[ClientId, torch.Tensor](), dict[ClientId, torch.Tensor]()
-    for client in names:
+    replies = dict[ClientId, torch.Tensor]()
+    for client in (*panel, *(name for name in names if name not in panel)):
         asked = names if client in panel else panel
         answers = _classified(load(client), [sites[other] for other in asked], ctx)
         own = torch.cat([torch.full((len(labels[other]),), other == client) for other in asked])
@@ -131,14 +134,23 @@ def compare(sites: Mapping[ClientId, Probed], load: Callable[[ClientId], nn.Modu
         known[client] = _known(sites[client], torch.bincount(answers[~own].argmax(1), minlength=answers.shape[1]))
         if client in panel:
             rows[client] = answers
+        elif made:
+            sure = torch.cat([known[other][labels[other]] for other in panel])
+            asked_of = torch.cat([labels[other] for other in panel])
+            replies[client] = class_means(answers[None, sure], asked_of[sure])[0].half()
     parts = torch.stack([rows[client] for client in panel]).split([len(labels[client]) for client in names], 1)
-    made = any(one.pixels for one in sites.values())
-    return Comparison(tuple(panel), labels, dict(zip(names, parts, strict=True)), known, given, made)
+    return Comparison(tuple(panel), labels, dict(zip(names, parts, strict=True)), known, given, made, replies)
 
 
 def _labels(one: Probed) -> torch.Tensor:
     assert one.labels is not None
     return one.labels
+
+
+def class_means(answers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """By class that points are called by, the mean answer: (sites, n, classes) to (sites, classes, classes)."""
+    member = functional.one_hot(labels, answers.shape[2]).T.double()
+    return torch.matmul(member / member.sum(1, keepdim=True).clamp_min(1), answers.double())
 
 
 def _classified(model: nn.Module, sites: Sequence[Probed], ctx: Context) -> torch.Tensor:

@@ -24,7 +24,6 @@ EXACT = 1e-6  # of their numbers
 LEAST_PAIRS = 3
 AGREE = 0.2  # agreement with all others together beyond chance (1: always), below which a site may contradict them
 CLASSES = 0.9  # classes in all that the others recognize of each other and not of a site, for a contradiction
-PROBED_CLASSES = 1.5  # the same where its points are images that its classifier was asked for, which say less
 ON_AVERAGE = 0.4  # of each class that was asked
 FAR = 6.0  # robust deviations from the other sites
 FAR_CLASSES = 1.8  # times as far as different classes are from each other; honest sites have been seen at 1.3, noise at 2.4
@@ -223,7 +222,7 @@ def proven(client: ClientId, comparison: Comparison, among: Collection[ClientId]
     if not evidence:
         return False
     whole = sum(evidence.values())
-    return whole >= (PROBED_CLASSES if comparison.made else CLASSES) and whole >= ON_AVERAGE * len(evidence)
+    return whole >= CLASSES and whole >= ON_AVERAGE * len(evidence)
 
 
 def evidence_against(
