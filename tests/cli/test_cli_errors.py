@@ -54,6 +54,9 @@ MISTAKES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "check of no plan": ("check plan.toml", 1, ("no plan at plan.toml", "osfl new")),
     "template and dataset": ("new --method fedavg --dataset digits --classes a,b", 2, ("--classes", "names its classes")),
     "out is empty": ("run --method fedavg --out ''", 2, ("--out", "empty", "runs/first")),
+    "show of a file": ("show afile", 1, ("afile is no folder", "osfl enroll")),
+    "show of nothing": ("show nowhere", 1, ("nowhere/plan.json is missing", "no folder nowhere: check the path")),
+    "show of another folder": ("show data", 1, ("data/plan.json is missing", "not a whole round folder", "osfl enroll")),
     "doctor of a file": ("doctor --out afile", 2, ("--out", "afile is a file")),
     "out is a file": ("run --method fedavg --smoke --out afile", 2, ("--out", "afile is a file")),
     "out in a file": ("run --method fedavg --smoke --out afile/a/b", 2, ("--out", "afile is not a folder")),
@@ -193,6 +196,8 @@ REFUSALS = {
     "not a folder": (errno.ENOTDIR, "move away"),
     "a folder": (errno.EISDIR, "move away"),
     "full": (errno.ENOSPC, "Free some disk space"),
+    "without locks": (errno.ENOLCK, "no locks"),
+    "broken": (errno.EIO, "drive failed"),
 }
 
 

@@ -153,7 +153,7 @@ def test_keys_are_private_and_never_replaced(osfl: Osfl) -> None:
         ("server round --key keys/server.pub", 2, ["holds no private key", "not the .pub file"]),
         ("server round --key gone.key", 2, ["cannot be read", "osfl keys"]),
         ("server nowhere --key keys/server.key", 1, ["nowhere/plan.json is missing"]),
-        ("show nowhere", 1, ["nowhere/plan.json is missing", "not a whole round folder"]),
+        ("show nowhere", 1, ["nowhere/plan.json is missing", "There is no folder nowhere"]),
         ("receive nowhere usb", 1, ["nowhere/plan.json is missing"]),
         ("receive round gone.safetensors", 1, ["gone.safetensors: there is no such file"]),
         ("receive round keys", 1, ["Nothing to receive", "not called *.safetensors"]),

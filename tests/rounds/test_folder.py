@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from osfl.core.errors import RoundError
 from osfl.core.method import quiet
 from osfl.core.types import Upload
 from osfl.methods.fedcgs import FedCGS
+from osfl.rounds import folder
 from osfl.rounds.folder import Stored, existing_round
 from osfl.rounds.phases import computing
+from osfl.runtime.atomic import replace_atomically
 from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import payload_digest
 from osfl.simulate.run import run
@@ -33,6 +37,22 @@ def stored(folder: Path) -> Iterator[Stored]:
         uploads, origin = fl_round.uploads()
         assert isinstance(uploads, Stored) and list(origin) == sorted(SMALL_CLIENTS)
         yield uploads
+
+
+def test_an_opening_that_failed_leaves_nothing_of_it_in_another_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is agreed before plan.json is there: a disk that is full just then keeps another contract and other keys."""
+    real = replace_atomically
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "plan.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError):
+        patched.setattr(folder, "replace_atomically", full)
+        run(replace(SMALL, method="fedavg", seed=1), tmp_path)
+    assert (tmp_path / "contract.json").exists() and not (tmp_path / "plan.json").exists()
+    assert run(SMALL, tmp_path)["method"] == "fedcgs"
 
 
 def test_uploads_are_a_sequence_and_nobody_keeps_them(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def client(
     A bundle that is finished stands: the same command gives the same file again. Interrupted, it continues.
     """
     from osfl.core.plan import read_plan
+    from osfl.deploy.files import check_replaceable
     from osfl.roles.site import make_upload, work_folder
     from osfl.wire.signing import SigningKey, read_public
 
@@ -99,6 +100,8 @@ def client(
         raise UsageError(
             f"--out {out} is a folder", field="out", fix=f"Name the file in it, such as --out {out / name}.safetensors."
         )
+    if out is not None:
+        check_replaceable(out, name)  # before it trains
     round_plan, signing, addressee = read_plan(plan), SigningKey.load(key), read_public(seal) if seal else ""
     kept = (work_folder(round_plan, name, work) / "upload.safetensors").exists()
     if data is None and not kept:
@@ -118,7 +121,7 @@ def client(
             keys=gather(keys, []),
         )
     if out is not None:
-        carry_out(bundle, out, addressee)
+        carry_out(bundle, out, addressee, name)
     facts = {**_facts(bundle, out, kept, addressee), "receivers": receivers(round_plan, name), "noticed": noticed}
     if output_format == "json":
         put_json(facts)
@@ -126,11 +129,12 @@ def client(
         _show(facts)
 
 
-def carry_out(bundle: Path, out: Path, addressee: str) -> None:
+def carry_out(bundle: Path, out: Path, addressee: str, name: str) -> None:
     """The copy that leaves; if it is sealed, then anew each time, because one copy goes to each addressee."""
-    from osfl.deploy.files import carry
+    from osfl.deploy.files import carry, check_replaceable
     from osfl.wire.sealing import seal
 
+    check_replaceable(out, name)
     out.parent.mkdir(parents=True, exist_ok=True)
     if not addressee:
         carry(bundle, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +22,7 @@ from osfl.cli.arguments import (
 )
 from osfl.cli.progress import by_run, progress_display
 from osfl.cli.summary import show_comparison
-from osfl.cli.terminal import note
+from osfl.cli.terminal import note, put_json
 from osfl.core.errors import UsageError
 from osfl.data.reading import Reading
 
@@ -150,6 +149,6 @@ def compare(
             simulation, wanted, chosen, out, machine=machine, progress=by_run(progress), metric=metric, fresh=fresh, logs=logs
         )
     if output_format == "json":
-        sys.stdout.write((out / "comparison.json").read_text(encoding="utf-8"))
+        put_json(comparison)
     else:
         show_comparison(comparison, out / "report" / "index.html")

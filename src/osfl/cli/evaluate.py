@@ -18,6 +18,8 @@ from osfl.core.errors import UsageError
 
 if TYPE_CHECKING:
     from osfl.core.evaluated import Evaluation
+    from osfl.roles.finished_model import FinishedModel
+    from osfl.wire.signing import SigningKey
 
 EXAMPLES = (
     "osfl run --method fedavg --clients 3 --partition iid --smoke --out runs/asked",
@@ -101,12 +103,15 @@ def evaluate(
     from osfl.core.headline import headline
     from osfl.data.labeled import open_labeled
     from osfl.roles.finished_model import evaluate_model, write_evaluation
+    from osfl.rounds.state import check_holds_no_other
     from osfl.runtime.machine import Machine
 
     headline([1, 1], metric)  # a misspelled metric is refused before any work
     found = opened(model, client, architecture, classes, image_size, channels, pixels)
     reading = replace(found.reading, group=group or (found.reading.group if data.endswith(".csv") else ""), by=by)
     folder = out or Path("runs") / f"evaluation-{model.stem or 'model'}-{Path(data).stem}"
+    check_holds_no_other(folder)
+    signing = signing_key(key, client, found) if key else None
     arguments = ["osfl", "evaluate", str(model), "--data", data, *(["--client", client] if client else [])]
     for name, value in (("--group", group), ("--by", by), ("--metric", metric), ("--architecture", architecture)):
         arguments += [name, value] if value else []
@@ -127,7 +132,7 @@ def evaluate(
             progress=progress,
         )
     page = write_evaluation(evaluation, folder)
-    summary = sign(evaluation, client, key, folder) if key else None
+    summary = sign(evaluation, str(client), signing, folder) if signing else None
     if output_format == "json":
         put_json({**evaluation, "report": str(page), **({"summary": str(summary)} if summary else {})})
     else:
@@ -136,19 +141,26 @@ def evaluate(
             show_summary(summary)
 
 
-def sign(evaluation: Evaluation, client: str | None, key: Path, folder: Path) -> Path:
-    """`summary.json`: the few numbers that the coordinator may have, signed by the site."""
+def signing_key(key: Path, client: str | None, model: FinishedModel) -> SigningKey:
+    """The key that signs the summary; what is wrong with it is said before anything is measured."""
     from osfl.wire.signing import SigningKey
-    from osfl.wire.summary import sign_summary, summary_of
 
     if client is None:
         raise UsageError("--key signs a summary, and nobody is named who signs", field="client", fix="Add --client NAME.")
-    if not evaluation["model"].get("round"):
+    if not model.about.get("round"):
         raise UsageError(
             "a plain checkpoint belongs to no round, so there is nobody to sign for", field="key", fix="Leave --key out."
         )
+    return SigningKey.load(key)
+
+
+def sign(evaluation: Evaluation, client: str, key: SigningKey, folder: Path) -> Path:
+    """`summary.json`: the few numbers that the coordinator may have, signed by the site."""
+    from osfl.runtime.atomic import replace_atomically
+    from osfl.wire.summary import sign_summary, summary_of
+
     path = folder / "summary.json"
-    path.write_bytes(sign_summary(summary_of(evaluation, client), SigningKey.load(key)))
+    replace_atomically(path, sign_summary(summary_of(evaluation, client), key))
     return path
 
 

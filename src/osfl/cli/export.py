@@ -29,7 +29,7 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="FILE",
-        parser=options.new_file,
+        parser=lambda text: options.new_file(text, "model.pt2"),
         help="model.onnx (extra `onnx`), or model.pt2, a program of torch.export.",
     ),
 ]

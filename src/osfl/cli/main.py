@@ -9,6 +9,7 @@ import errno
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -48,7 +49,7 @@ from osfl.cli import (
 )
 from osfl.cli.options import Verb, examples
 from osfl.cli.terminal import INTERRUPTED, complain, wants_json
-from osfl.core.errors import FilesError, OsflError
+from osfl.core.errors import FilesError, OsflError, UsageError
 
 EXAMPLES = ("osfl demo", "osfl advise --sites 5 --images 4000 --kind medical", "osfl run --smoke")
 
@@ -149,8 +150,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def answer(arguments: list[str]) -> int:
     as_json = wants_json(arguments)
+    for stream in (sys.stdout, sys.stderr):  # an old terminal shows a question mark rather than a traceback
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         _check_system()
+        _check_text(arguments)
         code = app(args=arguments, prog_name="osfl", standalone_mode=False)
     except PARSER_ERROR as error:
         return _misused(error, arguments, as_json)
@@ -178,6 +183,23 @@ def _check_system() -> None:
         )
 
 
+def _check_text(arguments: list[str]) -> None:
+    """Paths of a round are written into JSON, which holds text only."""
+    for argument in arguments:
+        if not _is_text(argument):
+            raise UsageError(
+                f"{argument!a} holds bytes that are no UTF-8", field="path", fix="Rename that file or folder, and try again."
+            )
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 # What a file system may answer to a user's paths; anything else would be a mistake of ours.
 ELSEWHERE = "Choose another place, or make it yours to write."
 KIND = "Choose another place, or move away what is there."
@@ -191,6 +213,11 @@ REMEDIES = {
     errno.ENAMETOOLONG: "Choose a shorter name.",
     errno.ENOSPC: "Free some disk space and run the same command again: it continues.",
     errno.EDQUOT: "Free some disk space and run the same command again: it continues.",
+    errno.EFBIG: "This file system holds no file that large: choose another one.",
+    errno.ENOLCK: "This file system has no locks, such as some network drives: choose a folder on a local disk.",
+    errno.ELOOP: KIND,
+    errno.EIO: "The disk or network drive failed: repair it, or choose another one, and run the same command again.",
+    errno.ESTALE: "The network drive is gone: mount it again, and run the same command again.",
 }
 
 

@@ -117,9 +117,11 @@ def personalize(
 def placed(model: Path, out: Path | None) -> Path:
     """The folder where the model can be asked: the site's own, or a copy at `out`."""
     from osfl.deploy.files import carry
+    from osfl.rounds.state import check_holds_no_other
 
     if out is None:
         return model.parent
+    check_holds_no_other(out)
     out.mkdir(parents=True, exist_ok=True)
     for file in ("plan.json", "model.safetensors"):
         carry(model.parent / file, out / file)

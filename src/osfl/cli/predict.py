@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -13,7 +14,7 @@ import typer
 from osfl.cli import options
 from osfl.cli.finished import OwnMethod
 from osfl.cli.terminal import errors, escape, output, put_json
-from osfl.core.errors import DataError
+from osfl.core.errors import DataError, UsageError
 from osfl.core.types import Json
 from osfl.data.reading import Reading, reading_of
 
@@ -45,7 +46,7 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="FILE",
-        parser=options.new_file,
+        parser=lambda text: options.new_file(text, "table.csv"),
         show_default=False,
         help="Write the table there, as CSV: path, class, and a column a class.",
     ),
@@ -70,7 +71,10 @@ def predict(
     """Name the class of each image, with probabilities. Exit code 1 if a file could not be read."""
     from osfl.rounds.finished import load_model
     from osfl.rounds.state import read_json
+    from osfl.runtime.atomic import replace_atomically
 
+    if out is not None and out.exists() and any(path.exists() and path.samefile(out) for path in images):
+        raise UsageError(f"--out {out} is one of the images", field="out", fix="Name another file, such as table.csv.")
     model, task = load_model(run, client)
     reading = reading_of(read_json(run / "plan.json").get("data", {}))  # slices and gray values as in training
     files = list(_files(images))
@@ -81,8 +85,10 @@ def predict(
         for row in _answers(model, task, files[start : start + batch], reading, failed, tta)
     ]
     if out is not None:
-        with out.open("w", newline="", encoding="utf-8") as file:
-            _write_csv(rows, task.classes, file)
+        text = StringIO(newline="")
+        _write_csv(rows, task.classes, text)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_atomically(out, text.getvalue().encode("utf-8", "surrogateescape"))  # names of files may be no text
     if output_format == "json":
         put_json({"classes": list(task.classes), "predictions": rows, "failed": failed})
     elif as_csv:
@@ -100,10 +106,12 @@ def predict(
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Files as given, and the image files of folders in the order of their names."""
     from osfl.data.layout import may_be_image
+    from osfl.data.tree import hidden
 
     for path in given:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file() and may_be_image(file))
+            inside = [file for file in inside if not hidden(str(file.relative_to(path)))]
             if not inside:
                 raise DataError(
                     f"folder {path} holds no image file",

@@ -95,7 +95,7 @@ def repair(
     method_for(round_plan, name)
     folder = work_folder(round_plan, name, work)
     bundle = make_repair(round_plan, name, asked, SigningKey.load(key), gather(keys, []), public, folder)
-    carry_out(bundle, out, public)
+    carry_out(bundle, out, public, name)
     missing = list(read_request(asked, public, round_plan.digest, round_plan.clients).missing)
     if output_format == "json":
         put_json(

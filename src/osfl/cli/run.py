@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,7 @@ from osfl.cli.arguments import (
 )
 from osfl.cli.progress import progress_display
 from osfl.cli.summary import show_run
-from osfl.cli.terminal import errors, note
+from osfl.cli.terminal import errors, note, put_json
 from osfl.core.errors import UsageError
 from osfl.data.reading import Reading
 
@@ -154,7 +153,7 @@ def run(
         with progress_display(output_format == "json") as progress:
             result = simulate(simulation, folder, machine=machine, progress=progress, federation=federation, logs=logs)
     if output_format == "json":
-        sys.stdout.write((folder / "results.json").read_text(encoding="utf-8"))
+        put_json(result)
     else:
         show_run(result, folder, finished_before=finished_before)
 

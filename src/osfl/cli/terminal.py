@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from itertools import pairwise
@@ -37,8 +38,10 @@ def echo(text: str = "") -> None:
 
 
 def put_json(value: object) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    text = json.dumps(value, indent=2, ensure_ascii=not utf8, allow_nan=False)
     sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")  # a file may be named in bytes that are no text
+    sys.stdout.flush()
 
 
 def wants_json(args: list[str]) -> bool:
@@ -49,8 +52,9 @@ def wants_json(args: list[str]) -> bool:
 def complain(text: str, facts: dict[str, object], as_json: bool) -> None:
     """A user's mistake: one clear message on stderr, or its facts on stdout for scripts. Never a traceback."""
     if as_json:
-        put_json(facts)
-        return
+        with contextlib.suppress(OSError):  # stdout itself is full: then only stderr is left
+            put_json(facts)
+            return
     head, _, rest = text.replace(": \n", ":\n").partition(":")
     errors().print(f"[bold red]{escape(head)}:[/]{escape(rest)}", soft_wrap=True)
 

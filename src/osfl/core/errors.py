@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from math import isfinite
 
 # What code raises that works with contents nobody expected; never a user's own exception, nor a disk's.
 UNUSABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
@@ -41,8 +42,13 @@ class OsflError(Exception):
         """The same facts for scripts (`--format json`)."""
         keys = ("client", "field", "expected", "got", "fix")
         facts = {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
-        safe = {key: value if isinstance(value, (str, int, float)) else str(value) for key, value in facts.items()}
+        safe = {key: value if isinstance(value, (str, int)) or _finite(value) else str(value) for key, value in facts.items()}
         return {"error": type(self).__name__, "reason": self.reason, **safe}
+
+
+def _finite(value: object) -> bool:
+    """JSON has numbers for these only."""
+    return isinstance(value, float) and isfinite(value)
 
 
 class UsageError(OsflError):
@@ -57,7 +63,7 @@ class UsageError(OsflError):
         super().__init__(reason, field=field, fix=fix)
 
     def as_json(self) -> dict[str, object]:
-        return {**super().as_json(), "problems": self.problems}
+        return {**super().as_json(), "reason": "; ".join(self.problems), "problems": self.problems}
 
 
 class Rejected(OsflError):

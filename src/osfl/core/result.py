@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -424,14 +424,20 @@ class Result(TypedDict):
 
 
 def write_json(path: Path, value: Mapping[str, Json]) -> None:
-    """Whole or not at all, and on disk when it returns: results.json marks a round as complete."""
+    """Whole or not at all: results.json marks a round as complete. If a power cut takes it back, it is made again."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(text.encode("utf-8", errors="replace"))  # a file may be named in bytes that are no text
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_result(path: Path) -> Result:

@@ -14,11 +14,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from osfl.core.errors import FilesError
+from osfl.core.errors import FilesError, Rejected
+from osfl.core.names import shown
+from osfl.core.types import ClientId
 from osfl.runtime.atomic import replace_in_pieces
+from osfl.wire.envelope import INCOMPLETE
+from osfl.wire.gate import read_manifest
+from osfl.wire.sealing import is_sealed
 
 SUFFIX = ".safetensors"
 _PIECE = 4 << 20
+
+
+def check_replaceable(target: Path, client: ClientId) -> None:
+    """Refuse to write over a file that is no bundle, or is another client's: an earlier copy of one's own may be replaced."""
+    if not target.is_file() or not (size := target.stat().st_size):
+        return
+    sender = None
+    try:
+        if is_sealed(target):
+            return
+        sender = read_manifest(target).get("client")
+    except Rejected as no:
+        if no.reason == INCOMPLETE and size >= 8:  # a copy that was cut off, such as by unplugging the medium
+            return
+    if sender != client:
+        raise FilesError(
+            f"{target} is there already, and it is {f'a bundle of {shown(sender)}' if sender else 'no bundle of a site'}",
+            field="out",
+            expected=f"no file, or an earlier copy of what {client} sends",
+            fix="Choose another --out, or delete that file.",
+        )
 
 
 def carry(source: Path, target: Path) -> str:

@@ -40,7 +40,7 @@ from osfl.rounds.provenance import EXCLUDED
 from osfl.rounds.secure_sum import masked_contract, total_of
 from osfl.rounds.state import LEFT_OUT, check_key, check_whole, existing_request, read_json, read_policy
 from osfl.rounds.storage import load_model_of, payload_of, save_model
-from osfl.runtime.atomic import append_line, replace_atomically
+from osfl.runtime.atomic import append_line, make_folder, replace_atomically
 from osfl.runtime.meter import book
 from osfl.runtime.payloads import load_payload, save_payload, to_raw
 from osfl.runtime.sbom import NAME as SBOM
@@ -306,9 +306,10 @@ def agree(folder: Path, plan: Plan, contracts: Mapping[str, Contract], enrolled:
         "plan.json": plan.as_json(),  # last: a folder with a plan is a round
     }
     _same_plan(folder, plan)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    is_round = (folder / "plan.json").exists()  # else the others are left of an opening that failed, maybe of another round
     for name, content in fixed.items():
-        if not (folder / name).exists():
+        if not (is_round and (folder / name).exists()):
             replace_atomically(folder / name, json.dumps(content, indent=1, sort_keys=True).encode())
     (folder / "inbox").mkdir(exist_ok=True)
 

@@ -35,13 +35,37 @@ def read_json(path: Path) -> Json:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RoundError(f"{path} is missing", field=path.name, fix="This is not a whole round folder.") from None
+        no_folder = f"There is no folder {path.parent}: check the path."
+        fix = "This is not a whole round folder: name the one that `osfl enroll` or `osfl run` made."
+        raise RoundError(f"{path} is missing", field=path.name, fix=fix if path.parent.exists() else no_folder) from None
+    except NotADirectoryError:
+        raise RoundError(
+            f"{path.parent} is no folder", field=path.name, fix="Name the folder that `osfl enroll` or `osfl run` made."
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RoundError(
             f"{path} is damaged: {error}",
             field=path.name,
             fix="Restore it from a copy, or choose another folder and start again.",
         ) from None
+
+
+# What a folder of results holds, by the file that only it has.
+_HOLDS = {"enrolled.json": "a round", "comparison.json": "a comparison"}
+
+
+def check_holds_no_other(folder: Path, own: str = "") -> None:
+    """Refuse to write into the folder of a round or a comparison: its report and model card would be replaced. `own`: the file
+    of the kind that is allowed."""
+    for name, what in _HOLDS.items():
+        if name != own and (folder / name).exists():
+            raise RoundError(
+                f"{folder} holds {what}, whose report would be replaced",
+                field="out",
+                expected="a folder of its own",
+                got=name,
+                fix="Choose another --out.",
+            )
 
 
 def read_policy(folder: Path) -> AcceptancePolicy:

@@ -50,6 +50,8 @@ def append_line(path: Path, line: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    if not size:
+        sync_folder(path.parent)  # the file may be new, and its name not yet on disk
 
 
 def append_after(path: Path, size: int, data: bytes | memoryview) -> None:

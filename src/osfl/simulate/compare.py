@@ -17,6 +17,7 @@ from osfl.evaluation.comparison import summarize
 from osfl.evaluation.gains import with_gains
 from osfl.reports.comparison import write_comparison
 from osfl.reports.page import write_report
+from osfl.rounds.state import check_holds_no_other
 from osfl.runtime.machine import Machine
 from osfl.simulate.run import run, within
 from osfl.simulate.simulation import Simulation, for_methods, prepare_all
@@ -41,6 +42,7 @@ def compare(
     code has changed since, and `fresh` repeats all. `logs`: trackers that get each result, and the comparison.
     """
     out = Path(out)
+    check_holds_no_other(out, "comparison.json")
     methods = list(dict.fromkeys(methods))
     results: list[tuple[str, Result]] = []
     changed: dict[str, None] = {}

@@ -28,6 +28,7 @@ from osfl.reports.page import write_report
 from osfl.rounds.folder import Round, contracts_of, encounter_folder, open_round, simulated_key
 from osfl.rounds.judgment import judged
 from osfl.rounds.phases import check_schedule, computing, run_client_phase, run_personalization, run_server_phase, with_secret
+from osfl.rounds.state import check_holds_no_other
 from osfl.rounds.storage import load_model_of
 from osfl.runtime.environment import describe_environment, devices_named
 from osfl.runtime.machine import Machine
@@ -76,6 +77,7 @@ def run_federation(
     Where clients exchange several times, each encounter is a whole round, and what a client made of it is where it starts in
     the next one. The last is the round in `out` itself, those before it are in `out/encounters`.
     """
+    check_holds_no_other(out, "enrolled.json")
     if machine.memory or machine.device != "cpu":
         device_bytes(federation, machine)  # refused before anything starts
     *before, last = all_encounters(federation.plan)
