@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -81,6 +81,32 @@ def test_missing_sites_are_taken_out_of_the_sum(count: int) -> None:
     for missing in (SITES[:count], SITES[5 - count :], SITES[1 : 1 + count]):
         among = [client for client in SITES if client not in missing]
         check_sum(total_of([sent(c) for c in among], ADDER, PLAN, missing, repairs(missing)), among)
+
+
+def test_a_thousand_random_rounds_sum_exactly_whoever_stays_away() -> None:
+    """Two to five sites, up to all but two of them missing and repaired, each round with a plan and masks of its own."""
+    rng = np.random.default_rng(0)
+    for number in range(1000):
+        sites = SITES[: rng.integers(2, 6)]
+        missing = sorted(rng.choice(sites, rng.integers(0, len(sites) - 1), replace=False).tolist())
+        check_random_round(replace(PLAN, clients=sites, seed=number), missing, rng)
+
+
+def check_random_round(plan: Plan, missing: Sequence[ClientId], rng: np.random.Generator) -> None:
+    keys, sums = {name: PUBLIC[name] for name in plan.clients}, torch.zeros(2, dtype=torch.int64)
+    uploads = []
+    for client in plan.clients:
+        term = torch.from_numpy(rng.integers(-(10**15), 10**15, 2))
+        if client not in missing:
+            sums += term
+            open_term = Payload({"n": term, "x": torch.ones(2, 2)}, {"kind": "k"})
+            uploads.append(Upload(client, plan.digest, masked(ADDER, open_term, client, plan, keys, KEYS[client])))
+
+    def repair(client: ClientId) -> dict[ClientId, bytes]:
+        return {name: pair_seed(KEYS[client], client, name, PUBLIC[name], plan.digest) for name in missing}
+
+    found = total_of(uploads, ADDER, plan, missing, repair).payload.tensors
+    assert torch.equal(found["n"], sums) and (found["x"] == len(uploads)).all()
 
 
 def test_a_masked_upload_says_nothing_else() -> None:

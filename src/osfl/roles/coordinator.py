@@ -134,9 +134,9 @@ def _kind(source: BytesLike | Path) -> str:
 
 def request_repairs(folder: Path, server_key: SigningKey, now: datetime | None = None) -> RepairRequest:
     """Close a secure sum without those who have not delivered: a signed request, final, that the others answer with repairs."""
+    check_key(read_policy(folder).server, server_key)  # a folder that is no round is refused before anything is written there
     with locked(folder / _SECURE_LOCK):
         policy = read_policy(folder)
-        check_key(policy.server, server_key)
         request = existing_request(folder, policy)
         if request is not None:
             return request
