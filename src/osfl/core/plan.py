@@ -32,7 +32,7 @@ def read_plan(path: Path) -> Plan:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"there is no plan at {path}", fix="Write one with `osfl new --method fedavg`.") from None
+        raise UsageError(f"there is no plan at {path}", fix="Write one with `osfl new`.") from None
     except OSError as error:  # a folder, or not ours to read
         raise UsageError(
             f"the plan {path} cannot be read: {error.strerror}", field="plan", fix="Name the file itself, such as plan.toml."
