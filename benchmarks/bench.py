@@ -42,6 +42,7 @@ PARTS = (
     "three_ways",
     "pretrained_clients",
     "lying_counts",
+    "onesum_times",
     "onesum_speed",
     "onesum_memory",
     "server_memory",

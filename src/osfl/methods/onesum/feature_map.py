@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
 
 from osfl.core.errors import TrainingError
 from osfl.core.method import Context
+from osfl.core.seeds import torch_generator
 from osfl.core.types import Dataset, Shard, digest_of
 from osfl.ingredients.statistics.public_map import LEVELS, Projected, nobodys, public_map
 from osfl.ingredients.tokens.encoding import OnTokens, Pooled, TokenMethod, pooled, tokens_digest
@@ -22,6 +23,12 @@ from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_input
 from osfl.runtime.devices import exact
 from osfl.runtime.meter import spend
+
+
+@lru_cache(maxsize=8)
+def _drawn(seed: int, count: int, channels: int, mean_color: float) -> torch.Tensor:
+    """Every upload names the filters that it was made with, so that they are asked for once a site."""
+    return draw_filters(count, channels, torch_generator(seed, "onesum", "filters"), mean_color)
 
 
 class FeatureMap(TokenMethod):
@@ -105,7 +112,7 @@ class FeatureMap(TokenMethod):
 
     def _filters(self, ctx: Context) -> torch.Tensor:
         s = self.settings
-        return draw_filters(s.filters * s.scales, self.task.image[0], ctx.generator("onesum", "filters"), s.mean_color)
+        return _drawn(ctx.plan.seed, s.filters * s.scales, self.task.image[0], s.mean_color).clone()
 
     def _random_map(self, filters: torch.Tensor) -> RandomConvolutions:
         return RandomConvolutions(filters, self.settings, self.settings.reach())
