@@ -274,6 +274,26 @@ def test_connections_with_half_a_request_do_not_close_the_page(open_dashboard: O
         assert dashboard.get("/").status == 401
 
 
+@pytest.mark.parametrize("path", ["/login", "/bundles"])
+def test_half_a_body_without_the_token_does_not_close_the_page(open_dashboard: OpenDashboard, path: str) -> None:
+    """A token that is never finished, and a bundle that is refused before it is read."""
+    dashboard = open_dashboard(token=TOKEN)
+    port = dashboard.server.controller.guard.port
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{HEADER}: x\r\nContent-Length: 1000\r\n\r\nguess"
+    with ExitStack() as stack:
+        wires = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600)) for _ in range(MOST_CONNECTIONS)
+        ]
+        for wire in wires:
+            wire.sendall(head.encode())
+        until = time.monotonic() + 10
+        while time.monotonic() < until and len(dashboard.server.places._taken) < MOST_CONNECTIONS:
+            time.sleep(0.01)
+        time.sleep(0.3)  # their heads have been read: each waits for the rest of its body
+        started = time.monotonic()
+        assert dashboard.get("/").status == 401 and time.monotonic() - started < 1.0
+
+
 def test_bytes_now_and_then_do_not_keep_a_connection_open() -> None:
     here, there = socket.socketpair()
     with here, there:

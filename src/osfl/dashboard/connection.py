@@ -47,7 +47,7 @@ class Places:
     def __init__(self, most: int) -> None:
         self._most, self._free = most, threading.Condition()
         self._taken: set[socket.socket] = set()
-        self._waiting: dict[socket.socket, None] = {}  # no whole head yet, longest first
+        self._waiting: dict[socket.socket, None] = {}  # no whole head yet, or body of a stranger; longest first
 
     def take(self, connection: socket.socket, patience: float = 1.0) -> bool:
         """False if none became free; a connection that waits with half a request is closed for it."""

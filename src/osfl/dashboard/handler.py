@@ -191,9 +191,11 @@ class Handler(BaseHTTPRequestHandler):
             self._json(202, {"state": "running"})
 
     def login(self) -> None:
+        self.places.waits(self.connection)  # whoever has no token yet gives way to others until the body is here
         content = self._body()
         if content is None:
             return
+        self.places.works(self.connection)
         if not self.dashboard.guard.opens(content.strip()):
             time.sleep(0.5)  # guessing is slow, too
             self._refuse(No(401, "this is not the token"))
@@ -242,6 +244,7 @@ class Handler(BaseHTTPRequestHandler):
     def _drain(self) -> None:
         """Read a little of what nobody wants, so that the sender sees the answer instead of a broken connection."""
         until = time.monotonic() + LINGER_SECONDS
+        self.places.waits(self.connection)  # it has its answer, and gives way to others
         with contextlib.suppress(OSError):
             self.connection.settimeout(LINGER_SECONDS)
             self.wfile.flush()
