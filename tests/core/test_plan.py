@@ -114,6 +114,8 @@ def test_the_digest_names_the_round() -> None:
 BROKEN = {
     "no file": (None, "there is no plan"),
     "not toml": ("method = ", "not valid TOML"),
+    "nested without end": ("a = " + "[" * 100_000, "not valid TOML"),
+    "a number without end": ("seed = " + "1" * 5_000, "not valid TOML"),
     "unknown key": ('methd = "fedavg"', "Did you mean 'method'"),
     "another version": ('version = 9\nmethod = "fedavg"\nclients = []\n[task]\nclasses = []\nimage = []', "expected 1.*got 9"),
     "one class": ('method = "fedavg"\nclients = ["a"]\n[task]\nclasses = ["x"]\nimage = [1, 8, 8]', "at least 2 classes"),

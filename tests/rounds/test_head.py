@@ -59,6 +59,17 @@ def test_an_edit_is_named(rounds: Callable[..., Path], tmp_path: Path, verify: V
     assert code == 1 and (name in printed or "another round" in printed)
 
 
+@pytest.mark.parametrize("made_to_break", ["[" * 100_000, f'{{"head": {"1" * 5_000}}}'], ids=["depth", "endless number"])
+@pytest.mark.parametrize("name", [HEAD, "enrolled.json"])
+def test_json_that_breaks_its_reader_is_damage(
+    rounds: Callable[..., Path], tmp_path: Path, verify: Verify, name: str, made_to_break: str
+) -> None:
+    folder = rounds("fedavg", tmp_path / "round")
+    (folder / name).write_text(made_to_break)
+    code, printed = verify("--round", folder)
+    assert code == 1 and f"{name} is damaged" in printed
+
+
 def test_lines_that_come_later_are_no_edit(rounds: Callable[..., Path], tmp_path: Path, verify: Verify) -> None:
     folder = rounds("fedavg", tmp_path / "round")
     with (folder / "journal.jsonl").open("ab") as journal:

@@ -37,7 +37,7 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(
             f"the plan {path} cannot be read: {error.strerror}", field="plan", fix="Name the file itself, such as plan.toml."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, or TOML made to break its reader: depth, endless numbers
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     return plan_from(table, str(path))
 

@@ -42,7 +42,7 @@ def read_json(path: Path) -> Json:
         raise RoundError(
             f"{path.parent} is no folder", field=path.name, fix="Name the folder that `osfl enroll` or `osfl run` made."
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, or JSON made to break its reader: depth, endless numbers
         raise RoundError(
             f"{path} is damaged: {error}",
             field=path.name,
