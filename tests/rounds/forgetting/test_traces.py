@@ -1,7 +1,10 @@
 """Fingerprints find bytes wherever they are, and nothing else."""
 
 import base64
+import bz2
 import gzip
+import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +60,13 @@ FORMS: dict[str, Callable[[Path, bytes], object]] = {
     "gzip": lambda path, data: path.write_bytes(gzip.compress(data)),
     "base64": lambda path, data: path.write_bytes(base64.encodebytes(data)),
     "base64 of URLs": lambda path, data: path.write_bytes(base64.urlsafe_b64encode(data)),
+    "bzip2": lambda path, data: path.write_bytes(bz2.compress(data)),
+    "xz": lambda path, data: path.write_bytes(lzma.compress(data)),
+    "base64 inside of JSON": lambda path, data: path.write_text(json.dumps({"weights": base64.b64encode(data).decode()})),
+    "base64 inside of a page": lambda path, data: path.write_bytes(
+        b"<p>text</p>" * 300 + b'<img src="data:image/png;base64,' + base64.b64encode(data) + b'">'
+    ),
+    "hexadecimal": lambda path, data: path.write_text("weights: " + data.hex()),
     "float64": lambda path, data: path.write_bytes(np.frombuffer(data, dtype="<f4").astype("<f8").tobytes()),
     "float64 in an archive": _zipped,
 }

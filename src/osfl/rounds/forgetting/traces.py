@@ -1,6 +1,7 @@
 """Find left-over bytes without keeping them: fingerprints of short windows, searched at every offset of every file.
 
-Also in what a file holds in another form: compressed (gzip, zip), as base64 text, or with float32 numbers widened to float64.
+Also in what a file holds in another form: compressed (gzip, bzip2, xz, zip), as base64 text, also inside of other text, as
+hexadecimal digits, or with float32 numbers widened to float64.
 Links are followed: what a name in the folder leads to is there.
 
 A fingerprint is 64 bits of 32 bytes (a polynomial hash modulo 2^64), so it does not reveal the bytes; who has them can
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bz2
 import gzip
+import lzma
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -31,6 +34,10 @@ _CHUNK = 4 << 20
 _MODULUS = 1 << 64
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_=\s-]+")  # also as it stands in URLs
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_TEXT = re.compile(rb"[A-Za-z0-9+/_-]{64,}")  # a stretch of base64 or of hexadecimal digits inside of something else
+_HEX = re.compile(rb"(?:[0-9a-f]{2})+|(?:[0-9A-F]{2})+")
+_LONGEST = 1 << 20  # bytes of a stretch that are kept for the next block
+_UNPACK: Mapping[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 Stream: TypeAlias = Callable[[], Iterator[bytes]]  # the blocks of one form of a file, from its beginning
 
 
@@ -108,19 +115,21 @@ def _streams(path: Path) -> Iterator[Stream]:
     yield lambda: _blocks(path.open("rb"))
     with path.open("rb") as file:
         start = file.read(4096)
-    if start.startswith(b"\x1f\x8b"):
-        yield lambda: _readable(lambda: gzip.GzipFile(path))  # type: ignore[arg-type,return-value]
+    for magic, unpack in _UNPACK.items():
+        if start.startswith(magic):
+            yield lambda unpack=unpack: _readable(lambda: unpack(path))  # type: ignore[misc]
     if start.startswith(b"PK\x03\x04"):
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 yield lambda name=name: _readable(lambda: archive.open(name))  # type: ignore[misc]
     if len(start) >= WINDOW and _BASE64.fullmatch(start):
         yield lambda: _decoded(path)
+    yield lambda: _embedded(path)
 
 
 def _readable(opened: Callable[[], IO[bytes]]) -> Iterator[bytes]:
     """As much as can be unpacked: a file that only begins like an archive is none."""
-    with suppress(OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile):
+    with suppress(OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, lzma.LZMAError, zipfile.BadZipFile):
         yield from _blocks(opened())
 
 
@@ -132,6 +141,30 @@ def _decoded(path: Path) -> Iterator[bytes]:
         kept = text[whole:]
         with suppress(binascii.Error):
             yield base64.b64decode(text[:whole])
+
+
+def _embedded(path: Path) -> Iterator[bytes]:
+    """What stretches of text in a file spell, each decoded from its beginning; a stretch may go on in the next block."""
+    kept = b""
+    for block in _blocks(path.open("rb")):
+        text = kept + block
+        found = list(_TEXT.finditer(text))
+        goes_on = found.pop() if found and found[-1].end() == len(text) else None
+        start = goes_on.start() if goes_on else max(0, len(text) - 64)  # what follows may make a stretch of it
+        yield from (part for one in found for part in _spelled_out(one.group()))
+        if goes_on and len(text) - start > _LONGEST:
+            whole = (len(text) - start) // 4 * 4
+            yield from _spelled_out(text[start : start + whole])
+            start += whole
+        kept = text[max(start, found[-1].end() if found else 0) :]
+    yield from (part for one in _TEXT.finditer(kept) for part in _spelled_out(one.group()))
+
+
+def _spelled_out(text: bytes) -> Iterator[bytes]:
+    """As base64, and as hexadecimal digits where these are all there is."""
+    if _HEX.fullmatch(text):
+        yield bytes.fromhex(text.decode())
+    yield base64.b64decode(text.translate(_URL_SAFE)[: len(text) // 4 * 4])
 
 
 def _narrowed(blocks: Iterator[bytes]) -> Iterator[bytes]:
