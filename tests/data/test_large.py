@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
+from osfl.cli.main import answer
 from osfl.core.errors import DataError
 from osfl.core.types import Dataset
 from osfl.data import make_shard, open_dataset
+from osfl.data.kept import _marks
 from osfl.data.mapped import Picked, is_large, picked
 from osfl.data.source import Part, Source, content_digest
-from osfl.runtime.cache import contents
+from osfl.runtime.cache import cache_folder, contents, trim
 
 
 def _folder(root: Path, deep: bool = False) -> Path:
@@ -29,6 +34,11 @@ def _folder(root: Path, deep: bool = False) -> Path:
             Image.fromarray(rng.integers(0, 256, (8, 8) if i == 5 else (8, 8, 3), dtype=np.uint8)).save(path)
     (root / "cat" / "broken.png").write_bytes(b"\x89PNG no")
     return root
+
+
+def _pixels() -> list[Path]:
+    """Kept files of pixels."""
+    return sorted((cache_folder() / "decoded").glob("*.pixels"))
 
 
 def _mapped(part: Part) -> bool:
@@ -80,8 +90,7 @@ def test_the_second_start_decodes_nothing_and_the_first_shows_progress(
     monkeypatch.setattr("osfl.data.decoded_files.decode", lambda *given: pytest.fail("decoded again"))
     again = open_dataset(folder, size=8, progress=lambda *step: seen.append(step))
     assert _same(first, again) and not seen
-    files, size = contents()["decoded"]
-    assert files == 2 and size > 30 * 8 * 8 * 3
+    assert len(_pixels()) == 1 and contents()["decoded"][1] > 30 * 8 * 8 * 3
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "longer"])
@@ -137,10 +146,10 @@ def test_a_second_start_copies_no_split(
         return [shard.digest, content_digest(shard.val)], shard.train
 
     first, train = start()
-    assert contents()["decoded"][0] == 2  # the pixels and what is known of them: digests needed no copy
+    assert len(_pixels()) == 1  # digests needed no copy
     pixels = train.images.clone()
-    assert contents()["decoded"][0] == 3
-    monkeypatch.setattr("osfl.data.mapped.written", lambda *given: pytest.fail("copied again"))
+    assert len(_pixels()) == 2
+    monkeypatch.setattr("osfl.data.mapped.keep", lambda *given: pytest.fail("copied again"))
     again, same = start()
     assert again == first and bool((same.images == pixels).all())
     assert isinstance(train, Picked)
@@ -159,3 +168,115 @@ def test_a_split_that_was_cut_short_is_copied_again(tmp_path: Path, own_cache: P
     kept.write_bytes(kept.read_bytes()[:-1])
     again = open_dataset(str(tmp_path / "pets"), size=8).train
     assert bool((again.dataset.images == pixels).all()) and kept.stat().st_size == pixels.numel()
+
+
+# --- a second start reads no pixels, and what differs is noticed ------------------------------------------------------------
+
+
+def _start(folder: str, seen: list[str] | None = None) -> list[str]:
+    """The digests of a source, its shard and their images; `seen`: the steps of its progress."""
+    source = open_dataset(folder, size=8, progress=lambda what, done, total: seen.append(what) if seen is not None else None)
+    shard = make_shard(source.train, "north", seed=0)
+    pixels = [hashlib.sha256(images.numpy().tobytes()).hexdigest() for images in (shard.train.images, shard.val.images)]
+    return [source.digest, shard.digest, content_digest(source.test.dataset), *pixels]
+
+
+def _change(path: Path) -> None:
+    """Another byte; size and time of change as before."""
+    before, blob = path.stat(), bytearray(path.read_bytes())
+    blob[-1] ^= 1
+    path.write_bytes(blob)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_second_start_reads_no_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_large: None) -> None:
+    folder = str(_folder(tmp_path / "pets"))
+    first = _start(folder)
+    for place in ("source._digest_of_pixels", "kept._content", "mapped.keep", "decoded_files.decode"):
+        monkeypatch.setattr(f"osfl.data.{place}", lambda *given: pytest.fail("pixels were read"))
+    source = open_dataset(folder, size=8)
+    shard = make_shard(source.train, "north", seed=0)
+    assert [source.digest, shard.digest, content_digest(source.test.dataset)] == first[:3]
+    with pytest.raises(pytest.fail.Exception):
+        content_digest(source.test.dataset, read=True)
+
+
+def test_a_changed_image_is_noticed_though_its_size_and_time_are_as_before(tmp_path: Path, all_large: None) -> None:
+    root = _folder(tmp_path / "pets")
+    first, changed = _start(str(root)), root / "cat" / "01.png"
+    before = changed.stat()
+    shade = np.array(Image.open(changed))
+    Image.fromarray(255 - shade).save(changed)
+    blob = changed.read_bytes()[: before.st_size]
+    changed.write_bytes(blob + bytes(before.st_size - len(blob)))
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    seen: list[str] = []
+    assert _start(str(root), seen)[0] != first[0] and "decode images" in seen
+
+
+@pytest.mark.parametrize("which", ["all", "copy"])
+def test_changed_kept_pixels_are_noticed_and_made_again(tmp_path: Path, all_large: None, which: str) -> None:
+    folder, seen = str(_folder(tmp_path / "pets")), list[str]()
+    open_dataset(folder, size=8)
+    (whole,) = _pixels()
+    first = _start(folder)
+    copy = next(path for path in _pixels() if path != whole)
+    _change(whole if which == "all" else copy)
+    assert _start(folder, seen) == first
+    assert ("decode images" in seen) == ("check kept images" in seen) == (which == "all")
+    seen.clear()
+    assert _start(folder, seen) == first and not seen
+
+
+def test_marks_alone_make_nothing_again(tmp_path: Path, all_large: None) -> None:
+    folder, seen = str(_folder(tmp_path / "pets")), list[str]()
+    first = _start(folder)
+    for path in _pixels():
+        path.touch()
+    assert _start(folder, seen) == first and set(seen) == {"check kept images"}
+    seen.clear()
+    assert _start(folder, seen) == first and not seen
+
+
+def test_notes_that_others_could_have_written_are_not_believed(tmp_path: Path, all_large: None) -> None:
+    """Whoever can write into the folder changes pixels and the notes to fit: the digest is then that of the pixels."""
+    folder = str(_folder(tmp_path / "pets"))
+    first = open_dataset(folder, size=8)
+    (pixels,) = _pixels()
+    _change(pixels)
+    note = pixels.with_suffix(".written")
+    note.write_text(json.dumps({"sha256": hashlib.sha256(pixels.read_bytes()).hexdigest(), "marks": _marks(pixels.stat())}))
+    for path in (pixels, note):
+        path.chmod(0o666)
+    forged = open_dataset(folder, size=8)
+    assert forged.digest != first.digest
+
+
+def test_the_full_check_names_and_deletes_what_differs(
+    tmp_path: Path, all_large: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(_folder(tmp_path / "pets"))
+    first = _start(folder)
+    assert answer(["cache", "--verify", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verified"] == {"files": len(_pixels()), "changed": []}
+    pixels = _pixels()[0]
+    _change(pixels)
+    note = json.loads(pixels.with_suffix(".written").read_text())
+    pixels.with_suffix(".written").write_text(json.dumps({**note, "marks": _marks(pixels.stat())}))  # a start would not notice
+    assert answer(["cache", "--verify"]) == 1 and pixels.name in "".join(capsys.readouterr().out.split())
+    assert not pixels.exists() and _start(folder) == first
+
+
+def test_files_that_are_used_together_are_deleted_together(tmp_path: Path, all_large: None) -> None:
+    """Pixels are not marked as used, because that changes the times they are known by; the notes beside them are."""
+    folder = str(_folder(tmp_path / "pets"))
+    open_dataset(folder, size=8)
+    (pixels,) = _pixels()
+    other = pixels.with_name("other.npz")
+    other.write_bytes(bytes(1000))
+    for path in (pixels, pixels.with_suffix(".npz"), pixels.with_suffix(".written"), *pixels.parent.glob("*.digest")):
+        os.utime(path, (1, 1))
+    os.utime(other, (1000, 1000))
+    open_dataset(folder, size=8)
+    trim(contents()["decoded"][1] - 1)
+    assert pixels.exists() and not other.exists()

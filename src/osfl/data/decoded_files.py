@@ -22,14 +22,15 @@ from PIL import Image
 
 from osfl.core.types import Progress, digest_of
 from osfl.data.decode import BROKEN, Decoded, decode, full_scale
+from osfl.data.kept import PIXELS, keep, kept, replaced
 from osfl.data.layout import SKIPPED, person_key
-from osfl.data.mapped import AT_ONCE, PIXELS, is_large, mapped, replaced, scratch, written
+from osfl.data.mapped import AT_ONCE, is_large, mapped, scratch, written
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Pixels, Problem
 from osfl.data.unusable import Unusable
 from osfl.runtime.cache import cache_folder, cache_limit, trim, used
 
-VERSION = 4  # of what decoding does; a change makes old caches unused
+VERSION = 5  # of what decoding does; a change makes old caches unused
 BATCH = 512  # files that are decoded before the next ones are begun: bounds the memory
 _ARRAYS = ("images", "kept", "content", "color", "oblong", "sides", "places", "people")
 THREADS = min(32, os.cpu_count() or 1)
@@ -48,7 +49,7 @@ class Gallery:
     places: Names  # (n,) which frame or slice of its file; mostly empty
     people: Indices  # (n,) numbers of the people that DICOM headers name, -1 where none is known
     problems: tuple[Problem, ...]
-    name: str = ""  # of the images, where they are many: equal files, equal name
+    name: str = ""  # sha256 of the images, where they are many and kept
 
 
 def gallery(
@@ -65,16 +66,15 @@ def gallery(
         [VERSION, PIL.__version__, size, channels, reading.slices, reading.window, list(zip(names, stamps, strict=True))]
     )
     store = cache_folder() / "decoded" / f"{key}.npz"
-    found = _load(store) if cache_limit() else None
+    found = _load(store, progress) if cache_limit() else None
     if found is not None:
         used(store)
-        used(store.with_suffix(PIXELS))
     else:
         found = _decode_all(names, read, size, channels, progress, reading)
         if found.images.nbytes < cache_limit():
             found = _save(store, found)
             trim()
-    return replace(found, name=key) if is_large(len(found.images), found.images.shape[1:]) else found
+    return found
 
 
 def _decode_all(
@@ -217,29 +217,30 @@ def _save(store: Path, found: Gallery) -> Gallery:
         if large:
             images = arrays.pop("images")
             arrays["shape"] = np.array(images.shape)
-            replaced(pixels, lambda out: written((images[i : i + AT_ONCE] for i in range(0, len(images), AT_ONCE)), out))
+            name = keep(pixels, (images[i : i + AT_ONCE] for i in range(0, len(images), AT_ONCE)))
+            found = replace(found, images=mapped(pixels, images.shape), name=name)
         replaced(store, lambda out: np.savez(out, **arrays))
-        return replace(found, images=mapped(pixels, found.images.shape)) if large else found
+        return found
     except OSError:
         return found
 
 
-def _load(store: Path) -> Gallery | None:
-    """None for a cache that is absent or damaged: each array in .npz has a checksum, and mapped images have their size."""
+def _load(store: Path, progress: Progress) -> Gallery | None:
+    """None for a cache that is absent or damaged: each array in .npz has a checksum, and mapped images their sha256."""
     try:
         with np.load(io.BytesIO(store.read_bytes()), allow_pickle=False) as arrays:
             problems = tuple(Problem(*row) for row in json.loads(arrays["problems"].tobytes()))
-            images = arrays["images"] if "images" in arrays else _mapped_whole(store, arrays["shape"])
+            images, name = (arrays["images"], "") if "images" in arrays else _whole(store, arrays["shape"], progress)
             rest = [arrays[key] for key in _ARRAYS[1:]]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    kept, content, color, oblong, sides, places, people = rest
+    places_of_files, content, color, oblong, sides, places, people = rest
     whole = {len(images)} == {len(column) for column in rest}
-    return Gallery(images, kept, content, color, oblong, sides, places, people, problems) if whole else None
+    return Gallery(images, places_of_files, content, color, oblong, sides, places, people, problems, name) if whole else None
 
 
-def _mapped_whole(store: Path, shape: npt.NDArray[np.int64]) -> Pixels:
-    pixels = store.with_suffix(PIXELS)
-    if pixels.stat().st_size != int(np.prod(shape)):
-        raise ValueError("not as many bytes as its images have")
-    return mapped(pixels, tuple(shape.tolist()))
+def _whole(store: Path, shape: npt.NDArray[np.int64], progress: Progress) -> tuple[Pixels, str]:
+    found = kept(store.with_suffix(PIXELS), tuple(shape.tolist()), progress)
+    if found is None:
+        raise ValueError("not the images that were written")
+    return found

@@ -18,7 +18,7 @@ from osfl.data.catalog import Sheet
 from osfl.data.decoded_files import Gallery, gallery
 from osfl.data.findings import grouped
 from osfl.data.layout import SKIPPED, Item, Table, arrange, class_names, read_table
-from osfl.data.mapped import by_place
+from osfl.data.mapped import by_place, is_large
 from osfl.data.multilabel import label_matrix, labels_in
 from osfl.data.reading import Reading
 from osfl.data.source import Indices, Names, Part, Problem, Source, finish, part_of
@@ -165,13 +165,14 @@ def _whole(items: list[Item], pictures: Gallery, use: Indices, classes: Sequence
     number = {label: i for i, label in enumerate(classes)}
     named = [item.label for item in items]
     labels = label_matrix(named, classes) if several else np.array([number[label] for label in named], dtype=np.int64)
-    images = pictures.images if pictures.name or len(use) == len(pictures.images) else pictures.images[use]
+    large = is_large(len(pictures.images), pictures.images.shape[1:])
+    images = pictures.images if large or len(use) == len(pictures.images) else pictures.images[use]
     grouped = any(item.group for item in items)  # then a file without a group is a group of its own
     groups = np.array([item.group or item.name for item in items], dtype=np.str_) if grouped else None
     domains = np.array([item.domain for item in items], dtype=np.str_) if any(i.domain for i in items) else None
     names = np.array([item.name for item in items], dtype=np.str_)
     parts = np.array([item.part for item in items], dtype=np.str_)
-    if pictures.name:
+    if large:
         return Part(by_place(images, use, labels, pictures.name), domains, groups, names), parts
     return part_of(images, labels, domains, groups, names), parts
 

@@ -7,7 +7,6 @@ back when any program needs memory; only what is decoded or copied at once is th
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -19,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from osfl.core.types import Dataset, digest_of
+from osfl.data.kept import PIXELS, keep, kept, known_digest
 from osfl.data.source import Indices, Pixels
-from osfl.runtime.cache import cache_folder, cache_limit, trim, used
+from osfl.runtime.cache import cache_folder, cache_limit, trim
 
 if TYPE_CHECKING:
     import torch
 
 LARGE = 256 << 20  # bytes of images from which on they are mapped
 AT_ONCE = 512  # images that are copied together
-PIXELS = ".pixels"  # files of many images: their bytes alone
 
 
 def is_large(count: int, shape: tuple[int, ...]) -> bool:
@@ -56,7 +55,7 @@ def written(rows: Iterable[Pixels], file: IO[bytes]) -> None:
 
 class Picked(Dataset):
     """Images of a mapped file by their places in it. Splits of splits are places, too: nothing is copied before somebody asks
-    for all images at once. `name`: of the file's content, so that the copy can be kept and mapped again by the next start."""
+    for all images at once. `name`: sha256 of the file where it is kept, so that the copy and digests are kept, too."""
 
     def __init__(self, base: torch.Tensor, rows: Indices, labels: torch.Tensor, name: str = "") -> None:
         self.__dict__.update(base=base, rows=rows, labels=labels, name=name)
@@ -82,6 +81,13 @@ class Picked(Dataset):
 
         for start in range(0, len(self), AT_ONCE):
             yield self.__dict__["base"][torch.from_numpy(self.rows[start : start + AT_ONCE])]
+
+    def digest(self, compute: Callable[[], str]) -> str:
+        """The digest of these images and labels, which reads no pixels where it is known."""
+        if not (name := self.__dict__["name"]):
+            return compute()
+        facts = [repr(self.shape).encode(), self.rows.astype("<i8").tobytes(), self.labels.numpy().astype("<i8").tobytes()]
+        return known_digest(name, hashlib.sha256(b"".join(hashlib.sha256(fact).digest() for fact in facts)).digest(), compute)
 
     def pick(self, index: Indices) -> Picked:
         import torch
@@ -145,25 +151,13 @@ def picked_pixels(images: Pixels, index: Indices, name: str = "") -> Pixels:
         return (images[index[start : start + AT_ONCE]] for start in range(0, len(index), AT_ONCE))
 
     if name and size < cache_limit():
-        kept = cache_folder() / "decoded" / f"{digest_of([name, hashlib.sha256(index.tobytes()).hexdigest()])}{PIXELS}"
+        path = cache_folder() / "decoded" / f"{digest_of([name, hashlib.sha256(index.tobytes()).hexdigest()])}{PIXELS}"
+        if (found := kept(path, shape)) is not None:
+            return found[0]
         with suppress(OSError):  # a cache that cannot be written is no reason to stop
-            if not kept.exists() or kept.stat().st_size != size:
-                replaced(kept, lambda out: written(rows(), out))
-                trim()
-            used(kept)
-            return mapped(kept, shape)
+            keep(path, rows())
+            trim()
+            return mapped(path, shape)
     with scratch() as file:
         written(rows(), file)
         return mapped(file, shape)
-
-
-def replaced(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            write(out)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -111,8 +111,17 @@ def part_of(
     return Part(Dataset(tensor, target), domains, groups, names)
 
 
-def content_digest(dataset: Dataset) -> str:
-    """sha256 of shape, pixels and labels: equal exactly when the images and labels are."""
+def content_digest(dataset: Dataset, *, read: bool = False) -> str:
+    """sha256 of shape, pixels and labels: equal exactly when the images and labels are. Of many images that are kept it is
+    noted (osfl.data.kept); `read`: computed from the pixels all the same."""
+    from osfl.data.mapped import Picked
+
+    if isinstance(dataset, Picked) and not read:
+        return dataset.digest(lambda: _digest_of_pixels(dataset))
+    return _digest_of_pixels(dataset)
+
+
+def _digest_of_pixels(dataset: Dataset) -> str:
     from osfl.data.mapped import Picked, shape_of
 
     digest = hashlib.sha256(canonical(list(shape_of(dataset))))

@@ -49,12 +49,13 @@ def _folder(root: Path) -> Tree:
 
 
 def stamp(path: Path) -> str:
-    """Size and time of change; a link that leads nowhere has none."""
+    """Which file it is, its size and times of change, of which the last cannot be set back; a link that leads nowhere has
+    none."""
     try:
         facts = path.stat()
     except (OSError, ValueError):  # also a name that no file can have
         return "unreadable"
-    return f"{facts.st_size}:{facts.st_mtime_ns}"
+    return f"{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"
 
 
 def read_file(path: Path) -> bytes:

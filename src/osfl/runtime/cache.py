@@ -90,10 +90,13 @@ def clear(downloads: bool = False) -> None:
 
 
 def _files(folders: tuple[str, ...]) -> Iterator[tuple[Path, int, int]]:
-    """(path, bytes, time of last use)"""
+    """(path, bytes, time of last use). Files of one name with other endings are used together; only one of them is marked."""
+    found, last = [], dict[Path, int]()
     for folder in folders:
         for path in (cache_folder() / folder).rglob("*"):
             with contextlib.suppress(OSError):
                 if path.is_file() and not path.is_symlink():
                     stat = path.stat()
-                    yield path, stat.st_size, stat.st_mtime_ns
+                    found.append((path, stat.st_size))
+                    last[path.with_suffix("")] = max(last.get(path.with_suffix(""), 0), stat.st_mtime_ns)
+    yield from ((path, size, last[path.with_suffix("")]) for path, size in found)
