@@ -25,6 +25,8 @@ from osfl.runtime.machine import Machine
 from osfl.runtime.payloads import payload_digest
 from osfl.simulate.run import run
 from osfl.simulate.simulation import Simulation, prepare
+from osfl.wire.bundle import Bundle
+from osfl.wire.inbox import Inbox
 
 SMALL = Simulation("fedcgs", "digits", 12, "iid", "smoke", samples=600, image_size=8)
 SMALL_CLIENTS = [f"client-{number:02d}" for number in range(1, 13)]
@@ -65,6 +67,32 @@ def test_uploads_are_a_sequence_and_nobody_keeps_them(tmp_path: Path) -> None:
         del first
         gc.collect()
         assert gone() is None
+
+
+def test_who_asks_again_for_facts_reads_nothing_and_tensors_are_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    bundle = Inbox.bundle
+
+    def watched(self: Inbox, client: str) -> Bundle:
+        read.append(client)
+        return bundle(self, client)
+
+    monkeypatch.setattr(Inbox, "bundle", watched)
+    with stored(tmp_path) as uploads:
+        whole = [(u.client, u.plan, dict(u.payload.facts), payload_digest(u.payload)) for u in uploads]
+        assert read[-12:] == SMALL_CLIENTS
+        read.clear()
+        assert [(u.client, u.plan, dict(u.payload.facts)) for u in uploads] == [one[:3] for one in whole]
+        assert not read
+        assert [payload_digest(u.payload) for u in uploads] == [one[3] for one in whole]
+        assert read == SMALL_CLIENTS
+        path = tmp_path / "inbox" / "client-03.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        assert uploads[2].payload.facts == whole[2][2]
+        with pytest.raises(RoundError, match="damaged"):
+            uploads[2].payload.tensors["sums"]
 
 
 def test_the_sums_of_many_clients_are_never_together_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

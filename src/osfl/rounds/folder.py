@@ -27,13 +27,27 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
+
+import torch
 
 from osfl.core.errors import Rejected, RoundError
 from osfl.core.method import Method
 from osfl.core.result import Result, read_result
-from osfl.core.types import ClientId, Contract, Json, Payload, Plan, Release, Upload, canonical, settings_as_json
+from osfl.core.types import (
+    ClientId,
+    Contract,
+    Facts,
+    Json,
+    Payload,
+    Plan,
+    Release,
+    Upload,
+    canonical,
+    settings_as_json,
+)
 from osfl.rounds.head import sign_head
 from osfl.rounds.lock import folder_lock
 from osfl.rounds.provenance import EXCLUDED
@@ -252,11 +266,13 @@ def first_encounter(folder: Path) -> Path:
 
 class Stored(Sequence[Upload]):
     """Uploads that are read and checked when they are asked for: a method that takes one after the other never has them all
-    in memory. One that somebody still holds is not read again."""
+    in memory. One that somebody still holds is not read again. Facts stay: who asks for an upload once more, and only for them,
+    reads nothing."""
 
     def __init__(self, inbox: Inbox, origin: Mapping[ClientId, str]) -> None:
         self._inbox, self._origin, self._clients = inbox, origin, list(origin)
         self._held: weakref.WeakValueDictionary[ClientId, Upload] = weakref.WeakValueDictionary()
+        self._facts: dict[ClientId, Facts] = {}  # of what was read and checked
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -272,6 +288,15 @@ class Stored(Sequence[Upload]):
         held = self._held.get(client)
         if held is not None:
             return held
+        if client in self._facts:
+            payload = Payload(_Waiting(lambda: self._read(client).tensors), dict(self._facts[client]))
+        else:
+            payload = self._read(client)
+            self._facts[client] = dict(payload.facts)
+        upload = self._held[client] = Upload(client, self._inbox.policy.plan, payload)
+        return upload
+
+    def _read(self, client: ClientId) -> Payload:
         bundle = self._inbox.bundle(client)
         if bundle.digest != self._origin[client]:
             raise RoundError(
@@ -282,9 +307,27 @@ class Stored(Sequence[Upload]):
                 got=bundle.digest,
                 fix="Run the same command again.",
             )
-        upload = Upload(bundle.client, bundle.plan, payload_of(bundle))
-        self._held[client] = upload
-        return upload
+        return payload_of(bundle)
+
+
+class _Waiting(Mapping[str, torch.Tensor]):
+    """Tensors that are read when the first of them is asked for."""
+
+    def __init__(self, read: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        self._read = read
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._read()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 @contextlib.contextmanager
