@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from osfl.core.errors import RoundError
 from osfl.core.seeds import torch_generator
 from osfl.core.types import Payload, Task, Upload
 from osfl.ingredients.tokens import encoding as tokens_file
+from osfl.ingredients.tokens import store as store_file
 from osfl.ingredients.tokens.encoding import Encoding, Tokenizer, same_encoder, token_problems, views, window_places
 from osfl.ingredients.tokens.store import TokenStore, image_digests
 from osfl.models.build import build_model
@@ -132,6 +135,34 @@ def test_blocks_may_be_deleted_while_somebody_works(tmp_path: Path) -> None:
     assert store.missing(digests) == []
     next(tmp_path.glob("*.safetensors")).unlink()
     assert store.missing(digests) == [0, 1]
+
+
+def test_many_questions_look_through_the_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thousand sites each question would go through the blocks of all: quadratic."""
+    looked: list[str] = []
+    for name, module in (("trim", store_file), ("scandir", os)):
+        before = getattr(module, name)
+
+        def watched(*given: object, name: str = name, before: Callable[..., object] = before) -> object:
+            looked.append(name)
+            return before(*given)
+
+        monkeypatch.setattr(module, name, watched)
+    monkeypatch.setattr("osfl.runtime.cache._files", lambda folders: iter(()))
+    digests = image_digests(images(5))
+    store_file.store_of("c" * 64).put(digests, torch.arange(5.0).view(5, 1, 1))
+    os.utime(store_file.store_of("c" * 64).folder, (1, 1))  # a folder that changed just now is looked at again
+    for _ in range(20):
+        store = store_file.store_of("c" * 64)
+        assert not store.missing(digests) and store.get(digests).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert looked == ["trim", "scandir"]
+    other = image_digests(images(7)[5:])
+    store.put(other, torch.ones(2, 1, 1))
+    os.utime(store.folder, (2, 2))
+    assert not store.missing([*digests, *other]) and looked == ["trim", "scandir", "scandir"]
+    monkeypatch.setenv("OSFL_CACHE_LIMIT", "1e-7")  # 100 bytes: whatever is written, the limit is looked after
+    store.put(image_digests(images(8)[7:]), torch.ones(1, 1, 1))
+    assert looked == ["trim", "scandir", "scandir", "trim"]
 
 
 def test_encoders_are_as_wide_as_they_say() -> None:

@@ -20,6 +20,7 @@ from osfl.ingredients.inversion.trajectories import Learner, Lesson, Lessons, Tr
 from osfl.ingredients.statistics.simplex import project
 from osfl.methods.fedbicross import FedBiCross, Settings
 from osfl.models.build import build_model
+from osfl.models.folding import freeze
 from osfl.models.inputs import to_input
 from osfl.models.naming import named
 from osfl.models.norms import recalibrated_bn
@@ -427,6 +428,23 @@ def test_figures_say_who_learns_from_whom_and_which_teacher_is_undecided() -> No
     torn = int(20 * math.log(2) / math.log(3))
     assert [i for i, count in enumerate(counted["all clients"]) if count] == [torn] and counted["all clients"][torn] == 12
     assert counted["own cluster"] == [12, *[0] * 19]
+
+
+def test_each_network_is_frozen_once_for_the_figure_not_once_for_each_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With n clients and the root of n clusters that was most of the server's time."""
+    members = [constant(20.0, 0.0, 0.0), constant(0.0, 20.0, 0.0), constant(0.0, 0.0, 20.0)]
+    pictures = [(torch.randn((2 + k, *TASK.image), generator=rng(k)), torch.zeros(2 + k, dtype=torch.long)) for k in range(2)]
+    frozen: list[Any] = []
+
+    def watched(model: Any) -> Any:
+        frozen.append(model)
+        return freeze(model)
+
+    monkeypatch.setattr("osfl.ingredients.ensembles.ensemble.freeze", watched)
+    method, ctx = FedBiCross(TASK, SMOKE), context(SMOKE, CLIENTS)
+    series = method._entropy(uploaded(members), members, [[0, 1], [2]], pictures, ctx)["series"]
+    assert len(frozen) == 3 and isinstance(series, dict) and {sum(counts) for counts in series.values()} == {5}
+    assert series["own cluster"][0] == 3  # those of the second cluster, whose only client never wavers
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 7, 8, 10])

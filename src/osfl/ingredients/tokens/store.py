@@ -8,8 +8,11 @@ deleted at any time; it never leaves the site.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import threading
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +25,9 @@ from safetensors import SafetensorError, safe_open
 from osfl.core.types import Payload
 from osfl.runtime.cache import cache_folder, cache_limit, trim, used
 from osfl.runtime.payloads import save_payload
+
+_TICK = 100_000_000  # nanoseconds: more than what file systems round times to
+_OFTEN = 100  # the limit is looked after whenever so great a part of it was written: a look goes through all files
 
 
 def image_digests(images: torch.Tensor) -> list[bytes]:
@@ -38,6 +44,8 @@ class TokenStore:
         self._lock = threading.Lock()
         self._where: dict[bytes, tuple[str, int]] = {}  # image -> (block, row)
         self._seen: set[str] = set()
+        self._listed = -1  # when the folder had last changed before its blocks were listed
+        self._put = 0  # bytes since the cache's limit was last looked after
 
     def missing(self, digests: Sequence[bytes]) -> list[int]:
         """Positions of images that are not here, each image once."""
@@ -55,6 +63,12 @@ class TokenStore:
         save_payload(path, Payload({"images": keys, "tokens": tokens}))
         with self._lock:
             self._seen.discard(path.name)  # it may have been there before, and damaged
+            self._listed = -1
+            self._put += path.stat().st_size
+            full = self._put > cache_limit() // _OFTEN
+        if full:
+            self._put = 0
+            trim()
 
     def get(self, digests: Sequence[bytes]) -> torch.Tensor:
         """Tokens of images that are here, (n, 1 + L, d)."""
@@ -78,16 +92,20 @@ class TokenStore:
     def _look(self) -> None:
         """Take notice of blocks that are new in the folder or gone; a damaged one is as if it were not there."""
         with self._lock:
-            there = sorted(self.folder.glob("*.safetensors")) if self.folder.exists() else []
-            if gone := self._seen - {path.name for path in there}:
-                self._seen -= gone
+            changed = self.folder.stat().st_mtime_ns if self.folder.exists() else 0
+            if changed == self._listed:
+                return
+            # a folder that changed just now could change again without another time
+            self._listed = changed if time.time_ns() - changed > _TICK else -1
+            with os.scandir(self.folder) if changed else contextlib.nullcontext(()) as listed:
+                there = {entry.name for entry in listed if entry.name.endswith(".safetensors")}
+            if gone := self._seen - there:
                 self._where = {image: place for image, place in self._where.items() if place[0] not in gone}
-            for path in there:
-                if path.name not in self._seen:
-                    self._seen.add(path.name)
-                    keys = _read(path, "images")
-                    for row, key in enumerate(keys.numpy() if keys is not None else ()):
-                        self._where.setdefault(key.tobytes(), (path.name, row))
+            for name in sorted(there - self._seen):
+                keys = _read(self.folder / name, "images")
+                for row, key in enumerate(keys.numpy() if keys is not None else ()):
+                    self._where.setdefault(key.tobytes(), (name, row))
+            self._seen = there
 
 
 def _read(path: Path, name: str) -> torch.Tensor | None:
@@ -101,6 +119,7 @@ def _read(path: Path, name: str) -> torch.Tensor | None:
 
 @lru_cache(maxsize=16)
 def _store(folder: Path) -> TokenStore:
+    trim()
     return TokenStore(folder)
 
 
@@ -108,7 +127,6 @@ def store_of(digest: str) -> TokenStore:
     """The store of an encoder and geometry in the user's cache; where nothing may be kept, one that ends with this process."""
     if not cache_limit():
         return _store(Path(_passing().name) / digest[:32])
-    trim()
     return _store(cache_folder() / "features" / digest[:32])
 
 

@@ -417,9 +417,10 @@ class FedBiCross(ModelMethod):
     ) -> dict[str, object]:
         """The paper's argument: averaging clients that conflict gives labels near uniform; clusters conflict less."""
         everyone = self._teacher(uploads, members, range(len(uploads)), ctx)
+        # all at once: each client's network is read and frozen once, not once for each cluster
+        asked = fast_logits(members, torch.cat([images for images, _ in pictures]), run_map=one_by_one, device=ctx.device).cpu()
         before, after = [], []
-        for group, (images, _) in zip(groups, pictures, strict=True):
-            logits = fast_logits(members, images, run_map=one_by_one, device=ctx.device).cpu()
+        for group, logits in zip(groups, asked.split([len(images) for images, _ in pictures], 1), strict=True):
             before.append(_entropies(everyone.combine(logits)))
             after.append(_entropies(self._teacher(uploads, members, group, ctx).combine(logits[list(group)])))
         most = math.log(len(self.task.classes))
