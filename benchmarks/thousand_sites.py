@@ -6,8 +6,8 @@
 
 Each site draws 24 handwritten digits of each of two classes, and 6 for validation, so that a site's work does not depend on how
 many sites there are. FOL's clients have 2 random neighbors: with all others its work, which trains each neighbor's model on
-each client's own images, is quadratic by its definition. FedMITR's server makes 2 images of each client in an epoch, not 8: each
-client's network answers all of them. `times_linear` is the time of 1,000 sites over ten times that of 100.
+each client's own images, is quadratic by its definition. FedMITR's server makes 2 images of each client in an epoch, not 8:
+each client's network answers all of them. `times_linear` is the time of 1,000 sites over ten times that of 100.
 """
 
 from __future__ import annotations
